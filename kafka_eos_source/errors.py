@@ -1,0 +1,152 @@
+"""Every error this package raises, sorted by what the caller should do next.
+
+::
+
+    KafkaEosError
+    ├── RetriableError              call the same thing again
+    ├── AbortableError              abort the transaction, begin it again with a new producer
+    ├── OutcomeUnknownError         a commit was sent and not answered: read the token, believe it
+    ├── RestartQueryError           this query (or driver) is done; start it again
+    │   ├── FencedError             another owner of the transactional id took over
+    │   └── StagedPartError         a staged part is missing or damaged; a replay stages it anew
+    └── OperatorError               a person must look: nothing will change by trying again
+        ├── InvalidOptionError      an option is unknown, malformed or out of range
+        ├── InvalidSchemaError      the frame does not fit the sink's row contract
+        ├── InvalidRecordError      one row cannot become a Kafka record
+        ├── UnavailableError        brokers, topic or staging folder cannot be reached
+        ├── AuthorizationError      the cluster refuses the principal
+        ├── DataLossError           offsets the query has not read are gone
+        ├── TokenMissingError       Kafka forgot which batch it holds
+        ├── ForeignQueryError       the application.id belongs to another checkpoint
+        ├── CheckpointRolledBackError  the checkpoint is older than what Kafka holds, and overlaps it
+        └── CheckpointAheadError    the checkpoint is newer than what Kafka holds
+
+The classes follow KIP-1050 (one category, one action) rather than Kafka's error codes. Each message
+starts with a stable condition name in brackets, because Spark hands Python errors on as text only.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class KafkaEosError(Exception):
+    """Root of all errors of this package.
+
+    Args:
+        message: what happened, naming the option, column, topic or file and its value.
+        fix: what the reader can do about it; printed after the message.
+    """
+
+    condition: ClassVar[str] = "KAFKA_EOS"
+
+    def __init__(self, message: str, fix: str = "") -> None:
+        super().__init__(message, fix)
+        self.message = message
+        self.fix = fix
+
+    def __str__(self) -> str:
+        text = f"[{self.condition}] {self.message}"
+        return f"{text} Fix: {self.fix}" if self.fix else text
+
+
+class RetriableError(KafkaEosError):
+    """The same call may succeed when made again."""
+
+    condition = "KAFKA_EOS.RETRIABLE"
+
+
+class AbortableError(KafkaEosError):
+    """The transaction is lost, its rows are not: abort it and begin again with a new producer."""
+
+    condition = "KAFKA_EOS.TRANSACTION_ABORTED"
+
+
+class OutcomeUnknownError(KafkaEosError):
+    """A commit was sent and its answer is not known. Never abort on it: read the token."""
+
+    condition = "KAFKA_EOS.OUTCOME_UNKNOWN"
+
+
+class RestartQueryError(KafkaEosError):
+    """This run of the query cannot go on; starting it again is safe and enough."""
+
+    condition = "KAFKA_EOS.RESTART_QUERY"
+
+
+class FencedError(RestartQueryError):
+    """Another owner of the transactional id initialised after us (KIP-98 fencing)."""
+
+    condition = "KAFKA_EOS.FENCED"
+
+
+class StagedPartError(RestartQueryError):
+    """A staged part is missing, truncated or fails its checksum. Nothing was sent to Kafka."""
+
+    condition = "KAFKA_EOS.STAGED_PART_DAMAGED"
+
+
+class OperatorError(KafkaEosError):
+    """Trying again changes nothing: a person must look."""
+
+    condition = "KAFKA_EOS.OPERATOR"
+
+
+class InvalidOptionError(OperatorError):
+    """An option is unknown, malformed, out of range, or does not go with another."""
+
+    condition = "KAFKA_EOS.INVALID_OPTION"
+
+
+class InvalidSchemaError(OperatorError):
+    """A frame to be written lacks a column or has one of the wrong type."""
+
+    condition = "KAFKA_EOS.INVALID_SCHEMA"
+
+
+class InvalidRecordError(OperatorError):
+    """A row cannot become a Kafka record (null topic, partition out of range, too large, ...)."""
+
+    condition = "KAFKA_EOS.INVALID_RECORD"
+
+
+class UnavailableError(OperatorError):
+    """Brokers, a topic or the staging folder cannot be reached within the time allowed."""
+
+    condition = "KAFKA_EOS.UNAVAILABLE"
+
+
+class AuthorizationError(OperatorError):
+    """The cluster refuses the principal: authentication failed or an ACL is missing."""
+
+    condition = "KAFKA_EOS.NOT_AUTHORIZED"
+
+
+class DataLossError(OperatorError):
+    """Offsets that the query has not read are gone (``failOnDataLoss=true``)."""
+
+    condition = "KAFKA_EOS.DATA_LOSS"
+
+
+class TokenMissingError(OperatorError):
+    """The checkpoint says that batches were committed, and Kafka holds no token of them."""
+
+    condition = "KAFKA_EOS.TOKEN_MISSING"
+
+
+class ForeignQueryError(OperatorError):
+    """The ``application.id`` carries the token of another query (another checkpoint)."""
+
+    condition = "KAFKA_EOS.FOREIGN_QUERY"
+
+
+class CheckpointRolledBackError(OperatorError):
+    """The checkpoint is older than what Kafka holds, and the replayed range overlaps it in part."""
+
+    condition = "KAFKA_EOS.CHECKPOINT_ROLLED_BACK"
+
+
+class CheckpointAheadError(OperatorError):
+    """The checkpoint is more than one batch ahead of the token: batches went elsewhere or were lost."""
+
+    condition = "KAFKA_EOS.CHECKPOINT_AHEAD"

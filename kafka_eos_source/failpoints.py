@@ -1,0 +1,106 @@
+"""Named moments at which a test (or the demo) may stop the process dead.
+
+Armed by an environment variable, read once per process::
+
+    KAFKA_EOS_FAILPOINTS="commit.after_commit=kill@/tmp/once,commit.before_begin=raise"
+
+Each entry is ``name=action[@file]``. Actions: ``kill`` (SIGKILL to this process and to the JVM that
+started it, the nearest thing to pulling the plug on a driver), ``kill-worker`` (this Python process
+only), ``raise`` (a `RestartQueryError`), ``stop`` (SIGSTOP to this process). With ``@file`` the
+failpoint fires once in all processes together: the file is created, exclusively, when it fires.
+Nothing is armed in normal use, and `reach` then costs one dictionary look-up.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from functools import lru_cache
+
+from kafka_eos_source.errors import RestartQueryError
+
+ENVIRONMENT_VARIABLE = "KAFKA_EOS_FAILPOINTS"
+
+_log = logging.getLogger(__name__)
+
+
+@lru_cache(maxsize=1)
+def _armed() -> dict[str, tuple[str, str]]:
+    armed: dict[str, tuple[str, str]] = {}
+    for entry in os.environ.get(ENVIRONMENT_VARIABLE, "").split(","):
+        if not entry.strip():
+            continue
+        name, _, action = entry.strip().partition("=")
+        action, _, once_file = action.partition("@")
+        if action not in _ACTIONS:
+            raise ValueError(f"{ENVIRONMENT_VARIABLE}: unknown action {action!r} in {entry!r}")
+        armed[name] = (action, once_file)
+    return armed
+
+
+def reach(name: str) -> None:
+    """Marks the moment ``name``; does nothing unless a test armed it.
+
+    Raises:
+        RestartQueryError: when armed with ``raise``.
+    """
+    armed = _armed().get(name)
+    if armed is None:
+        return
+    action, once_file = armed
+    if once_file:
+        try:
+            os.close(os.open(once_file, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+    _log.warning("failpoint %s: %s", name, action)
+    _ACTIONS[action](name)
+
+
+def _kill(_name: str) -> None:
+    for pid in _driver_processes():
+        os.kill(pid, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _driver_processes() -> list[int]:
+    """Our ancestors up to and including the Python process that launched the JVM.
+
+    A commit worker is a child of the ``pyspark.daemon``, that of the JVM, that of the user's script
+    (through ``spark-submit``). Ancestors beyond the script (a shell, a test runner) are left alone.
+    """
+    import psutil  # only when a failpoint fires
+
+    found: list[int] = []
+    process = psutil.Process().parent()
+    seen_jvm = False
+    while process is not None:
+        is_jvm = process.name() == "java"
+        if seen_jvm and not is_jvm:
+            if process.name().startswith("python"):
+                found.append(process.pid)
+                break
+        else:
+            found.append(process.pid)
+        seen_jvm = seen_jvm or is_jvm
+        process = process.parent()
+    if not seen_jvm:
+        return []
+    # the JVM first, so that nothing it would still do on losing its worker happens
+    return sorted(found, key=lambda pid: psutil.Process(pid).name() != "java")
+
+
+def _kill_worker(_name: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop(_name: str) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _raise(name: str) -> None:
+    raise RestartQueryError(f"failpoint {name} was armed to raise")
+
+
+_ACTIONS = {"kill": _kill, "kill-worker": _kill_worker, "raise": _raise, "stop": _stop}

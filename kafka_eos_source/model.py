@@ -1,0 +1,72 @@
+"""Small frozen records that cross a stage or a process. No behaviour beyond arithmetic on themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one topic. Sorts by topic, then number."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+#: Next offset to read, per partition ("end" is excluded, "start" is included, always).
+Offsets = Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True)
+class OffsetRange:
+    """Offsets ``start`` (included) to ``end`` (excluded) of one partition.
+
+    The number of *records* in it is at most ``size``: control markers, aborted and compacted-away
+    records take offsets too.
+    """
+
+    tp: TopicPartition
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class SourceOffsets:
+    """What one Kafka source of a micro-batch has read up to, as written in Spark's offset log.
+
+    Attributes:
+        end: next offset to read, per partition.
+        cluster_id: Kafka's id of the cluster read, or None when the source did not say (Spark's own).
+    """
+
+    end: Offsets
+    cluster_id: str | None = None
+
+
+@dataclass(frozen=True)
+class StagedPart:
+    """One task attempt's rows, made durable and invisible to readers.
+
+    Attributes:
+        name: file name inside the batch's staging folder, or "" when ``inline`` holds the bytes.
+        rows: rows in it.
+        size_bytes: length of the Arrow IPC stream.
+        crc32: CRC-32 (zlib) of those bytes.
+        inline: the bytes themselves, when there are few.
+        run_id: the streaming run that the task belonged to ("" in batch writes).
+    """
+
+    name: str
+    rows: int
+    size_bytes: int
+    crc32: int
+    inline: bytes | None = None
+    run_id: str = ""
