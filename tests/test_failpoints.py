@@ -1,0 +1,38 @@
+"""Failpoints do nothing unless armed, and fire once when told so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kafka_eos_source import failpoints
+from kafka_eos_source.errors import RestartQueryError
+
+
+@pytest.fixture(autouse=True)
+def _read_anew() -> Iterator[None]:
+    failpoints._armed.cache_clear()
+    yield
+    failpoints._armed.cache_clear()
+
+
+def test_unarmed_is_silent() -> None:
+    failpoints.reach("commit.before_begin")
+
+
+def test_raise_fires_once_with_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(failpoints.ENVIRONMENT_VARIABLE, f"a=raise@{tmp_path / 'once'},b=raise")
+    with pytest.raises(RestartQueryError, match="failpoint a"):
+        failpoints.reach("a")
+    failpoints.reach("a")
+    with pytest.raises(RestartQueryError):
+        failpoints.reach("b")
+    failpoints.reach("c")
+
+
+def test_unknown_action_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(failpoints.ENVIRONMENT_VARIABLE, "a=explode")
+    with pytest.raises(ValueError, match="explode"):
+        failpoints.reach("a")
