@@ -110,7 +110,7 @@ def check_frame(schema: StructType, *, topic_option: str | None, include_timesta
 
     Args:
         schema: of the frame to be written.
-        topic_option: the ``topic`` option, which wins over a ``topic`` column (whose type is then not looked at).
+        topic_option: the ``topic`` option, which wins over a ``topic`` column (not even looked at then).
         include_timestamp: whether a ``timestamp`` column is the record's time (option ``includeTimestamp``).
 
     Raises:
@@ -154,7 +154,7 @@ def check_frame(schema: StructType, *, topic_option: str | None, include_timesta
         timestamp = find(TIMESTAMP, (TimestampType, TimestampNTZType), "timestamp")
         if timestamp is None:
             raise InvalidSchemaError(
-                f"option 'includeTimestamp' is true and there is no column 'timestamp'; the frame has {names}.",
+                f"option 'includeTimestamp' is true but there is no column 'timestamp'; found {names}.",
                 fix="add the column, or drop the option to let Kafka set the time.",
             )
     return SinkColumns(
