@@ -1,0 +1,71 @@
+"""Kafka's error codes land in the class whose action is right."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from kafka_eos_source.errors import (
+    AbortableError,
+    AuthorizationError,
+    FencedError,
+    InvalidOptionError,
+    InvalidRecordError,
+    KafkaEosError,
+    OperatorError,
+    RetriableError,
+    UnavailableError,
+)
+from kafka_eos_source.kafka.failure import classify, is_fenced, is_transient, unreachable
+
+
+def error(code: int, *, fatal: bool = False, retriable: bool = False, abort: bool = False) -> KafkaError:
+    return KafkaError(code, "said so", fatal, retriable, abort)
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        # librdkafka flags PRODUCER_FENCED as abortable only: the name must win
+        (error(KafkaError.PRODUCER_FENCED, abort=True), FencedError),
+        (error(KafkaError._FENCED, fatal=True), FencedError),
+        (error(KafkaError.INVALID_PRODUCER_EPOCH, fatal=True), FencedError),
+        # flagged abortable too, yet no retry heals them
+        (error(KafkaError.TOPIC_AUTHORIZATION_FAILED, abort=True), AuthorizationError),
+        (error(KafkaError.GROUP_AUTHORIZATION_FAILED, abort=True), AuthorizationError),
+        (error(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, fatal=True), AuthorizationError),
+        (error(KafkaError.MSG_SIZE_TOO_LARGE, abort=True), InvalidRecordError),
+        (error(KafkaError.INVALID_TRANSACTION_TIMEOUT, fatal=True), InvalidOptionError),
+        (error(KafkaError.UNKNOWN_TOPIC_OR_PART, abort=True), UnavailableError),
+        (error(KafkaError.UNKNOWN_PRODUCER_ID, abort=True), AbortableError),
+        (error(KafkaError._TIMED_OUT, retriable=True), RetriableError),
+        (error(KafkaError._TIMED_OUT, abort=True, retriable=True), AbortableError),
+        (error(KafkaError.INVALID_TXN_STATE, fatal=True), AbortableError),
+        (error(KafkaError.UNKNOWN), OperatorError),
+    ],
+)
+def test_classify(failure: KafkaError, expected: type[KafkaEosError]) -> None:
+    got = classify(KafkaException(failure), "writing to topic 't'")
+    assert type(got) is expected
+    assert "writing to topic 't'" in str(got)
+    assert failure.name() in str(got)
+
+
+def test_an_acl_error_names_what_to_grant() -> None:
+    got = classify(error(KafkaError.GROUP_AUTHORIZATION_FAILED), "committing offsets of group 'g'")
+    assert "'g'" in str(got)
+    assert "consumer group (Read)" in got.fix
+
+
+def test_fencing_and_transience_are_seen_in_exceptions_too() -> None:
+    assert is_fenced(KafkaException(error(KafkaError._FENCED)))
+    assert not is_fenced(error(KafkaError._TIMED_OUT))
+    assert is_transient(KafkaException(error(KafkaError.UNSTABLE_OFFSET_COMMIT)))
+    assert not is_transient(error(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+
+
+def test_unreachable_names_the_option_its_value_and_the_wait() -> None:
+    got = unreachable("nowhere:9092", 15_000, "Connection refused")
+    assert "kafka.bootstrap.servers='nowhere:9092'" in str(got)
+    assert "15 s" in str(got)
+    assert "Connection refused" in str(got)
