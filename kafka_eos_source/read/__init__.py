@@ -1,0 +1,1 @@
+"""One range, or many, of Kafka into Arrow: runs in executors' tasks."""
