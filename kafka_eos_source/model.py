@@ -52,6 +52,19 @@ class SourceOffsets:
 
 
 @dataclass(frozen=True)
+class GroupOffset:
+    """One offset of a consumer group: the next one to read, and what was written beside it.
+
+    Attributes:
+        metadata: free text committed atomically with the offset; the token, in our case.
+    """
+
+    tp: TopicPartition
+    offset: int
+    metadata: str = ""
+
+
+@dataclass(frozen=True)
 class StagedPart:
     """One task attempt's rows, made durable and invisible to readers.
 
@@ -60,6 +73,7 @@ class StagedPart:
         rows: rows in it.
         size_bytes: length of the Arrow IPC stream.
         crc32: CRC-32 (zlib) of those bytes.
+        topics: each output topic in it with the highest partition asked for (-1 = none was).
         inline: the bytes themselves, when there are few.
         run_id: the streaming run that the task belonged to ("" in batch writes).
     """
@@ -68,5 +82,6 @@ class StagedPart:
     rows: int
     size_bytes: int
     crc32: int
+    topics: tuple[tuple[str, int], ...] = ()
     inline: bytes | None = None
     run_id: str = ""

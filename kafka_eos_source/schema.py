@@ -21,7 +21,6 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
-    TimestampNTZType,
     TimestampType,
 )
 
@@ -151,7 +150,7 @@ def check_frame(schema: StructType, *, topic_option: str | None, include_timesta
         _check_headers(schema.fields[headers].dataType)
     timestamp = None
     if include_timestamp:
-        timestamp = find(TIMESTAMP, (TimestampType, TimestampNTZType), "timestamp")
+        timestamp = find(TIMESTAMP, (TimestampType,), "timestamp")
         if timestamp is None:
             raise InvalidSchemaError(
                 f"option 'includeTimestamp' is true but there is no column 'timestamp'; found {names}.",

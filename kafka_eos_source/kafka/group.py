@@ -1,0 +1,110 @@
+"""What a consumer group holds: committed offsets and the text beside them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as ClientTopicPartition
+from confluent_kafka.admin import AdminClient
+
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import RetriableError
+from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
+from kafka_eos_source.model import GroupOffset, TopicPartition
+
+_REQUEST_SECONDS = 10.0
+_PAUSE_SECONDS = 0.05
+
+_NOTHING_TO_DELETE = (KafkaError.GROUP_ID_NOT_FOUND, KafkaError.INVALID_GROUP_ID)
+
+
+class GroupOffsets:
+    """Reads (and forgets) the offsets of consumer groups, with one client.
+
+    Args:
+        config: librdkafka properties that say how to reach the cluster.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._bootstrap = str(config.get("bootstrap.servers", ""))
+        self._client: Any = AdminClient(dict(config))
+        self._pause = threading.Event()
+
+    def fetch(
+        self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
+    ) -> dict[TopicPartition, GroupOffset]:
+        """Every committed offset of the group; a partition that has none is absent.
+
+        ``RequireStable`` (KIP-447) is asked for: an offset that is part of an unfinished transaction is
+        waited for. The broker says so only for partitions it is *asked* about by name, or that have an
+        older offset: hence ``certainly``.
+
+        Args:
+            group_id: the group; one that does not exist has no offsets.
+            certainly: partitions whose pending offsets must not be overlooked.
+            deadline: for the offsets to become stable. Running out is an error, never "no offset".
+
+        Raises:
+            UnavailableError: no answer, or an unfinished transaction, until ``deadline``.
+            AuthorizationError: the group may not be described.
+        """
+        found = self._stable(group_id, None, deadline)
+        for tp, offset in self._stable(group_id, certainly, deadline).items() if certainly else ():
+            found[tp] = offset
+        return found
+
+    def forget(self, group_id: str, deadline: Deadline) -> None:
+        """Deletes the group, if it is there."""
+        future = self._client.delete_consumer_groups(
+            [group_id], request_timeout=deadline.remaining_seconds(_REQUEST_SECONDS)
+        )[group_id]
+        try:
+            future.result()
+        except KafkaException as error:
+            if kafka_error(error).code() not in _NOTHING_TO_DELETE:
+                raise classify(error, f"deleting group {group_id!r}") from error
+
+    def _stable(
+        self, group_id: str, partitions: Collection[TopicPartition] | None, deadline: Deadline
+    ) -> dict[TopicPartition, GroupOffset]:
+        last: object
+        while True:
+            try:
+                return self._once(group_id, partitions, deadline)
+            except KafkaException as error:
+                if not is_transient(error):
+                    raise classify(error, f"reading the offsets of group {group_id!r}") from error
+                last = kafka_error(error)
+            except RetriableError as error:
+                last = error.message
+            if deadline.expired:
+                raise unreachable(
+                    self._bootstrap, deadline.budget_seconds * 1000, f"offsets of group {group_id!r}: {last}"
+                )
+            self._pause.wait(min(_PAUSE_SECONDS, deadline.remaining_seconds()))
+
+    def _once(
+        self, group_id: str, partitions: Collection[TopicPartition] | None, deadline: Deadline
+    ) -> dict[TopicPartition, GroupOffset]:
+        request = ConsumerGroupTopicPartitions(
+            group_id, None if partitions is None else [ClientTopicPartition(*tp) for tp in partitions]
+        )
+        answer = self._client.list_consumer_group_offsets(
+            [request],
+            require_stable=True,
+            request_timeout=max(0.5, deadline.remaining_seconds(_REQUEST_SECONDS)),
+        )[group_id].result()
+        found = {}
+        for each in answer.topic_partitions:
+            if each.error is not None:
+                if is_transient(each.error):
+                    raise RetriableError(f"{each.topic}-{each.partition}: {each.error.str()}")
+                raise classify(each.error, f"reading the offset of {each.topic}-{each.partition}")
+            if each.offset >= 0:
+                tp = TopicPartition(each.topic, each.partition)
+                # librdkafka writes a trailing NUL into the log
+                found[tp] = GroupOffset(tp, each.offset, (each.metadata or "").rstrip("\0"))
+        return found

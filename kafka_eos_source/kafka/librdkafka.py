@@ -1,0 +1,150 @@
+"""``rd_kafka_produce_batch`` fed straight from Arrow buffers.
+
+confluent-kafka's ``produce()`` costs one Python call a record. librdkafka takes an array of
+``rd_kafka_message_t`` instead; numpy fills one from the addresses and offsets of Arrow's binary arrays,
+so that no Python object is made per record: 1.3 to 1.5 million records/s against 0.3.
+
+The symbols come from the library inside confluent-kafka's own wheel, whose extension module resolves them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sysconfig
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from confluent_kafka import KafkaError, Producer, cimpl
+
+PARTITION_UNASSIGNED = -1
+_MSG_F_COPY = 0x2
+_MSG_F_PARTITION = 0x8
+_ERROR_TEXT_BYTES = 512
+
+#: `rd_kafka_message_t` (rdkafka.h), the same since 0.8: 72 bytes on every 64-bit platform.
+MESSAGE = np.dtype(
+    {
+        "names": ["err", "rkt", "partition", "payload", "len", "key", "key_len", "offset", "private"],
+        "formats": ["i4", "u8", "i4", "u8", "u8", "u8", "u8", "i8", "u8"],
+        "offsets": [0, 8, 16, 24, 32, 40, 48, 56, 64],
+        "itemsize": 72,
+    }
+)
+
+Messages = npt.NDArray[np.void]
+
+# An empty value that is not null needs an address that is not NULL; it is never read.
+_EMPTY = ctypes.create_string_buffer(1)
+_EMPTY_ADDRESS = ctypes.addressof(_EMPTY)
+
+
+@lru_cache(maxsize=1)
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(cimpl.__file__)
+    library.rd_kafka_topic_new.restype = ctypes.c_void_p
+    library.rd_kafka_topic_new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    library.rd_kafka_topic_destroy.restype = None
+    library.rd_kafka_topic_destroy.argtypes = [ctypes.c_void_p]
+    library.rd_kafka_produce_batch.restype = ctypes.c_int
+    library.rd_kafka_produce_batch.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_int32,
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_int,
+    ]
+    library.rd_kafka_last_error.restype = ctypes.c_int
+    library.rd_kafka_fatal_error.restype = ctypes.c_int
+    library.rd_kafka_fatal_error.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
+    return library
+
+
+def supported() -> bool:
+    """Whether the client's handle can be found inside the Python object: CPython, 64 bit, with its GIL."""
+    return ctypes.sizeof(ctypes.c_void_p) == 8 and not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+
+def messages(key: pa.Array | None, value: pa.Array, partition: pa.Array | None) -> Messages:
+    """One `MESSAGE` per row; the arrays must outlive the result.
+
+    Args:
+        key: binary array, or None for records without keys.
+        value: binary array of the same length. Null is a tombstone, empty is an empty value.
+        partition: int32 array, null = let the partitioner choose; None = all null.
+    """
+    out = np.zeros(len(value), MESSAGE)
+    out["payload"], out["len"] = _addresses(value)
+    if key is not None:
+        out["key"], out["key_len"] = _addresses(key)
+    out["partition"] = PARTITION_UNASSIGNED
+    if partition is not None and partition.null_count < len(partition):
+        out["partition"] = partition.fill_null(PARTITION_UNASSIGNED).to_numpy(zero_copy_only=False)
+    return out
+
+
+def _addresses(array: pa.Array) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Address and length of each value of a binary array; null has address 0."""
+    rows = len(array)
+    _, offsets_buffer, data = array.buffers()
+    if rows == 0 or offsets_buffer is None:
+        return np.zeros(rows, np.uint64), np.zeros(rows, np.uint64)
+    offsets = np.frombuffer(offsets_buffer, np.int32, rows + 1, array.offset * 4).astype(np.uint64)
+    base = np.uint64(data.address if data is not None and data.address else _EMPTY_ADDRESS)
+    addresses = offsets[:-1] + base
+    lengths = offsets[1:] - offsets[:-1]
+    if array.null_count:
+        null = np.asarray(array.is_null())
+        addresses[null] = 0
+        lengths[null] = 0
+    return addresses, lengths
+
+
+class BatchProducer:
+    """The handle of one `Producer` and those of its topics. Call `close` before the producer's."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer: Any = producer  # keeps the client alive
+        # PyObject_HEAD is two words; confluent-kafka's Handle starts with the rd_kafka_t pointer
+        self._client = ctypes.c_void_p.from_address(id(producer) + 2 * ctypes.sizeof(ctypes.c_void_p)).value
+        self._topics: dict[str, int] = {}
+
+    def produce(self, topic: str, batch: Messages) -> int:
+        """Enqueues ``batch`` in order; payloads are copied. Returns how many were taken.
+
+        What was not taken has a code in its ``err`` field; `KafkaError._QUEUE_FULL` there means "send the
+        rest again when there is room", and nothing behind the first such message was taken.
+        """
+        if not batch.flags.c_contiguous:
+            raise ValueError("the messages must lie side by side: errors are written back into them")
+        flags = _MSG_F_COPY
+        if (batch["partition"] != PARTITION_UNASSIGNED).any():
+            flags |= _MSG_F_PARTITION
+        taken: int = _library().rd_kafka_produce_batch(
+            self._topic(topic), PARTITION_UNASSIGNED, flags, batch.ctypes.data, len(batch)
+        )
+        return taken
+
+    def fatal_error(self) -> KafkaError | None:
+        """The error that ended this client, if one did."""
+        text = ctypes.create_string_buffer(_ERROR_TEXT_BYTES)
+        code = _library().rd_kafka_fatal_error(self._client, text, len(text))
+        return KafkaError(code, text.value.decode(errors="replace"), True) if code else None
+
+    def close(self) -> None:
+        """Gives the topic handles back; without it the client could not be destroyed."""
+        while self._topics:
+            _, handle = self._topics.popitem()
+            _library().rd_kafka_topic_destroy(handle)
+        self._client = None
+
+    def _topic(self, name: str) -> int:
+        handle = self._topics.get(name)
+        if handle is None:
+            handle = _library().rd_kafka_topic_new(self._client, name.encode(), None)
+            if not handle:
+                raise ValueError(f"topic {name!r}: {KafkaError(_library().rd_kafka_last_error()).str()}")
+            self._topics[name] = handle
+        return handle

@@ -1,0 +1,254 @@
+"""Records from Arrow batches to Kafka: one client, the fast path and the slow one, every failure named."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
+from kafka_eos_source.kafka import librdkafka
+from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
+
+#: Longest single wait inside a call of the client, so that deadlines are kept to about this.
+SLICE_SECONDS = 5.0
+_PAUSE_SECONDS = 0.05
+
+_log = logging.getLogger(__name__)
+
+
+class RecordProducer:
+    """One producing client and the thread that serves its events. Make it after any fork.
+
+    Its methods take the deadline of the whole piece of work and raise errors of our tree. Not thread-safe.
+
+    Attributes:
+        enqueued: records taken by the client since `begin_count`.
+    """
+
+    def __init__(self, config: Mapping[str, Any], name: str) -> None:
+        """Makes the client without talking to a broker.
+
+        Args:
+            config: librdkafka properties and callbacks.
+            name: for log lines.
+
+        Raises:
+            InvalidOptionError: librdkafka refuses a property, or two of them together.
+        """
+        self.name = name
+        self.enqueued = 0
+        self._bootstrap = str(config.get("bootstrap.servers", ""))
+        self._last_said = ""
+        self._delivery_error: KafkaError | None = None
+        try:
+            self._client: Any = Producer(
+                {
+                    **config,
+                    "error_cb": self._on_error,
+                    "delivery.report.only.error": True,
+                    "on_delivery": self._on_delivery,
+                }
+            )
+        except KafkaException as error:
+            raise InvalidOptionError(
+                f"librdkafka refuses the sink's kafka.* options: {kafka_error(error).str()}.",
+                fix="change the option it names.",
+            ) from error
+        self._batches = librdkafka.BatchProducer(self._client) if librdkafka.supported() else None
+        self._closed = threading.Event()
+        self._poller = threading.Thread(target=self._poll, name="kafka-eos-producer", daemon=True)
+        self._poller.start()
+
+    def begin_count(self) -> None:
+        """Forgets what was enqueued and what failed before."""
+        self.enqueued = 0
+        self._delivery_error = None
+
+    def send(self, rows: pa.RecordBatch, topic: str | None, deadline: Deadline) -> None:
+        """Enqueues every row of a staged batch, in order.
+
+        Args:
+            rows: columns ``value`` and, where there, ``key``, ``topic``, ``partition``, ``headers``,
+                ``timestamp``, as in `schema.STAGED_ARROW`.
+            topic: for all rows; None = each row's own.
+            deadline: for room in the client's queue.
+
+        Raises:
+            InvalidRecordError: a record is larger than ``message.max.bytes``.
+            AbortableError: the transaction failed meanwhile.
+        """
+        columns = {name: rows.column(name) for name in rows.schema.names}
+        for each_topic, part in _by_topic(columns, topic):
+            if self._batches is not None and not _needs_produceva(part):
+                batch = librdkafka.messages(part.get("key"), part["value"], part.get("partition"))
+                self._send_batch(each_topic, batch, deadline)
+            else:
+                self._send_singly(each_topic, part, deadline)
+
+    def flush(self, deadline: Deadline) -> None:
+        """Waits until every record was answered for.
+
+        Raises:
+            UnavailableError: brokers did not take the records before ``deadline``.
+            KafkaEosError: a record failed; by what it failed.
+        """
+        while self._client.flush(deadline.remaining_seconds(SLICE_SECONDS)) > 0:
+            self._raise_if_failed()
+            if deadline.expired:
+                raise unreachable(self._bootstrap, deadline.budget_seconds * 1000, self._last_said)
+        self._raise_if_failed()
+
+    def close(self) -> None:
+        """Ends the client and its thread. What was not sent is dropped."""
+        self._closed.set()
+        self._poller.join()
+        if self._batches is not None:
+            self._batches.close()
+        self._client.purge()
+        self._client.close()
+
+    def partition_counts(self, topics: Iterable[str], deadline: Deadline) -> dict[str, int]:
+        """Partitions of each topic, asked of the brokers now.
+
+        Raises:
+            UnavailableError: a topic does not exist.
+            AuthorizationError: it may not be described.
+        """
+        counts = {}
+        for name in topics:
+            counts[name] = self._partition_count(name, deadline)
+        return counts
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _partition_count(self, name: str, deadline: Deadline) -> int:
+        def ask(seconds: float) -> int:
+            topic = self._client.list_topics(name, timeout=seconds).topics[name]
+            if topic.error is not None:
+                raise KafkaException(topic.error)
+            return len(topic.partitions)
+
+        count: int = self._until(deadline, f"looking up output topic {name!r}", ask)
+        return count
+
+    def _until(self, deadline: Deadline, doing: str, call: Callable[[float], Any]) -> Any:
+        """Repeats ``call`` while its error is transient: librdkafka's calls resume where they were."""
+        while True:
+            try:
+                return call(max(0.1, deadline.remaining_seconds(SLICE_SECONDS)))
+            except KafkaException as error:
+                failure = kafka_error(error)
+                if failure.txn_requires_abort() or failure.fatal() or not is_transient(failure):
+                    raise self._cause(failure, doing) from error
+                if deadline.expired:
+                    raise unreachable(
+                        self._bootstrap,
+                        deadline.budget_seconds * 1000,
+                        f"{doing}: {self._last_said or failure}",
+                    ) from error
+
+    def _cause(self, failure: KafkaError, doing: str) -> KafkaEosError:
+        """The client says "fatal" or "wrong state" when it knows better: look what it knows."""
+        fatal = self._batches.fatal_error() if self._batches is not None else None
+        return classify(fatal or failure, doing)
+
+    def _send_batch(self, topic: str, batch: librdkafka.Messages, deadline: Deadline) -> None:
+        assert self._batches is not None
+        rest = batch
+        while True:
+            taken = self._batches.produce(topic, rest)
+            self.enqueued += taken
+            if taken == len(rest):
+                return
+            failed = np.flatnonzero(rest["err"])
+            if rest["err"][failed[0]] != KafkaError._QUEUE_FULL:
+                row = rest[failed[0]]
+                raise self._refused(topic, int(row["err"]), int(row["len"]) + int(row["key_len"]))
+            rest = rest[failed[0] :]
+            rest["err"] = 0
+            self._wait_for_room(deadline)
+
+    def _send_singly(self, topic: str, part: Mapping[str, pa.Array], deadline: Deadline) -> None:
+        """Headers and timestamps have no place in `librdkafka.MESSAGE`: one call a record."""
+        rows = len(part["value"])
+        none = [None] * rows
+        columns = [
+            part[name].to_pylist() if name in part else none
+            for name in ("value", "key", "partition", "timestamp", "headers")
+        ]
+        for value, key, partition, timestamp, headers in zip(*columns, strict=True):
+            while True:
+                try:
+                    self._client.produce(
+                        topic,
+                        value,
+                        key,
+                        partition=librdkafka.PARTITION_UNASSIGNED if partition is None else partition,
+                        timestamp=timestamp or 0,
+                        headers=[(h["key"], h["value"]) for h in headers] if headers else None,
+                    )
+                    break
+                except BufferError:
+                    self._wait_for_room(deadline)
+                except KafkaException as error:
+                    size = len(value or b"") + len(key or b"")
+                    raise self._refused(topic, kafka_error(error).code(), size) from error
+            self.enqueued += 1
+
+    def _refused(self, topic: str, code: int, size_bytes: int) -> KafkaEosError:
+        """Why the client did not take a record."""
+        return self._cause(KafkaError(code), f"writing a record of {size_bytes:,} bytes to topic {topic!r}")
+
+    def _wait_for_room(self, deadline: Deadline) -> None:
+        """Until half of what is queued has been sent: then there is room for many records at once."""
+        target = len(self._client) // 2
+        while len(self._client) > target:
+            self._raise_if_failed()
+            if deadline.expired:
+                raise unreachable(self._bootstrap, deadline.budget_seconds * 1000, self._last_said)
+            self._client.flush(0.01)
+
+    def _raise_if_failed(self) -> None:
+        if self._delivery_error is not None:
+            raise classify(self._delivery_error, "writing records")
+
+    def _poll(self) -> None:
+        while not self._closed.is_set():
+            self._client.poll(0.5)
+
+    def _on_error(self, error: KafkaError) -> None:
+        self._last_said = error.str()
+        _log.info("producer of %s: %s", self.name, error)
+
+    def _on_delivery(self, error: KafkaError | None, _message: object) -> None:
+        if error is not None and self._delivery_error is None:
+            self._delivery_error = error
+
+
+def _by_topic(
+    columns: Mapping[str, pa.Array], topic: str | None
+) -> Iterable[tuple[str, Mapping[str, pa.Array]]]:
+    """The rows of each topic, in their order. One topic, the usual case, copies nothing."""
+    if topic is not None:
+        yield topic, columns
+        return
+    encoded = columns["topic"].dictionary_encode()
+    names = encoded.dictionary.to_pylist()
+    if len(names) == 1:
+        yield names[0], columns
+        return
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    for code, name in enumerate(names):
+        rows = pa.array(np.flatnonzero(codes == code))
+        yield name, {column: array.take(rows) for column, array in columns.items()}
+
+
+def _needs_produceva(part: Mapping[str, pa.Array]) -> bool:
+    return any(name in part and part[name].null_count < len(part[name]) for name in ("headers", "timestamp"))

@@ -1,0 +1,225 @@
+"""The transactional producer of one query: one client, used for one transaction after another while clean.
+
+**Clean** (the epoch rule). librdkafka speaks the transaction protocol without KIP-890's epoch bump, so an
+EndTxn of transaction N that was delayed in the network could end transaction N+1, losing its rows while
+its offsets move on. A producer may therefore be used again only if its last commit was answered at the
+first try: the client's statistics show exactly one EndTxn per commit, and no retry, time-out or
+disconnection since the last look. In any other case it is closed, and a new one's ``init_transactions``
+raises the epoch, which makes a late request harmless.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as ClientTopicPartition
+
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import AbortableError, KafkaEosError, OutcomeUnknownError
+from kafka_eos_source.kafka.failure import kafka_error
+from kafka_eos_source.kafka.producer import SLICE_SECONDS, RecordProducer
+from kafka_eos_source.model import GroupOffset, TopicPartition
+
+STATISTICS_INTERVAL_MS = 100
+
+_log = logging.getLogger(__name__)
+
+#: Properties that say how to reach the cluster.
+_CONNECTION = frozenset({"bootstrap.servers", "client.id", "broker.address.family", "log_level"})
+_CONNECTION_PREFIXES = ("security.", "ssl.", "sasl.", "enable.ssl.", "socket.", "https.")
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the statistics say about the conversation with the brokers, summed over them.
+
+    Attributes:
+        at_us: when they were taken, on the monotonic clock.
+        commits: EndTxn requests sent, retries included.
+        trouble: retried, timed-out and cut-off requests so far.
+    """
+
+    at_us: int = 0
+    commits: int = 0
+    trouble: int = 0
+
+    @classmethod
+    def parse(cls, statistics: str) -> Traffic:
+        parsed = json.loads(statistics)
+        brokers = parsed["brokers"].values()
+        return cls(
+            at_us=parsed["ts"],
+            commits=sum(broker["req"].get("EndTxn", 0) for broker in brokers),
+            trouble=sum(
+                broker[name] for broker in brokers for name in ("txretries", "req_timeouts", "disconnects")
+            ),
+        )
+
+    def clean_since(self, before: Traffic) -> bool:
+        """Whether exactly one EndTxn was sent since ``before``, and nothing went wrong."""
+        return self.commits == before.commits + 1 and self.trouble == before.trouble
+
+
+class TransactionalProducer(RecordProducer):
+    """One initialised transactional client.
+
+    After any error the only calls that make sense are `abort` and `close`.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        """Makes the client without talking to a broker.
+
+        Args:
+            config: librdkafka properties, ``transactional.id`` included.
+
+        Raises:
+            InvalidOptionError: librdkafka refuses a property, or two of them together.
+        """
+        self.transactional_id = str(config["transactional.id"])
+        self._statistics: str | None = None
+        self._statistics_changed = threading.Condition()
+        self._connection = {
+            name: value
+            for name, value in config.items()
+            if name in _CONNECTION or name.startswith(_CONNECTION_PREFIXES)
+        }
+        self._group_metadata: dict[str, Any] = {}
+        self._before_commit = Traffic()
+        self._committed_at_us: int | None = None
+        super().__init__(
+            {**config, "statistics.interval.ms": STATISTICS_INTERVAL_MS, "stats_cb": self._on_statistics},
+            self.transactional_id,
+        )
+
+    def init(self, deadline: Deadline) -> None:
+        """``init_transactions``: fences every older owner and settles the transaction it left (KIP-98).
+
+        Raises:
+            UnavailableError: no broker or coordinator answered before ``deadline``.
+            AuthorizationError: the ACL on the transactional id is missing.
+            InvalidOptionError: the broker refuses ``transaction.timeout.ms``.
+        """
+        self._until(
+            deadline,
+            f"initialising transactional id {self.transactional_id!r}",
+            lambda seconds: self._client.init_transactions(seconds),
+        )
+
+    def is_clean(self) -> bool:
+        """Whether this producer may carry another transaction (the epoch rule, see the module).
+
+        Waits, at most a few statistics intervals, for the first statistics after the last commit.
+        """
+        if self._committed_at_us is None:
+            return False
+        wait = Deadline.after_ms(10 * STATISTICS_INTERVAL_MS)
+        after = self._traffic()
+        while after.at_us <= self._committed_at_us:
+            if wait.expired:
+                return False
+            with self._statistics_changed:
+                self._statistics_changed.wait(wait.remaining_seconds())
+            after = self._traffic()
+        if not after.clean_since(self._before_commit):
+            _log.info(
+                "producer of %s is not clean: %s after %s", self.transactional_id, after, self._before_commit
+            )
+            return False
+        self._before_commit = after
+        return True
+
+    def begin(self) -> None:
+        self.begin_count()
+        self._committed_at_us = None
+        try:
+            self._client.begin_transaction()
+        except KafkaException as error:
+            raise self._cause(kafka_error(error), "beginning a transaction") from error
+
+    def send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None:
+        """Makes ``offsets`` of the group part of the transaction (TxnOffsetCommit, KIP-98 and KIP-447)."""
+        if group_id not in self._group_metadata:
+            self._group_metadata[group_id] = self._metadata_of(group_id)
+        wanted = [
+            ClientTopicPartition(each.tp.topic, each.tp.partition, each.offset, each.metadata)
+            for each in offsets
+        ]
+        self._until(
+            deadline,
+            f"committing offsets of group {group_id!r}",
+            lambda seconds: self._client.send_offsets_to_transaction(
+                wanted, self._group_metadata[group_id], seconds
+            ),
+        )
+
+    def commit(self, deadline: Deadline) -> None:
+        """``commit_transaction``.
+
+        Raises:
+            OutcomeUnknownError: on *any* error: the transaction may be committed. Close this producer,
+                `init` another, and read the token.
+        """
+        try:
+            self._until(
+                deadline,
+                "committing the transaction",
+                lambda seconds: self._client.commit_transaction(seconds),
+            )
+        except KafkaEosError as error:
+            raise OutcomeUnknownError(f"the commit was sent and not confirmed: {error}") from error
+        self._committed_at_us = time.monotonic_ns() // 1000
+
+    def abort(self, deadline: Deadline) -> None:
+        """Best effort: whatever is left open is settled by the next owner's `init` anyhow."""
+        try:
+            self._client.abort_transaction(deadline.remaining_seconds(SLICE_SECONDS))
+        except KafkaException as error:
+            _log.info("abort of %s: %s", self.transactional_id, kafka_error(error))
+
+    def cluster(self, deadline: Deadline) -> tuple[str, Mapping[str, int]]:
+        """The cluster's id, and the number of partitions of every topic that it shows us."""
+        metadata: Any = self._until(
+            deadline,
+            "reading the cluster's metadata",
+            lambda seconds: self._client.list_topics(timeout=seconds),
+        )
+        return metadata.cluster_id, {
+            name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None
+        }
+
+    def _refused(self, topic: str, code: int, size_bytes: int) -> KafkaEosError:
+        """A transaction that takes no more records tells its next transactional call why."""
+        if code in (KafkaError._STATE, KafkaError._FATAL):
+            try:
+                self.send_offsets(
+                    [GroupOffset(TopicPartition(topic, 0), 0)], self.transactional_id, Deadline.after_ms(1000)
+                )
+            except KafkaEosError as error:
+                return error
+            return AbortableError(f"the transaction takes no more records (topic {topic!r})")
+        return super()._refused(topic, code, size_bytes)
+
+    def _metadata_of(self, group_id: str) -> Any:
+        """Only a consumer can make group metadata; it never joins, so its generation is -1 (accepted)."""
+        consumer = Consumer({**self._connection, "group.id": group_id})
+        try:
+            return consumer.consumer_group_metadata()
+        finally:
+            consumer.close()
+
+    def _on_statistics(self, statistics: str) -> None:
+        with self._statistics_changed:
+            self._statistics = statistics
+            self._statistics_changed.notify_all()
+
+    def _traffic(self) -> Traffic:
+        with self._statistics_changed:
+            statistics = self._statistics
+        return Traffic() if statistics is None else Traffic.parse(statistics)

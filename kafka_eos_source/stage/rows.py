@@ -1,0 +1,174 @@
+"""Rows of a frame, in the shape in which they are staged: the sink's columns, checked, and no others.
+
+What no Kafka record can be (a null topic, a negative partition, …) is refused here, in the task, before
+anything was sent: the transaction never starts for a batch that could not end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import TimestampType
+
+from kafka_eos_source.errors import InvalidRecordError
+from kafka_eos_source.schema import (
+    HEADERS,
+    HEADERS_ARROW,
+    KEY,
+    PARTITION,
+    STAGED_ARROW,
+    TIMESTAMP,
+    TOPIC,
+    VALUE,
+    SinkColumns,
+)
+
+#: Rows that the row-based writer of PySpark 4.0 turns into one Arrow batch.
+ROWS_PER_BATCH = 2000
+
+
+def staged_schema(columns: SinkColumns) -> pa.Schema:
+    """The part of `STAGED_ARROW` that this frame has."""
+    return pa.schema([field for field in STAGED_ARROW if getattr(columns, field.name) is not None])
+
+
+def from_arrow(batch: pa.RecordBatch, columns: SinkColumns) -> pa.RecordBatch:
+    """One Arrow batch of Spark's, staged.
+
+    Raises:
+        InvalidRecordError: a row cannot be a record; names the column and the row's number in the batch.
+    """
+    return _staged({name: batch.column(index) for name, index in _present(columns)}, columns)
+
+
+def from_rows(rows: Iterable[Sequence[Any]], columns: SinkColumns) -> Iterator[pa.RecordBatch]:
+    """Spark's rows (`Row` or tuple) as staged batches, for the row-based writer of PySpark 4.0.
+
+    Raises:
+        InvalidRecordError: as `from_arrow`.
+    """
+    chunk: list[Sequence[Any]] = []
+    for row in rows:
+        chunk.append(row)
+        if len(chunk) == ROWS_PER_BATCH:
+            yield _from_chunk(chunk, columns)
+            chunk = []
+    if chunk:
+        yield _from_chunk(chunk, columns)
+
+
+def _from_chunk(chunk: list[Sequence[Any]], columns: SinkColumns) -> pa.RecordBatch:
+    return _staged(
+        {name: _FROM_PYTHON[name]([row[index] for row in chunk]) for name, index in _present(columns)},
+        columns,
+    )
+
+
+def _present(columns: SinkColumns) -> list[tuple[str, int]]:
+    return [(name, getattr(columns, name)) for name in staged_schema(columns).names]
+
+
+def _staged(found: dict[str, pa.Array], columns: SinkColumns) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [_STAGE[name](found[name]) for name in found], schema=staged_schema(columns)
+    )
+
+
+def _binary(array: pa.Array) -> pa.Array:
+    """Strings become their UTF-8 bytes, which is a cast of the type alone."""
+    if pa.types.is_large_string(array.type) or pa.types.is_string_view(array.type):
+        array = array.cast(pa.string())
+    return array.cast(pa.binary())
+
+
+def _topic(array: pa.Array) -> pa.Array:
+    _refuse(array.is_null(), TOPIC, "is null", "set the option 'topic', or filter out or fill such rows")
+    array = array.cast(pa.string())
+    _refuse(pc.equal(array, ""), TOPIC, "is empty", "filter out or fill such rows")
+    return array
+
+
+def _partition(array: pa.Array) -> pa.Array:
+    _refuse(
+        pc.less(array, 0),
+        PARTITION,
+        "is negative",
+        "use null to let the partitioner choose, or a real partition",
+    )
+    return array.cast(pa.int32())
+
+
+def _headers(array: pa.Array) -> pa.Array:
+    """Spark keeps the letter case of the user's field names; ours are lower case."""
+    if array.null_count == len(array):
+        return pa.nulls(len(array), HEADERS_ARROW)
+    entries = array.flatten()
+    key = entries.field(0).cast(pa.string())
+    fix = "drop the header, or give it a key"
+    _refuse(entries.is_null(), HEADERS, "has a null entry", fix, what="entry")
+    _refuse(key.is_null(), HEADERS, "has an entry with a null key", fix, what="entry")
+    struct = pa.StructArray.from_arrays(
+        [key, entries.field(1).cast(pa.binary())], fields=list(HEADERS_ARROW.value_type)
+    )
+    lengths = pc.fill_null(pc.list_value_length(array), 0)
+    ends = pc.cumulative_sum(lengths).cast(pa.int32())
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
+    return pa.ListArray.from_arrays(offsets, struct, type=HEADERS_ARROW, mask=array.is_null())
+
+
+def _timestamp(array: pa.Array) -> pa.Array:
+    """Microseconds (Spark's) to milliseconds (Kafka's), rounded down."""
+    if pa.types.is_timestamp(array.type):
+        array = array.cast(pa.timestamp("us", array.type.tz)).cast(pa.int64())
+    _refuse(pc.less(array, 0), TIMESTAMP, "is before 1970", "Kafka's timestamps are milliseconds since then")
+    return pc.divide(array, 1000)
+
+
+def _refuse(bad: pa.Array, column: str, what_is_wrong: str, fix: str, what: str = "row") -> None:
+    """Raises when any element of ``bad`` is true; null counts as false."""
+    first = pc.index(pc.fill_null(bad, False), True).as_py()
+    if first >= 0:
+        raise InvalidRecordError(
+            f"column {column!r} {what_is_wrong} ({what} {first} of its batch).", fix=f"{fix}."
+        )
+
+
+def _binary_of(values: list[Any]) -> pa.Array:
+    return pa.array(values, pa.binary())
+
+
+def _headers_of(values: list[Any]) -> pa.Array:
+    return pa.array(
+        [
+            None if row is None else [None if h is None else {"key": h[0], "value": h[1]} for h in row]
+            for row in values
+        ],
+        HEADERS_ARROW,
+    )
+
+
+def _microseconds_of(values: list[Any]) -> pa.Array:
+    to_internal = TimestampType().toInternal
+    return pa.array([None if value is None else to_internal(value) for value in values], pa.int64())
+
+
+_STAGE = {
+    KEY: _binary,
+    VALUE: _binary,
+    TOPIC: _topic,
+    PARTITION: _partition,
+    HEADERS: _headers,
+    TIMESTAMP: _timestamp,
+}
+
+_FROM_PYTHON = {
+    KEY: _binary_of,
+    VALUE: _binary_of,
+    TOPIC: lambda values: pa.array(values, pa.string()),
+    PARTITION: lambda values: pa.array(values, pa.int32()),
+    HEADERS: _headers_of,
+    TIMESTAMP: _microseconds_of,
+}
