@@ -12,7 +12,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kafka_eos_source.deadline import Deadline
-from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
+from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, KafkaEosError
 from kafka_eos_source.kafka import librdkafka
 from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
 
@@ -114,17 +114,38 @@ class RecordProducer:
         self._client.purge()
         self._client.close()
 
-    def partition_counts(self, topics: Iterable[str], deadline: Deadline) -> dict[str, int]:
-        """Partitions of each topic, asked of the brokers now.
+    def cluster(self, deadline: Deadline) -> tuple[str, Mapping[str, int]]:
+        """The cluster's id, and the number of partitions of every topic that it shows us."""
+        metadata: Any = self._until(
+            deadline,
+            "reading the cluster's metadata",
+            lambda seconds: self._client.list_topics(timeout=seconds),
+        )
+        return metadata.cluster_id, {
+            name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None
+        }
+
+    def check_partitions(self, highest: Mapping[str, int], deadline: Deadline) -> None:
+        """Every topic exists and is wide enough: librdkafka does not look before it queues a record.
+
+        Args:
+            highest: each topic with the highest partition that a record names (-1 = none does).
+            deadline: for the brokers' answer.
 
         Raises:
             UnavailableError: a topic does not exist.
             AuthorizationError: it may not be described.
+            InvalidRecordError: it has fewer partitions.
         """
-        counts = {}
-        for name in topics:
-            counts[name] = self._partition_count(name, deadline)
-        return counts
+        for topic, partition in highest.items():
+            count = self._partition_count(topic, deadline)
+            if partition >= count:
+                raise InvalidRecordError(
+                    f"column 'partition' has the value {partition}; topic {topic!r} has {count} partitions "
+                    f"(0 to {count - 1}).",
+                    fix="correct the column, set it to null to let the partitioner choose, "
+                    "or add partitions to the topic.",
+                )
 
     # -- inside ----------------------------------------------------------------------------------
 

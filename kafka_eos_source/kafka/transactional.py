@@ -183,17 +183,6 @@ class TransactionalProducer(RecordProducer):
         except KafkaException as error:
             _log.info("abort of %s: %s", self.transactional_id, kafka_error(error))
 
-    def cluster(self, deadline: Deadline) -> tuple[str, Mapping[str, int]]:
-        """The cluster's id, and the number of partitions of every topic that it shows us."""
-        metadata: Any = self._until(
-            deadline,
-            "reading the cluster's metadata",
-            lambda seconds: self._client.list_topics(timeout=seconds),
-        )
-        return metadata.cluster_id, {
-            name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None
-        }
-
     def _refused(self, topic: str, code: int, size_bytes: int) -> KafkaEosError:
         """A transaction that takes no more records tells its next transactional call why."""
         if code in (KafkaError._STATE, KafkaError._FATAL):

@@ -121,7 +121,9 @@ def stage(
                 if each.num_rows:
                     stream.write_batch(each)
                     rows += each.num_rows
-                    _note_topics(topics, each, topic)
+                    # so that the driver can check them before it begins
+                    for name, partition in highest_partitions(each, topic).items():
+                        topics[name] = max(partition, topics.get(name, partition))
         failpoints.reach("stage.before_close")
         spool.finish()
     except BaseException:
@@ -139,15 +141,14 @@ def stage(
     )
 
 
-def _note_topics(topics: dict[str, int], batch: pa.RecordBatch, topic: str | None) -> None:
-    """Remembers the highest partition asked for, so that the driver can check it before it begins."""
-    names = batch.schema.names
-    partition = batch.column(PARTITION) if PARTITION in names else pa.nulls(batch.num_rows, pa.int32())
+def highest_partitions(batch: pa.RecordBatch, topic: str | None) -> dict[str, int]:
+    """Each output topic of a staged batch, with the highest partition that a row names (-1 = none does)."""
+    partition = (
+        batch.column(PARTITION) if PARTITION in batch.schema.names else pa.nulls(batch.num_rows, pa.int32())
+    )
     if topic is not None:
         highest = pc.max(partition).as_py()
-        topics[topic] = max(topics.get(topic, -1), -1 if highest is None else highest)
-        return
-    table = pa.table({TOPIC: batch.column(TOPIC), PARTITION: partition})
-    for found in table.group_by(TOPIC).aggregate([(PARTITION, "max")]).to_pylist():
-        highest = found[f"{PARTITION}_max"]
-        topics[found[TOPIC]] = max(topics.get(found[TOPIC], -1), -1 if highest is None else highest)
+        return {topic: -1 if highest is None else highest}
+    table = pa.table({TOPIC: batch.column(TOPIC), PARTITION: pc.fill_null(partition, -1)})
+    maxima = table.group_by(TOPIC).aggregate([(PARTITION, "max")])
+    return dict(zip(maxima[TOPIC].to_pylist(), maxima[f"{PARTITION}_max"].to_pylist(), strict=True))

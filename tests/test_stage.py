@@ -1,0 +1,301 @@
+"""Rows become staged parts, whole or not at all."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import pickle
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from kafka_eos_source.errors import (
+    InvalidOptionError,
+    InvalidRecordError,
+    StagedPartError,
+    UnavailableError,
+)
+from kafka_eos_source.model import StagedPart
+from kafka_eos_source.schema import SinkColumns, check_frame
+from kafka_eos_source.stage.files import PROBE, StagingFolder, file_system
+from kafka_eos_source.stage.parts import StagedRows
+from kafka_eos_source.stage.rows import from_arrow, from_rows, staged_schema
+from kafka_eos_source.stage.writer import highest_partitions, stage
+
+HEADERS = ArrayType(StructType([StructField("Key", StringType()), StructField("VALUE", BinaryType())]))
+WIDE = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("value", StringType()),
+        StructField("other", IntegerType()),
+        StructField("key", BinaryType()),
+        StructField("partition", IntegerType()),
+        StructField("headers", HEADERS),
+        StructField("timestamp", TimestampType()),
+    ]
+)
+COLUMNS = check_frame(WIDE, topic_option=None, include_timestamp=True)
+NOON = datetime.datetime(2013, 1, 1, 12, tzinfo=datetime.timezone.utc)
+ARROW = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("value", pa.string()),
+        ("other", pa.int32()),
+        ("key", pa.binary()),
+        ("partition", pa.int32()),
+        ("headers", pa.list_(pa.struct([("Key", pa.string()), ("VALUE", pa.binary())]))),
+        ("timestamp", pa.timestamp("us", "UTC")),
+    ]
+)
+
+
+def frame(*rows: dict[str, object]) -> pa.RecordBatch:
+    full = {
+        "topic": "t",
+        "value": "v",
+        "other": 1,
+        "key": b"k",
+        "partition": 0,
+        "headers": None,
+        "timestamp": NOON,
+    }
+    return pa.RecordBatch.from_pylist([{**full, **row} for row in rows], ARROW)
+
+
+def value_only(rows: int) -> pa.RecordBatch:
+    return pa.record_batch({"value": pa.array([b"x" * 100] * rows, pa.binary())})
+
+
+VALUE = SinkColumns(value=0, key=None, topic=None, partition=None, headers=None, timestamp=None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> StagingFolder:
+    return StagingFolder.at(str(tmp_path / "staging"))
+
+
+def put(folder: StagingFolder | None, *batches: pa.RecordBatch, inline_bytes: int = 0) -> StagedPart:
+    return stage(
+        batches, staged_schema(VALUE), folder=folder, batch="3", inline_bytes=inline_bytes, topic="out"
+    )
+
+
+def test_arrow_rows_are_staged_column_by_column() -> None:
+    staged = from_arrow(
+        frame(
+            {"headers": [{"Key": "h", "VALUE": b"1"}, {"Key": "i", "VALUE": None}]},
+            {"key": None, "value": None, "partition": None, "timestamp": None},
+            {"key": b"", "value": "", "headers": []},
+        ),
+        COLUMNS,
+    )
+    ms = int(NOON.timestamp() * 1000)
+    assert staged.schema == staged_schema(COLUMNS)
+    assert staged.to_pylist() == [
+        {
+            "key": b"k",
+            "value": b"v",
+            "topic": "t",
+            "partition": 0,
+            "headers": [{"key": "h", "value": b"1"}, {"key": "i", "value": None}],
+            "timestamp": ms,
+        },
+        {"key": None, "value": None, "topic": "t", "partition": None, "headers": None, "timestamp": None},
+        {"key": b"", "value": b"", "topic": "t", "partition": 0, "headers": [], "timestamp": ms},
+    ]
+
+
+def test_spark_rows_are_staged_the_same() -> None:
+    local = NOON.astimezone().replace(tzinfo=None)  # what PySpark hands to a row-based writer
+    rows = [
+        ("t", "v", 1, bytearray(b"k"), 0, [("h", bytearray(b"1")), ("i", None)], local),
+        ("t", None, 1, None, None, None, None),
+    ]
+    by_row = pa.Table.from_batches(from_rows(rows, COLUMNS))
+    by_arrow = from_arrow(
+        frame(
+            {"headers": [{"Key": "h", "VALUE": b"1"}, {"Key": "i", "VALUE": None}]},
+            {"key": None, "value": None, "partition": None, "timestamp": None},
+        ),
+        COLUMNS,
+    )
+    assert by_row.to_pylist() == by_arrow.to_pylist()
+
+
+def test_slices_with_headers_keep_their_own() -> None:
+    whole = frame(*({"headers": [{"Key": str(i), "VALUE": b"x"}] * i} for i in range(5)))
+    staged = from_arrow(whole.slice(2, 2), COLUMNS)
+    assert [len(headers) for headers in staged.column("headers").to_pylist()] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [
+        ({"topic": None}, "'topic' is null"),
+        ({"topic": ""}, "'topic' is empty"),
+        ({"partition": -1}, "'partition' is negative"),
+        ({"headers": [{"Key": None, "VALUE": b"1"}]}, "null key"),
+        ({"headers": [None]}, "null entry"),
+        ({"timestamp": datetime.datetime(1969, 12, 31, tzinfo=datetime.timezone.utc)}, "before 1970"),
+    ],
+)
+def test_a_row_that_no_record_can_be_is_refused_by_name_and_number(
+    row: dict[str, object], column: str
+) -> None:
+    with pytest.raises(InvalidRecordError, match=column) as caught:
+        from_arrow(frame({}, row), COLUMNS)
+    assert "1 of its batch" in str(caught.value) or "0 of its batch" in str(caught.value)
+    assert caught.value.fix
+
+
+def test_few_bytes_travel_in_the_message(folder: StagingFolder) -> None:
+    part = put(folder, value_only(3), inline_bytes=10_000)
+    assert part.name == ""
+    assert part.inline is not None
+    assert part.rows == 3
+    assert folder.batches() == []
+    assert StagedRows(folder, "3", [pickle.loads(pickle.dumps(part))]).rows == 3
+
+
+def test_many_bytes_go_to_a_file(folder: StagingFolder) -> None:
+    part = put(folder, value_only(100), value_only(1), inline_bytes=1000)
+    assert part.inline is None
+    assert os.path.getsize(f"{folder.location}/3/{part.name}") == part.size_bytes
+    staged = StagedRows(folder, "3", [part])
+    assert [batch.num_rows for batch in staged.batches()] == [100, 1]
+    assert [batch.num_rows for batch in staged.batches()] == [100, 1]  # a retried commit reads again
+    assert staged.topics == {"out": -1}
+    folder.remove_batch("3")
+    assert folder.batches() == []
+
+
+def test_an_empty_task_is_a_part_without_rows(folder: StagingFolder) -> None:
+    part = put(folder)
+    assert part.rows == 0
+    assert list(StagedRows(folder, "3", [part]).batches()) == []
+
+
+@given(st.integers(0, 10**6), st.binary(min_size=1, max_size=1))
+def test_any_changed_byte_is_found(position: int, byte: bytes) -> None:
+    part = put(None, value_only(3))
+    assert part.inline is not None
+    changed = bytearray(part.inline)
+    at = position % len(changed)
+    if changed[at : at + 1] == byte:
+        changed[at] ^= 1
+    else:
+        changed[at : at + 1] = byte
+    damaged = StagedPart("", part.rows, part.size_bytes, part.crc32, inline=bytes(changed))
+    with pytest.raises(StagedPartError, match="damaged"):
+        StagingFolder("nowhere").read("3", damaged)
+
+
+@pytest.mark.parametrize("harm", ["truncate", "empty", "delete"])
+def test_a_harmed_file_is_refused_before_anything_is_sent(folder: StagingFolder, harm: str) -> None:
+    part = put(folder, value_only(100))
+    path = Path(folder.location, "3", part.name)
+    if harm == "delete":
+        path.unlink()
+    else:
+        os.truncate(path, 0 if harm == "empty" else part.size_bytes - 1)
+    with pytest.raises(StagedPartError, match="restart the query"):
+        StagedRows(folder, "3", [part])
+
+
+def test_a_wrong_count_is_refused(folder: StagingFolder) -> None:
+    part = put(folder, value_only(3))
+    wrong = StagedPart(part.name, 4, part.size_bytes, part.crc32)
+    with pytest.raises(StagedPartError, match="counted 4"):
+        StagedRows(folder, "3", [wrong])
+
+
+def test_an_attempt_that_fails_leaves_no_file(folder: StagingFolder) -> None:
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield value_only(100)
+        raise RuntimeError("the task failed")
+
+    with pytest.raises(RuntimeError, match="the task failed"):
+        stage(rows(), staged_schema(VALUE), folder=folder, batch="3", inline_bytes=0, topic="out")
+    assert os.listdir(f"{folder.location}/3") == []
+
+
+def test_a_folder_that_is_not_shared_is_refused(folder: StagingFolder) -> None:
+    elsewhere = StagingFolder(folder.location, probe="written by a driver on another machine")
+    with pytest.raises(InvalidOptionError, match="not shared"):
+        put(elsewhere, value_only(100))
+    assert put(elsewhere, value_only(1), inline_bytes=10_000).inline is not None  # needs no folder
+
+
+def test_the_probe_is_the_same_for_every_writer(folder: StagingFolder) -> None:
+    assert StagingFolder.at(folder.location) == folder
+    assert Path(folder.location, PROBE).read_text() == folder.probe
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root writes everywhere")
+def test_a_read_only_folder_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    with pytest.raises(UnavailableError, match=r"staging\.location"):
+        StagingFolder.at(str(tmp_path / "staging"))
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnavailableError, match="cannot be written"):
+        StagingFolder.at(str(tmp_path / "file" / "staging"))
+
+
+def test_a_full_disk_is_named_and_nothing_is_staged(
+    monkeypatch: pytest.MonkeyPatch, folder: StagingFolder
+) -> None:
+    class Full:
+        def write(self, data: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(StagingFolder, "create", lambda self, batch: ("x.arrow", Full()))
+    with pytest.raises(UnavailableError, match="No space left"):
+        put(folder, value_only(100))
+
+
+def test_file_system_by_uri(tmp_path: Path) -> None:
+    assert file_system(f"file://{tmp_path}/a b")[1] == f"{tmp_path}/a b"
+    assert file_system(f"file:{tmp_path}/a%20b")[1] == f"{tmp_path}/a b"
+    assert file_system(str(tmp_path))[1] == str(tmp_path)
+    with pytest.raises(InvalidOptionError, match=r"staging\.location"):
+        file_system("ftp://somewhere/x")
+
+
+def test_highest_partitions() -> None:
+    batch = pa.record_batch(
+        {
+            "value": pa.array([b"", b"", b"", b""]),
+            "topic": pa.array(["a", "b", "a", "b"]),
+            "partition": pa.array([3, None, 1, None], pa.int32()),
+        }
+    )
+    assert highest_partitions(batch, None) == {"a": 3, "b": -1}
+    assert highest_partitions(batch, "c") == {"c": 3}
+    assert highest_partitions(value_only(1), "c") == {"c": -1}
+
+
+def test_parts_of_many_topics_are_joined(folder: StagingFolder) -> None:
+    parts = [
+        StagedPart("", 0, 0, 0, topics=(("a", 1), ("b", -1))),
+        StagedPart("", 0, 0, 0, topics=(("a", 4),)),
+    ]
+    assert StagedRows(folder, "3", parts).topics == {"a": 4, "b": -1}
