@@ -1,0 +1,1 @@
+"""One batch, one transaction: what was staged becomes visible together with its offsets and its token."""

@@ -1,0 +1,71 @@
+"""Straight to the brokers: the check of the target, and the sink of guarantee ``at_least_once``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.kafka.config import producer_config
+from kafka_eos_source.kafka.producer import RecordProducer
+from kafka_eos_source.options import WriteOptions
+from kafka_eos_source.stage.writer import highest_partitions
+
+#: Longest wait for the brokers before the first batch, ms.
+_LOOK_UP_MS = 60_000
+
+_checked: set[str] = set()
+_producers: dict[str, RecordProducer] = {}
+
+
+def check_target(options: WriteOptions) -> None:
+    """Brokers answer and the ``topic`` exists; asked once per process, before the first batch.
+
+    Raises:
+        UnavailableError: no broker answers in time, or the topic is not there.
+        AuthorizationError: the topic may not be described, or the credentials are refused.
+    """
+    key = repr((options.topic, sorted(options.kafka.items())))
+    if key in _checked:
+        return
+    producer = RecordProducer(producer_config(options.kafka), "check")
+    try:
+        deadline = Deadline.after_ms(min(options.commit_timeout_ms, _LOOK_UP_MS))
+        if options.topic is not None:
+            producer.check_partitions({options.topic: -1}, deadline)
+        else:
+            producer.cluster(deadline)
+    finally:
+        producer.close()
+    _checked.add(key)
+
+
+def produce(options: WriteOptions, batches: Iterable[pa.RecordBatch]) -> int:
+    """Sends the rows of one task from the task itself, idempotently, and waits for every answer.
+
+    A task that is tried again sends its rows again: at least once.
+
+    Returns:
+        Records written.
+
+    Raises:
+        InvalidRecordError: a record is too large, or its partition does not exist.
+        UnavailableError: the brokers did not answer in time.
+    """
+    key = repr(sorted(options.kafka.items()))
+    producer = _producers.get(key)
+    if producer is None:
+        producer = _producers[key] = RecordProducer(producer_config(options.kafka), "at_least_once")
+    deadline = Deadline.after_ms(options.commit_timeout_ms)
+    producer.begin_count()
+    try:
+        for batch in batches:
+            producer.check_partitions(highest_partitions(batch, options.topic), deadline)
+            producer.send(batch, options.topic, deadline)
+        producer.flush(deadline)
+    except BaseException:
+        del _producers[key]
+        producer.close()
+        raise
+    return producer.enqueued

@@ -1,0 +1,95 @@
+"""Which offsets of a batch belong into the sink's consumer group: those of Kafka sources on its cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kafka_eos_source.commit.offset_log import LoggedOffsets
+from kafka_eos_source.model import Offsets, TopicPartition
+from kafka_eos_source.plan.offsets import SourcePosition, is_kafka_offset_json
+
+
+@dataclass(frozen=True)
+class SourceRange:
+    """What one source of the batch read.
+
+    Attributes:
+        end: next offset to read, per partition; None = not a Kafka source.
+        start: first offset read, None = not known (the first batch of Spark's own source).
+        cluster_id: of the cluster read; None = the source does not say (Spark's own).
+    """
+
+    end: Offsets | None
+    start: Offsets | None = None
+    cluster_id: str | None = None
+
+
+def ranges(logged: LoggedOffsets, before: LoggedOffsets | None) -> list[SourceRange]:
+    """The sources of a batch, from its entry in Spark's offset log and that of the batch before it."""
+    found = []
+    for name, line in logged.sources.items():
+        if line is None:
+            continue
+        if not is_kafka_offset_json(line):
+            found.append(SourceRange(None))
+            continue
+        position = SourcePosition.from_json(line)
+        line_before = before.sources.get(name) if before is not None else None
+        start = position.start
+        if line_before is not None and is_kafka_offset_json(line_before):
+            start = SourcePosition.from_json(line_before).end
+        found.append(SourceRange(position.end, start, position.cluster_id))
+    return found
+
+
+@dataclass(frozen=True)
+class OwnOffsets:
+    """The offsets of a batch on the sink's cluster.
+
+    Attributes:
+        ends: to be committed. A partition read by two sources counts as read up to the lower end.
+        starts: where the batch started; None = not known for some source.
+        comparable: whether these are all sources of the batch, so that offsets alone identify it.
+    """
+
+    ends: Offsets
+    starts: Offsets | None
+    comparable: bool
+
+
+def on_cluster(
+    sources: Sequence[SourceRange], cluster_id: str, topics: Mapping[str, int], source_cluster: str
+) -> OwnOffsets:
+    """Selects the sources that read the cluster which the sink writes.
+
+    Args:
+        sources: of the batch.
+        cluster_id: of the sink's cluster.
+        topics: its topics, with their number of partitions.
+        source_cluster: option ``source.cluster``: ``same`` or ``other`` for sources that do not say;
+            ``auto`` takes them for the same cluster's when it has all their topics.
+    """
+    own = [each for each in sources if _is_own(each, cluster_id, topics, source_cluster)]
+    ends: dict[TopicPartition, int] = {}
+    starts: dict[TopicPartition, int] = {}
+    for each in own:
+        for tp, end in (each.end or {}).items():
+            ends[tp] = min(end, ends.get(tp, end))
+        for tp, start in (each.start or {}).items():
+            starts[tp] = min(start, starts.get(tp, start))
+    return OwnOffsets(
+        ends=ends,
+        starts=None if any(each.start is None for each in own) else starts,
+        comparable=len(own) == len(sources) > 0,
+    )
+
+
+def _is_own(source: SourceRange, cluster_id: str, topics: Mapping[str, int], source_cluster: str) -> bool:
+    if source.end is None:
+        return False
+    if source.cluster_id is not None:
+        return source.cluster_id == cluster_id
+    if source_cluster == "auto":
+        return all(tp.topic in topics for tp in source.end)
+    return source_cluster == "same"

@@ -1,0 +1,103 @@
+"""The token: which batch Kafka holds. Written as offset metadata inside the batch's own transaction.
+
+Because it commits atomically with the records, the token and not Spark's log says what is in Kafka.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kafka_eos_source.errors import OperatorError
+from kafka_eos_source.model import GroupOffset
+
+_VERSION = 1
+_MARK = '{"kafka-eos":'
+
+
+@dataclass(frozen=True)
+class Token:
+    """One committed batch.
+
+    Attributes:
+        application_id: the transactional id that committed it.
+        query_id: Spark's id of the query (from the checkpoint), or ``txnAppId:…`` of a batch write.
+        run_id: Spark's id of the run, "" when not known.
+        batch_id: Spark's batch id, or ``txnVersion``.
+        start_digest, end_digest: of the batch's start and end offsets, all sources.
+        rows: records written.
+        attempt: how many transactions were begun for the batch by this commit call, this one included.
+    """
+
+    application_id: str
+    query_id: str
+    run_id: str
+    batch_id: int
+    start_digest: str
+    end_digest: str
+    rows: int
+    attempt: int = 1
+
+    def encode(self) -> str:
+        """Compact JSON, under 1 KB (a broker takes 4096 bytes of metadata)."""
+        return json.dumps(
+            {
+                "kafka-eos": _VERSION,
+                "app": self.application_id,
+                "query": self.query_id,
+                "run": self.run_id,
+                "batch": self.batch_id,
+                "start": self.start_digest,
+                "end": self.end_digest,
+                "rows": self.rows,
+                "attempt": self.attempt,
+            },
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def decode(cls, metadata: str) -> Token | None:
+        """The token in an offset's metadata; None when the metadata is not ours.
+
+        Raises:
+            OperatorError: it is a token of a newer format, or damaged. Never read as "no token".
+        """
+        text = metadata.rstrip("\0")
+        if not text.startswith(_MARK):
+            return None
+        try:
+            found = json.loads(text)
+            if found["kafka-eos"] != _VERSION:
+                raise OperatorError(
+                    f"the token in Kafka has format {found['kafka-eos']}; this version of kafka-eos reads "
+                    f"format {_VERSION}: {text}",
+                    fix="run the query with the newer version of kafka-eos that wrote it.",
+                )
+            return cls(
+                application_id=found["app"],
+                query_id=found["query"],
+                run_id=found["run"],
+                batch_id=int(found["batch"]),
+                start_digest=found["start"],
+                end_digest=found["end"],
+                rows=int(found["rows"]),
+                attempt=int(found["attempt"]),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise OperatorError(
+                f"the token in Kafka is damaged ({error!r}): {text}",
+                fix="find out which program commits offsets to this group.",
+            ) from error
+
+
+def newest(offsets: Iterable[GroupOffset]) -> Token | None:
+    """The token of the last batch: partitions that later batches did not touch carry older ones."""
+    tokens = [token for each in offsets if (token := Token.decode(each.metadata)) is not None]
+    return max(tokens, key=lambda token: token.batch_id, default=None)
+
+
+def digest(lines: Iterable[str]) -> str:
+    """64 bits of SHA-256 over the offset log's lines: enough to tell two plans of one batch apart."""
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""Which offsets make the next batch: pure functions, no clock, no broker."""

@@ -1,0 +1,126 @@
+"""The offset that Spark keeps for our source: its own format, and one key more.
+
+``{"flights":{"0":42,"1":40},"@":{…}}``: next offset to read per partition, as Spark's built-in source
+writes it, so that either reads the other's checkpoint. ``"@"`` can be no topic's name. It carries what
+Spark would otherwise forget:
+
+``start``
+    where batch 0 began: Spark asks ``initialOffset`` again on a replay, and *latest* has moved by then.
+``cluster``
+    the id of the cluster read, by which the sink tells whether the offsets belong into its transaction.
+``topics``
+    topic ids (KIP-516), by which a topic deleted and made anew is noticed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kafka_eos_source.errors import OperatorError
+from kafka_eos_source.model import Offsets, TopicPartition
+
+OURS = "@"
+
+
+@dataclass(frozen=True)
+class SourcePosition:
+    """A position of one Kafka source.
+
+    Attributes:
+        end: next offset to read, per partition.
+        start: where batch 0 began; None in later batches, and in offsets of Spark's own source.
+        cluster_id: of the cluster read; None in offsets of Spark's own source.
+        topic_ids: per topic, where the brokers told.
+    """
+
+    end: Offsets
+    start: Offsets | None = None
+    cluster_id: str | None = None
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Sorted, so that equal positions have equal JSON."""
+        ours: dict[str, Any] = {}
+        if self.start is not None:
+            ours["start"] = _nested(self.start)
+        if self.cluster_id is not None:
+            ours["cluster"] = self.cluster_id
+        if self.topic_ids:
+            ours["topics"] = dict(sorted(self.topic_ids.items()))
+        return {**({OURS: ours} if ours else {}), **_nested(self.end)}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), separators=(",", ":"))
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> SourcePosition:
+        """Reads ours and Spark's.
+
+        Raises:
+            OperatorError: it is neither.
+        """
+        if not _is_position(found):
+            raise OperatorError(
+                f"{json.dumps(found)} is not the offset of a Kafka source; "
+                'expected {"topic":{"0":42}} as format("kafka") and format("kafka-eos") write it.',
+                fix="start the query with the checkpoint of a query that reads Kafka, or a new one.",
+            )
+        ours = found.get(OURS, {})
+        return cls(
+            end=_flat({name: entry for name, entry in found.items() if name != OURS}),
+            start=_flat(ours["start"]) if "start" in ours else None,
+            cluster_id=ours.get("cluster"),
+            topic_ids=ours.get("topics", {}),
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> SourcePosition:
+        """Raises: OperatorError: as `from_dict`."""
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            raise OperatorError(f"the offset {text!r} is not JSON: {error}.") from error
+        return cls.from_dict(found)
+
+
+def is_kafka_offset_json(text: str) -> bool:
+    """Whether a line of Spark's offset log was written by a Kafka source, ours or Spark's.
+
+    Others look different: ``42`` (rate, memory), ``{"logOffset":3}`` (files), ``{"sourceVersion":1,…}``
+    (Delta). An empty ``{}`` is a Kafka source that has no partition yet.
+    """
+    try:
+        return _is_position(json.loads(text))
+    except ValueError:
+        return False
+
+
+def _is_position(found: object) -> bool:
+    return isinstance(found, dict) and all(
+        isinstance(entry, dict) if name == OURS else _is_topic(entry) for name, entry in found.items()
+    )
+
+
+def _is_topic(entry: object) -> bool:
+    return isinstance(entry, dict) and all(
+        partition.isdigit() and isinstance(offset, int) and not isinstance(offset, bool)
+        for partition, offset in entry.items()
+    )
+
+
+def _nested(offsets: Offsets) -> dict[str, dict[str, int]]:
+    nested: dict[str, dict[str, int]] = {}
+    for tp, offset in sorted(offsets.items()):
+        nested.setdefault(tp.topic, {})[str(tp.partition)] = offset
+    return nested
+
+
+def _flat(nested: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
+    return {
+        TopicPartition(topic, int(partition)): offset
+        for topic, partitions in nested.items()
+        for partition, offset in partitions.items()
+    }

@@ -1,0 +1,200 @@
+"""Spark's writer interfaces, streaming and batch: `stage` in the tasks, `commit` on the driver.
+
+Spark makes a writer on the driver for every micro-batch, pickles it to the tasks (``write``), and makes
+another one to commit or abort.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import datasource as spark_datasource
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    WriterCommitMessage,
+)
+
+from kafka_eos_source.commit import direct, identity, session
+from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.model import StagedPart
+from kafka_eos_source.schema import SinkColumns, check_frame
+from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.rows import from_arrow, from_rows, staged_schema
+from kafka_eos_source.stage.writer import stage
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row
+    from pyspark.sql.types import StructType
+
+    from kafka_eos_source.options import WriteOptions
+
+#: Arrow batches straight from Spark since PySpark 4.1; rows before.
+_StreamArrowWriter: Any = getattr(spark_datasource, "DataSourceStreamArrowWriter", None)
+
+_QUERY_ID, _BATCH_ID, _RUN_ID = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
+
+
+def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStreamWriter:
+    """The sink of a streaming query.
+
+    Raises:
+        InvalidSchemaError: the frame does not fit the row contract.
+        InvalidOptionError: no ``checkpointLocation``.
+        UnavailableError: the topic or the brokers are not there, or the staging folder is not writable.
+    """
+    columns = check_frame(schema, topic_option=options.topic, include_timestamp=options.include_timestamp)
+    direct.check_target(options)
+    if options.guarantee == "at_least_once":
+        sink: _Sink = _DirectSink(options, columns)
+    else:
+        sink = _StagedSink(options, columns, StagingFolder.at(_staging_of_stream(options)), "")
+    writer = _RowStreamWriter if _StreamArrowWriter is None else _ArrowStreamWriter
+    return cast(DataSourceStreamWriter, writer(sink))
+
+
+def batch_writer(options: WriteOptions, schema: StructType) -> DataSourceWriter:
+    """The sink of ``df.write``. Raises as `stream_writer`."""
+    columns = check_frame(schema, topic_option=options.topic, include_timestamp=options.include_timestamp)
+    direct.check_target(options)
+    if options.guarantee == "at_least_once":
+        return _BatchWriter(_DirectSink(options, columns), None)
+    folder = StagingFolder.at(_staging_of_batch(options))
+    return _BatchWriter(
+        _StagedSink(options, columns, folder, f"write-{uuid.uuid4().hex}"), identity.of_batch_write(options)
+    )
+
+
+@dataclass
+class _Message(WriterCommitMessage):
+    """What one task attempt tells the driver."""
+
+    part: StagedPart | None
+
+
+@dataclass(frozen=True)
+class _StagedSink:
+    """Exactly once: tasks stage, the driver commits."""
+
+    options: WriteOptions
+    columns: SinkColumns
+    folder: StagingFolder
+    name: str  #: of a batch write in the folder; "" = the micro-batch's id
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> _Message:
+        task = _task_properties()
+        return _Message(
+            stage(
+                batches,
+                staged_schema(self.columns),
+                folder=self.folder,
+                batch=self.name or task[_BATCH_ID],
+                inline_bytes=self.options.staging_inline_bytes,
+                run_id=task[_RUN_ID],
+                topic=self.options.topic,
+            )
+        )
+
+    def commit_micro_batch(self, parts: list[StagedPart], batch_id: int) -> None:
+        session.commit_micro_batch(self.options, self.folder, parts, batch_id)
+
+    def discard(self, name: str, parts: Iterable[StagedPart]) -> None:
+        """Spark calls this after a failed commit too: only what the messages name may go."""
+        self.folder.remove_parts(name, [part.name for part in parts if part.name])
+
+
+@dataclass(frozen=True)
+class _DirectSink:
+    """At least once: tasks produce, and nothing is left to commit."""
+
+    options: WriteOptions
+    columns: SinkColumns
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> _Message:
+        direct.produce(self.options, batches)
+        return _Message(None)
+
+    def commit_micro_batch(self, parts: list[StagedPart], batch_id: int) -> None:
+        """Nothing to do: the tasks have flushed."""
+
+    def discard(self, name: str, parts: Iterable[StagedPart]) -> None:
+        """Nothing can be taken back."""
+
+
+_Sink = _StagedSink | _DirectSink
+
+
+class _StreamWriter(DataSourceStreamWriter):
+    def __init__(self, sink: _Sink) -> None:
+        self._sink = sink
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._sink.commit_micro_batch(_parts(messages), batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._sink.discard(str(batchId), _parts(messages))
+
+
+class _RowStreamWriter(_StreamWriter):
+    def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
+        return self._sink.write(from_rows(iterator, self._sink.columns))
+
+
+class _ArrowStreamWriter(_StreamWriter, *(() if _StreamArrowWriter is None else (_StreamArrowWriter,))):  # type: ignore[misc]
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._sink.write(from_arrow(batch, self._sink.columns) for batch in iterator)
+
+
+class _BatchWriter(DataSourceArrowWriter):
+    def __init__(self, sink: _Sink, who: identity.Identity | None) -> None:
+        self._sink = sink
+        self._who = who
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._sink.write(from_arrow(batch, self._sink.columns) for batch in iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        if isinstance(self._sink, _StagedSink) and self._who is not None:
+            session.commit_batch_write(
+                self._sink.options, self._who, self._sink.folder, self._sink.name, _parts(messages)
+            )
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        if isinstance(self._sink, _StagedSink):
+            self._sink.discard(self._sink.name, _parts(messages))
+
+
+def _parts(messages: Iterable[WriterCommitMessage | None]) -> list[StagedPart]:
+    """Messages are None for tasks that failed."""
+    return [m.part for m in messages if isinstance(m, _Message) and m.part is not None]
+
+
+def _task_properties() -> Mapping[str, str]:
+    task = TaskContext.get()
+    if task is None:
+        raise RuntimeError("write was called outside a Spark task")
+    return {name: task.getLocalProperty(name) or "" for name in (_QUERY_ID, _BATCH_ID, _RUN_ID)}
+
+
+def _staging_of_stream(options: WriteOptions) -> str:
+    if options.checkpoint_location is None:
+        raise InvalidOptionError(
+            "the option 'checkpointLocation' is not set on the sink. Spark does not hand on the session's "
+            "spark.sql.streaming.checkpointLocation, and exactly-once needs the checkpoint: it tells which "
+            "offsets belong to a batch.",
+            fix="add .option('checkpointLocation', …) to writeStream.",
+        )
+    return options.staging_location or f"{options.checkpoint_location.rstrip('/')}/kafka-eos/staging"
+
+
+def _staging_of_batch(options: WriteOptions) -> str:
+    """Batch writes have no checkpoint; their default is local, which the probe refuses on a real cluster."""
+    return options.staging_location or os.path.join(tempfile.gettempdir(), f"kafka-eos-staging-{os.getuid()}")

@@ -1,0 +1,162 @@
+"""A pure model of what the commit needs of Kafka: epochs, one open transaction, a group's offsets.
+
+Faults are put in at any call, before it takes effect or after (an answer that got lost).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import FencedError, KafkaEosError, OutcomeUnknownError
+from kafka_eos_source.model import GroupOffset, TopicPartition
+
+CLUSTER_ID = "model-cluster"
+
+
+@dataclass
+class Fault:
+    """Raise ``error`` at the next call named ``call``. What is no `Exception` kills the process."""
+
+    call: str
+    error: BaseException
+    after: bool = False
+
+
+@dataclass
+class ModelBroker:
+    """One cluster, one transactional id."""
+
+    topics: dict[str, int] = field(default_factory=lambda: {"in": 2, "out": 2, "__consumer_offsets": 5})
+    epoch: int = 0
+    log: list[str] = field(default_factory=list)
+    group: dict[TopicPartition, GroupOffset] = field(default_factory=dict)
+    open_epoch: int | None = None
+    open_rows: list[str] = field(default_factory=list)
+    open_offsets: dict[TopicPartition, GroupOffset] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    clean: bool = True
+    lose_rows: int = 0
+    dead: bool = False
+
+    # transaction.Cluster
+    def producer(self) -> ModelProducer:
+        return ModelProducer(self)
+
+    def group_offsets(
+        self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
+    ) -> Mapping[TopicPartition, GroupOffset]:
+        assert self.open_epoch is None, "the token was read while a transaction was open"
+        self.reach("group_offsets", after=False)
+        return dict(self.group)
+
+    def settle(self) -> None:
+        self.open_epoch, self.open_rows, self.open_offsets = None, [], {}
+
+    def reach(self, call: str, *, after: bool) -> None:
+        if not after:
+            self.calls.append(call)
+        for fault in self.faults:
+            if fault.call == call and fault.after == after:
+                self.faults.remove(fault)
+                self.dead = not isinstance(fault.error, Exception)
+                raise fault.error
+
+
+class ModelProducer:
+    def __init__(self, broker: ModelBroker) -> None:
+        self.broker = broker
+        self.epoch: int | None = None
+        self.enqueued = 0
+        self.closed = False
+
+    def init(self, deadline: Deadline) -> None:
+        self._reach("init")
+        self.broker.epoch += 1
+        self.epoch = self.broker.epoch
+        self.broker.settle()
+        self.broker.reach("init", after=True)
+
+    def is_clean(self) -> bool:
+        return self.broker.clean
+
+    def cluster(self, deadline: Deadline) -> tuple[str, Mapping[str, int]]:
+        return CLUSTER_ID, dict(self.broker.topics)
+
+    def check_partitions(self, highest: Mapping[str, int], deadline: Deadline) -> None:
+        self._reach("check_partitions")
+
+    def begin(self) -> None:
+        self._reach("begin")
+        self.enqueued = 0
+
+    def send(self, rows: pa.RecordBatch, topic: str | None, deadline: Deadline) -> None:
+        self._reach("send")
+        self._fence()
+        self.broker.open_epoch = self.epoch
+        values = rows.column("value").to_pylist()
+        kept = values[: len(values) - self.broker.lose_rows]
+        self.broker.lose_rows = 0
+        self.broker.open_rows += kept
+        self.enqueued += len(kept)
+        self.broker.reach("send", after=True)
+
+    def flush(self, deadline: Deadline) -> None:
+        self._reach("flush")
+
+    def send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None:
+        self._reach("send_offsets")
+        self._fence()
+        self.broker.open_epoch = self.epoch
+        self.broker.open_offsets.update({each.tp: each for each in offsets})
+        self.broker.reach("send_offsets", after=True)
+
+    def commit(self, deadline: Deadline) -> None:
+        try:
+            self._reach("commit")
+            self._fence()
+        except KafkaEosError as error:
+            raise OutcomeUnknownError("no answer") from error
+        self.broker.log += self.broker.open_rows
+        self.broker.group.update(self.broker.open_offsets)
+        self.broker.settle()
+        try:
+            self.broker.reach("commit", after=True)
+        except KafkaEosError as error:
+            raise OutcomeUnknownError("no answer") from error
+
+    def abort(self, deadline: Deadline) -> None:
+        if self.broker.dead:  # nothing of a killed process reaches the broker
+            return
+        self.broker.calls.append("abort")
+        if self.epoch == self.broker.epoch:
+            self.broker.settle()
+
+    def close(self) -> None:
+        assert not self.closed, "closed twice"
+        self.closed = True
+
+    def _reach(self, call: str) -> None:
+        assert not self.closed, f"{call} on a closed producer"
+        self.broker.reach(call, after=False)
+
+    def _fence(self) -> None:
+        if self.epoch != self.broker.epoch:
+            raise FencedError("there is a newer owner")
+
+
+class ModelRows:
+    """Staged rows that hold their own text."""
+
+    def __init__(self, rows: Iterable[str]) -> None:
+        self._rows = list(rows)
+        self.rows = len(self._rows)
+        self.topics: Mapping[str, int] = {"out": -1} if self._rows else {}
+
+    def batches(self) -> Iterable[pa.RecordBatch]:
+        for start in range(0, len(self._rows), 2):
+            yield pa.record_batch({"value": pa.array(self._rows[start : start + 2])})

@@ -1,0 +1,71 @@
+"""Our offset is Spark's with one key more; the sink tells Kafka's offsets from those of other sources."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_eos_source.errors import OperatorError
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.plan.offsets import SourcePosition, is_kafka_offset_json
+
+_TOPICS = st.text("abc.-_019", min_size=1, max_size=6)
+_OFFSETS = st.dictionaries(
+    st.builds(TopicPartition, _TOPICS, st.integers(0, 99)), st.integers(0, 2**63 - 1), max_size=6
+)
+_POSITIONS = st.builds(
+    SourcePosition,
+    end=_OFFSETS,
+    start=st.none() | _OFFSETS,
+    cluster_id=st.none() | st.text(max_size=5),
+    topic_ids=st.dictionaries(_TOPICS, st.text(min_size=1, max_size=5), max_size=3),
+)
+
+
+@given(_POSITIONS)
+def test_round_trip(position: SourcePosition) -> None:
+    text = position.to_json()
+    assert SourcePosition.from_json(text) == position
+    assert is_kafka_offset_json(text)
+
+
+@given(_OFFSETS)
+def test_the_order_of_partitions_does_not_show(offsets: dict[TopicPartition, int]) -> None:
+    backwards = dict(reversed(offsets.items()))
+    assert SourcePosition(backwards).to_json() == SourcePosition(offsets).to_json()
+
+
+def test_sparks_own_offsets_are_read() -> None:
+    position = SourcePosition.from_json('{"b":{"1":4,"0":3},"a":{"0":2}}')
+    assert position == SourcePosition(
+        {TopicPartition("a", 0): 2, TopicPartition("b", 0): 3, TopicPartition("b", 1): 4}
+    )
+    assert json.loads(position.to_json()) == {"a": {"0": 2}, "b": {"0": 3, "1": 4}}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "42",
+        "null",
+        '"x"',
+        "[]",
+        '{"logOffset":3}',
+        '{"sourceVersion":1,"reservoirId":"x","reservoirVersion":3,"index":-1,"isStartingVersion":false}',
+        '{"offset":{"value":3}}',
+        '{"offset":{"0":"3"}}',
+        '{"0":{"0":true}}',
+        "not JSON",
+    ],
+)
+def test_other_sources_are_told_apart(line: str) -> None:
+    assert not is_kafka_offset_json(line)
+    with pytest.raises(OperatorError):
+        SourcePosition.from_json(line)
+
+
+def test_a_pattern_that_matches_nothing_yet_is_kafkas() -> None:
+    assert is_kafka_offset_json("{}")
