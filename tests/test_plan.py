@@ -1,0 +1,233 @@
+"""Planning: positions, limits, split, loss."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.model import OffsetRange, TopicPartition
+from kafka_eos_source.options import Bound
+from kafka_eos_source.plan.limits import backlog, held_back, rate_limit
+from kafka_eos_source.plan.loss import data_loss, reconcile
+from kafka_eos_source.plan.positions import Known, resolve, times
+from kafka_eos_source.plan.split import OFFSETS_PER_TASK, split
+
+A, B, C = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
+KNOWN = Known(earliest={A: 2, B: 0, C: 5}, latest={A: 20, B: 30, C: 5}, committed={A: 11})
+
+
+# -- positions
+
+
+@pytest.mark.parametrize(
+    ("bound", "expected"),
+    [
+        (Bound("earliest"), {A: 2, B: 0}),
+        (Bound("latest"), {A: 20, B: 30}),
+        (Bound("group"), {A: 11, B: 0}),
+        (Bound("offsets", offsets={A: -2, B: -1}), {A: 2, B: 30}),
+        (Bound("offsets", offsets={A: 7, B: 8}), {A: 7, B: 8}),
+        (Bound("offsets", topic_defaults={"t": -1}), {A: 20, B: 30}),
+        (Bound("offsets", offsets={A: 7}, topic_defaults={"t": -1}), {A: 7, B: 30}),
+    ],
+)
+def test_resolve(bound: Bound, expected: dict[TopicPartition, int]) -> None:
+    assert resolve(bound, [A, B], KNOWN) == expected
+
+
+def test_times_are_per_partition_or_one_for_all() -> None:
+    assert times(Bound("timestamp", timestamp_ms=5), [A, B]) == {A: 5, B: 5}
+    assert times(Bound("timestamps", timestamps_ms={A: 5, B: 6}), [A, B]) == {A: 5, B: 6}
+    assert times(Bound("latest"), [A]) == {}
+
+
+def test_a_time_without_a_record_is_an_error_or_the_end() -> None:
+    known = Known(KNOWN.earliest, KNOWN.latest, at_time={A: 9, B: None})
+    with pytest.raises(InvalidOptionError, match=r"no record of t-1 is at or after the starting time 77"):
+        resolve(Bound("timestamp", timestamp_ms=77), [A, B], known)
+    bound = Bound("timestamps", timestamps_ms={A: 1, B: 2}, no_match="latest")
+    assert resolve(bound, [A, B], known) == {A: 9, B: 30}
+
+
+@pytest.mark.parametrize(
+    ("offsets", "said"),
+    [({A: 1}, "missing t-1; not there none"), ({A: 1, B: 1, C: 1}, "missing none; not there u-0")],
+)
+def test_offsets_must_name_exactly_the_partitions(offsets: dict[TopicPartition, int], said: str) -> None:
+    with pytest.raises(InvalidOptionError, match=said):
+        resolve(Bound("offsets", offsets=offsets), [A, B], KNOWN)
+    with pytest.raises(InvalidOptionError, match=said):
+        times(Bound("timestamps", timestamps_ms=offsets), [A, B])
+
+
+# -- limits
+
+_LOGS = st.dictionaries(
+    st.builds(TopicPartition, st.sampled_from("ab"), st.integers(0, 9)),
+    st.tuples(st.integers(0, 2**62), st.integers(0, 1000)),
+    min_size=1,
+)
+
+
+@given(_LOGS, st.integers(1, 3000), st.integers(0, 100))
+def test_a_limited_batch_takes_exactly_what_it_may(
+    logs: dict[TopicPartition, tuple[int, int]], limit: int, turn: int
+) -> None:
+    starts = {tp: start for tp, (start, _) in logs.items()}
+    ends = {tp: start + size for tp, (start, size) in logs.items()}
+    limited = rate_limit(starts, ends, limit, turn)
+    assert set(limited) == set(ends)
+    assert all(starts[tp] <= limited[tp] <= ends[tp] for tp in ends)
+    assert backlog(starts, limited) == min(limit, backlog(starts, ends))
+
+
+@given(st.integers(1, 30), st.integers(1, 10))
+def test_no_partition_starves(small: int, limit: int) -> None:
+    """One partition with no end of records, many with one each: those are read in time."""
+    starts = {TopicPartition("s", n): 0 for n in range(small)}
+    ends = dict.fromkeys(starts, 1)
+    big = TopicPartition("z", 0)
+    starts[big], ends[big] = 0, 10**9
+    for turn in range(2 * small * limit + 10):
+        starts = rate_limit(starts, ends, limit, turn)
+    assert all(starts[tp] == 1 for tp in starts if tp != big)
+
+
+def test_proportional_shares() -> None:
+    assert rate_limit({A: 0, B: 100}, {A: 10, B: 130}, 20) == {A: 5, B: 115}
+    assert rate_limit({A: 5}, {A: 10}, 2**63 - 1) == {A: 10}
+
+
+def test_waiting_for_more() -> None:
+    assert held_back(5, 10, 100.0, 1000)
+    assert not held_back(10, 10, 100.0, 1000)
+    assert not held_back(5, 10, 1000.0, 1000)
+    assert not held_back(5, 10, None, 1000)
+    assert not held_back(5, None, 100.0, 1000)
+
+
+# -- split
+
+
+def cuts(ranges: list[tuple[int, int]], **options: int) -> list[list[int]]:
+    """Edges of the pieces of each range; one task a piece."""
+    whole = [OffsetRange(TopicPartition("t", n), *each) for n, each in enumerate(ranges)]
+    tasks = split(whole, **options)
+    edges: dict[int, list[int]] = {}
+    for (piece,) in tasks:
+        edges.setdefault(piece.tp.partition, [piece.start]).append(piece.end)
+    return [edges[n] for n in sorted(edges)]
+
+
+@pytest.mark.parametrize(
+    ("minimum", "ranges", "expected"),
+    [
+        (4, [(1, 5)], [[1, 2, 3, 4, 5]]),
+        (4, [(1, 5), (1, 21)], [[1, 5], [1, 7, 14, 21]]),
+        (4, [(1, 1), (1, 21)], [[1, 6, 11, 16, 21]]),
+        (4, [(1, 2), (1, 1001)], [[1, 2], [1, 334, 667, 1001]]),
+        (3, [(1, 11)], [[1, 4, 7, 11]]),
+        (6, [(0, 10), (0, 10), (0, 1)], [[0, 3, 6, 10], [0, 3, 6, 10], [0, 1]]),
+        (1, [(0, 10), (0, 10)], [[0, 10], [0, 10]]),
+    ],
+)
+def test_min_partitions_as_spark(
+    minimum: int, ranges: list[tuple[int, int]], expected: list[list[int]]
+) -> None:
+    assert cuts(ranges, min_partitions=minimum) == expected
+
+
+@pytest.mark.parametrize(
+    ("sizes", "minimum", "pieces"),
+    [
+        ((10000, 15000, 20000), 9, (2, 3, 4)),
+        ((500, 12000, 15001), 6, (1, 2, 3)),
+        ((1, 1, 10000), 6, (1, 1, 4)),
+    ],
+)
+def test_min_partitions_in_proportion(sizes: tuple[int, ...], minimum: int, pieces: tuple[int, ...]) -> None:
+    found = cuts([(0, size) for size in sizes], min_partitions=minimum)
+    assert tuple(len(edges) - 1 for edges in found) == pieces
+
+
+def test_max_records_as_spark() -> None:
+    assert cuts([(1, 5)], max_records_per_partition=4) == [[1, 5]]
+    assert cuts([(1, 6)], max_records_per_partition=4) == [[1, 3, 6]]
+    found = cuts([(1, 40), (1, 50), (1, 60)], max_records_per_partition=20)
+    assert [len(edges) - 1 for edges in found] == [2, 3, 3]
+    assert cuts([(1, 40)], max_records_per_partition=20, min_partitions=4) == [[1, 10, 20, 30, 40]]
+
+
+_RANGES = st.lists(st.tuples(st.integers(0, 10**6), st.integers(-5, 3 * OFFSETS_PER_TASK)), max_size=8)
+
+
+@given(_RANGES, st.none() | st.integers(1, 40), st.none() | st.integers(1000, 10**6))
+def test_every_offset_is_read_once(
+    spans: list[tuple[int, int]], minimum: int | None, maximum: int | None
+) -> None:
+    ranges = [
+        OffsetRange(TopicPartition("t", n), start, start + size) for n, (start, size) in enumerate(spans)
+    ]
+    tasks = split(ranges, min_partitions=minimum, max_records_per_partition=maximum)
+    pieces: dict[TopicPartition, list[OffsetRange]] = {}
+    for task in tasks:
+        assert task
+        for piece in task:
+            assert piece.size > 0
+            assert maximum is None or piece.size <= maximum
+            pieces.setdefault(piece.tp, []).append(piece)
+        if minimum is None and maximum is None:
+            assert sum(piece.size for piece in task) <= OFFSETS_PER_TASK
+    for each in ranges:
+        own = pieces.pop(each.tp, [])
+        assert (own[0].start, own[-1].end) == (each.start, each.end) if own else each.size <= 0
+        assert all(left.end == right.start for left, right in pairwise(own))
+    assert not pieces
+
+
+def test_a_small_batch_of_many_partitions_is_one_task() -> None:
+    ranges = [OffsetRange(TopicPartition("t", n), 0, 10) for n in range(50)]
+    assert len(split(ranges)) == 1
+
+
+# -- loss
+
+
+def test_nothing_lost() -> None:
+    found = reconcile({A: 5, B: 6}, {"t": "id"}, [A, B], {A: 0, B: 6}, {A: 5, B: 9}, {"t": "id"})
+    assert found.starts == {A: 5, B: 6}
+    assert found.losses == []
+
+
+@pytest.mark.parametrize(
+    ("position", "topic_ids", "partitions", "kind", "starts"),
+    [
+        ({A: 1}, {}, [A], "AGED_OUT", {A: 2}),
+        ({A: 50}, {}, [A], "OFFSETS_WENT_BACK", {A: 20}),
+        ({A: 5, B: 3}, {}, [A], "PARTITIONS_GONE", {A: 5}),
+        ({A: 5}, {}, [A, C], "NEW_PARTITION_NOT_AT_ZERO", {A: 5, C: 5}),
+        ({A: 5}, {"t": "old"}, [A], "TOPIC_RECREATED", {A: 2}),
+    ],
+)
+def test_losses(
+    position: dict[TopicPartition, int],
+    topic_ids: dict[str, str],
+    partitions: list[TopicPartition],
+    kind: str,
+    starts: dict[TopicPartition, int],
+) -> None:
+    found = reconcile(position, topic_ids, partitions, KNOWN.earliest, KNOWN.latest, {"t": "new"})
+    assert [loss.kind for loss in found.losses] == [kind]
+    assert found.starts == starts
+    assert kind in str(data_loss(found.losses))
+    assert "failOnDataLoss" in data_loss(found.losses).fix
+
+
+def test_a_new_partition_from_zero_is_no_loss() -> None:
+    found = reconcile({A: 5}, {}, [A, B], KNOWN.earliest, KNOWN.latest, {})
+    assert found.starts == {A: 5, B: 0}
+    assert found.losses == []
