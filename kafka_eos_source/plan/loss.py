@@ -46,7 +46,9 @@ def reconcile(
         position: next offset to read, per partition, as the last batch left it.
         topic_ids: topic ids (KIP-516) then.
         partitions: what is subscribed now.
-        earliest, latest: of those partitions now.
+        earliest: first offset there is; needed for partitions that are new or made anew. For others it may
+            be left out: a task that finds its offsets gone says so itself.
+        latest: end of the log, for all.
         current_ids: topic ids now.
     """
     losses: list[Loss] = []
@@ -56,21 +58,20 @@ def reconcile(
         losses.append(
             Loss("PARTITIONS_GONE", f"{_list(gone)}: read before, now deleted or no longer subscribed")
         )
-    remade = {topic for topic, was in topic_ids.items() if topic in current_ids and current_ids[topic] != was}
+    anew = remade(topic_ids, current_ids)
     losses += [
         Loss("TOPIC_RECREATED", f"topic {topic!r} was deleted and made anew (its id changed)")
-        for topic in sorted(remade)
+        for topic in sorted(anew)
     ]
     for tp in sorted(partitions):
-        first, end = earliest[tp], latest[tp]
-        stood = position.get(tp)
-        if stood is None or tp.topic in remade:
-            starts[tp] = first
+        end, stood = latest[tp], position.get(tp)
+        if stood is None or tp.topic in anew:
+            starts[tp] = first = earliest[tp]
             if stood is None and position and first > 0:
                 losses.append(Loss("NEW_PARTITION_NOT_AT_ZERO", f"{tp} is new and starts at offset {first}"))
-        elif stood < first:
-            starts[tp] = first
-            losses.append(Loss("AGED_OUT", f"{tp}: offsets {stood} to {first - 1} are gone"))
+        elif stood < earliest.get(tp, stood):
+            starts[tp] = earliest[tp]
+            losses.append(Loss("AGED_OUT", f"{tp}: offsets {stood} to {earliest[tp] - 1} are gone"))
         elif stood > end:
             starts[tp] = end
             losses.append(
@@ -79,6 +80,11 @@ def reconcile(
         else:
             starts[tp] = stood
     return Reconciled(starts, losses)
+
+
+def remade(topic_ids: Mapping[str, str], current_ids: Mapping[str, str]) -> set[str]:
+    """Topics that were deleted and made anew: same name, another id."""
+    return {topic for topic, was in topic_ids.items() if topic in current_ids and current_ids[topic] != was}
 
 
 def data_loss(losses: Collection[Loss]) -> DataLossError:

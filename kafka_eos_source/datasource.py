@@ -1,0 +1,92 @@
+"""The front door: names the format, gives its schema, readers and writers. Runs on the driver."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+from kafka_eos_source.errors import InvalidOptionError
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+
+FORMAT_NAME = "kafka-eos"
+
+
+class KafkaEosDataSource(DataSource):
+    """``format("kafka-eos")``: Kafka for Spark, exactly once.
+
+    Spark finds it by itself through the module ``pyspark_kafka_eos``;
+    ``spark.dataSource.register(KafkaEosDataSource)`` works too. Options: ``docs/options.md``.
+
+    Imports are made inside the methods: Spark loads this class in each of its Python processes, and
+    most of them need only one side.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT_NAME
+
+    def schema(self) -> StructType:
+        """Called by ``load()``: bad options are refused there. Spark does not say which read it will be."""
+        from kafka_eos_source.options import parse_read
+        from kafka_eos_source.schema import read_schema
+
+        try:
+            options = parse_read(self.options, streaming=True)
+        except InvalidOptionError:
+            options = parse_read(self.options, streaming=False)
+        return read_schema(options.include_headers)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from kafka_eos_source.options import parse_read
+        from kafka_eos_source.stream_reader import batch_reader
+
+        options = parse_read(self.options, streaming=False)
+        _refuse_other_schema(schema, options.include_headers)
+        return batch_reader(options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from kafka_eos_source.options import parse_read
+        from kafka_eos_source.stream_reader import stream_reader
+
+        options = parse_read(self.options, streaming=True)
+        _refuse_other_schema(schema, options.include_headers)
+        return stream_reader(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from kafka_eos_source.options import parse_write
+        from kafka_eos_source.stream_writer import batch_writer
+
+        if overwrite:
+            raise InvalidOptionError(
+                "save mode 'overwrite' cannot be used: records of a topic are never replaced.",
+                fix="use .mode('append').",
+            )
+        return batch_writer(parse_write(self.options, streaming=False), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """``overwrite`` is Spark's word for output mode *complete*: the whole result is sent each time."""
+        from kafka_eos_source.options import parse_write
+        from kafka_eos_source.stream_writer import stream_writer
+
+        return stream_writer(parse_write(self.options, streaming=True), schema)
+
+
+def _refuse_other_schema(schema: StructType, include_headers: bool) -> None:
+    """A user's ``.schema(…)`` reaches us as it is (Spark does not ask for ours then)."""
+    from kafka_eos_source.schema import read_schema
+
+    ours = read_schema(include_headers)
+    if [(f.name, f.dataType) for f in schema.fields] != [(f.name, f.dataType) for f in ours.fields]:
+        raise InvalidOptionError(
+            f"the schema of this source is fixed: {ours.simpleString()}; got {schema.simpleString()}.",
+            fix="remove .schema(…) and select or cast after .load().",
+        )

@@ -1,0 +1,220 @@
+"""What the driver asks the brokers about the topics to be read: which, from where, how far."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+)
+from confluent_kafka import TopicPartition as ClientTopicPartition
+from confluent_kafka import admin as client_admin
+
+from kafka_eos_source.errors import UnavailableError
+from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error
+from kafka_eos_source.model import Offsets, TopicPartition
+
+_AdminClient: Any = client_admin.AdminClient
+_OffsetSpec: Any = client_admin.OffsetSpec  # type: ignore[attr-defined]
+
+T = TypeVar("T")
+
+#: For one request. Times the retries it bounds how long a query waits for brokers that are not there.
+_REQUEST_SECONDS = 10.0
+
+_MISSING = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError.UNKNOWN_TOPIC_ID,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Topics:
+    """Topics as the cluster shows them.
+
+    Attributes:
+        partitions: of all of them, sorted.
+        ids: topic ids (KIP-516).
+        cluster_id: Kafka's id of the cluster.
+    """
+
+    partitions: tuple[TopicPartition, ...]
+    ids: Mapping[str, str] = field(default_factory=dict)
+    cluster_id: str | None = None
+
+
+class SourceAdmin:
+    """The driver's look at a source cluster. One client, kept until `close`.
+
+    Args:
+        config: librdkafka properties that say how to reach the cluster.
+        isolation_level: decides what *latest* means: the last stable offset or the high watermark.
+        retries: how often a failed look-up is repeated.
+        retry_interval_ms: pause before that.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], isolation_level: str, retries: int, retry_interval_ms: int
+    ) -> None:
+        self._config = dict(config)
+        self._isolation = (
+            IsolationLevel.READ_COMMITTED
+            if isolation_level == "read_committed"
+            else IsolationLevel.READ_UNCOMMITTED
+        )
+        self._retries = retries
+        self._retry_interval_seconds = retry_interval_ms / 1000
+        self._client: Any = None
+        self._said = ""
+        self._known_cluster_id: str | None = None
+        self._pause = threading.Event()
+
+    def close(self) -> None:
+        """Lets the client go."""
+        self._pause.set()
+        self._client = None
+
+    def named(self, topics: Iterable[str]) -> Topics:
+        """These topics.
+
+        Raises:
+            UnavailableError: one does not exist, or no broker answers.
+            AuthorizationError: one may not be described.
+        """
+        wanted = list(topics)
+
+        def ask(client: Any) -> Topics:
+            futures = client.describe_topics(TopicCollection(wanted), request_timeout=_REQUEST_SECONDS)
+            found = {name: future.result() for name, future in futures.items()}
+            partitions = [TopicPartition(name, p.id) for name, one in found.items() for p in one.partitions]
+            return Topics(
+                tuple(sorted(partitions)),
+                {name: str(one.topic_id) for name, one in found.items()},
+                self._cluster_id(client),
+            )
+
+        return self._ask(f"looking up the topics {', '.join(wanted)}", ask)
+
+    def matching(self, pattern: str) -> Topics:
+        """Every topic in whose name ``pattern`` is found (Java's ``find``, as in Spark), but no internal one.
+
+        Raises:
+            UnavailableError: no broker answers.
+        """
+
+        def ask(client: Any) -> list[str]:
+            listed = client.list_topics(timeout=_REQUEST_SECONDS).topics
+            return sorted(
+                name
+                for name, topic in listed.items()
+                if topic.error is None and not name.startswith("__") and re.search(pattern, name)
+            )
+
+        names = self._ask(f"looking up topics that match {pattern!r}", ask)
+        return self.named(names) if names else Topics(())
+
+    def earliest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """First offset still there."""
+        return self._offsets({tp: _OffsetSpec.earliest() for tp in partitions}, "the earliest offsets")
+
+    def latest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where a reader may read up to: the last stable offset, or the high watermark."""
+        return self._offsets({tp: _OffsetSpec.latest() for tp in partitions}, "the latest offsets")
+
+    def at_time(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
+        """First offset whose time is at or after the given one (ms since 1970); None = there is none."""
+        found = self._offsets(
+            {tp: _OffsetSpec.for_timestamp(at_ms) for tp, at_ms in times_ms.items()}, "the offsets at a time"
+        )
+        return {tp: None if offset < 0 else offset for tp, offset in found.items()}
+
+    def committed(self, group_id: str, partitions: Collection[TopicPartition]) -> Offsets:
+        """Offsets of a consumer group; pending transactions are waited for (KIP-447)."""
+
+        def ask(client: Any) -> Offsets:
+            request = ConsumerGroupTopicPartitions(
+                group_id, [ClientTopicPartition(tp.topic, tp.partition) for tp in partitions]
+            )
+            answer = client.list_consumer_group_offsets(
+                [request], require_stable=True, request_timeout=_REQUEST_SECONDS
+            )[group_id].result()
+            found = {}
+            for each in answer.topic_partitions:
+                if each.error is not None:
+                    raise KafkaException(each.error)
+                if each.offset >= 0:
+                    found[TopicPartition(each.topic, each.partition)] = each.offset
+            return found
+
+        return self._ask(f"reading the offsets of group {group_id!r}", ask)
+
+    def _offsets(self, specs: Mapping[TopicPartition, Any], what: str) -> dict[TopicPartition, int]:
+        if not specs:
+            return {}
+
+        def ask(client: Any) -> dict[TopicPartition, int]:
+            futures = client.list_offsets(
+                {ClientTopicPartition(tp.topic, tp.partition): spec for tp, spec in specs.items()},
+                isolation_level=self._isolation,
+                request_timeout=_REQUEST_SECONDS,
+            )
+            return {
+                TopicPartition(tp.topic, tp.partition): future.result().offset
+                for tp, future in futures.items()
+            }
+
+        topics = sorted({tp.topic for tp in specs})
+        return self._ask(f"looking up {what} of {', '.join(topics)}", ask)
+
+    def _cluster_id(self, client: Any) -> str | None:
+        if self._known_cluster_id is None:
+            self._known_cluster_id = (
+                client.describe_cluster(request_timeout=_REQUEST_SECONDS).result().cluster_id
+            )
+        return self._known_cluster_id
+
+    def _ask(self, doing: str, ask: Callable[[Any], T]) -> T:
+        """``ask``, repeated with a new client while it fails for a reason that may pass."""
+        for attempt in range(self._retries + 1):
+            if self._client is None:
+                self._client = _AdminClient({**self._config, "error_cb": self._on_error})
+            try:
+                return ask(self._client)
+            except KafkaException as failure:
+                error = kafka_error(failure)
+                missing = error.code() in _MISSING
+                if not (missing or is_transient(error)):
+                    raise classify(error, doing) from failure
+                if attempt == self._retries:
+                    raise self._gave_up(error, doing, missing) from failure
+            if not missing:
+                self._client = None
+            self._pause.wait(self._retry_interval_seconds)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _gave_up(self, error: KafkaError, doing: str, missing: bool) -> UnavailableError:
+        tried = f"{doing}: {error.str()} ({error.name()}), tried {self._retries + 1} times"
+        if missing:
+            return UnavailableError(f"{tried}.", fix="create the topic, or correct its name.")
+        servers = self._config.get("bootstrap.servers")
+        said = f" Last seen: {self._said}." if self._said else ""
+        return UnavailableError(
+            f"no answer from Kafka at kafka.bootstrap.servers={servers!r}: {tried}.{said}",
+            fix="check the addresses, that the brokers run, and that kafka.security.protocol fits; "
+            "fetchOffset.numRetries and fetchOffset.retryIntervalMs say how often it is tried.",
+        )
+
+    def _on_error(self, error: KafkaError) -> None:
+        self._said = error.str()
