@@ -43,15 +43,6 @@ TUNED: Mapping[str, str] = {
     "fetch.message.max.bytes": str(4 << 20),
 }
 
-#: Over the user's own settings: what reading exact ranges rests on.
-FORCED: Mapping[str, str] = {
-    "enable.auto.commit": "false",
-    "enable.auto.offset.store": "false",
-    "enable.partition.eof": "true",
-    "auto.offset.reset": "error",
-    "allow.auto.create.topics": "false",
-}
-
 _ALIASES = {"fetch.message.max.bytes": "max.partition.fetch.bytes"}
 
 _OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
@@ -86,13 +77,12 @@ class AssignedConsumer:
     """One client, reading partitions that it is told. Not thread-safe.
 
     Args:
-        conf: librdkafka properties, ``group.id`` among them (librdkafka wants one; it is never joined).
+        conf: from `kafka.config.consumer_config`.
     """
 
     def __init__(self, conf: Mapping[str, str]) -> None:
         merged: dict[str, Any] = {k: v for k, v in TUNED.items() if _ALIASES.get(k) not in conf}
         merged.update(conf)
-        merged.update(FORCED)
         merged["error_cb"] = self._on_error
         #: What the client last complained about, without a partition: the likely reason of a time-out.
         self.last_complaint = ""

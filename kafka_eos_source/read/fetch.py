@@ -51,7 +51,7 @@ class ReadSettings:
     """What a read task needs besides its ranges; pickled with every task.
 
     Attributes:
-        conf: librdkafka properties of the consumer, ``group.id`` among them.
+        conf: of the consumer, from `kafka.config.consumer_config`.
         include_headers: whether to fill the ``headers`` column.
         fail_on_data_loss: raise when offsets are gone, else log and go on.
         poll_timeout_ms: how long nothing at all may arrive (``kafkaConsumer.pollTimeoutMs``).
@@ -157,7 +157,7 @@ class Reading:
 
     def _learn_size(self, mean_bytes: float) -> None:
         """Asks for as many messages at once as a quarter of a batch's bytes probably holds."""
-        self._take_at_most = max(FIRST_TAKE // 5, int(BATCH_BYTES / 4 / max(mean_bytes, 1.0)))
+        self._take_at_most = max(1, int(BATCH_BYTES / 4 / max(mean_bytes, 1.0)))
 
     def _step(self, at_most: int) -> list[Run]:
         """One look at the queue."""

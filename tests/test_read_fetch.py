@@ -1,0 +1,346 @@
+"""Ranges read to their end from logs with gaps, against a model of a log; what is lost is said."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kafka_eos_source.errors import DataLossError, RetriableError, UnavailableError
+from kafka_eos_source.kafka.consumer import ConsumerPool, Taken
+from kafka_eos_source.model import OffsetRange, TopicPartition
+from kafka_eos_source.read import fetch
+from kafka_eos_source.read.fetch import Reading, ReadSettings
+from kafka_eos_source.read.progress import Progress
+
+A, B, U = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
+
+
+@dataclass(frozen=True)
+class FakeMessage:
+    tp: TopicPartition
+    at: int
+
+    def topic(self) -> str:
+        return self.tp.topic
+
+    def partition(self) -> int:
+        return self.tp.partition
+
+    def offset(self) -> int:
+        return self.at
+
+    def __len__(self) -> int:
+        return 100
+
+
+@dataclass
+class Log:
+    """One partition: offsets ``low`` to ``high``, of which ``visible`` are records."""
+
+    visible: Sequence[int]
+    high: int
+    low: int = 0
+    gone: bool = False
+
+
+@dataclass
+class ModelConsumer:
+    """An `AssignedConsumer` over logs in memory; ``sizes`` says how many messages each look gives."""
+
+    logs: dict[TopicPartition, Log]
+    sizes: Sequence[int] = (3,)
+    last_complaint: str = ""
+    positions: dict[TopicPartition, int] = field(default_factory=dict)
+    told: set[tuple[TopicPartition, str, int]] = field(default_factory=set)
+    looks: int = 0
+    asked: list[int] = field(default_factory=list)
+    bounds_fail: int = 0
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        self.positions = dict(positions)
+
+    def move(self, tp: TopicPartition, position: int) -> None:
+        self.positions[tp] = position
+        self.told = {each for each in self.told if each[0] != tp}
+
+    def drop(self, tps: Sequence[TopicPartition]) -> None:
+        for tp in tps:
+            del self.positions[tp]
+
+    def take(self, at_most: int, wait_seconds: float) -> Taken:
+        self.asked.append(at_most)
+        room = min(at_most, max(1, self.sizes[self.looks % len(self.sizes)]))
+        self.looks += 1
+        taken = Taken([])
+        found: list[FakeMessage] = []
+        for tp, position in list(self.positions.items()):
+            log = self.logs[tp]
+            if log.gone:
+                self._tell(tp, "gone", 0, taken.gone)
+            elif not log.low <= position <= log.high:
+                self._tell(tp, "range", position, taken.out_of_range)
+            else:
+                batch = [at for at in log.visible if log.low <= at >= position][: room - len(found)]
+                found += [FakeMessage(tp, at) for at in batch]
+                if batch:
+                    self.positions[tp] = batch[-1] + 1
+                elif room > len(found) and (tp, "end", log.high) not in self.told:
+                    self.told.add((tp, "end", log.high))
+                    taken.log_ends[tp] = log.high
+        taken.messages = found
+        return taken
+
+    def _tell(self, tp: TopicPartition, what: str, at: int, where: list[TopicPartition]) -> None:
+        if (tp, what, at) not in self.told:
+            self.told.add((tp, what, at))
+            where.append(tp)
+
+    def log_bounds(self, tp: TopicPartition, timeout_seconds: float) -> tuple[int, int]:
+        if self.bounds_fail:
+            self.bounds_fail -= 1
+            raise RetriableError("no answer")
+        return self.logs[tp].low, self.logs[tp].high
+
+
+def read(
+    consumer: ModelConsumer, ranges: Sequence[OffsetRange], *, fail: bool = True, timeout_ms: int = 10_000
+) -> list[tuple[TopicPartition, int]]:
+    progress = Progress(ranges)
+    reading = Reading(consumer, progress, ReadSettings({}, False, fail, timeout_ms))
+    found: list[tuple[TopicPartition, int]] = []
+    while not progress.done:
+        for run in reading.next_runs():
+            assert [m.offset() for m in run.messages] == run.offsets.tolist()
+            assert {(m.topic(), m.partition()) for m in run.messages} == {run.tp}
+            found += [(run.tp, int(offset)) for offset in run.offsets]
+    return found
+
+
+@pytest.fixture
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "SHORT_LOG_GRACE_SECONDS", -1.0)
+
+
+# -- progress
+
+
+def test_a_range_ends_with_a_message_at_or_past_its_end() -> None:
+    progress = Progress([OffsetRange(A, 2, 5)])
+    assert progress.accept(A, np.array([0, 2, 3])) == slice(1, 3)
+    assert not progress.done
+    assert progress.accept(A, np.array([9])) == slice(0, 0)
+    assert progress.done
+    assert progress.accept(A, np.array([4])) == slice(0, 0)
+
+
+def test_a_range_ends_with_its_last_offset() -> None:
+    progress = Progress([OffsetRange(A, 2, 5), OffsetRange(B, 0, 0)])
+    assert progress.remaining == 3
+    assert progress.accept(A, np.array([4])) == slice(0, 1)
+    assert progress.done
+    assert progress.remaining == 0
+
+
+def test_two_ranges_of_one_partition_are_refused() -> None:
+    with pytest.raises(ValueError, match="two ranges of t-0"):
+        Progress([OffsetRange(A, 0, 1), OffsetRange(A, 1, 2)])
+
+
+# -- reading
+
+
+@st.composite
+def read_case(draw: st.DrawFn) -> tuple[dict[TopicPartition, Log], list[OffsetRange], list[int]]:
+    logs, ranges = {}, []
+    for tp in draw(st.sampled_from([[A], [A, B], [A, B, U], [A, U]])):
+        low = draw(st.integers(0, 5))
+        high = low + draw(st.integers(0, 30))
+        visible = [at for at in range(low, high) if draw(st.booleans())]
+        logs[tp] = Log(visible, high, low)
+        start = draw(st.integers(low, high))
+        ranges.append(OffsetRange(tp, start, draw(st.integers(start, high))))
+    return logs, ranges, draw(st.lists(st.integers(1, 12), min_size=1, max_size=5))
+
+
+@given(read_case())
+@settings(deadline=None)
+def test_exactly_the_records_of_the_ranges_in_order(
+    case: tuple[dict[TopicPartition, Log], list[OffsetRange], list[int]],
+) -> None:
+    """Markers, aborted and compacted offsets, wherever they lie, neither end a range early nor hang it."""
+    logs, ranges, sizes = case
+    found = read(ModelConsumer(logs, sizes), ranges)
+    for each in ranges:
+        expected = [at for at in logs[each.tp].visible if each.start <= at < each.end]
+        assert [at for tp, at in found if tp == each.tp] == expected
+    assert len(found) == len(set(found))
+
+
+def test_a_small_range_does_not_ask_for_the_backlog() -> None:
+    consumer = ModelConsumer({A: Log(range(100_000), 100_000)}, sizes=[1_000_000])
+    assert len(read(consumer, [OffsetRange(A, 10, 13)])) == 3
+    assert max(consumer.asked) <= 4
+
+
+def test_batches_are_bounded_in_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "BATCH_ROWS", 7)
+    progress = Progress([OffsetRange(A, 0, 50)])
+    reading = Reading(ModelConsumer({A: Log(range(50), 50)}, sizes=[100]), progress, ReadSettings({}))
+    sizes = []
+    while not progress.done:
+        sizes.append(sum(len(run.messages) for run in reading.next_runs()))
+    assert sizes == [7] * 7 + [1]
+
+
+def test_batches_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first look may overshoot, before the size of messages (100 bytes here) is known."""
+    monkeypatch.setattr(fetch, "BATCH_BYTES", 2000)
+    progress = Progress([OffsetRange(A, 0, 2000)])
+    reading = Reading(ModelConsumer({A: Log(range(2000), 2000)}, sizes=[10_000]), progress, ReadSettings({}))
+    sizes = []
+    while not progress.done:
+        sizes.append(sum(len(run.messages) for run in reading.next_runs()))
+    assert sizes[0] == fetch.FIRST_TAKE
+    assert set(sizes[1:]) == {20}
+
+
+def test_aged_out_offsets_fail_or_are_skipped() -> None:
+    def consumer() -> ModelConsumer:
+        return ModelConsumer({A: Log(range(10), 10, low=4)})
+
+    with pytest.raises(DataLossError, match=r"offsets 0 to 4 \(excluded\) of t-0 .* starts at offset 4 now"):
+        read(consumer(), [OffsetRange(A, 0, 10)])
+    assert read(consumer(), [OffsetRange(A, 0, 10)], fail=False) == [(A, at) for at in range(4, 10)]
+    assert read(consumer(), [OffsetRange(A, 0, 3)], fail=False) == []
+
+
+def test_offsets_gone_in_one_partition_leave_the_others_whole() -> None:
+    logs = {A: Log(range(10), 10, low=10), B: Log(range(6), 6)}
+    assert read(ModelConsumer(logs), [OffsetRange(A, 0, 9), OffsetRange(B, 0, 6)], fail=False) == [
+        (B, at) for at in range(6)
+    ]
+
+
+def test_a_deleted_topic_fails_or_is_skipped() -> None:
+    logs = {A: Log([], 0, gone=True), B: Log([0], 1)}
+    ranges = [OffsetRange(A, 0, 9), OffsetRange(B, 0, 1)]
+    with pytest.raises(
+        DataLossError, match=r"offsets 0 to 9 .* of t-0 cannot be read: the topic or partition was"
+    ):
+        read(ModelConsumer(logs), ranges)
+    assert read(ModelConsumer(logs), ranges, fail=False) == [(B, 0)]
+
+
+def test_a_start_beyond_the_log_is_data_loss() -> None:
+    logs = {A: Log(range(5), 5)}
+    with pytest.raises(DataLossError, match="the log ends at offset 5 now"):
+        read(ModelConsumer(logs), [OffsetRange(A, 7, 9)])
+    assert read(ModelConsumer(logs), [OffsetRange(A, 7, 9)], fail=False) == []
+
+
+@pytest.mark.usefixtures("no_grace")
+def test_a_log_shorter_than_planned_is_data_loss() -> None:
+    logs = {A: Log(range(5), 5)}
+    with pytest.raises(DataLossError, match=r"offsets 5 to 9 \(excluded\) .* the log ends at offset 5 now"):
+        read(ModelConsumer(logs), [OffsetRange(A, 0, 9)])
+    assert len(read(ModelConsumer(logs), [OffsetRange(A, 0, 9)], fail=False)) == 5
+
+
+@pytest.mark.usefixtures("no_grace")
+def test_a_log_that_looks_short_for_a_moment_is_none() -> None:
+    """A new leader's high watermark lags (KIP-207): its bounds are asked before anything is called lost."""
+
+    class Lagging(ModelConsumer):
+        def log_bounds(self, tp: TopicPartition, timeout_seconds: float) -> tuple[int, int]:
+            self.logs[tp].high = 9
+            self.logs[tp].visible = range(9)
+            return super().log_bounds(tp, timeout_seconds)
+
+    assert len(read(Lagging({A: Log(range(5), 5)}), [OffsetRange(A, 0, 9)])) == 9
+
+
+def test_a_failed_look_up_after_out_of_range_is_tried_again() -> None:
+    consumer = ModelConsumer({A: Log(range(10), 10, low=4)}, bounds_fail=2)
+    assert len(read(consumer, [OffsetRange(A, 0, 10)], fail=False)) == 6
+
+
+def test_nothing_arriving_is_an_error_that_says_where() -> None:
+    class Silent(ModelConsumer):
+        def take(self, at_most: int, wait_seconds: float) -> Taken:
+            assert 0 <= wait_seconds <= fetch.WAIT_SECONDS
+            return Taken(())
+
+    consumer = Silent({A: Log(range(5), 5)}, last_complaint="broker 1 is down")
+    expected = r"nothing arrived from t-0 at offset 2 within 20 ms .* up to offset 5.*broker 1 is down"
+    with pytest.raises(UnavailableError, match=expected):
+        read(consumer, [OffsetRange(A, 2, 5)], timeout_ms=20)
+
+
+def test_the_cycle_collector_is_left_as_it_was() -> None:
+    assert gc.isenabled()
+    with fetch._cycle_collection_paused():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with fetch._cycle_collection_paused():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+# -- the pool: clients without brokers
+
+
+CONF = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": "0"}
+
+
+def test_a_consumer_is_lent_again() -> None:
+    pool = ConsumerPool()
+    with pool.borrow(CONF) as first:
+        assert len(pool) == 0
+    with pool.borrow(CONF) as second, pool.borrow(CONF) as third:
+        assert second is first
+        assert third is not first
+    with pool.borrow({**CONF, "group.id": "other"}) as other:
+        assert other not in (first, third)
+    pool.close()
+    assert len(pool) == 0
+
+
+def test_after_an_error_a_consumer_is_not_lent_again() -> None:
+    pool = ConsumerPool()
+    with pytest.raises(RuntimeError), pool.borrow(CONF):
+        raise RuntimeError
+    assert len(pool) == 0
+
+
+def test_the_pool_is_bounded_and_closes_idle_consumers() -> None:
+    pool = ConsumerPool(capacity=1, idle_seconds=-1.0)
+    with pool.borrow(CONF) as first, pool.borrow({**CONF, "group.id": "h"}):
+        pass
+    assert len(pool) == 1
+    with pool.borrow(CONF) as again:
+        assert again is not first
+    pool.close()
+
+
+def test_a_forked_child_forgets_its_parents_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = ConsumerPool()
+    with pool.borrow(CONF) as first:
+        pass
+    mine = os.getpid()
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: mine + 1)
+        with pool.borrow(CONF) as second:
+            assert second is not first
+        pool.close()
+    first.close()
