@@ -6,7 +6,6 @@ the tasks, so it holds no client: those are made where they are used.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -123,21 +122,31 @@ class _StreamReader(SupportsTriggerAvailableNow, _StreamReaderBase):
 
 
 class _UnlimitedStreamReader(_StreamReaderBase):
-    """For PySpark 4.0 and 4.1, where Spark asks for the latest offset and nothing else."""
+    """For PySpark 4.0 and 4.1, where Spark asks for the latest offset and does not say since when.
+
+    Seen on 4.0: a new query is asked ``latestOffset``, then ``initialOffset``; a restarted one is first told
+    the range of its last batch by ``partitions``. So the first call tells which it is, and where a new one
+    begins is fixed before its end is looked up.
+    """
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
-        self._position = SourcePosition({})
+        self._position: SourcePosition | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        self._position = self._planning().initial()
+        if self._position is None:
+            self._position = self._planning().initial()
         return self._position.to_dict()
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
+        if self._position is None:
+            self._position = self._planning().initial()
         return self._planning().latest(self._position).to_dict()
 
-    def commit(self, end: dict[str, Any]) -> None:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        planned = super().partitions(start, end)
         self._position = SourcePosition.from_dict(end)
+        return planned
 
 
 class _BatchReader(DataSourceReader):
@@ -178,8 +187,11 @@ class _FilteringBatchReader(_BatchReader):
 
 
 def _settings(options: ReadOptions) -> ReadSettings:
-    """A group that is never joined: librdkafka wants a name, and ACLs may ask for the user's."""
-    group_id = options.group_id or f"{options.group_id_prefix}-{uuid.uuid4()}"
+    """The group is never joined: librdkafka wants a name, and ACLs may ask for the user's.
+
+    No random part, unlike Spark's: workers find their open consumers again by their configuration.
+    """
+    group_id = options.group_id or f"{options.group_id_prefix}-read"
     return ReadSettings(
         conf=consumer_config(options.kafka, group_id, options.isolation_level),
         include_headers=options.include_headers,

@@ -95,17 +95,9 @@ class SourceAdmin:
         """
         wanted = list(topics)
 
-        def ask(client: Any) -> Topics:
-            futures = client.describe_topics(TopicCollection(wanted), request_timeout=_REQUEST_SECONDS)
-            found = {name: future.result() for name, future in futures.items()}
-            partitions = [TopicPartition(name, p.id) for name, one in found.items() for p in one.partitions]
-            return Topics(
-                tuple(sorted(partitions)),
-                {name: str(one.topic_id) for name, one in found.items()},
-                self._cluster_id(client),
-            )
-
-        return self._ask(f"looking up the topics {', '.join(wanted)}", ask)
+        return self._ask(
+            f"looking up the topics {', '.join(wanted)}", lambda client: self._describe(client, wanted)
+        )
 
     def matching(self, pattern: str) -> Topics:
         """Every topic in whose name ``pattern`` is found (Java's ``find``, as in Spark), but no internal one.
@@ -114,16 +106,30 @@ class SourceAdmin:
             UnavailableError: no broker answers.
         """
 
-        def ask(client: Any) -> list[str]:
+        def ask(client: Any) -> Topics:
             listed = client.list_topics(timeout=_REQUEST_SECONDS).topics
-            return sorted(
-                name
-                for name, topic in listed.items()
-                if topic.error is None and not name.startswith("__") and re.search(pattern, name)
-            )
+            names = [name for name, one in listed.items() if one.error is None and re.search(pattern, name)]
+            return self._describe(client, names, matched=True)
 
-        names = self._ask(f"looking up topics that match {pattern!r}", ask)
-        return self.named(names) if names else Topics(())
+        return self._ask(f"looking up topics that match {pattern!r}", ask)
+
+    def _describe(self, client: Any, names: Collection[str], matched: bool = False) -> Topics:
+        """``matched``: the names were listed a moment ago; one that is gone by now is left out."""
+        found = {}
+        if names:
+            futures = client.describe_topics(TopicCollection(list(names)), request_timeout=_REQUEST_SECONDS)
+            for name, future in futures.items():
+                try:
+                    topic = future.result()
+                except KafkaException as failure:
+                    if not matched or kafka_error(failure).code() not in _MISSING:
+                        raise
+                    continue
+                if not (matched and topic.is_internal):
+                    found[name] = topic
+        partitions = [TopicPartition(name, p.id) for name, one in found.items() for p in one.partitions]
+        ids = {name: str(one.topic_id) for name, one in found.items()}
+        return Topics(tuple(sorted(partitions)), ids, self._cluster_id(client))
 
     def earliest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """First offset still there."""
@@ -132,6 +138,14 @@ class SourceAdmin:
     def latest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Where a reader may read up to: the last stable offset, or the high watermark."""
         return self._offsets({tp: _OffsetSpec.latest() for tp in partitions}, "the latest offsets")
+
+    def high_watermarks(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """The log's end, open transactions included, whatever the isolation level."""
+        return self._offsets(
+            {tp: _OffsetSpec.latest() for tp in partitions},
+            "the high watermarks",
+            IsolationLevel.READ_UNCOMMITTED,
+        )
 
     def at_time(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
         """First offset whose time is at or after the given one (ms since 1970); None = there is none."""
@@ -160,14 +174,16 @@ class SourceAdmin:
 
         return self._ask(f"reading the offsets of group {group_id!r}", ask)
 
-    def _offsets(self, specs: Mapping[TopicPartition, Any], what: str) -> dict[TopicPartition, int]:
+    def _offsets(
+        self, specs: Mapping[TopicPartition, Any], what: str, isolation: IsolationLevel | None = None
+    ) -> dict[TopicPartition, int]:
         if not specs:
             return {}
 
         def ask(client: Any) -> dict[TopicPartition, int]:
             futures = client.list_offsets(
                 {ClientTopicPartition(tp.topic, tp.partition): spec for tp, spec in specs.items()},
-                isolation_level=self._isolation,
+                isolation_level=self._isolation if isolation is None else isolation,
                 request_timeout=_REQUEST_SECONDS,
             )
             return {
@@ -209,6 +225,7 @@ class SourceAdmin:
         if missing:
             return UnavailableError(f"{tried}.", fix="create the topic, or correct its name.")
         servers = self._config.get("bootstrap.servers")
+        self._client.poll(0)  # delivers what the client complained about
         said = f" Last seen: {self._said}." if self._said else ""
         return UnavailableError(
             f"no answer from Kafka at kafka.bootstrap.servers={servers!r}: {tried}.{said}",

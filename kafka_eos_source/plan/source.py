@@ -37,6 +37,7 @@ class Admin(Protocol):
     def matching(self, pattern: str) -> Topics: ...
     def earliest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]: ...
     def latest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]: ...
+    def high_watermarks(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]: ...
     def at_time(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]: ...
     def committed(self, group_id: str, partitions: Collection[TopicPartition]) -> Offsets: ...
 
@@ -84,7 +85,7 @@ class SourcePlan:
             UnavailableError, AuthorizationError: the brokers.
         """
         topics = self._topics()
-        now = self._admin.latest(topics.partitions)
+        now = self._not_behind(start, topics, self._admin.latest(topics.partitions))
         self._available = SourcePosition(now, None, topics.cluster_id, topics.ids)
         anew = self._admin.earliest(_unknown(start.end, start.topic_ids, topics.partitions, topics.ids))
         found = reconcile(start.end, start.topic_ids, topics.partitions, anew, now, topics.ids)
@@ -96,8 +97,8 @@ class SourcePlan:
                 for tp, end in ends.items()
             }
         ends = self._limited(found.starts, ends, unlimited)
-        if ends == dict(start.end) and not found.losses:
-            return start
+        if not backlog(found.starts, ends) and not found.losses:
+            return start  # new partitions without records can wait: another position would make a batch
         first = start.start if start.start == start.end else None
         return SourcePosition(ends, first, topics.cluster_id, topics.ids)
 
@@ -169,6 +170,24 @@ class SourcePlan:
             else {},
         )
         return resolve(bound, partitions, known)
+
+    def _not_behind(self, start: SourcePosition, topics: Topics, now: Offsets) -> dict[TopicPartition, int]:
+        """``now``, less false alarms of offsets that went back.
+
+        A query that read uncommitted records before (Spark's default, so any checkpoint taken over from it)
+        may stand past the last stable offset; and a broker that just became leader may lag (KIP-207). The
+        log's end is asked again before anything is called lost.
+        """
+        behind = [
+            tp
+            for tp in topics.partitions
+            if start.end.get(tp, 0) > now[tp]
+            and start.topic_ids.get(tp.topic) in (None, topics.ids.get(tp.topic))
+        ]
+        if not behind:
+            return dict(now)
+        log_ends = self._admin.high_watermarks(behind)
+        return {**now, **{tp: start.end[tp] for tp in behind if log_ends[tp] >= start.end[tp]}}
 
     def _limited(self, starts: Offsets, ends: Offsets, unlimited: bool) -> dict[TopicPartition, int]:
         options = self._options

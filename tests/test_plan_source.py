@@ -1,0 +1,377 @@
+"""The driver's side of a source, against a cluster in memory: what is planned, batch after batch."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kafka_eos_source.errors import DataLossError, InvalidOptionError, UnavailableError
+from kafka_eos_source.kafka.admin import Topics
+from kafka_eos_source.model import OffsetRange, Offsets, TopicPartition
+from kafka_eos_source.options import parse_read
+from kafka_eos_source.plan.offsets import SourcePosition
+from kafka_eos_source.plan.source import SourcePlan
+from kafka_eos_source.stream_reader import _UnlimitedStreamReader, batch_reader, stream_reader
+
+A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
+
+
+@dataclass
+class Cluster:
+    """A `SourceAdmin` over logs in memory: per partition earliest, last stable offset, high watermark."""
+
+    logs: dict[TopicPartition, tuple[int, int]]
+    ids: dict[str, str] = field(default_factory=dict)
+    open_transactions: dict[TopicPartition, int] = field(default_factory=dict)
+    groups: dict[str, dict[TopicPartition, int]] = field(default_factory=dict)
+    times: dict[TopicPartition, dict[int, int]] = field(default_factory=dict)
+
+    def named(self, topics: Iterable[str]) -> Topics:
+        wanted = set(topics)
+        missing = wanted - {tp.topic for tp in self.logs}
+        if missing:
+            raise UnavailableError(f"no topic {sorted(missing)}")
+        return self._topics(wanted)
+
+    def matching(self, pattern: str) -> Topics:
+        return self._topics({tp.topic for tp in self.logs if re.search(pattern, tp.topic)})
+
+    def _topics(self, names: set[str]) -> Topics:
+        ids = {name: self.ids.get(name, f"id-{name}") for name in names}
+        return Topics(tuple(sorted(tp for tp in self.logs if tp.topic in names)), ids, "cluster-1")
+
+    def earliest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return {tp: self.logs[tp][0] for tp in partitions}
+
+    def latest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return {tp: self.open_transactions.get(tp, self.logs[tp][1]) for tp in partitions}
+
+    def high_watermarks(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return {tp: self.logs[tp][1] for tp in partitions}
+
+    def at_time(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
+        return {tp: self.times.get(tp, {}).get(at) for tp, at in times_ms.items()}
+
+    def committed(self, group_id: str, partitions: Collection[TopicPartition]) -> Offsets:
+        return {tp: at for tp, at in self.groups.get(group_id, {}).items() if tp in partitions}
+
+
+def plan(cluster: Cluster, *, streaming: bool = True, **options: str) -> SourcePlan:
+    return SourcePlan(read_options(streaming=streaming, **options), cluster)
+
+
+def read_options(*, streaming: bool = True, **options: str) -> Any:
+    stated = {"kafka.bootstrap.servers": "h:1", **options}
+    if not {"subscribe", "subscribePattern", "assign"} & set(stated):
+        stated["subscribe"] = "a"
+    return parse_read(stated, streaming=streaming, pyspark_version="4.3.0")
+
+
+def over_the_wire(position: SourcePosition) -> SourcePosition:
+    """As Spark keeps it: JSON."""
+    return SourcePosition.from_json(position.to_json())
+
+
+def ranges(found: Iterable[tuple[OffsetRange, ...]]) -> set[tuple[TopicPartition, int, int]]:
+    return {(each.tp, each.start, each.end) for task in found for each in task}
+
+
+# -- where a query starts
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {A0: 10, A1: 20}),
+        ({"startingOffsets": "earliest"}, {A0: 2, A1: 0}),
+        ({"startingOffsets": '{"a":{"0":5,"1":-1}}'}, {A0: 5, A1: 20}),
+        ({"startingOffsets": "group", "kafka.group.id": "g"}, {A0: 7, A1: 0}),
+        ({"startingTimestamp": "1000"}, {A0: 4, A1: 9}),
+    ],
+)
+def test_initial(options: dict[str, str], expected: dict[TopicPartition, int]) -> None:
+    cluster = Cluster(
+        {A0: (2, 10), A1: (0, 20)},
+        groups={"g": {A0: 7}},
+        times={A0: {1000: 4}, A1: {1000: 9}},
+    )
+    position = plan(cluster, **options).initial()
+    assert position.end == expected
+    assert (position.cluster_id, position.topic_ids) == ("cluster-1", {"a": "id-a"})
+
+
+def test_a_topic_that_is_not_there_is_named() -> None:
+    with pytest.raises(UnavailableError, match="'a'"):
+        plan(Cluster({B0: (0, 1)})).initial()
+
+
+def test_a_pattern_without_a_topic_reads_nothing_until_there_is_one() -> None:
+    cluster = Cluster({})
+    source = plan(cluster, subscribePattern="^a", startingOffsets="earliest")
+    start = source.initial()
+    assert start.end == {}
+    assert source.latest(start) == start
+    cluster.logs[A0] = (0, 3)
+    end = source.latest(over_the_wire(start))
+    assert ranges(source.tasks(start, end)) == {(A0, 0, 3)}
+
+
+def test_assign_reads_these_partitions_only() -> None:
+    cluster = Cluster({A0: (0, 3), A1: (0, 4)})
+    source = plan(cluster, assign='{"a":[1,7]}', startingOffsets='{"a":"earliest"}')
+    assert source.initial().end == {A1: 0}
+
+
+# -- batch after batch
+
+
+def test_a_replay_of_batch_0_has_its_first_start() -> None:
+    """Spark asks `initialOffset` again then, and latest has moved."""
+    cluster = Cluster({A0: (0, 10)})
+    first = plan(cluster)
+    start = over_the_wire(first.initial())
+    cluster.logs[A0] = (0, 14)
+    end = over_the_wire(first.latest(start))
+    assert ranges(first.tasks(start, end)) == {(A0, 10, 14)}
+
+    cluster.logs[A0] = (0, 30)
+    again = plan(cluster)
+    assert ranges(again.tasks(over_the_wire(again.initial()), end)) == {(A0, 10, 14)}
+    after = over_the_wire(again.latest(end))
+    assert ranges(again.tasks(end, after)) == {(A0, 14, 30)}
+    assert after.start is None
+
+
+def test_no_data_gives_back_the_very_same_position() -> None:
+    cluster = Cluster({A0: (0, 10)})
+    source = plan(cluster)
+    start = over_the_wire(source.initial())
+    assert source.latest(start).to_json() == start.to_json()
+    cluster.logs[A1] = (0, 0)
+    assert source.latest(start).to_json() == start.to_json()
+
+
+def test_new_partitions_are_read_from_their_beginning() -> None:
+    cluster = Cluster({A0: (0, 10)})
+    source = plan(cluster)
+    start = source.initial()
+    cluster.logs[A1] = (0, 3)
+    end = source.latest(start)
+    assert ranges(source.tasks(start, end)) == {(A1, 0, 3)}
+    assert end.end == {A0: 10, A1: 3}
+
+
+def test_sparks_own_checkpoint_is_taken_over() -> None:
+    cluster = Cluster({A0: (0, 10), A1: (0, 9)})
+    source = plan(cluster)
+    start = SourcePosition.from_json('{"a":{"0":4,"1":9}}')
+    end = source.latest(start)
+    assert ranges(source.tasks(start, end)) == {(A0, 4, 10)}
+    assert end.topic_ids == {"a": "id-a"}
+
+
+def test_standing_past_the_last_stable_offset_is_no_loss() -> None:
+    """A checkpoint of Spark's source, which reads uncommitted records unless told otherwise."""
+    cluster = Cluster({A0: (0, 10), A1: (0, 9)}, open_transactions={A0: 5})
+    source = plan(cluster)
+    start = SourcePosition.from_json('{"a":{"0":8,"1":7}}')
+    end = source.latest(start)
+    assert ranges(source.tasks(start, end)) == {(A1, 7, 9)}
+    assert end.end[A0] == 8
+
+
+@pytest.mark.parametrize(
+    ("logs", "ids", "kind"),
+    [
+        ({A0: (0, 4), A1: (0, 9)}, {}, "OFFSETS_WENT_BACK: a-0: the query stands at 8, the log ends at 4"),
+        ({A0: (0, 9)}, {}, "PARTITIONS_GONE: a-1"),
+        ({A0: (0, 9), A1: (0, 9)}, {"a": "new"}, "TOPIC_RECREATED: topic 'a'"),
+        (
+            {A0: (0, 9), A1: (0, 9), TopicPartition("a", 2): (3, 5)},
+            {},
+            "NEW_PARTITION_NOT_AT_ZERO: a-2 is new and starts at offset 3",
+        ),
+    ],
+)
+def test_what_is_lost_is_said(
+    logs: dict[TopicPartition, tuple[int, int]], ids: dict[str, str], kind: str
+) -> None:
+    cluster = Cluster({A0: (0, 8), A1: (0, 9)})
+    start = plan(cluster).initial()
+    cluster.logs, cluster.ids = logs, ids
+    with pytest.raises(DataLossError, match=kind):
+        plan(cluster).latest(start)
+    lenient = plan(cluster, failOnDataLoss="false")
+    end = lenient.latest(start)
+    lenient.tasks(start, end)
+    assert lenient.latest(end) == end
+
+
+def test_a_topic_made_anew_is_read_from_its_beginning_once_loss_is_accepted() -> None:
+    cluster = Cluster({A0: (0, 5)})
+    start = plan(cluster).initial()
+    cluster.logs, cluster.ids = {A0: (0, 10)}, {"a": "new"}
+    source = plan(cluster, failOnDataLoss="false")
+    end = over_the_wire(source.latest(start))
+    assert ranges(source.tasks(start, end)) == {(A0, 0, 10)}
+
+
+# -- limits and triggers
+
+
+def test_available_now_ends_where_the_log_was() -> None:
+    cluster = Cluster({A0: (0, 15)})
+    source = plan(cluster, startingOffsets="earliest", maxOffsetsPerTrigger="6")
+    position = source.initial()
+    source.stop_at_latest()
+    ends = []
+    for _ in range(5):
+        position = source.latest(over_the_wire(position))
+        cluster.logs[A0] = (0, cluster.logs[A0][1] + 10)
+        ends.append(position.end[A0])
+    assert ends == [6, 12, 15, 15, 15]
+
+
+def test_available_now_does_not_wait_for_a_minimum() -> None:
+    cluster = Cluster({A0: (0, 33)})
+    source = plan(cluster, startingOffsets="earliest", minOffsetsPerTrigger="15", maxOffsetsPerTrigger="20")
+    position = source.initial()
+    source.stop_at_latest()
+    position = source.latest(position)
+    assert source.latest(position).end == {A0: 33}
+
+
+def test_available_now_leaves_partitions_that_came_later() -> None:
+    cluster = Cluster({A0: (0, 3)})
+    source = plan(cluster, startingOffsets="earliest")
+    start = source.initial()
+    source.stop_at_latest()
+    cluster.logs[A1] = (0, 9)
+    end = source.latest(start)
+    assert ranges(source.tasks(start, end)) == {(A0, 0, 3)}
+    assert source.latest(end) == end
+
+
+def test_a_batch_below_the_minimum_waits_for_its_delay() -> None:
+    cluster = Cluster({A0: (0, 6)})
+    source = plan(cluster, startingOffsets="earliest", minOffsetsPerTrigger="15", maxTriggerDelay="50ms")
+    first = source.latest(source.initial())
+    assert first.end == {A0: 6}
+    cluster.logs[A0] = (0, 12)
+    waited = source.latest(first) == first
+    while source.latest(first) == first:
+        pass
+    assert waited
+    cluster.logs[A0] = (0, 40)
+    assert source.latest(SourcePosition({A0: 12})).end == {A0: 40}
+
+
+def test_once_reads_all_there_is() -> None:
+    cluster = Cluster({A0: (0, 33)})
+    source = plan(cluster, startingOffsets="earliest", maxOffsetsPerTrigger="5")
+    assert source.latest(source.initial(), unlimited=True).end == {A0: 33}
+
+
+cluster_steps = st.lists(
+    st.tuples(st.sampled_from([A0, A1, B0]), st.integers(0, 20)), min_size=1, max_size=12
+)
+
+
+@given(cluster_steps, st.sampled_from([None, "1", "7"]), st.data())
+@settings(deadline=None)
+def test_every_offset_is_planned_once(
+    steps: list[tuple[TopicPartition, int]], limit: str | None, data: st.DataObject
+) -> None:
+    """Growing logs, new partitions, limits, replays and restarts: each offset in exactly one batch."""
+    cluster = Cluster({A0: (0, 0)})
+    options = {"subscribePattern": "a|b", "startingOffsets": "earliest"}
+    if limit:
+        options["maxOffsetsPerTrigger"] = limit
+    source = plan(cluster, **options)
+    position = over_the_wire(source.initial())
+    seen: dict[TopicPartition, int] = {}
+    for tp, more in [*steps, *[(A0, 0)] * 300]:
+        low, high = cluster.logs.get(tp, (0, 0))
+        cluster.logs[tp] = (low, high + more)
+        if data.draw(st.booleans()) if more else False:
+            source = plan(cluster, **options)
+        end = over_the_wire(source.latest(position))
+        planned = ranges(source.tasks(position, end))
+        assert ranges(plan(cluster, **options).tasks(position, end)) == planned
+        for found, start, past in sorted(planned):
+            assert start == seen.get(found, 0)
+            seen[found] = past
+        position = end
+    assert seen == {tp: high for tp, (_, high) in cluster.logs.items() if high}
+
+
+# -- batch reads
+
+
+def test_batch_ranges() -> None:
+    cluster = Cluster({A0: (2, 10), A1: (0, 0)})
+    assert plan(cluster, streaming=False).batch() == [OffsetRange(A0, 2, 10)]
+    source = plan(
+        cluster, streaming=False, startingOffsets='{"a":{"0":3,"1":-2}}', endingOffsets='{"a":{"0":5,"1":-1}}'
+    )
+    assert source.batch() == [OffsetRange(A0, 3, 5)]
+
+
+def test_a_batch_read_that_starts_past_its_end_is_refused() -> None:
+    cluster = Cluster({A0: (0, 10)})
+    options = {"startingOffsets": '{"a":{"0":12}}'}
+    with pytest.raises(InvalidOptionError, match="a-0 starts at offset 12, past its end 10"):
+        plan(cluster, streaming=False, **options).batch()
+    assert plan(cluster, streaming=False, failOnDataLoss="false", **options).batch() == []
+
+
+# -- Spark's classes
+
+
+def test_readers_are_pickled_without_clients() -> None:
+    for reader in (stream_reader(read_options()), batch_reader(read_options(streaming=False))):
+        again = pickle.loads(pickle.dumps(reader))
+        assert type(again) is type(reader)
+        assert again._settings == reader._settings
+
+
+def test_push_filters_is_there_only_when_asked_for() -> None:
+    """Spark refuses readers that have it while its configuration is off."""
+    plain = batch_reader(read_options(streaming=False))
+    pushing = batch_reader(read_options(streaming=False, pushFilters="true"))
+    assert "pushFilters" not in type(plain).__dict__
+    assert "pushFilters" in type(pushing).__dict__
+
+
+def test_before_4_2_the_start_is_fixed_before_the_end() -> None:
+    """PySpark 4.0 asks a new query's latestOffset before its initialOffset."""
+    cluster = Cluster({A0: (0, 10)})
+
+    def reader() -> _UnlimitedStreamReader:
+        made = _UnlimitedStreamReader(read_options())
+        made._plan = SourcePlan(made._options, cluster)
+        return made
+
+    new = reader()
+    end = new.latestOffset()
+    cluster.logs[A0] = (0, 12)
+    start = new.initialOffset()
+    assert SourcePosition.from_dict(start).end == {A0: 10}
+    new.partitions(start, end)
+    second = new.latestOffset()
+    assert ranges(each.ranges for each in new.partitions(end, second)) == {(A0, 10, 12)}
+
+    cluster.logs[A0] = (0, 20)
+    replaying = reader()
+    assert replaying.partitions(replaying.initialOffset(), end) == []
+    restarted = reader()
+    restarted.partitions(end, second)
+    third = restarted.latestOffset()
+    assert ranges(each.ranges for each in restarted.partitions(second, third)) == {(A0, 12, 20)}
