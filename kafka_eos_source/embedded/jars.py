@@ -1,0 +1,193 @@
+"""Kafka's jars: fetched once into a cache by the Ivy that PySpark ships, verified whenever they are used.
+
+::
+
+    <cache>/<set>-<version>/*.jar
+    <cache>/<set>-<version>/manifest.json   name → [size, SHA-256]; written last, so a folder without one
+                                            is half-made and is made again
+    <cache>/ivy/                            Ivy's own cache, so that nothing else is touched
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kafka_eos_source.embedded import java
+from kafka_eos_source.errors import UnavailableError
+
+KAFKA_VERSION = "4.3.1"
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class JarSet:
+    """Artifacts that are fetched together with all they need.
+
+    Attributes:
+        name: of the folder.
+        artifacts: organisation, module, revision.
+        about: how many jars that makes, for the progress shown.
+    """
+
+    name: str
+    artifacts: tuple[tuple[str, str, str], ...]
+    about: int
+
+
+BROKER = JarSet(
+    "kafka",
+    (("org.apache.kafka", "kafka_2.13", KAFKA_VERSION), ("org.slf4j", "slf4j-simple", "1.7.36")),
+    46,
+)
+#: Kafka's command line tools: console consumer, transactions.
+TOOLS = JarSet(
+    "kafka-tools",
+    (("org.apache.kafka", "kafka-tools", KAFKA_VERSION), ("org.slf4j", "slf4j-simple", "1.7.36")),
+    92,
+)
+
+#: Fills a folder with the jars of a set, telling how many there are.
+Fetch = Callable[[JarSet, Path, Path], None]
+
+
+def cache_directory() -> Path:
+    """``KAFKA_EOS_CACHE``, else ``kafka-eos`` in the user's cache folder."""
+    stated = os.environ.get("KAFKA_EOS_CACHE")
+    if stated:
+        return Path(stated)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kafka-eos"
+
+
+def jars(jar_set: JarSet = BROKER, cache: Path | None = None, fetch: Fetch | None = None) -> Path:
+    """The folder with the set's jars, fetched or repaired first where needed.
+
+    Args:
+        jar_set: what is wanted.
+        cache: `cache_directory` unless given.
+        fetch: fills a folder; Ivy unless given.
+
+    Raises:
+        UnavailableError: the jars cannot be fetched, or no Java is there to do it.
+    """
+    cache = cache or cache_directory()
+    folder = cache / f"{jar_set.name}-{KAFKA_VERSION}"
+    with _locked(cache):
+        if not is_whole(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            with tempfile.TemporaryDirectory(dir=cache, prefix="half-made-") as half_made:
+                new = Path(half_made) / "jars"
+                new.mkdir()
+                (fetch or _ivy)(jar_set, new, cache / "ivy")
+                (new / _MANIFEST).write_text(json.dumps(_manifest(new)))
+                new.rename(folder)
+    return folder
+
+
+def is_whole(folder: Path) -> bool:
+    """Every jar of the manifest is there, with its size and SHA-256."""
+    try:
+        manifest: Mapping[str, list[object]] = json.loads((folder / _MANIFEST).read_text())
+    except (OSError, ValueError):
+        return False
+    return bool(manifest) and _manifest(folder) == manifest
+
+
+def _manifest(folder: Path) -> dict[str, list[object]]:
+    return {
+        jar.name: [jar.stat().st_size, hashlib.sha256(jar.read_bytes()).hexdigest()]
+        for jar in sorted(folder.glob("*.jar"))
+    }
+
+
+@contextmanager
+def _locked(cache: Path) -> Iterator[None]:
+    """One process at a time fetches; the others find what it fetched."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with open(cache / "lock", "w", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except PermissionError as error:
+        raise UnavailableError(
+            f"the cache folder {str(cache)!r} cannot be written: {error}.",
+            fix="set KAFKA_EOS_CACHE to a folder that can.",
+        ) from error
+
+
+def _ivy(jar_set: JarSet, into: Path, ivy_cache: Path) -> None:
+    import pyspark
+
+    spark_jars = Path(pyspark.__file__).parent / "jars"
+    with tempfile.TemporaryDirectory() as scratch:
+        module = Path(scratch) / "ivy.xml"
+        module.write_text(_ivy_module(jar_set))
+        command = [java.find(), "-cp", f"{spark_jars}/*", "org.apache.ivy.Main"]
+        command += ["-ivy", str(module), "-cache", str(ivy_cache), "-confs", "default"]
+        command += ["-types", "jar", "bundle", "-retrieve", f"{into}/[artifact]-[revision].[ext]"]
+        said = _run(command, jar_set)
+    if not any(into.glob("*.jar")):
+        raise UnavailableError(
+            f"the jars of {jar_set.name} {KAFKA_VERSION} could not be fetched: {_last(said)}",
+            fix="check the network or the proxy (JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=…), then try again; "
+            "what was fetched is kept.",
+        )
+
+
+def _run(command: list[str], jar_set: JarSet) -> list[str]:
+    """Ivy's output, while its progress is shown."""
+    print(f"fetching the jars of {jar_set.name} {KAFKA_VERSION}, once", file=sys.stderr, flush=True)
+    said: list[str] = []
+    fetched = 0
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as ivy:
+        assert ivy.stdout is not None
+        for line in ivy.stdout:
+            said.append(line.rstrip())
+            if "[SUCCESSFUL ]" in line and ".jar" in line:
+                fetched += 1
+                _show(f"{fetched} of about {jar_set.about} jars")
+    _show(f"{fetched} jars fetched", last=True)
+    if ivy.returncode:
+        raise UnavailableError(
+            f"the jars of {jar_set.name} {KAFKA_VERSION} could not be fetched: {_last(said)}",
+            fix="check the network or the proxy (JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=…), then try again; "
+            "what was fetched is kept.",
+        )
+    return said
+
+
+def _show(text: str, last: bool = False) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="\n" if last else "", file=sys.stderr, flush=True)
+    elif last:
+        print(text, file=sys.stderr, flush=True)
+
+
+def _last(said: list[str]) -> str:
+    """The lines that say what went wrong."""
+    wrong = [line.strip() for line in said if "ERROR" in line or "UNRESOLVED" in line or "not found" in line]
+    return "; ".join((wrong or said)[-3:])
+
+
+def _ivy_module(jar_set: JarSet) -> str:
+    dependencies = "".join(
+        f'<dependency org="{org}" name="{name}" rev="{rev}" conf="default->default"/>'
+        for org, name, rev in jar_set.artifacts
+    )
+    return (
+        f'<ivy-module version="2.0"><info organisation="kafka-eos" module="{jar_set.name}"/>'
+        f'<configurations><conf name="default"/></configurations>'
+        f"<dependencies>{dependencies}</dependencies></ivy-module>"
+    )
