@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from confluent_kafka import (
-    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -18,8 +17,10 @@ from confluent_kafka import (
 from confluent_kafka import TopicPartition as ClientTopicPartition
 from confluent_kafka import admin as client_admin
 
+from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error
+from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.model import Offsets, TopicPartition
 
 _AdminClient: Any = client_admin.AdminClient
@@ -155,24 +156,15 @@ class SourceAdmin:
         return {tp: None if offset < 0 else offset for tp, offset in found.items()}
 
     def committed(self, group_id: str, partitions: Collection[TopicPartition]) -> Offsets:
-        """Offsets of a consumer group; pending transactions are waited for (KIP-447)."""
+        """Offsets of a consumer group; pending transactions are waited for (KIP-447).
 
-        def ask(client: Any) -> Offsets:
-            request = ConsumerGroupTopicPartitions(
-                group_id, [ClientTopicPartition(tp.topic, tp.partition) for tp in partitions]
-            )
-            answer = client.list_consumer_group_offsets(
-                [request], require_stable=True, request_timeout=_REQUEST_SECONDS
-            )[group_id].result()
-            found = {}
-            for each in answer.topic_partitions:
-                if each.error is not None:
-                    raise KafkaException(each.error)
-                if each.offset >= 0:
-                    found[TopicPartition(each.topic, each.partition)] = each.offset
-            return found
-
-        return self._ask(f"reading the offsets of group {group_id!r}", ask)
+        Raises:
+            UnavailableError: no answer, or an unfinished transaction, for as long as look-ups are repeated.
+            AuthorizationError: the group may not be read.
+        """
+        seconds = (self._retries + 1) * (_REQUEST_SECONDS + self._retry_interval_seconds)
+        found = GroupOffsets(self._config).fetch(group_id, partitions, Deadline.after_seconds(seconds))
+        return {tp: found[tp].offset for tp in partitions if tp in found}
 
     def _offsets(
         self, specs: Mapping[TopicPartition, Any], what: str, isolation: IsolationLevel | None = None

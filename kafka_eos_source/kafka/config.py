@@ -9,15 +9,13 @@ from __future__ import annotations
 import ctypes
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from confluent_kafka import cimpl
-
 from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.kafka.native import ERROR_TEXT_BYTES, function
 
-_ERROR_TEXT_BYTES = 512
 _MASK = "********"
 _CONF_OK = 0
 _CONF_UNKNOWN = -2
@@ -257,12 +255,20 @@ class _Conf:
     """An ``rd_kafka_conf_t`` that no client is made from."""
 
     def __init__(self) -> None:
-        self._library = _library()
-        self._conf = self._library.rd_kafka_conf_new()
+        self._conf = function("rd_kafka_conf_new", ctypes.c_void_p)()
 
     def set(self, name: str, value: str, stated_name: str, stated_value: str) -> None:
-        text = ctypes.create_string_buffer(_ERROR_TEXT_BYTES)
-        result = self._library.rd_kafka_conf_set(self._conf, name.encode(), value.encode(), text, len(text))
+        text = ctypes.create_string_buffer(ERROR_TEXT_BYTES)
+        conf_set = function(
+            "rd_kafka_conf_set",
+            ctypes.c_int,
+            ctypes.c_void_p,
+            ctypes.c_char_p,
+            ctypes.c_char_p,
+            ctypes.c_char_p,
+            ctypes.c_size_t,
+        )
+        result = conf_set(self._conf, name.encode(), value.encode(), text, len(text))
         if result == _CONF_OK:
             return
         if result == _CONF_UNKNOWN:
@@ -283,39 +289,19 @@ class _Conf:
         )
 
     def close(self) -> None:
-        self._library.rd_kafka_conf_destroy(self._conf)
+        function("rd_kafka_conf_destroy", None, ctypes.c_void_p)(self._conf)
 
 
 @lru_cache(maxsize=1)
 def property_names() -> tuple[str, ...]:
     """Every property that this librdkafka knows, as its own dump of defaults lists them."""
-    library = _library()
-    conf = library.rd_kafka_conf_new()
+    conf = function("rd_kafka_conf_new", ctypes.c_void_p)()
     count = ctypes.c_size_t()
-    dump = library.rd_kafka_conf_dump(conf, ctypes.byref(count))
+    strings = ctypes.POINTER(ctypes.c_char_p)
+    dump = function("rd_kafka_conf_dump", strings, ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t))(
+        conf, ctypes.byref(count)
+    )
     names = tuple(dump[index].decode() for index in range(0, count.value, 2))
-    library.rd_kafka_conf_dump_free(dump, count)
-    library.rd_kafka_conf_destroy(conf)
+    function("rd_kafka_conf_dump_free", None, strings, ctypes.c_size_t)(dump, count)
+    function("rd_kafka_conf_destroy", None, ctypes.c_void_p)(conf)
     return (*names, "partitioner", "acks", "compression.type", "auto.offset.reset")
-
-
-@lru_cache(maxsize=1)
-def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(cimpl.__file__)
-    signatures: Mapping[str, tuple[Any, list[Any]]] = {
-        "rd_kafka_conf_new": (ctypes.c_void_p, []),
-        "rd_kafka_conf_destroy": (None, [ctypes.c_void_p]),
-        "rd_kafka_conf_set": (
-            ctypes.c_int,
-            [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t],
-        ),
-        "rd_kafka_conf_dump": (
-            ctypes.POINTER(ctypes.c_char_p),
-            [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)],
-        ),
-        "rd_kafka_conf_dump_free": (None, [ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t]),
-    }
-    for name, (result, arguments) in signatures.items():
-        function: Callable[..., Any] = getattr(library, name)
-        function.restype, function.argtypes = result, arguments  # type: ignore[attr-defined]
-    return library

@@ -6,13 +6,12 @@ import threading
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
-from confluent_kafka import TopicPartition as ClientTopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from kafka_eos_source.deadline import Deadline
-from kafka_eos_source.errors import RetriableError
 from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
+from kafka_eos_source.kafka.offset_fetch import fetch
 from kafka_eos_source.model import GroupOffset, TopicPartition
 
 _REQUEST_SECONDS = 10.0
@@ -22,7 +21,7 @@ _NOTHING_TO_DELETE = (KafkaError.GROUP_ID_NOT_FOUND, KafkaError.INVALID_GROUP_ID
 
 
 class GroupOffsets:
-    """Reads (and forgets) the offsets of consumer groups, with one client.
+    """Reads (and forgets) the offsets of consumer groups.
 
     Args:
         config: librdkafka properties that say how to reach the cluster.
@@ -30,7 +29,8 @@ class GroupOffsets:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._bootstrap = str(config.get("bootstrap.servers", ""))
-        self._client: Any = AdminClient(dict(config))
+        self._config = dict(config)
+        self._said = ""
         self._pause = threading.Event()
 
     def fetch(
@@ -58,7 +58,8 @@ class GroupOffsets:
 
     def forget(self, group_id: str, deadline: Deadline) -> None:
         """Deletes the group, if it is there."""
-        future = self._client.delete_consumer_groups(
+        client: Any = AdminClient(self._config)
+        future = client.delete_consumer_groups(
             [group_id], request_timeout=deadline.remaining_seconds(_REQUEST_SECONDS)
         )[group_id]
         try:
@@ -70,7 +71,6 @@ class GroupOffsets:
     def _stable(
         self, group_id: str, partitions: Collection[TopicPartition] | None, deadline: Deadline
     ) -> dict[TopicPartition, GroupOffset]:
-        last: object
         while True:
             try:
                 return self._once(group_id, partitions, deadline)
@@ -78,33 +78,29 @@ class GroupOffsets:
                 if not is_transient(error):
                     raise classify(error, f"reading the offsets of group {group_id!r}") from error
                 last = kafka_error(error)
-            except RetriableError as error:
-                last = error.message
             if deadline.expired:
                 raise unreachable(
-                    self._bootstrap, deadline.budget_seconds * 1000, f"offsets of group {group_id!r}: {last}"
+                    self._bootstrap,
+                    deadline.budget_seconds * 1000,
+                    f"offsets of group {group_id!r}: {self._said or last}",
                 )
             self._pause.wait(min(_PAUSE_SECONDS, deadline.remaining_seconds()))
 
     def _once(
         self, group_id: str, partitions: Collection[TopicPartition] | None, deadline: Deadline
     ) -> dict[TopicPartition, GroupOffset]:
-        request = ConsumerGroupTopicPartitions(
-            group_id, None if partitions is None else [ClientTopicPartition(*tp) for tp in partitions]
-        )
-        answer = self._client.list_consumer_group_offsets(
-            [request],
-            require_stable=True,
-            request_timeout=max(0.5, deadline.remaining_seconds(_REQUEST_SECONDS)),
-        )[group_id].result()
-        found = {}
-        for each in answer.topic_partitions:
-            if each.error is not None:
-                if is_transient(each.error):
-                    raise RetriableError(f"{each.topic}-{each.partition}: {each.error.str()}")
-                raise classify(each.error, f"reading the offset of {each.topic}-{each.partition}")
-            if each.offset >= 0:
-                tp = TopicPartition(each.topic, each.partition)
-                # librdkafka writes a trailing NUL into the log
-                found[tp] = GroupOffset(tp, each.offset, (each.metadata or "").rstrip("\0"))
-        return found
+        consumer = Consumer({**self._config, "group.id": group_id, "error_cb": self._on_error})
+        try:
+            timeout_ms = int(1000 * max(0.5, deadline.remaining_seconds(_REQUEST_SECONDS)))
+            fetched = fetch(consumer, group_id, partitions, timeout_ms)
+        finally:
+            consumer.close()
+        # librdkafka writes a trailing NUL into the log
+        return {
+            each.tp: GroupOffset(each.tp, each.offset, each.metadata.rstrip("\0"))
+            for each in fetched
+            if each.offset >= 0
+        }
+
+    def _on_error(self, error: KafkaError) -> None:
+        self._said = error.str()

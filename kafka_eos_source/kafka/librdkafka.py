@@ -3,26 +3,23 @@
 confluent-kafka's ``produce()`` costs one Python call a record. librdkafka takes an array of
 ``rd_kafka_message_t`` instead; numpy fills one from the addresses and offsets of Arrow's binary arrays,
 so that no Python object is made per record: 1.3 to 1.5 million records/s against 0.3.
-
-The symbols come from the library inside confluent-kafka's own wheel, whose extension module resolves them.
 """
 
 from __future__ import annotations
 
 import ctypes
-import sysconfig
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from confluent_kafka import KafkaError, Producer, cimpl
+from confluent_kafka import KafkaError, Producer
+
+from kafka_eos_source.kafka.native import ERROR_TEXT_BYTES, client_pointer, function
 
 PARTITION_UNASSIGNED = -1
 _MSG_F_COPY = 0x2
 _MSG_F_PARTITION = 0x8
-_ERROR_TEXT_BYTES = 512
 
 #: `rd_kafka_message_t` (rdkafka.h), the same since 0.8: 72 bytes on every 64-bit platform.
 MESSAGE = np.dtype(
@@ -39,32 +36,6 @@ Messages = npt.NDArray[np.void]
 # An empty value that is not null needs an address that is not NULL; it is never read.
 _EMPTY = ctypes.create_string_buffer(1)
 _EMPTY_ADDRESS = ctypes.addressof(_EMPTY)
-
-
-@lru_cache(maxsize=1)
-def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(cimpl.__file__)
-    library.rd_kafka_topic_new.restype = ctypes.c_void_p
-    library.rd_kafka_topic_new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    library.rd_kafka_topic_destroy.restype = None
-    library.rd_kafka_topic_destroy.argtypes = [ctypes.c_void_p]
-    library.rd_kafka_produce_batch.restype = ctypes.c_int
-    library.rd_kafka_produce_batch.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_int32,
-        ctypes.c_int,
-        ctypes.c_void_p,
-        ctypes.c_int,
-    ]
-    library.rd_kafka_last_error.restype = ctypes.c_int
-    library.rd_kafka_fatal_error.restype = ctypes.c_int
-    library.rd_kafka_fatal_error.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
-    return library
-
-
-def supported() -> bool:
-    """Whether the client's handle can be found inside the Python object: CPython, 64 bit, with its GIL."""
-    return ctypes.sizeof(ctypes.c_void_p) == 8 and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 def messages(key: pa.Array | None, value: pa.Array, partition: pa.Array | None) -> Messages:
@@ -107,8 +78,7 @@ class BatchProducer:
 
     def __init__(self, producer: Producer) -> None:
         self._producer: Any = producer  # keeps the client alive
-        # PyObject_HEAD is two words; confluent-kafka's Handle starts with the rd_kafka_t pointer
-        self._client = ctypes.c_void_p.from_address(id(producer) + 2 * ctypes.sizeof(ctypes.c_void_p)).value
+        self._client: int | None = client_pointer(producer)
         self._topics: dict[str, int] = {}
 
     def produce(self, topic: str, batch: Messages) -> int:
@@ -122,29 +92,43 @@ class BatchProducer:
         flags = _MSG_F_COPY
         if (batch["partition"] != PARTITION_UNASSIGNED).any():
             flags |= _MSG_F_PARTITION
-        taken: int = _library().rd_kafka_produce_batch(
-            self._topic(topic), PARTITION_UNASSIGNED, flags, batch.ctypes.data, len(batch)
+        produce = function(
+            "rd_kafka_produce_batch",
+            ctypes.c_int,
+            ctypes.c_void_p,
+            ctypes.c_int32,
+            ctypes.c_int,
+            ctypes.c_void_p,
+            ctypes.c_int,
         )
+        taken: int = produce(self._topic(topic), PARTITION_UNASSIGNED, flags, batch.ctypes.data, len(batch))
         return taken
 
     def fatal_error(self) -> KafkaError | None:
         """The error that ended this client, if one did."""
-        text = ctypes.create_string_buffer(_ERROR_TEXT_BYTES)
-        code = _library().rd_kafka_fatal_error(self._client, text, len(text))
+        text = ctypes.create_string_buffer(ERROR_TEXT_BYTES)
+        ask = function(
+            "rd_kafka_fatal_error", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
+        )
+        code = ask(self._client, text, len(text))
         return KafkaError(code, text.value.decode(errors="replace"), True) if code else None
 
     def close(self) -> None:
         """Gives the topic handles back; without it the client could not be destroyed."""
         while self._topics:
             _, handle = self._topics.popitem()
-            _library().rd_kafka_topic_destroy(handle)
+            function("rd_kafka_topic_destroy", None, ctypes.c_void_p)(handle)
         self._client = None
 
     def _topic(self, name: str) -> int:
         handle = self._topics.get(name)
         if handle is None:
-            handle = _library().rd_kafka_topic_new(self._client, name.encode(), None)
+            new = function(
+                "rd_kafka_topic_new", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+            )
+            handle = new(self._client, name.encode(), None)
             if not handle:
-                raise ValueError(f"topic {name!r}: {KafkaError(_library().rd_kafka_last_error()).str()}")
+                code = function("rd_kafka_last_error", ctypes.c_int)()
+                raise ValueError(f"topic {name!r}: {KafkaError(code).str()}")
             self._topics[name] = handle
         return handle

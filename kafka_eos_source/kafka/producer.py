@@ -15,6 +15,7 @@ from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, KafkaEosError
 from kafka_eos_source.kafka import librdkafka
 from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
+from kafka_eos_source.kafka.native import has_pointers
 
 #: Longest single wait inside a call of the client, so that deadlines are kept to about this.
 SLICE_SECONDS = 5.0
@@ -61,7 +62,7 @@ class RecordProducer:
                 f"librdkafka refuses the sink's kafka.* options: {kafka_error(error).str()}.",
                 fix="change the option it names.",
             ) from error
-        self._batches = librdkafka.BatchProducer(self._client) if librdkafka.supported() else None
+        self._batches = librdkafka.BatchProducer(self._client) if has_pointers() else None
         self._closed = threading.Event()
         self._poller = threading.Thread(target=self._poll, name="kafka-eos-producer", daemon=True)
         self._poller.start()

@@ -1,0 +1,158 @@
+"""OffsetFetch of a whole group, stable offsets only (KIP-447), through a consumer's handle.
+
+`AdminClient.list_consumer_group_offsets` does the same on a producer's handle, which has no group state:
+an answer NOT_COORDINATOR, ordinary while a coordinator moves or a cluster is new, then ends the process
+with a segmentation fault (librdkafka issue 5040). A consumer's handle has what that code looks for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException
+
+from kafka_eos_source.kafka.native import ERROR_TEXT_BYTES, client_pointer, function
+from kafka_eos_source.model import GroupOffset, TopicPartition
+
+_LIST_CONSUMER_GROUP_OFFSETS = 14  # RD_KAFKA_ADMIN_OP_LISTCONSUMERGROUPOFFSETS
+_WAIT_LONGER_MS = 1000
+
+
+class _Partition(Structure):
+    """``rd_kafka_topic_partition_t``."""
+
+    _fields_ = (
+        ("topic", c_char_p),
+        ("partition", c_int32),
+        ("offset", c_int64),
+        ("metadata", c_void_p),
+        ("metadata_size", c_size_t),
+        ("opaque", c_void_p),
+        ("err", c_int),
+        ("private", c_void_p),
+    )
+
+
+class _PartitionList(Structure):
+    """``rd_kafka_topic_partition_list_t``."""
+
+    _fields_ = (("cnt", c_int), ("size", c_int), ("elems", POINTER(_Partition)))
+
+
+def fetch(
+    consumer: Consumer, group_id: str, partitions: Collection[TopicPartition] | None, timeout_ms: int
+) -> list[GroupOffset]:
+    """One request.
+
+    Args:
+        consumer: any consumer with a ``group.id``; it need not belong to the group.
+        group_id: whose offsets.
+        partitions: which; None = all that have one.
+        timeout_ms: for the answer.
+
+    Raises:
+        KafkaException: the request or a partition failed, UNSTABLE_OFFSET_COMMIT among the reasons.
+    """
+    client = client_pointer(consumer)
+    with _queue(client) as queue, _options(client, timeout_ms) as options:
+        _send(client, group_id, partitions, options, queue)
+        event = function("rd_kafka_queue_poll", c_void_p, c_void_p, c_int)(
+            queue, timeout_ms + _WAIT_LONGER_MS
+        )
+        if not event:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        try:
+            return _offsets(event)
+        finally:
+            function("rd_kafka_event_destroy", None, c_void_p)(event)
+
+
+@contextmanager
+def _queue(client: int) -> Iterator[int]:
+    queue = function("rd_kafka_queue_new", c_void_p, c_void_p)(client)
+    try:
+        yield queue
+    finally:
+        function("rd_kafka_queue_destroy", None, c_void_p)(queue)
+
+
+@contextmanager
+def _options(client: int, timeout_ms: int) -> Iterator[int]:
+    options = function("rd_kafka_AdminOptions_new", c_void_p, c_void_p, c_int)(
+        client, _LIST_CONSUMER_GROUP_OFFSETS
+    )
+    try:
+        text = ctypes.create_string_buffer(ERROR_TEXT_BYTES)
+        set_timeout = function(
+            "rd_kafka_AdminOptions_set_request_timeout", c_int, c_void_p, c_int, c_char_p, c_size_t
+        )
+        _check(set_timeout(options, timeout_ms, text, len(text)))
+        error = function("rd_kafka_AdminOptions_set_require_stable_offsets", c_void_p, c_void_p, c_int)(
+            options, 1
+        )
+        assert not error, "this librdkafka knows no stable offsets"
+        yield options
+    finally:
+        function("rd_kafka_AdminOptions_destroy", None, c_void_p)(options)
+
+
+def _send(
+    client: int, group_id: str, partitions: Collection[TopicPartition] | None, options: int, queue: int
+) -> None:
+    wanted = None
+    if partitions is not None:
+        wanted = function("rd_kafka_topic_partition_list_new", c_void_p, c_int)(len(partitions))
+        add = function("rd_kafka_topic_partition_list_add", c_void_p, c_void_p, c_char_p, c_int32)
+        for tp in partitions:
+            add(wanted, tp.topic.encode(), tp.partition)
+    request = c_void_p(
+        function("rd_kafka_ListConsumerGroupOffsets_new", c_void_p, c_char_p, c_void_p)(
+            group_id.encode(), wanted
+        )
+    )
+    try:
+        function(
+            "rd_kafka_ListConsumerGroupOffsets",
+            None,
+            c_void_p,
+            POINTER(c_void_p),
+            c_size_t,
+            c_void_p,
+            c_void_p,
+        )(client, ctypes.byref(request), 1, options, queue)
+    finally:
+        function("rd_kafka_ListConsumerGroupOffsets_destroy", None, c_void_p)(request)
+        if wanted is not None:
+            function("rd_kafka_topic_partition_list_destroy", None, c_void_p)(wanted)
+
+
+def _offsets(event: int) -> list[GroupOffset]:
+    _check(function("rd_kafka_event_error", c_int, c_void_p)(event))
+    result = function("rd_kafka_event_ListConsumerGroupOffsets_result", c_void_p, c_void_p)(event)
+    count = c_size_t()
+    groups = function(
+        "rd_kafka_ListConsumerGroupOffsets_result_groups", POINTER(c_void_p), c_void_p, POINTER(c_size_t)
+    )(result, ctypes.byref(count))
+    assert count.value == 1, "one group was asked for"
+    error = function("rd_kafka_group_result_error", c_void_p, c_void_p)(groups[0])
+    if error:
+        _check(function("rd_kafka_error_code", c_int, c_void_p)(error))
+    found = function("rd_kafka_group_result_partitions", POINTER(_PartitionList), c_void_p)(groups[0])
+    return [_offset(found.contents.elems[index]) for index in range(found.contents.cnt)]
+
+
+def _offset(each: Any) -> GroupOffset:
+    _check(each.err)
+    metadata = ctypes.string_at(each.metadata, each.metadata_size) if each.metadata else b""
+    return GroupOffset(
+        TopicPartition(each.topic.decode(), each.partition), each.offset, metadata.decode(errors="replace")
+    )
+
+
+def _check(code: int) -> None:
+    if code:
+        raise KafkaException(KafkaError(code))
