@@ -1,0 +1,143 @@
+"""A Spark driver in a process of its own, told what to do by a file: to be killed, and started again.
+
+As a program: ``python -m integration.support.driver SPEC.json``. A spec is::
+
+    {"sources": [{"format": …, "options": {…}}], "select": ["key", "value"],
+     "sink": {"format": …, "options": {…}}, "trigger": {"availableNow": true}, "conf": {…},
+     "foreach_batch": {"group_by": "…", …}}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from kafka_eos_source import failpoints as points
+
+START_AND_RUN_SECONDS = 180.0
+ROOT = Path(__file__).parent.parent.parent
+
+
+class Driver:
+    """A driver process. Its output is in `log`."""
+
+    def __init__(self, spec: Mapping[str, Any], directory: Path, failpoints: str = "") -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        number = len(list(directory.glob("driver-*.json")))
+        self.log = directory / f"driver-{number}.log"
+        path = directory / f"driver-{number}.json"
+        path.write_text(json.dumps(spec))
+        environment = {**os.environ, points.ENVIRONMENT_VARIABLE: failpoints, "PYTHONUNBUFFERED": "1"}
+        with open(self.log, "wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "integration.support.driver", str(path)],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+            )
+
+    def wait(self, seconds: float = START_AND_RUN_SECONDS) -> int:
+        """Its exit code; -9 when it was killed."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the driver did not end:\n{self.tail()}") from None
+
+    def finish(self) -> None:
+        """Waits for a good end."""
+        code = self.wait()
+        assert code == 0, f"the driver ended with {code}:\n{self.tail()}"
+
+    def kill(self) -> None:
+        """SIGKILL to the script, its JVM and its Python workers."""
+        if self.process.poll() is None:
+            tree = [
+                *psutil.Process(self.process.pid).children(recursive=True),
+                psutil.Process(self.process.pid),
+            ]
+            for each in tree:
+                try:
+                    each.send_signal(signal.SIGKILL)
+                except psutil.NoSuchProcess:
+                    continue
+        self.process.wait(30)
+
+    def jvm(self) -> psutil.Process:
+        """The driver's JVM."""
+        return next(
+            each
+            for each in psutil.Process(self.process.pid).children(recursive=True)
+            if each.name() == "java"
+        )
+
+    def await_text(self, text: str, seconds: float = START_AND_RUN_SECONDS) -> None:
+        """Until ``text`` is in the log."""
+        await_condition(lambda: text in self.log.read_text(errors="replace"), seconds, f"{text!r} in the log")
+
+    def tail(self, lines: int = 40) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def await_condition(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """Looks until it holds."""
+    look = threading.Event()
+    for _ in range(int(seconds / 0.1)):
+        if condition():
+            return
+        look.wait(0.1)
+    raise AssertionError(f"not within {seconds:.0f} s: {what}")
+
+
+def main(path: str) -> None:
+    from integration.support.session import builder
+
+    spec = json.loads(Path(path).read_text())
+    session = builder()
+    for name, value in spec.get("conf", {}).items():
+        session = session.config(name, value)
+    spark = session.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    frames = [
+        spark.readStream.format(source["format"]).options(**source.get("options", {})).load()
+        for source in spec["sources"]
+    ]
+    selected = [frame.selectExpr(*spec.get("select", ["key", "value"])) for frame in frames]
+    frame = reduce(lambda left, right: left.unionByName(right), selected)
+    sink = spec["sink"]
+    if "count_by" in spec:
+        counts = frame.groupBy(spec["count_by"]).count()
+
+        def write(batch: Any, batch_id: int) -> None:
+            rows = batch.selectExpr(
+                f"CAST({spec['count_by']} AS STRING) AS key", "CAST(count AS STRING) AS value"
+            )
+            options = {**sink["options"], "txnVersion": str(batch_id)}
+            rows.write.format(sink["format"]).mode("append").options(**options).save()
+            points.reach("test.after_foreach_batch")
+
+        writer = counts.writeStream.outputMode("update").foreachBatch(write)
+        writer = writer.option("checkpointLocation", spec["checkpoint"])
+    else:
+        writer = frame.writeStream.format(sink["format"]).options(**sink["options"])
+    query = writer.trigger(**spec.get("trigger", {"availableNow": True})).start()
+    print("QUERY STARTED", query.id, query.runId, flush=True)
+    query.awaitTermination()
+    print("QUERY DONE", flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,158 @@
+"""Producing and reading back with confluent-kafka alone: nothing of ours judges ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+TIMEOUT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record, read back."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]] | None
+    timestamp_ms: int
+
+
+class Admin:
+    """Topics and groups of one cluster."""
+
+    def __init__(self, bootstrap: str, **config: Any) -> None:
+        self.client = AdminClient({"bootstrap.servers": bootstrap, **config})
+
+    def create(self, name: str, partitions: int = 1, **config: str) -> str:
+        topic = NewTopic(name, partitions, -1, config={k.replace("_", "."): v for k, v in config.items()})
+        self.client.create_topics([topic])[name].result(TIMEOUT_SECONDS)
+        return name
+
+    def delete(self, name: str) -> None:
+        self.client.delete_topics([name])[name].result(TIMEOUT_SECONDS)
+
+    def grow(self, name: str, partitions: int) -> None:
+        self.client.create_partitions([NewPartitions(name, partitions)])[name].result(TIMEOUT_SECONDS)
+
+    def delete_records(self, name: str, partition: int, before: int) -> None:
+        futures = self.client.delete_records([TopicPartition(name, partition, before)])
+        for future in futures.values():
+            future.result(TIMEOUT_SECONDS)
+
+    def group(self, group_id: str) -> dict[tuple[str, int], tuple[int, str]]:
+        """Committed offsets and metadata."""
+        future = self.client.list_consumer_group_offsets(
+            [ConsumerGroupTopicPartitions(group_id)], require_stable=True
+        )[group_id]
+        return {
+            (each.topic, each.partition): (each.offset, (each.metadata or "").rstrip("\0"))
+            for each in future.result(TIMEOUT_SECONDS).topic_partitions
+        }
+
+    def delete_group(self, group_id: str) -> None:
+        self.client.delete_consumer_groups([group_id])[group_id].result(TIMEOUT_SECONDS)
+
+    def groups(self) -> list[str]:
+        listed = self.client.list_consumer_groups().result(TIMEOUT_SECONDS)
+        return [each.group_id for each in listed.valid]
+
+
+def produce(
+    bootstrap: str,
+    topic: str,
+    values: Iterable[str | bytes | None],
+    *,
+    keys: Sequence[str | bytes | None] | None = None,
+    partition: int = -1,
+    headers: Any = None,
+    timestamp_ms: int = 0,
+    config: Mapping[str, Any] | None = None,
+) -> None:
+    """Plain records, flushed."""
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, **(config or {})})
+    for index, value in enumerate(values):
+        key = keys[index] if keys is not None else None
+        while True:
+            try:
+                producer.produce(
+                    topic, value, key, partition=partition, headers=headers, timestamp=timestamp_ms
+                )
+                break
+            except BufferError:
+                producer.poll(0.1)
+    assert producer.flush(TIMEOUT_SECONDS) == 0
+    producer.close()
+
+
+def transaction(bootstrap: str, transactional_id: str) -> Producer:
+    """A producer with a transaction begun: commit, abort, or leave it open and ``close``."""
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": transactional_id})
+    producer.init_transactions(TIMEOUT_SECONDS)
+    producer.begin_transaction()
+    return producer
+
+
+def read_back(bootstrap: str, *topics: str, committed: bool = True) -> list[Record]:
+    """Every record that is in the topics now, by partition and offset."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "read-back",
+            "isolation.level": "read_committed" if committed else "read_uncommitted",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 20,
+        }
+    )
+    found: list[Record] = []
+    try:
+        listed = consumer.list_topics(timeout=TIMEOUT_SECONDS).topics
+        open_partitions = {(topic, number) for topic in topics for number in listed[topic].partitions}
+        consumer.assign([TopicPartition(topic, number, 0) for topic, number in open_partitions])
+        while open_partitions:
+            for message in consumer.consume(10_000, 0.5):
+                if message.error() is not None:
+                    assert message.error().name() == "_PARTITION_EOF", message.error()
+                    open_partitions.discard((message.topic(), message.partition()))
+                else:
+                    found.append(
+                        Record(
+                            message.topic(),
+                            message.partition(),
+                            message.offset(),
+                            message.key(),
+                            message.value(),
+                            message.headers(),
+                            message.timestamp()[1],
+                        )
+                    )
+    finally:
+        consumer.close()
+    return sorted(found, key=lambda record: (record.topic, record.partition, record.offset))
+
+
+def values(records: Iterable[Record]) -> list[str]:
+    """Values as text, sorted."""
+    return sorted("" if record.value is None else record.value.decode() for record in records)
+
+
+def end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
+    """High watermarks, control records included: any write at all moves them."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "read-back"})
+    try:
+        numbers = consumer.list_topics(topic, timeout=TIMEOUT_SECONDS).topics[topic].partitions
+        return {
+            number: consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=TIMEOUT_SECONDS)[1]
+            for number in numbers
+        }
+    finally:
+        consumer.close()

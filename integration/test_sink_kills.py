@@ -1,0 +1,132 @@
+"""The driver dies at every step of the commit; each record is in the output once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.support.driver import Driver
+from integration.support.kafka import Admin, end_offsets, produce, read_back, values
+from integration.support.tools import console_consumer, transactions
+from kafka_eos_source.commit.token import Token
+
+ROWS = 1200
+#: In the order in which a batch meets them.
+STEPS = [
+    "stage.after_close",
+    "commit.after_check",
+    "commit.after_init",
+    "commit.after_token",
+    "commit.before_begin",
+    "commit.within_produce",
+    "commit.after_flush",
+    "commit.before_commit",
+    "commit.after_commit",
+    "commit.before_cleanup",
+]
+
+
+def spec(source: str, source_topic: str, sink: str, sink_topic: str, checkpoint: str, **options: str) -> Any:
+    return {
+        "sources": [
+            {
+                "format": "kafka-eos",
+                "options": {
+                    "kafka.bootstrap.servers": source,
+                    "subscribe": source_topic,
+                    "startingOffsets": "earliest",
+                    "maxOffsetsPerTrigger": "100",
+                },
+            }
+        ],
+        "sink": {
+            "format": "kafka-eos",
+            "options": {
+                "kafka.bootstrap.servers": sink,
+                "topic": sink_topic,
+                "checkpointLocation": checkpoint,
+                "stagingInlineBytes": "100",
+                **options,
+            },
+        },
+    }
+
+
+def killed_at_every_step(
+    driver: Callable[..., Driver], query: Any, tmp_path: Path, steps: list[str] = STEPS
+) -> None:
+    for number, step in enumerate(steps):
+        killed = driver(query, f"{step}=kill@{tmp_path}/once-{number}")
+        assert killed.wait() != 0, f"{step}: the driver was not killed:\n{killed.tail()}"
+        assert (tmp_path / f"once-{number}").exists(), f"{step} was not reached:\n{killed.tail()}"
+    driver(query).finish()
+
+
+@pytest.mark.timeout(600)
+def test_killed_at_every_step_of_the_commit(
+    broker: str, admin: Admin, topic: Callable[..., str], driver: Any, checkpoint: str, tmp_path: Path
+) -> None:
+    source, sink = topic(2), topic(2)
+    wanted = [f"{row:05d}" for row in range(ROWS)]
+    produce(broker, source, wanted, keys=wanted)
+    query = spec(broker, source, broker, sink, checkpoint, **{"application.id": f"app-{sink}"})
+    killed_at_every_step(driver, query, tmp_path)
+
+    assert values(read_back(broker, sink)) == wanted
+    # a client that is not ours counts the same
+    assert sorted(console_consumer(broker, sink, ROWS + 1)) == wanted
+    # the group stands where the source ends, and says which batch that was
+    group = admin.group(f"app-{sink}")
+    ends = end_offsets(broker, source)
+    assert {number: group[(source, number)][0] for number in ends} == ends
+    token = Token.decode(group[(sink, 0)][1])
+    assert token is not None
+    assert token.batch_id == ROWS // 100 - 1
+    # nothing is left behind, in Kafka or in the checkpoint
+    assert transactions(broker)[f"app-{sink}"] == "CompleteCommit"
+    staged = list(Path(checkpoint, "kafka-eos", "staging").rglob("*.arrow"))
+    assert staged == []
+
+
+@pytest.mark.timeout(600)
+def test_from_one_cluster_to_another_with_kills(
+    broker: str,
+    admin: Admin,
+    other_cluster: str,
+    topic: Callable[..., str],
+    driver: Any,
+    checkpoint: str,
+    tmp_path: Path,
+) -> None:
+    source = topic(2)
+    sink = Admin(other_cluster).create("copied", 2)
+    wanted = [f"{row:05d}" for row in range(400)]
+    produce(broker, source, wanted)
+    query = spec(broker, source, other_cluster, sink, checkpoint, **{"application.id": "copy"})
+    killed_at_every_step(driver, query, tmp_path, ["commit.before_commit", "commit.after_commit"])
+    assert values(read_back(other_cluster, sink)) == wanted
+    group = Admin(other_cluster).group("copy")
+    assert set(group) == {(sink, 0)}, "the token is on the anchor alone"
+
+
+@pytest.mark.timeout(600)
+def test_update_mode_through_foreach_batch_with_kills(
+    broker: str, topic: Callable[..., str], driver: Any, checkpoint: str, tmp_path: Path
+) -> None:
+    source, sink = topic(1), topic(2)
+    produce(broker, source, [str(row % 7) for row in range(500)])
+    query = spec(broker, source, broker, sink, checkpoint, txnAppId=f"counts-{sink}")
+    query["select"] = ["CAST(value AS STRING) AS word"]
+    query["count_by"] = "word"
+    query["checkpoint"] = checkpoint
+    for name in ("checkpointLocation", "stagingInlineBytes"):
+        query["sink"]["options"].pop(name)
+    steps = ["commit.before_commit", "commit.after_commit", "test.after_foreach_batch"]
+    killed_at_every_step(driver, query, tmp_path, steps)
+    records = read_back(broker, sink)
+    assert len(records) == 5 * 7, "each of five batches updates each of seven words once"
+    last = {record.key: int(record.value or b"0") for record in records}
+    assert sum(last.values()) == 500
