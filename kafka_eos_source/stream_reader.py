@@ -125,23 +125,25 @@ class _UnlimitedStreamReader(_StreamReaderBase):
     """For PySpark 4.0 and 4.1, where Spark asks for the latest offset and does not say since when.
 
     Seen on 4.0: a new query is asked ``latestOffset``, then ``initialOffset``; a restarted one is first told
-    the range of its last batch by ``partitions``. So the first call tells which it is, and where a new one
-    begins is fixed before its end is looked up.
+    the end of its last batch by ``partitions(end, end)``. So the first call tells which it is, and where a
+    new one begins is fixed before its end is looked up. A replay of batch 0 asks ``initialOffset`` between.
     """
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
+        self._initial: SourcePosition | None = None
         self._position: SourcePosition | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        if self._position is None:
-            self._position = self._planning().initial()
-        return self._position.to_dict()
+        return self._begin().to_dict()
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
-        if self._position is None:
-            self._position = self._planning().initial()
-        return self._planning().latest(self._position).to_dict()
+        return self._planning().latest(self._position or self._begin()).to_dict()
+
+    def _begin(self) -> SourcePosition:
+        if self._initial is None:
+            self._initial = self._planning().initial()
+        return self._initial
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         planned = super().partitions(start, end)

@@ -98,6 +98,10 @@ class Reader:
             query.stop()
         return batches
 
+    def run_all(self, checkpoint: str = "c", **options: Any) -> list[list[Row]]:
+        """As `run`; before PySpark 4.2 such a run is one batch, and a replayed batch is that one."""
+        return self.run(checkpoint, **options) + self.run(checkpoint, **options)
+
     @contextmanager
     def running(
         self, checkpoint: str = "c", **options: Any
