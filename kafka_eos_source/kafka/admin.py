@@ -156,15 +156,10 @@ class SourceAdmin:
         return {tp: None if offset < 0 else offset for tp, offset in found.items()}
 
     def committed(self, group_id: str, partitions: Collection[TopicPartition]) -> Offsets:
-        """Offsets of a consumer group; pending transactions are waited for (KIP-447).
-
-        Raises:
-            UnavailableError: no answer, or an unfinished transaction, for as long as look-ups are repeated.
-            AuthorizationError: the group may not be read.
-        """
-        seconds = (self._retries + 1) * (_REQUEST_SECONDS + self._retry_interval_seconds)
-        found = GroupOffsets(self._config).fetch(group_id, partitions, Deadline.after_seconds(seconds))
-        return {tp: found[tp].offset for tp in partitions if tp in found}
+        """Offsets of a consumer group; pending transactions are waited for (KIP-447)."""
+        budget = (self._retries + 1) * (_REQUEST_SECONDS + self._retry_interval_seconds)
+        held = GroupOffsets(self._config).fetch(group_id, partitions, Deadline.after_seconds(budget))
+        return {tp: held[tp].offset for tp in partitions if tp in held}
 
     def _offsets(
         self, specs: Mapping[TopicPartition, Any], what: str, isolation: IsolationLevel | None = None
