@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from integration.support.driver import await_condition
 from integration.support.kafka import Admin
 from integration.support.reading import Reader, Topics, texts, values
+from kafka_eos_source.embedded import EmbeddedKafka
 
 SINCE_4_2 = pytest.mark.skipif(pyspark.__version__ < "4.2", reason="Spark tells start and limit since 4.2")
 BASE_MS = 1_700_000_000_000
@@ -377,6 +378,27 @@ def test_progress_says_how_far(reader: Reader, topics: Topics, tmp_path: Path) -
 
 
 # -- errors
+
+
+def test_a_broker_that_goes_away(spark: SparkSession, tmp_path: Path) -> None:
+    """A query with retries left goes on once it is back; one without ends, saying whom it could not reach."""
+    with EmbeddedKafka() as kafka:
+        topics = Topics(kafka.bootstrap_servers, Admin(kafka.bootstrap_servers))
+        topic = topics.new()
+        reader = Reader(spark, kafka.bootstrap_servers, tmp_path)
+        impatient = reader.running("impatient", subscribe=topic, **{"fetchOffset.numRetries": "0"})
+        with reader.running("patient", subscribe=topic) as (patient, found), impatient as (query, _):
+            patient.processAllAvailable()
+            query.processAllAvailable()
+            kafka.kill_node(1)
+            with pytest.raises(
+                Exception, match=rf"UNAVAILABLE.*no answer from Kafka at .*{kafka.bootstrap_servers}"
+            ):
+                query.awaitTermination(60)
+            kafka.start_node(1)
+            topics.send(topic, range(3))
+            await_condition(lambda: values(found) == texts(range(3)), 90, "the records sent afterwards")
+            assert patient.isActive
 
 
 @pytest.mark.core
