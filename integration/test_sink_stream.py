@@ -1,0 +1,434 @@
+"""``writeStream.format("kafka-eos")`` on a real broker: replays, rivals, other sources, lost tokens."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from integration.support.driver import Driver, await_condition
+from integration.support.kafka import Admin, end_offsets, produce, read_back, values
+from kafka_eos_source.commit.token import Token
+from kafka_eos_source.embedded import EmbeddedKafka
+
+
+class Query:
+    """One query from topic to topic, run to its end as often as wanted."""
+
+    def __init__(self, spark: SparkSession, broker: str, source: str, sink: str, checkpoint: str) -> None:
+        self.spark, self.broker, self.source, self.sink, self.checkpoint = (
+            spark,
+            broker,
+            source,
+            sink,
+            checkpoint,
+        )
+
+    def frame(self, topic: str | None = None, **options: str) -> DataFrame:
+        reader = self.spark.readStream.format("kafka-eos").option("kafka.bootstrap.servers", self.broker)
+        reader = reader.option("subscribe", topic or self.source).option("startingOffsets", "earliest")
+        return reader.options(**options).load()
+
+    def run(self, frame: DataFrame | None = None, **options: str) -> None:
+        named = {name.replace("__", "."): value for name, value in options.items()}
+        selected = (self.frame() if frame is None else frame).selectExpr("key", "value")
+        writer = selected.writeStream.format("kafka-eos").option("kafka.bootstrap.servers", self.broker)
+        writer = writer.option("topic", self.sink).option("checkpointLocation", self.checkpoint)
+        query = writer.options(**named).trigger(availableNow=True).start()
+        query.awaitTermination(120)
+        assert not query.isActive
+
+    def forget_commit(self, batch_id: int) -> None:
+        """As if the driver had died after Kafka's commit and before Spark's."""
+        for name in (str(batch_id), f".{batch_id}.crc"):
+            Path(self.checkpoint, "commits", name).unlink(missing_ok=True)
+
+    @property
+    def query_id(self) -> str:
+        import json
+
+        return str(json.loads(Path(self.checkpoint, "metadata").read_text())["id"])
+
+    @property
+    def group(self) -> str:
+        return f"kafka-eos-{self.query_id}"
+
+
+@pytest.fixture
+def query(spark: SparkSession, broker: str, topic: Callable[..., str], checkpoint: str) -> Query:
+    return Query(spark, broker, topic(2), topic(2), checkpoint)
+
+
+def rows(first: int, end: int) -> list[str]:
+    return [f"{row:05d}" for row in range(first, end)]
+
+
+def token(admin: Admin, group: str, topic: str) -> Token:
+    found = Token.decode(admin.group(group)[(topic, 0)][1])
+    assert found is not None
+    return found
+
+
+@pytest.mark.core
+def test_topic_to_topic(query: Query, broker: str, admin: Admin) -> None:
+    produce(broker, query.source, rows(0, 500))
+    query.run()
+    produce(broker, query.source, rows(500, 700))
+    query.run()
+    assert values(read_back(broker, query.sink)) == rows(0, 700)
+    # the group stands at the source's end: lag tools work
+    group = admin.group(query.group)
+    assert {number: group[(query.source, number)][0] for number in (0, 1)} == end_offsets(
+        broker, query.source
+    )
+    assert token(admin, query.group, query.sink).batch_id == 1
+    assert token(admin, query.group, query.sink).rows == 200
+
+
+@pytest.mark.core
+def test_a_replay_of_a_committed_batch_is_skipped(query: Query, broker: str) -> None:
+    produce(broker, query.source, rows(0, 100))
+    query.run()
+    ends = end_offsets(broker, query.sink)
+    query.forget_commit(0)
+    query.run()
+    assert end_offsets(broker, query.sink) == ends, "not a byte was written again"
+    produce(broker, query.source, rows(100, 150))
+    query.run()
+    assert values(read_back(broker, query.sink)) == rows(0, 150)
+
+
+@pytest.mark.core
+def test_a_checkpoint_of_sparks_own_connector_is_taken_over(query: Query, broker: str, admin: Admin) -> None:
+    """Made from one of ours by removing what Spark's does not have: the key "@", our folder, the token."""
+    produce(broker, query.source, rows(0, 100))
+    query.run()
+    produce(broker, query.source, rows(100, 130))
+    query.run()
+    import json
+
+    for path in Path(query.checkpoint, "offsets").glob("[0-9]*"):
+        lines = path.read_text().splitlines()
+        offset = json.loads(lines[-1])
+        offset.pop("@")
+        path.write_text("\n".join([*lines[:-1], json.dumps(offset, separators=(",", ":"))]))
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    shutil.rmtree(Path(query.checkpoint, "kafka-eos"))
+    admin.delete_group(query.group)
+    query.forget_commit(1)  # it was stopped in the middle of a batch
+
+    produce(broker, query.source, rows(130, 200))
+    query.run()
+    found = values(read_back(broker, query.sink))
+    assert found == sorted(rows(0, 200) + rows(100, 130)), "the last batch of at-least-once comes again, once"
+    assert token(admin, query.group, query.sink).batch_id == 2
+
+
+def test_a_union_of_two_kafka_sources(
+    query: Query, broker: str, admin: Admin, topic: Callable[..., str]
+) -> None:
+    second = topic(1)
+    produce(broker, query.source, rows(0, 50))
+    produce(broker, second, rows(50, 90))
+    query.run(query.frame().unionByName(query.frame(second)))
+    query.forget_commit(0)
+    query.run(query.frame().unionByName(query.frame(second)))
+    assert values(read_back(broker, query.sink)) == rows(0, 90)
+    group = admin.group(query.group)
+    assert group[(second, 0)][0] == 40
+    assert sum(group[(query.source, number)][0] for number in (0, 1)) == 50
+
+
+def test_a_query_that_reads_no_kafka(query: Query, broker: str, admin: Admin, tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+
+    def files() -> DataFrame:
+        return query.spark.readStream.text(str(folder)).selectExpr("CAST(NULL AS STRING) AS key", "value")
+
+    (folder / "a.txt").write_text("\n".join(rows(0, 50)))
+    query.run(files())
+    query.forget_commit(0)
+    (folder / "b.txt").write_text("\n".join(rows(50, 80)))
+    query.run(files())
+    assert values(read_back(broker, query.sink)) == rows(0, 80)
+    assert set(admin.group(query.group)) == {(query.sink, 0)}, "the anchor carries the token"
+
+
+def test_complete_mode_sends_the_whole_result_each_time(query: Query, broker: str) -> None:
+    def run() -> None:
+        counts = query.frame().selectExpr("CAST(value AS STRING) AS word").groupBy("word").count()
+        writer = (
+            counts.selectExpr("word AS key", "CAST(count AS STRING) AS value")
+            .writeStream.outputMode("complete")
+            .format("kafka-eos")
+            .option("kafka.bootstrap.servers", broker)
+            .option("topic", query.sink)
+            .option("checkpointLocation", query.checkpoint)
+        )
+        assert writer.trigger(availableNow=True).start().awaitTermination(120)
+
+    produce(broker, query.source, ["a", "b", "a"])
+    run()
+    produce(broker, query.source, ["b"])
+    run()
+    found = sorted((r.offset, r.key, r.value) for r in read_back(broker, query.sink))
+    assert sorted((key, value) for _, key, value in found) == [
+        (b"a", b"2"),
+        (b"a", b"2"),
+        (b"b", b"1"),
+        (b"b", b"2"),
+    ]
+
+
+def test_a_batch_without_rows_moves_the_offsets(query: Query, broker: str, admin: Admin) -> None:
+    produce(broker, query.source, rows(0, 50))
+    query.run(query.frame().where("value IS NULL"))
+    assert read_back(broker, query.sink, committed=False) == []
+    group = admin.group(query.group)
+    assert {number: group[(query.source, number)][0] for number in (0, 1)} == end_offsets(
+        broker, query.source
+    )
+
+
+def test_where_a_group_stands_is_where_a_new_query_starts(query: Query, broker: str, tmp_path: Path) -> None:
+    application_id = f"app-{uuid.uuid4().hex[:8]}"
+    produce(broker, query.source, rows(0, 50))
+    query.run(application__id=application_id)
+    produce(broker, query.source, rows(50, 80))
+    shutil.rmtree(query.checkpoint)  # lost
+
+    def go_on(**options: str) -> None:
+        frame = query.frame(startingOffsets="group", **{"application.id": application_id})
+        query.run(frame, application__id=application_id, **options)
+
+    with pytest.raises(PySparkException, match=r"KAFKA_EOS\.FOREIGN_QUERY.*onForeignQuery"):
+        go_on()
+    shutil.rmtree(query.checkpoint)
+    go_on(onForeignQuery="adopt")
+    assert values(read_back(broker, query.sink)) == rows(0, 80)
+
+
+def test_adopting_from_elsewhere_than_the_group_stands_is_refused(query: Query, broker: str) -> None:
+    application_id = f"app-{uuid.uuid4().hex[:8]}"
+    produce(broker, query.source, rows(0, 50))
+    query.run(application__id=application_id)
+    shutil.rmtree(query.checkpoint)
+    with pytest.raises(PySparkException, match=r"CHECKPOINT_ROLLED_BACK.*startingOffsets=group"):
+        query.run(application__id=application_id, onForeignQuery="adopt")
+    assert values(read_back(broker, query.sink)) == rows(0, 50)
+
+
+def test_another_application_id_on_the_same_checkpoint_is_refused(query: Query, broker: str) -> None:
+    produce(broker, query.source, rows(0, 50))
+    query.run()
+    produce(broker, query.source, rows(50, 60))
+    with pytest.raises(PySparkException, match=r"this checkpoint was committed with application\.id"):
+        query.run(application__id="another")
+    assert values(read_back(broker, query.sink)) == rows(0, 50)
+
+
+def test_a_lost_group_is_said_and_both_ways_out_work(query: Query, broker: str, admin: Admin) -> None:
+    for first in (0, 20):
+        produce(broker, query.source, rows(first, first + 20))
+        query.run()
+    query.forget_commit(1)
+    admin.delete_group(query.group)
+    with pytest.raises(PySparkException, match=r"TOKEN_MISSING.*onMissingToken"):
+        query.run()
+    query.run(onMissingToken="assume_committed")
+    assert values(read_back(broker, query.sink)) == rows(0, 40)
+    assert token(admin, query.group, query.sink).batch_id == 1
+
+    query.forget_commit(1)
+    admin.delete_group(query.group)
+    query.run(onMissingToken="assume_not_committed")
+    assert values(read_back(broker, query.sink)) == sorted(rows(0, 40) + rows(20, 40)), "as was said"
+
+
+def test_a_rolled_back_checkpoint_catches_up_without_writing(
+    query: Query, broker: str, tmp_path: Path
+) -> None:
+    for first in range(0, 80, 20):
+        produce(broker, query.source, rows(first, first + 20))
+        query.run()
+        if first == 0:
+            shutil.copytree(query.checkpoint, tmp_path / "old")
+    ends = end_offsets(broker, query.sink)
+    shutil.rmtree(query.checkpoint)
+    shutil.copytree(tmp_path / "old", query.checkpoint)
+    query.run()
+    assert end_offsets(broker, query.sink) == ends
+    produce(broker, query.source, rows(80, 100))
+    query.run()
+    assert values(read_back(broker, query.sink)) == rows(0, 100)
+
+
+def test_the_checkpoint_must_be_an_option(query: Query, broker: str, tmp_path: Path) -> None:
+    produce(broker, query.source, rows(0, 5))
+    query.spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path))
+    try:
+        writer = query.frame().writeStream.format("kafka-eos").option("kafka.bootstrap.servers", broker)
+        with pytest.raises(PySparkException, match="the option 'checkpointLocation' is not set on the sink"):
+            writer.option("topic", query.sink).trigger(availableNow=True).start().awaitTermination(60)
+    finally:
+        query.spark.conf.unset("spark.sql.streaming.checkpointLocation")
+    assert read_back(broker, query.sink, committed=False) == []
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[EmbeddedKafka]:
+    """A broker that checks ACLs; where there are none, everybody may do everything."""
+    with EmbeddedKafka(
+        config={
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "allow.everyone.if.no.acl.found": "true",
+            "super.users": "User:nobody",
+        }
+    ) as kafka:
+        yield kafka
+
+
+@pytest.mark.parametrize(
+    ("resource", "operation", "said"),
+    [
+        ("topic", "WRITE", "the topic (Write and Describe"),
+        ("group", "READ", "the consumer group (Read)"),
+        ("transactional_id", "WRITE", "the transactional id (Write and Describe)"),
+    ],
+)
+def test_what_an_acl_denies_is_named(
+    spark: SparkSession, guarded: EmbeddedKafka, tmp_path: Path, resource: str, operation: str, said: str
+) -> None:
+    from confluent_kafka.admin import (
+        AclBinding,
+        AclOperation,
+        AclPermissionType,
+        ResourcePatternType,
+        ResourceType,
+    )
+
+    admin = Admin(guarded.bootstrap_servers)
+    source, sink = (admin.create(f"{uuid.uuid4().hex[:8]}") for _ in range(2))
+    application_id = f"app-{sink}"
+    produce(guarded.bootstrap_servers, source, rows(0, 20))
+    denied = AclBinding(
+        ResourceType[resource.upper()],
+        sink if resource == "topic" else application_id,
+        ResourcePatternType.LITERAL,
+        "User:ANONYMOUS",
+        "*",
+        AclOperation[operation],
+        AclPermissionType.DENY,
+    )
+    admin.client.create_acls([denied])[denied].result(30)
+    query = Query(spark, guarded.bootstrap_servers, source, sink, str(tmp_path / "c"))
+    with pytest.raises(PySparkException) as caught:
+        query.run(application__id=application_id, commitTimeoutMs="20000")
+    assert "KAFKA_EOS.NOT_AUTHORIZED" in str(caught.value)
+    assert said in str(caught.value)
+    # the grant is all it takes
+    from confluent_kafka.admin import AclBindingFilter
+
+    for future in admin.client.delete_acls(
+        [
+            AclBindingFilter(
+                ResourceType[resource.upper()],
+                denied.name,
+                ResourcePatternType.LITERAL,
+                None,
+                None,
+                AclOperation.ANY,
+                AclPermissionType.ANY,
+            )
+        ]
+    ).values():
+        future.result(30)
+    query.run(application__id=application_id)
+    assert values(read_back(guarded.bootstrap_servers, sink)) == rows(0, 20)
+
+
+# -- drivers of their own
+
+
+def spec(broker: str, source: str, sink: str, checkpoint: str, limit: int, **more: Any) -> dict[str, Any]:
+    reader = {"kafka.bootstrap.servers": broker, "subscribe": source, "startingOffsets": "earliest"}
+    return {
+        "sources": [{"format": "kafka-eos", "options": {**reader, "maxOffsetsPerTrigger": str(limit)}}],
+        "sink": {
+            "format": "kafka-eos",
+            "options": {"kafka.bootstrap.servers": broker, "topic": sink, "checkpointLocation": checkpoint},
+        },
+        **more,
+    }
+
+
+@pytest.mark.timeout(400)
+def test_a_zombie_driver_is_fenced_when_it_comes_back(
+    query: Query, broker: str, driver: Callable[..., Driver], tmp_path: Path
+) -> None:
+    """A stops in the middle of a transaction; B takes the checkpoint over and goes on; A wakes up."""
+    produce(broker, query.source, rows(0, 300))
+    plan = spec(broker, query.source, query.sink, query.checkpoint, 100)
+    once = tmp_path / "once"
+    zombie = driver(plan, f"commit.before_commit=stop@{once}")
+    await_condition(once.exists, 120, "the first driver stopped itself")
+    (stopped,) = [
+        each
+        for each in psutil.Process(zombie.process.pid).children(recursive=True)
+        if each.status() == psutil.STATUS_STOPPED
+    ]
+    driver(plan).finish()
+    assert values(read_back(broker, query.sink)) == rows(0, 300)
+    ends = end_offsets(broker, query.sink)
+    os.kill(stopped.pid, signal.SIGCONT)
+    assert zombie.wait() != 0
+    assert "KAFKA_EOS.FENCED" in zombie.log.read_text() or "concurrently" in zombie.log.read_text()
+    assert values(read_back(broker, query.sink)) == rows(0, 300)
+    assert end_offsets(broker, query.sink) == ends, "the zombie wrote nothing that stayed"
+
+
+@pytest.mark.timeout(400)
+def test_failed_tasks_and_commits_in_changing_processes(
+    query: Query, broker: str, driver: Callable[..., Driver], tmp_path: Path
+) -> None:
+    """Every commit in another Python process; a task attempt fails after it wrote its rows."""
+    produce(broker, query.source, rows(0, 400))
+    conf = {"spark.python.worker.reuse": "false", "spark.master": "local[2,3]"}
+    plan = spec(broker, query.source, query.sink, query.checkpoint, 100, conf=conf)
+    plan["sink"]["options"]["stagingInlineBytes"] = "100"
+    once = tmp_path / "once"
+    running = driver(plan, f"stage.after_close=raise@{once}")
+    running.finish()
+    assert once.exists(), "an attempt failed"
+    assert values(read_back(broker, query.sink)) == rows(0, 400)
+
+
+@pytest.mark.timeout(400)
+def test_a_broker_that_restarts_in_the_middle(
+    driver: Callable[..., Driver], checkpoint: str, tmp_path: Path
+) -> None:
+    with EmbeddedKafka() as kafka:
+        admin = Admin(kafka.bootstrap_servers)
+        source, sink = admin.create("in", 2), admin.create("out", 2)
+        produce(kafka.bootstrap_servers, source, rows(0, 400))
+        once = tmp_path / "once"
+        plan = spec(kafka.bootstrap_servers, source, sink, checkpoint, 100)
+        running = driver(plan, f"commit.after_flush=stop@{once}")
+        await_condition(once.exists, 120, "the driver is within its transaction")
+        kafka.kill_node(1)
+        kafka.start_node(1)
+        for each in psutil.Process(running.process.pid).children(recursive=True):
+            if each.status() == psutil.STATUS_STOPPED:
+                each.resume()
+        running.finish()
+        assert values(read_back(kafka.bootstrap_servers, sink)) == rows(0, 400)
