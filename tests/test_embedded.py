@@ -12,8 +12,9 @@ from click.testing import CliRunner
 
 from kafka_eos_source.cli import main
 from kafka_eos_source.embedded import EmbeddedKafka, java
-from kafka_eos_source.embedded.cluster import free_ports, render
+from kafka_eos_source.embedded.cluster import free_ports
 from kafka_eos_source.embedded.jars import BROKER, JarSet, cache_directory, is_whole, jars
+from kafka_eos_source.embedded.properties import render
 from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 
 
@@ -133,7 +134,7 @@ def test_a_port_in_use_is_named() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(UnavailableError, match=f"port {taken.getsockname()[1]} .*--port"):
+        with pytest.raises(UnavailableError, match=f"port {taken.getsockname()[1]} .*choose another"):
             free_ports([taken.getsockname()[1]])
 
 

@@ -4,51 +4,36 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import json
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.embedded import jars as jar_cache
-from kafka_eos_source.embedded import java, supervisor
+from kafka_eos_source.embedded import java
+from kafka_eos_source.embedded.node import Node
+from kafka_eos_source.embedded.properties import HOST, Ports, render, server_properties
 from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 
 _START_SECONDS = 120.0
-_STOP_SECONDS = 30.0
-_LOOK_SECONDS = 0.05
-_STARTED = b"Kafka Server started"
-_HOST = "127.0.0.1"
-
-
-@dataclass
-class _Node:
-    """One broker: its files, its port, its process."""
-
-    node_id: int
-    directory: Path
-    port: int
-    controller_port: int
-    process: subprocess.Popen[str] | None = None
-    jvm_pid: int = 0
-
-    @property
-    def log(self) -> Path:
-        return self.directory / "broker.log"
-
-    @property
-    def properties(self) -> Path:
-        return self.directory / "server.properties"
+#: Quick to start: a JVM that lives for a second needs no optimising compiler.
+_BRIEF_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
+_BROKER_JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:-UsePerfData")
+#: Below the range from which systems take the near ends of connections: while a broker is down, a client
+#: that tries it again and again must not come to sit on its port.
+_FREE_PORTS = range(20_000, 32_000)
+_LOGGING = "-Dorg.slf4j.simpleLogger.showDateTime=true"
 
 
 class EmbeddedKafka:
@@ -59,14 +44,17 @@ class EmbeddedKafka:
         port: of the first broker; the others follow. 0 = any free ones.
         directory: for the data, kept afterwards and used again by the next start; None = a temporary one.
         config: broker properties that win over ours, as in ``server.properties``.
-        auto_create_topics: whether a topic is made by writing to it.
+        auto_create_topics: whether a topic is made by writing to it or reading it.
+        users: passwords by name. With any, clients log in by SASL/PLAIN (``security.protocol`` is
+            ``SASL_PLAINTEXT``); the first user may do everything, the others what ACLs allow them.
+        java_options: for each broker's JVM, after ours (512 MiB of heap).
 
     Attributes:
-        bootstrap_servers: for clients.
         directory: where the data is.
 
     Raises:
-        UnavailableError: no Java, no jars, a port in use, or a broker that does not start.
+        UnavailableError: no Java, no jars, a port or the directory in use, or a broker that does not start.
+        InvalidOptionError: ``brokers`` out of range, or not as many as the directory's cluster has.
     """
 
     def __init__(
@@ -76,19 +64,26 @@ class EmbeddedKafka:
         directory: str | os.PathLike[str] | None = None,
         config: Mapping[str, str] | None = None,
         auto_create_topics: bool = False,
+        *,
+        users: Mapping[str, str] | None = None,
+        java_options: Sequence[str] = (),
     ) -> None:
         if not 1 <= brokers <= 9:
             raise InvalidOptionError(f"brokers={brokers}; expected 1 to 9.")
         self._brokers = brokers
         self._port = port
         self._kept = directory is not None
-        self.directory = Path(directory) if directory is not None else Path()
+        self.directory = Path(directory).absolute() if directory is not None else Path()
         self._config = {"auto.create.topics.enable": str(auto_create_topics).lower(), **(config or {})}
-        self._nodes: dict[int, _Node] = {}
+        self._users = dict(users or {})
+        self._java_options = tuple(java_options)
+        self._nodes: dict[int, Node] = {}
+        self._lock = -1
 
     @property
     def bootstrap_servers(self) -> str:
-        return ",".join(f"{_HOST}:{node.port}" for node in self._nodes.values())
+        """For clients: ``127.0.0.1:PORT``, one for each broker, with commas between."""
+        return ",".join(f"{HOST}:{node.ports.client}" for node in self._nodes.values())
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -96,19 +91,17 @@ class EmbeddedKafka:
         return tuple(self._nodes)
 
     def start(self) -> EmbeddedKafka:
-        """Starts every broker; returns when all accept connections."""
-        executable = java.find()
-        jars = jar_cache.jars()
-        if not self._kept:
-            self.directory = Path(tempfile.mkdtemp(prefix="kafka-eos-broker-"))
+        """Starts every broker; returns when all of them answer and know each other."""
+        executable, jars = java.find(), jar_cache.jars()
         try:
+            self._open_directory()
             self._nodes = self._make_nodes()
-            cluster_id = self._cluster_id()
+            ports = {node.node_id: node.ports for node in self._nodes.values()}
             for node in self._nodes.values():
-                node.directory.mkdir(parents=True, exist_ok=True)
-                node.properties.write_text(render(self._properties(node)))
-            self._format(executable, jars, cluster_id)
-            self._start_all(self._nodes.values(), executable, jars)
+                properties = server_properties(node.node_id, ports, node.data, self._users)
+                _write_private(node.properties, render({**properties, **self._config}))
+            self._format(executable, jars, self._cluster_id())
+            self._start(self._nodes.values(), executable, jars)
         except BaseException:
             self.stop()
             raise
@@ -117,33 +110,44 @@ class EmbeddedKafka:
     def stop(self) -> None:
         """Ends every broker and, unless a directory was given, removes the data."""
         for node in self._nodes.values():
-            if node.process is not None and not self._kept:
-                _signal(node.jvm_pid, signal.SIGKILL)  # nothing to be kept in order
-            elif node.process is not None:
-                _signal(node.jvm_pid, signal.SIGCONT)
-                node.process.terminate()
+            if self._kept:
+                node.begin_stop()
+            else:
+                node.signal(signal.SIGKILL)  # nothing to be left in good order
         for node in self._nodes.values():
-            _reap(node)
+            node.await_stop()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
         if not self._kept and self.directory != Path():
             shutil.rmtree(self.directory, ignore_errors=True)
 
+    def check(self) -> None:
+        """Whether every broker that was started is still there, but for those that were killed by us.
+
+        Raises:
+            UnavailableError: one is gone; with the end of its log.
+        """
+        for node in self._nodes.values():
+            if node.started and not node.running:
+                raise UnavailableError(f"broker {node.node_id} ended by itself. {node.tail()}")
+
     def kill_node(self, node_id: int) -> None:
         """SIGKILL: the plug is pulled."""
-        node = self._nodes[node_id]
-        _signal(node.jvm_pid, signal.SIGKILL)
-        _reap(node)
+        self._nodes[node_id].kill()
 
     def pause_node(self, node_id: int) -> None:
         """SIGSTOP: connections stay open and nothing answers."""
-        _signal(self._nodes[node_id].jvm_pid, signal.SIGSTOP)
+        self._nodes[node_id].signal(signal.SIGSTOP)
 
     def resume_node(self, node_id: int) -> None:
         """Ends `pause_node`."""
-        _signal(self._nodes[node_id].jvm_pid, signal.SIGCONT)
+        self._nodes[node_id].signal(signal.SIGCONT)
 
     def start_node(self, node_id: int) -> None:
-        """Starts a broker that was killed, with its data, on its port."""
-        self._start_all([self._nodes[node_id]], java.find(), jar_cache.jars())
+        """Starts a broker that was killed or ended, with its data, on its port; a running one is left be."""
+        if not self._nodes[node_id].running:
+            self._start([self._nodes[node_id]], java.find(), jar_cache.jars())
 
     def __enter__(self) -> EmbeddedKafka:
         return self.start()
@@ -155,15 +159,36 @@ class EmbeddedKafka:
 
     # -- inside
 
-    def _make_nodes(self) -> dict[int, _Node]:
-        ports = [self._port + index if self._port else 0 for index in range(self._brokers)]
-        found = free_ports(ports + [0] * self._brokers)
-        return {
-            index + 1: _Node(
-                index + 1, self.directory / f"node-{index + 1}", found[index], found[self._brokers + index]
-            )
-            for index in range(self._brokers)
-        }
+    def _open_directory(self) -> None:
+        if not self._kept:
+            self.directory = Path(tempfile.mkdtemp(prefix="kafka-eos-broker-"))
+            return
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UnavailableError(
+                f"another broker runs in the directory {str(self.directory)!r}.",
+                fix="stop that one first, or give another directory.",
+            ) from error
+        except OSError as error:
+            raise UnavailableError(
+                f"the directory {str(self.directory)!r} cannot be used: {error.strerror}.",
+                fix="give one that can be written.",
+            ) from error
+
+    def _make_nodes(self) -> dict[int, Node]:
+        wanted = [self._port + index if self._port else 0 for index in range(self._brokers)]
+        found = free_ports(wanted + [0] * self._brokers)
+        nodes = {}
+        for index, (client, controller) in enumerate(
+            zip(found[: self._brokers], found[self._brokers :], strict=True)
+        ):
+            directory = self.directory / f"node-{index + 1}"
+            directory.mkdir(exist_ok=True)
+            nodes[index + 1] = Node(index + 1, directory, Ports(client, controller))
+        return nodes
 
     def _cluster_id(self) -> str:
         """Kept with the data."""
@@ -178,95 +203,45 @@ class EmbeddedKafka:
                 )
             return str(kept["id"])
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        self.directory.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"id": cluster_id, "brokers": self._brokers}))
         return cluster_id
 
-    def _properties(self, node: _Node) -> dict[str, str]:
-        copies = str(min(3, self._brokers))
-        in_sync = str(min(2, self._brokers))
-        voters = ",".join(f"{each.node_id}@{_HOST}:{each.controller_port}" for each in self._nodes.values())
-        return {
-            "process.roles": "broker,controller",
-            "node.id": str(node.node_id),
-            "controller.quorum.voters": voters,
-            "listeners": f"PLAINTEXT://{_HOST}:{node.port},CONTROLLER://{_HOST}:{node.controller_port}",
-            "controller.listener.names": "CONTROLLER",
-            "log.dirs": str(node.directory / "data"),
-            # internal topics small and as safe as the number of brokers allows
-            "offsets.topic.num.partitions": "5",
-            "offsets.topic.replication.factor": copies,
-            "transaction.state.log.num.partitions": "5",
-            "transaction.state.log.replication.factor": copies,
-            "transaction.state.log.min.isr": in_sync,
-            "share.coordinator.state.topic.num.partitions": "1",
-            "share.coordinator.state.topic.replication.factor": copies,
-            "share.coordinator.state.topic.min.isr": in_sync,
-            "default.replication.factor": copies,
-            "min.insync.replicas": in_sync,
-            "group.initial.rebalance.delay.ms": "0",  # consumers of a laptop need not wait for others
-            "controlled.shutdown.max.retries": "1",
-            **self._config,
-        }
-
     def _format(self, executable: str, jars: Path, cluster_id: str) -> None:
         """Makes the data directories that are not there yet."""
-        formatting = [
-            subprocess.Popen(
-                [
-                    executable,
-                    *_class_path(jars),
-                    "kafka.tools.StorageTool",
-                    "format",
-                    "-t",
-                    cluster_id,
-                    "-c",
-                    str(node.properties),
-                ],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for node in self._nodes.values()
-            if not (node.directory / "data" / "meta.properties").exists()
-        ]
-        for process in formatting:
-            said, _ = process.communicate(timeout=_START_SECONDS)
-            if process.returncode:
-                raise UnavailableError(f"the data directory could not be made: {said.strip()[-500:]}")
+        tool = [executable, *_BRIEF_JVM, "-cp", f"{jars}/*", "kafka.tools.StorageTool", "format"]
+        with contextlib.ExitStack() as running:
+            formatting = [
+                running.enter_context(
+                    subprocess.Popen(
+                        [*tool, "-t", cluster_id, "-c", str(node.properties)],
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.STDOUT,
+                        text=True,
+                    )
+                )
+                for node in self._nodes.values()
+                if not (node.data / "meta.properties").exists()
+            ]
+            for process in formatting:
+                said, _ = process.communicate()
+                if process.returncode:
+                    raise UnavailableError(f"the data directory could not be made: {said.strip()[-500:]}")
 
-    def _start_all(self, nodes: Iterable[_Node], executable: str, jars: Path) -> None:
-        started = []
-        for node in nodes:
-            offset = node.log.stat().st_size if node.log.exists() else 0
-            node.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-I",
-                    str(supervisor.__file__),
-                    str(node.log),
-                    executable,
-                    "-Xmx512m",
-                    "-XX:-UsePerfData",
-                    *_class_path(jars),
-                    "kafka.Kafka",
-                    str(node.properties),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
+    def _start(self, nodes: Iterable[Node], executable: str, jars: Path) -> None:
+        started = list(nodes)
+        options = [*_BROKER_JVM, *self._java_options, _LOGGING, "-cp", f"{jars}/*", "kafka.Kafka"]
+        for node in started:
+            node.launch(
+                [executable, *options, str(node.properties)],
+                None if self._kept else self.directory,
+                [self._lock] if self._lock >= 0 else [],
             )
-            assert node.process.stdout is not None
-            node.jvm_pid = int(node.process.stdout.readline())
-            started.append((node, offset))
         deadline = Deadline.after_seconds(_START_SECONDS)
-        for node, offset in started:
-            _await_start(node, offset, deadline)
-
-
-def render(properties: Mapping[str, str]) -> str:
-    """As a ``.properties`` file."""
-    return "".join(f"{name}={value}\n" for name, value in properties.items())
+        known = frozenset(node.node_id for node in started)
+        login = next(iter(self._users.items()), None)
+        look = threading.Event()
+        for node in started:
+            node.await_start(known, login, deadline, look)
 
 
 def free_ports(wanted: list[int]) -> list[int]:
@@ -280,57 +255,35 @@ def free_ports(wanted: list[int]) -> list[int]:
         for port in wanted:
             listener = held.enter_context(socket.socket())
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind((_HOST, port))
-            except OSError as error:
-                raise UnavailableError(
-                    f"port {port} of {_HOST} cannot be used: {error.strerror}.",
-                    fix="stop what uses it, or choose another with --port (0 = any free one).",
-                ) from error
+            if port:
+                _bind(listener, port)
+            else:
+                _bind_any(listener)
             found.append(listener.getsockname()[1])
         return found
 
 
-def _class_path(jars: Path) -> list[str]:
-    return ["-Dorg.slf4j.simpleLogger.showDateTime=true", "-cp", f"{jars}/*"]
-
-
-def _await_start(node: _Node, offset: int, deadline: Deadline) -> None:
-    assert node.process is not None
-    look = threading.Event()
-    while True:
-        with open(node.log, "rb") as log:
-            log.seek(offset)
-            if _STARTED in log.read():
-                return
-        if node.process.poll() is not None or deadline.expired:
-            ended = "ended" if node.process.poll() is not None else "did not start in time"
-            raise UnavailableError(
-                f"broker {node.node_id} {ended}; the end of {node.log}:\n{_tail(node.log)}",
-                fix="the log says why.",
-            )
-        look.wait(_LOOK_SECONDS)
-
-
-def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-
-
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def _reap(node: _Node) -> None:
-    if node.process is None:
-        return
-    process, node.process = node.process, None
-    if process.stdin is not None:
-        process.stdin.close()
+def _bind(listener: socket.socket, port: int) -> None:
     try:
-        process.wait(_STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        _signal(node.jvm_pid, signal.SIGKILL)
-        process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+        listener.bind((HOST, port))
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "ports go from 1 to 65535"
+        raise UnavailableError(
+            f"port {port} of {HOST} cannot be used: {reason}.",
+            fix="stop what uses it, or choose another (0 = any free one).",
+        ) from error
+
+
+def _bind_any(listener: socket.socket) -> None:
+    for port in random.sample(_FREE_PORTS, 100):
+        with contextlib.suppress(OSError):
+            listener.bind((HOST, port))
+            return
+    raise UnavailableError(f"no port from {_FREE_PORTS[0]} to {_FREE_PORTS[-1]} of {HOST} is free.")
+
+
+def _write_private(path: Path, text: str) -> None:
+    """For our user's eyes only: there may be passwords in it."""
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
+        out.write(text)
