@@ -12,6 +12,8 @@ import click
 
 from kafka_eos_source.errors import KafkaEosError
 
+_LOOK_SECONDS = 0.1
+
 
 class _Command(click.Group):
     """Our errors are messages, not tracebacks."""
@@ -36,7 +38,10 @@ def main() -> None:
 @click.option("--dir", "directory", type=click.Path(file_okay=False), help="Keep the data here.")
 @click.option("--config", multiple=True, metavar="KEY=VALUE", help="Broker property; may be repeated.")
 def broker(port: int, brokers: int, directory: str | None, config: tuple[str, ...]) -> None:
-    """Runs a real Kafka until Ctrl-C, SIGTERM or the end of the process that started it."""
+    """Runs a real Kafka until Ctrl-C, SIGTERM or the end of the process that started it.
+
+    Topics are made by writing to them, unless --config auto.create.topics.enable=false.
+    """
     from kafka_eos_source.embedded import EmbeddedKafka
 
     properties = {}
@@ -44,33 +49,44 @@ def broker(port: int, brokers: int, directory: str | None, config: tuple[str, ..
         name, separator, value = each.partition("=")
         if not separator:
             raise click.BadParameter(f"{each!r}; expected KEY=VALUE", param_hint="--config")
-        properties[name] = value
-    end = _end_of_parent_or_signal()
+        properties[name.strip()] = value.strip()
+    asked = _AskedToEnd()
+    look = threading.Event()
     with EmbeddedKafka(brokers, port, directory, properties, auto_create_topics=True) as kafka:
+        asked.breaks_off = False
         click.echo(f"bootstrap.servers={kafka.bootstrap_servers}")
         sys.stdout.flush()
         click.echo(f"data in {kafka.directory}; Ctrl-C ends it", err=True)
-        end.wait()
+        while not asked.to_end:
+            look.wait(_LOOK_SECONDS)
+            kafka.check()
 
 
-def _end_of_parent_or_signal() -> threading.Event:
-    """Set on SIGINT, SIGTERM, SIGHUP, or when the process that started us is gone."""
-    end = threading.Event()
+class _AskedToEnd:
+    """By SIGINT, SIGTERM or SIGHUP, or because the process that started us is gone.
 
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
-        end.set()
+    Attributes:
+        to_end: whether we were asked. A plain flag: a signal may come while a lock is held.
+        breaks_off: whether being asked ends what is under way, by `SystemExit`.
+    """
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, on_signal)
-    parent = os.getppid()
+    def __init__(self) -> None:
+        self.to_end = False
+        self.breaks_off = True
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+        threading.Thread(target=self._watch, args=(os.getppid(),), daemon=True).start()
 
-    def watch() -> None:
-        while not end.wait(0.5):
-            if os.getppid() != parent:
-                end.set()
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        again, self.to_end = self.to_end, True
+        if self.breaks_off and not again:
+            raise SystemExit(128 + number)
 
-    threading.Thread(target=watch, daemon=True).start()
-    return end
+    def _watch(self, parent: int) -> None:
+        look = threading.Event()
+        while os.getppid() == parent:
+            look.wait(_LOOK_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

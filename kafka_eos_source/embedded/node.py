@@ -96,9 +96,9 @@ class Node:
             return False
 
     def tail(self, lines: int = 15) -> str:
-        """The end of the log, with its name."""
+        """The end of the log."""
         last = self.log.read_text(errors="replace").splitlines()[-lines:] if self.log.exists() else []
-        return "\n".join([f"The end of {self.log}:", *last])
+        return "\n".join(["The end of its log:", *last])
 
     def signal(self, number: int) -> None:
         """To the JVM, if it is there."""
