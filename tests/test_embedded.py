@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import stat
+import threading
+import zipfile
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,25 +17,37 @@ from click.testing import CliRunner
 from kafka_eos_source.cli import main
 from kafka_eos_source.embedded import EmbeddedKafka, java
 from kafka_eos_source.embedded.cluster import free_ports
-from kafka_eos_source.embedded.jars import BROKER, JarSet, cache_directory, is_whole, jars
-from kafka_eos_source.embedded.properties import render
+from kafka_eos_source.embedded.jars import BROKER, KAFKA_VERSION, JarSet, cache_directory, is_whole, jars
+from kafka_eos_source.embedded.properties import Ports, render, server_properties
 from kafka_eos_source.errors import InvalidOptionError, UnavailableError
+
+FOLDER = f"kafka-{KAFKA_VERSION}"
+
+
+def jar(path: Path, content: bytes) -> None:
+    with zipfile.ZipFile(path, "w") as out:
+        out.writestr("content", content)
 
 
 class Repository:
     """Stands for Maven: fills a folder, and counts how often."""
 
-    def __init__(self, fails: int = 0) -> None:
+    def __init__(self, fails: int = 0, damages: int = 0) -> None:
         self.fetched = 0
         self.fails = fails
+        self.damages = damages
 
     def __call__(self, jar_set: JarSet, into: Path, ivy_cache: Path) -> None:
         self.fetched += 1
-        (into / "a.jar").write_bytes(b"first")
+        ivy_cache.mkdir(exist_ok=True)
+        jar(into / "a.jar", b"first")
         if self.fails:
             self.fails -= 1
             raise UnavailableError("the network went away")
-        (into / "b.jar").write_bytes(b"second")
+        jar(into / "b.jar", b"second" * 100)
+        if self.damages:
+            self.damages -= 1
+            os.truncate(into / "b.jar", 300)
 
 
 def test_jars_are_fetched_once(tmp_path: Path) -> None:
@@ -51,7 +67,8 @@ def test_a_damaged_cache_is_repaired(tmp_path: Path, harm: str) -> None:
     if harm == "truncate":
         os.truncate(folder / "a.jar", 1)
     elif harm == "change":
-        (folder / "a.jar").write_bytes(b"fir5t")
+        whole = (folder / "a.jar").read_bytes()
+        (folder / "a.jar").write_bytes(whole.replace(b"first", b"fir5t"))
     elif harm == "delete":
         (folder / "b.jar").unlink()
     elif harm == "no manifest":
@@ -67,8 +84,61 @@ def test_a_fetch_that_breaks_off_leaves_nothing_that_looks_whole(tmp_path: Path)
     repository = Repository(fails=1)
     with pytest.raises(UnavailableError, match="network"):
         jars(BROKER, tmp_path, repository)
-    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ivy", "lock"]
     assert is_whole(jars(BROKER, tmp_path, repository))
+
+
+def test_what_a_killed_fetch_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "half-made-x" / "jars").mkdir(parents=True)
+    jars(BROKER, tmp_path, Repository())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ivy", FOLDER, "lock"]
+
+
+def test_a_damaged_fetch_is_made_again_without_the_cache_that_gave_it(tmp_path: Path) -> None:
+    (tmp_path / "ivy").mkdir()
+    (tmp_path / "ivy" / "damaged").touch()
+    repository = Repository(damages=1)
+    assert is_whole(jars(BROKER, tmp_path, repository))
+    assert repository.fetched == 2
+    assert not (tmp_path / "ivy" / "damaged").exists()
+
+
+def test_a_fetch_that_stays_damaged_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match=r"damaged: b\.jar"):
+        jars(BROKER, tmp_path, Repository(damages=2))
+    assert not (tmp_path / FOLDER).exists()
+
+
+def test_one_process_at_a_time_fetches(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Another one waits, and then finds what the first one fetched."""
+    repository = Repository()
+    looked = threading.Event()
+    with ThreadPoolExecutor() as pool:
+        others: list[Future[Path]] = []
+
+        def slow(jar_set: JarSet, into: Path, ivy_cache: Path) -> None:
+            others.append(pool.submit(jars, BROKER, tmp_path, repository))
+            while "waiting for another process" not in capfd.readouterr().err:
+                looked.wait(0.01)
+            repository(jar_set, into, ivy_cache)
+
+        folder = jars(BROKER, tmp_path, slow)
+        assert [other.result(10) for other in others] == [folder]
+    assert repository.fetched == 1
+
+
+def test_a_whole_cache_is_used_without_its_lock(tmp_path: Path) -> None:
+    """It may be read-only, as in the image of a container."""
+    folder = jars(BROKER, tmp_path, Repository())
+    (tmp_path / "lock").unlink()
+    assert jars(BROKER, tmp_path, Repository()) == folder
+    assert not (tmp_path / "lock").exists()
+
+
+def test_a_cache_that_is_no_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UnavailableError, match="KAFKA_EOS_CACHE"):
+        jars(BROKER, tmp_path / "file", Repository())
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root writes everywhere")
@@ -139,7 +209,61 @@ def test_a_port_in_use_is_named() -> None:
 
 
 def test_properties_are_rendered_one_a_line() -> None:
-    assert render({"a": "1", "b.c": "x=y"}) == "a=1\nb.c=x=y\n"
+    assert render({"a": "1", "b.c": "x=y", "d": 'a\\"'}) == 'a=1\nb.c=x=y\nd=a\\\\"\n'
+
+
+@pytest.mark.parametrize(("brokers", "copies", "in_sync"), [(1, "1", "1"), (3, "3", "2"), (5, "3", "2")])
+def test_topics_are_as_safe_as_the_number_of_brokers_allows(brokers: int, copies: str, in_sync: str) -> None:
+    nodes = {number: Ports(20_000 + number, 21_000 + number) for number in range(1, brokers + 1)}
+    properties = server_properties(1, nodes, Path("/data"), {})
+    for name in ("offsets.topic", "transaction.state.log", "share.coordinator.state.topic", "default"):
+        assert properties[f"{name}.replication.factor"] == copies
+    assert properties["min.insync.replicas"] == properties["transaction.state.log.min.isr"] == in_sync
+    assert properties["controller.quorum.voters"].count("@127.0.0.1:") == brokers
+
+
+def test_brokers_listen_on_this_machine_alone() -> None:
+    for users in ({}, {"admin": "secret"}):
+        listeners = server_properties(1, {1: Ports(1, 2)}, Path("/data"), users)["listeners"]
+        assert all("://127.0.0.1:" in each for each in listeners.split(","))
+
+
+def test_with_users_the_first_is_the_super_user_and_nobody_comes_without_a_password() -> None:
+    properties = server_properties(1, {1: Ports(1, 2)}, Path("/data"), {"admin": 's"1', "alice": "s2"})
+    assert properties["listeners"] == "SASL_PLAINTEXT://127.0.0.1:1,CONTROLLER://127.0.0.1:2"
+    assert properties["super.users"] == "User:admin;User:ANONYMOUS"
+    login = properties["listener.name.sasl_plaintext.plain.sasl.jaas.config"]
+    assert 'user_admin="s\\"1" user_alice="s2";' in login
+
+
+def test_a_directory_in_use_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kafka_eos_source.embedded.java.find", lambda: "java")
+    monkeypatch.setattr("kafka_eos_source.embedded.jars.jars", lambda: tmp_path)
+    with open(tmp_path / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UnavailableError, match=f"another broker runs in the directory '{tmp_path}'"):
+            EmbeddedKafka(directory=tmp_path).start()
+
+
+def test_another_number_of_brokers_than_the_directory_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kafka_eos_source.embedded.java.find", lambda: "java")
+    monkeypatch.setattr("kafka_eos_source.embedded.jars.jars", lambda: tmp_path)
+    (tmp_path / "cluster.json").write_text('{"id": "x", "brokers": 3}')
+    with pytest.raises(InvalidOptionError, match=r"holds a cluster of 3 broker\(s\); asked for 1"):
+        EmbeddedKafka(directory=tmp_path).start()
+
+
+def test_a_broker_that_cannot_be_run_is_an_error_and_ends_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "node-1" / "data").mkdir(parents=True)
+    (tmp_path / "node-1" / "data" / "meta.properties").touch()
+    monkeypatch.setattr("kafka_eos_source.embedded.java.find", lambda: str(tmp_path / "no-such-java"))
+    monkeypatch.setattr("kafka_eos_source.embedded.jars.jars", lambda: tmp_path)
+    with pytest.raises(UnavailableError, match="no-such-java' could not be run"):
+        EmbeddedKafka(directory=tmp_path).start()
 
 
 def test_too_many_brokers() -> None:

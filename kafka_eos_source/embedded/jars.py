@@ -18,6 +18,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from kafka_eos_source.errors import UnavailableError
 
 KAFKA_VERSION = "4.3.1"
 _MANIFEST = "manifest.json"
+_HALF_MADE = "half-made-"
 
 
 @dataclass(frozen=True)
@@ -82,16 +85,44 @@ def jars(jar_set: JarSet = BROKER, cache: Path | None = None, fetch: Fetch | Non
     """
     cache = cache or cache_directory()
     folder = cache / f"{jar_set.name}-{KAFKA_VERSION}"
+    if is_whole(folder):  # also where the cache can only be read
+        return folder
     with _locked(cache):
         if not is_whole(folder):
+            for left in cache.glob(f"{_HALF_MADE}*"):  # by somebody killed; we hold the lock
+                shutil.rmtree(left, ignore_errors=True)
             shutil.rmtree(folder, ignore_errors=True)
-            with tempfile.TemporaryDirectory(dir=cache, prefix="half-made-") as half_made:
+            with tempfile.TemporaryDirectory(dir=cache, prefix=_HALF_MADE) as half_made:
                 new = Path(half_made) / "jars"
-                new.mkdir()
-                (fetch or _ivy)(jar_set, new, cache / "ivy")
+                _fill(new, jar_set, fetch or _ivy, cache / "ivy")
                 (new / _MANIFEST).write_text(json.dumps(_manifest(new)))
                 new.rename(folder)
     return folder
+
+
+def _fill(new: Path, jar_set: JarSet, fetch: Fetch, ivy_cache: Path) -> None:
+    """Fetches; if what comes is no whole jar, once more without Ivy's cache, which gave it."""
+    for last in (False, True):
+        new.mkdir()
+        fetch(jar_set, new, ivy_cache)
+        broken = [jar.name for jar in sorted(new.glob("*.jar")) if not _is_jar(jar)]
+        if not broken:
+            return
+        if last:
+            raise UnavailableError(
+                f"what was fetched is damaged: {', '.join(broken)}.",
+                fix="check the disk, and what stands between here and the repository; then try again.",
+            )
+        shutil.rmtree(new)
+        shutil.rmtree(ivy_cache, ignore_errors=True)
+
+
+def _is_jar(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as jar:
+            return jar.testzip() is None
+    except (zipfile.BadZipFile, zlib.error, EOFError):
+        return False
 
 
 def is_whole(folder: Path) -> bool:
@@ -116,12 +147,16 @@ def _locked(cache: Path) -> Iterator[None]:
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with open(cache / "lock", "w", encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print("waiting for another process that fetches Kafka's jars", file=sys.stderr, flush=True)
+                fcntl.flock(lock, fcntl.LOCK_EX)
             yield
-    except PermissionError as error:
+    except OSError as error:
         raise UnavailableError(
-            f"the cache folder {str(cache)!r} cannot be written: {error}.",
-            fix="set KAFKA_EOS_CACHE to a folder that can.",
+            f"the cache folder {str(cache)!r} cannot be used: {error}.",
+            fix="make room or give access, or set KAFKA_EOS_CACHE to another folder.",
         ) from error
 
 
