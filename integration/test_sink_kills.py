@@ -55,9 +55,11 @@ def spec(source: str, source_topic: str, sink: str, sink_topic: str, checkpoint:
     }
 
 
-def killed_at_every_step(
-    driver: Callable[..., Driver], query: Any, tmp_path: Path, steps: list[str] = STEPS
-) -> None:
+#: The driver with everything it started is killed at these, before, within and after the transaction.
+DRIVER_STEPS = ["commit.after_token", "commit.within_produce", "commit.before_commit", "commit.after_commit"]
+
+
+def killed_at(driver: Callable[..., Driver], query: Any, tmp_path: Path, steps: list[str]) -> None:
     for number, step in enumerate(steps):
         killed = driver(query, f"{step}=kill@{tmp_path}/once-{number}")
         assert killed.wait() != 0, f"{step}: the driver was not killed:\n{killed.tail()}"
@@ -66,14 +68,14 @@ def killed_at_every_step(
 
 
 @pytest.mark.timeout(600)
-def test_killed_at_every_step_of_the_commit(
+def test_the_driver_is_killed_before_within_and_after_the_transaction(
     broker: str, admin: Admin, topic: Callable[..., str], driver: Any, checkpoint: str, tmp_path: Path
 ) -> None:
     source, sink = topic(2), topic(2)
     wanted = [f"{row:05d}" for row in range(ROWS)]
     produce(broker, source, wanted, keys=wanted)
     query = spec(broker, source, broker, sink, checkpoint, **{"application.id": f"app-{sink}"})
-    killed_at_every_step(driver, query, tmp_path)
+    killed_at(driver, query, tmp_path, DRIVER_STEPS)
 
     assert values(read_back(broker, sink)) == wanted
     # a client that is not ours counts the same
@@ -92,6 +94,23 @@ def test_killed_at_every_step_of_the_commit(
 
 
 @pytest.mark.timeout(600)
+def test_the_committing_process_is_killed_at_every_step(
+    broker: str, topic: Callable[..., str], driver: Any, checkpoint: str, tmp_path: Path
+) -> None:
+    """Spark fails the query and somebody starts it again, in the same session, once for every step."""
+    source, sink = topic(2), topic(2)
+    wanted = [f"{row:05d}" for row in range(ROWS)]
+    produce(broker, source, wanted, keys=wanted)
+    query = spec(broker, source, broker, sink, checkpoint)
+    query["restarts"] = len(STEPS)
+    armed = ",".join(f"{step}=kill-worker@{tmp_path}/once-{step}" for step in STEPS)
+    driver(query, armed).finish()
+    reached = {path.name.removeprefix("once-") for path in tmp_path.glob("once-*")}
+    assert reached == set(STEPS)
+    assert values(read_back(broker, sink)) == wanted
+
+
+@pytest.mark.timeout(600)
 def test_from_one_cluster_to_another_with_kills(
     broker: str,
     admin: Admin,
@@ -106,7 +125,7 @@ def test_from_one_cluster_to_another_with_kills(
     wanted = [f"{row:05d}" for row in range(400)]
     produce(broker, source, wanted)
     query = spec(broker, source, other_cluster, sink, checkpoint, **{"application.id": "copy"})
-    killed_at_every_step(driver, query, tmp_path, ["commit.before_commit", "commit.after_commit"])
+    killed_at(driver, query, tmp_path, ["commit.before_commit", "commit.after_commit"])
     assert values(read_back(other_cluster, sink)) == wanted
     group = Admin(other_cluster).group("copy")
     assert set(group) == {(sink, 0)}, "the token is on the anchor alone"
@@ -124,8 +143,8 @@ def test_update_mode_through_foreach_batch_with_kills(
     query["checkpoint"] = checkpoint
     for name in ("checkpointLocation", "stagingInlineBytes"):
         query["sink"]["options"].pop(name)
-    steps = ["commit.before_commit", "commit.after_commit", "test.after_foreach_batch"]
-    killed_at_every_step(driver, query, tmp_path, steps)
+    steps = ["commit.after_commit", "test.after_foreach_batch"]
+    killed_at(driver, query, tmp_path, steps)
     records = read_back(broker, sink)
     assert len(records) == 5 * 7, "each of five batches updates each of seven words once"
     last = {record.key: int(record.value or b"0") for record in records}

@@ -4,7 +4,8 @@ As a program: ``python -m integration.support.driver SPEC.json``. A spec is::
 
     {"sources": [{"format": …, "options": {…}}], "select": ["key", "value"],
      "sink": {"format": …, "options": {…}}, "trigger": {"availableNow": true}, "conf": {…},
-     "foreach_batch": {"group_by": "…", …}}
+     "count_by": "word", "checkpoint": …,   # update mode through foreachBatch
+     "restarts": 0}                         # how often a query that failed is started again
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from pyspark.errors import StreamingQueryException
 
 from kafka_eos_source import failpoints as points
 
@@ -132,9 +134,16 @@ def main(path: str) -> None:
         writer = writer.option("checkpointLocation", spec["checkpoint"])
     else:
         writer = frame.writeStream.format(sink["format"]).options(**sink["options"])
-    query = writer.trigger(**spec.get("trigger", {"availableNow": True})).start()
-    print("QUERY STARTED", query.id, query.runId, flush=True)
-    query.awaitTermination()
+    for restarts_left in range(spec.get("restarts", 0), -1, -1):
+        query = writer.trigger(**spec.get("trigger", {"availableNow": True})).start()
+        print("QUERY STARTED", query.id, query.runId, flush=True)
+        try:
+            query.awaitTermination()
+            break
+        except StreamingQueryException as error:
+            print("QUERY FAILED", str(error).splitlines()[0], flush=True)
+            if not restarts_left:
+                raise
     print("QUERY DONE", flush=True)
     spark.stop()
 

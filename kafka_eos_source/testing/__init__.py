@@ -1,0 +1,1 @@
+"""For judging runs from outside."""

@@ -1,0 +1,100 @@
+"""The demo's parts that need neither broker nor JVM."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_eos_source.demo import flights
+from kafka_eos_source.demo.picture import draw
+from kafka_eos_source.demo.run import History, schedule
+from kafka_eos_source.testing.markers import markers
+from kafka_eos_source.testing.verdict import judge
+
+_EVENTS = st.lists(st.integers(0, 20))
+
+
+@given(_EVENTS, _EVENTS)
+def test_the_verdict_counts_what_differs(expected: list[int], found: list[int]) -> None:
+    verdict = judge(expected, found)
+    assert verdict.expected == len(expected)
+    assert verdict.found == len(found)
+    assert verdict.found == verdict.expected - verdict.missing + verdict.doubled + verdict.foreign
+    assert verdict.exactly_once == (sorted(expected) == sorted(found))
+
+
+def test_the_verdict_names_what_is_wrong() -> None:
+    verdict = judge(["a", "b", "c"], ["a", "b", "b", "x"])
+    assert (verdict.missing, verdict.doubled, verdict.foreign) == (1, 1, 1)
+    assert verdict.examples == ("missing: c", "doubled: b", "foreign: x")
+
+
+def test_the_same_seed_kills_at_the_same_moments() -> None:
+    assert schedule(7) == schedule(7)
+    assert schedule(7) != schedule(8)
+    assert [kill.failpoint for kill in schedule(7)].count("commit.after_commit") == 1
+    assert sum(kill.at_share is not None for kill in schedule(7)) == 3
+
+
+def test_the_data_set_is_whole() -> None:
+    frame = flights.events()
+    assert len(frame) == 336_776
+    assert frame["id"].is_unique
+    assert len(flights.as_json(frame.head(3))) == 3
+
+
+def test_what_is_expected_is_what_a_perfect_query_gives() -> None:
+    frame = flights.events(2000)
+    wanted = flights.expected(frame)
+    assert {outcome[0] for outcome in wanted} == set(flights.STATUSES)
+    status, row_id, airline, flight, origin, destination, delay = wanted[0]
+    assert (status, row_id, airline, flight) == ("ontime", 0, "United Air Lines Inc.", 1545)
+    assert destination == "George Bush Intercontinental"
+    value = {
+        "id": row_id,
+        "airline": airline,
+        "flight": flight,
+        "origin": origin,
+        "destination": destination,
+        "dep_delay": delay,
+    }
+    assert flights.found("x.ontime", json.dumps(value).encode()) == wanted[0]
+
+
+@pytest.mark.parametrize(
+    ("delay", "status"), [(None, "cancelled"), (15, "ontime"), (16, "delayed"), (-5, "ontime")]
+)
+def test_routing(delay: int | None, status: str) -> None:
+    assert flights.status(delay) == status
+
+
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    history = History([0.0, 1.0, 2.0], [0, 5, 10], [0, 6, 12], [(1.5, "random"), (1.8, "commit.x")], 3)
+    draw(history, 10, tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def control_batch(offset: int, committed: bool, epoch: int) -> bytes:
+    """As ``EndTransactionMarker`` is written: key = version, type; value = version, coordinator epoch."""
+    key = struct.pack(">hh", 0, int(committed))
+    value = struct.pack(">hi", 0, 0)
+    record = bytes([0, 0, 0, len(key) << 1]) + key + bytes([len(value) << 1]) + value + b"\x00"
+    records = bytes([len(record) << 1]) + record
+    body = struct.pack(">ibIhiqqqhii", 0, 2, 0, 0x30, 0, 0, 0, 4000, epoch, -1, 1) + records
+    return struct.pack(">qi", offset, len(body)) + body
+
+
+def test_markers_are_read_from_log_segments(tmp_path: Path) -> None:
+    folder = tmp_path / "out-0"
+    folder.mkdir()
+    plain = struct.pack(">ibIhiqqqhii", 0, 2, 0, 0, 0, 0, 0, 4000, 1, 0, 1) + b"xxxx"
+    segment = struct.pack(">qi", 0, len(plain)) + plain
+    segment += control_batch(1, True, 1) + control_batch(2, False, 2) + bytes(100)
+    (folder / "00000000000000000000.log").write_bytes(segment)
+    found = [(each.partition, each.offset, each.committed, each.producer_epoch) for each in markers(tmp_path)]
+    assert found == [("out-0", 1, True, 1), ("out-0", 2, False, 2)]
