@@ -102,7 +102,8 @@ class Node:
 
     def signal(self, number: int) -> None:
         """To the JVM, if it is there."""
-        if self.running:
+        # 0 would mean our own process group
+        if self.running and self._jvm_pid > 0:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._jvm_pid, number)
 
