@@ -62,6 +62,15 @@ def broker(port: int, brokers: int, directory: str | None, config: tuple[str, ..
             kafka.check()
 
 
+@main.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def demo(arguments: tuple[str, ...]) -> None:
+    """Real flights through a driver that is killed again and again (--help lists its options)."""
+    from kafka_eos_source.demo.__main__ import main as run
+
+    run(list(arguments), prog_name="kafka-eos demo")
+
+
 class _AskedToEnd:
     """By SIGINT, SIGTERM or SIGHUP, or because the process that started us is gone.
 
