@@ -17,7 +17,15 @@ from click.testing import CliRunner
 from kafka_eos_source.cli import main
 from kafka_eos_source.embedded import EmbeddedKafka, java
 from kafka_eos_source.embedded.cluster import free_ports
-from kafka_eos_source.embedded.jars import BROKER, KAFKA_VERSION, JarSet, cache_directory, is_whole, jars
+from kafka_eos_source.embedded.jars import (
+    BROKER,
+    KAFKA_VERSION,
+    JarSet,
+    cache_directory,
+    is_whole,
+    jars,
+    what_went_wrong,
+)
 from kafka_eos_source.embedded.properties import Ports, render, server_properties
 from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 
@@ -154,6 +162,15 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KAFKA_EOS_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/there")
     assert cache_directory() == Path("/there/kafka-eos")
+
+
+def test_what_ivy_says_went_wrong() -> None:
+    said = [":: problems summary ::", ":::: WARNINGS", "\tmodule not found: a#b;1", "", ":::: ERRORS"]
+    said += ["\tHttpClientHandler: Connect to host failed: Connection refused", "", ":: USE VERBOSE"]
+    assert what_went_wrong(said) == "HttpClientHandler: Connect to host failed: Connection refused"
+    assert what_went_wrong(["Error: Could not find or load main class"]) == (
+        "Error: Could not find or load main class"
+    )
 
 
 @pytest.mark.parametrize(

@@ -167,20 +167,20 @@ def _ivy(jar_set: JarSet, into: Path, ivy_cache: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         module = Path(scratch) / "ivy.xml"
         module.write_text(_ivy_module(jar_set))
-        command = [java.find(), "-cp", f"{spark_jars}/*", "org.apache.ivy.Main"]
-        command += ["-ivy", str(module), "-cache", str(ivy_cache), "-confs", "default"]
+        command = [java.find(), f"-Divy.home={ivy_cache}", "-cp", f"{spark_jars}/*"]
+        command += ["org.apache.ivy.Main", "-ivy", str(module), "-cache", str(ivy_cache), "-confs", "default"]
         command += ["-types", "jar", "bundle", "-retrieve", f"{into}/[artifact]-[revision].[ext]"]
-        said = _run(command, jar_set)
-    if not any(into.glob("*.jar")):
+        code, said = _run(command, jar_set)
+    if code or not any(into.glob("*.jar")):
         raise UnavailableError(
-            f"the jars of {jar_set.name} {KAFKA_VERSION} could not be fetched: {_last(said)}",
+            f"the jars of {jar_set.name} {KAFKA_VERSION} could not be fetched: {what_went_wrong(said)}",
             fix="check the network or the proxy (JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=…), then try again; "
             "what was fetched is kept.",
         )
 
 
-def _run(command: list[str], jar_set: JarSet) -> list[str]:
-    """Ivy's output, while its progress is shown."""
+def _run(command: list[str], jar_set: JarSet) -> tuple[int, list[str]]:
+    """Ivy's exit code and output; its progress is shown meanwhile."""
     print(f"fetching the jars of {jar_set.name} {KAFKA_VERSION}, once", file=sys.stderr, flush=True)
     said: list[str] = []
     fetched = 0
@@ -192,28 +192,26 @@ def _run(command: list[str], jar_set: JarSet) -> list[str]:
             said.append(line.rstrip())
             if "[SUCCESSFUL ]" in line and ".jar" in line:
                 fetched += 1
-                _show(f"{fetched} of about {jar_set.about} jars")
-    _show(f"{fetched} jars fetched", last=True)
-    if ivy.returncode:
-        raise UnavailableError(
-            f"the jars of {jar_set.name} {KAFKA_VERSION} could not be fetched: {_last(said)}",
-            fix="check the network or the proxy (JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=…), then try again; "
-            "what was fetched is kept.",
-        )
-    return said
-
-
-def _show(text: str, last: bool = False) -> None:
+                _show(fetched, jar_set.about)
     if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="\n" if last else "", file=sys.stderr, flush=True)
-    elif last:
+        print(file=sys.stderr)
+    return ivy.returncode, said
+
+
+def _show(fetched: int, about: int) -> None:
+    """On a terminal one line that counts; elsewhere a line now and then."""
+    text = f"{fetched} of about {about} jars"
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+    elif fetched % 10 == 0:
         print(text, file=sys.stderr, flush=True)
 
 
-def _last(said: list[str]) -> str:
-    """The lines that say what went wrong."""
-    wrong = [line.strip() for line in said if "ERROR" in line or "UNRESOLVED" in line or "not found" in line]
-    return "; ".join((wrong or said)[-3:])
+def what_went_wrong(said: list[str]) -> str:
+    """What Ivy tells of under ``ERRORS``, else its last lines."""
+    told = [line.strip() for line in said if line.strip()]
+    errors = told[told.index(":::: ERRORS") + 1 :] if ":::: ERRORS" in told else told[-3:]
+    return "; ".join(line for line in errors[:1] if not line.startswith("::"))
 
 
 def _ivy_module(jar_set: JarSet) -> str:
