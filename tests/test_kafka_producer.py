@@ -1,0 +1,133 @@
+"""The fast path's array of messages, the routing by topic, and the rule of the clean producer."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.kafka import librdkafka
+from kafka_eos_source.kafka.producer import RecordProducer, _by_topic, _needs_produceva
+from kafka_eos_source.kafka.transactional import Traffic, TransactionalProducer
+
+_BYTES = st.lists(st.none() | st.binary(max_size=20), max_size=30)
+
+
+def at(address: int, length: int) -> bytes | None:
+    """What the client will read there."""
+    return None if address == 0 else ctypes.string_at(address, length)
+
+
+@given(_BYTES, st.integers(0, 5), st.integers(0, 30))
+def test_every_message_points_at_its_bytes(values: list[bytes | None], start: int, length: int) -> None:
+    """Null is NULL, empty is not; slices start where they start."""
+    array = pa.array(values, pa.binary()).slice(start, length)
+    batch = librdkafka.messages(array, array, None)
+    wanted = values[start : start + length]
+    assert [at(int(m["payload"]), int(m["len"])) for m in batch] == wanted
+    assert [at(int(m["key"]), int(m["key_len"])) for m in batch] == wanted
+    assert set(batch["partition"].tolist()) <= {librdkafka.PARTITION_UNASSIGNED}
+
+
+def test_partitions_and_no_keys() -> None:
+    values = pa.array([b"a", b"b", b"c"])
+    batch = librdkafka.messages(None, values, pa.array([2, None, 0], pa.int32()))
+    assert batch["partition"].tolist() == [2, librdkafka.PARTITION_UNASSIGNED, 0]
+    assert batch["key"].tolist() == [0, 0, 0]
+    assert librdkafka.MESSAGE.itemsize == 72
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=40))
+def test_rows_of_each_topic_keep_their_order(topics: list[str]) -> None:
+    columns = {"topic": pa.array(topics), "value": pa.array(list(range(len(topics))))}
+    found = {topic: part["value"].to_pylist() for topic, part in _by_topic(columns, None)}
+    assert found == {
+        topic: [index for index, each in enumerate(topics) if each == topic] for topic in set(topics)
+    }
+
+
+def test_the_topic_option_takes_all_rows_as_they_are() -> None:
+    columns = {"value": pa.array([b"a"])}
+    assert list(_by_topic(columns, "t")) == [("t", columns)]
+
+
+def test_only_headers_and_timestamps_leave_the_fast_path() -> None:
+    value = pa.array([b"a"])
+    assert not _needs_produceva({"value": value})
+    assert not _needs_produceva({"value": value, "timestamp": pa.nulls(1, pa.int64())})
+    assert _needs_produceva({"value": value, "timestamp": pa.array([5])})
+
+
+def statistics(ts: int, *brokers: tuple[int, int, int, int]) -> str:
+    return json.dumps(
+        {
+            "ts": ts,
+            "brokers": {
+                str(index): {
+                    "req": {"EndTxn": commits, "Produce": 9},
+                    "txretries": retries,
+                    "req_timeouts": timeouts,
+                    "disconnects": disconnects,
+                }
+                for index, (commits, retries, timeouts, disconnects) in enumerate(brokers)
+            },
+        }
+    )
+
+
+BEFORE = Traffic.parse(statistics(1, (3, 1, 0, 2), (0, 0, 0, 0)))
+
+
+def test_one_commit_answered_at_the_first_try_is_clean() -> None:
+    assert Traffic.parse(statistics(2, (4, 1, 0, 2), (0, 0, 0, 0))).clean_since(BEFORE)
+    assert Traffic.parse(statistics(2, (3, 1, 0, 2), (1, 0, 0, 0))).clean_since(BEFORE)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        [(5, 1, 0, 2), (0, 0, 0, 0)],  # two EndTxn for one commit: an answer was lost
+        [(3, 1, 0, 2), (0, 0, 0, 0)],  # none: what committed then?
+        [(4, 2, 0, 2), (0, 0, 0, 0)],  # a retry
+        [(4, 1, 1, 2), (0, 0, 0, 0)],  # a time-out
+        [(4, 1, 0, 2), (0, 0, 0, 1)],  # a connection was cut, even another broker's
+    ],
+)
+def test_anything_else_is_not(after: list[tuple[int, int, int, int]]) -> None:
+    assert not Traffic.parse(statistics(2, *after)).clean_since(BEFORE)
+
+
+def test_a_producer_that_has_not_committed_is_not_clean() -> None:
+    producer = TransactionalProducer({"bootstrap.servers": "127.0.0.1:1", "transactional.id": "t"})
+    try:
+        assert not producer.is_clean()
+    finally:
+        producer.close()
+
+
+def test_properties_that_do_not_go_together_are_named() -> None:
+    with pytest.raises(InvalidOptionError, match=r"message\.timeout\.ms"):
+        TransactionalProducer(
+            {
+                "bootstrap.servers": "127.0.0.1:1",
+                "transactional.id": "t",
+                "transaction.timeout.ms": 1000,
+                "message.timeout.ms": 5000,
+            }
+        )
+
+
+def test_a_producer_closes_with_records_that_were_not_sent() -> None:
+    producer = RecordProducer({"bootstrap.servers": "127.0.0.1:1"}, "test")
+    producer.begin_count()
+    from kafka_eos_source.deadline import Deadline
+
+    rows = pa.record_batch({"value": pa.array([b"a", None, b""], pa.binary())})
+    producer.send(rows, "t", Deadline.after_seconds(5))
+    assert producer.enqueued == 3
+    producer.close()
