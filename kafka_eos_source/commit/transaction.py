@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -212,6 +213,7 @@ class Commit:
         self._deadline = deadline
         self._step = Step.OPEN
         self._begun = 0
+        self._begun_at = 0.0
         self._fenced: FencedError | None = None
         self._unknown: OutcomeUnknownError | None = None
         self._pause = threading.Event()
@@ -330,6 +332,7 @@ class Commit:
         self._move(Step.BEGIN)
         producer.begin()
         self._begun += 1
+        self._begun_at = time.monotonic()
         if rows:
             self._move(Step.PRODUCE)
             for batch in self._staged.batches():
@@ -372,8 +375,10 @@ class Commit:
         if self._fenced is not None:
             raise FencedError(
                 f"fenced twice while committing batch {self._order.batch.batch_id} of application.id="
-                f"{self._order.batch.application_id!r}: another driver commits under it at this moment.",
-                fix="let only one query use this application.id, and only one driver this checkpoint.",
+                f"{self._order.batch.application_id!r}: another driver commits under it at this moment, or "
+                f"the transaction timed out (begun {time.monotonic() - self._begun_at:.0f} s ago).",
+                fix="let only one query use this application.id, and only one driver this checkpoint; if "
+                "that is so, raise kafka.transaction.timeout.ms or make batches smaller.",
             ) from fenced
         self._fenced = fenced
 
