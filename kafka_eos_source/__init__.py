@@ -1,1 +1,31 @@
-"""kafka-eos: a Kafka connector for Spark Structured Streaming that is exactly once from end to end."""
+"""Exactly-once Kafka for Spark Structured Streaming: ``format("kafka-eos")``.
+
+Spark finds the format by itself once the package is installed; `register` is for those who want to say so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from kafka_eos_source.datasource import KafkaEosDataSource
+
+__all__ = ["KafkaEosDataSource", "register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Registers the format with a session; the same as ``spark.dataSource.register(KafkaEosDataSource)``."""
+    from kafka_eos_source.datasource import KafkaEosDataSource
+
+    spark.dataSource.register(KafkaEosDataSource)
+
+
+def __getattr__(name: str) -> Any:
+    """PySpark is imported when it is needed: ``kafka-eos broker`` starts without it."""
+    if name == "KafkaEosDataSource":
+        from kafka_eos_source.datasource import KafkaEosDataSource
+
+        return KafkaEosDataSource
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
