@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -15,22 +16,32 @@ T = TypeVar("T")
 Parse = Callable[[str, str], T]
 
 LATEST, EARLIEST = -1, -2
+#: In JSON of offsets: all partitions that are not named. No topic can have this name.
+OTHERS = "*"
 _LONG_MAX = 2**63 - 1
+_INT_MAX = 2**31 - 1
 
-_UNITS_MS = {
-    "us": 0.001,
-    "ms": 1,
-    "s": 1000,
-    "m": 60_000,
-    "min": 60_000,
-    "h": 3_600_000,
-    "d": 86_400_000,
+#: Spark's units of time (``JavaUtils.timeStringAs``).
+_UNITS_US = {
+    "us": 1,
+    "ms": 1000,
+    "s": 1_000_000,
+    "m": 60_000_000,
+    "min": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
 }
+
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 def invalid(name: str, value: str, expected: str, fix: str = "") -> InvalidOptionError:
     """The one form of a bad value's message."""
-    return InvalidOptionError(f"option {name!r} has the value {value!r}; expected {expected}.", fix=fix)
+    shown = value if len(value) <= 200 else f"{value[:200]}…"
+    return InvalidOptionError(
+        f"option {name!r} has the value {shown!r}; expected {expected}.",
+        fix=fix or f"give {name!r} such a value, or remove it.",
+    )
 
 
 def text(name: str, value: str) -> str:
@@ -64,7 +75,8 @@ def integer(at_least: int) -> Parse[int]:
     """A whole number from ``at_least`` to 2⁶³-1."""
 
     def parse(name: str, value: str) -> int:
-        if not re.fullmatch(r"[+-]?\d+", value.strip()) or not at_least <= int(value) <= _LONG_MAX:
+        # no more digits than can be meant: Python refuses to read thousands of them
+        if not re.fullmatch(r"[+-]?[0-9]{1,30}", value.strip()) or not at_least <= int(value) <= _LONG_MAX:
             raise invalid(name, value, f"a whole number, {at_least} or more")
         return int(value)
 
@@ -73,10 +85,10 @@ def integer(at_least: int) -> Parse[int]:
 
 def duration_ms(name: str, value: str) -> int:
     """Spark's time string: a number with us, ms, s, m, min, h or d; without a unit it is ms."""
-    found = re.fullmatch(r"(\d+)\s*([a-z]*)", value.strip().lower())
-    if found is None or (found[2] or "ms") not in _UNITS_MS:
+    found = re.fullmatch(r"([0-9]{1,19})\s*([a-z]*)", value.strip().lower())
+    if found is None or (found[2] or "ms") not in _UNITS_US:
         raise invalid(name, value, "a time such as 500ms, 30s, 15m or 1h")
-    return int(int(found[1]) * _UNITS_MS[found[2] or "ms"])
+    return min(int(found[1]) * _UNITS_US[found[2] or "ms"] // 1000, _LONG_MAX)
 
 
 def application_id(name: str, value: str) -> str:
@@ -89,7 +101,7 @@ def application_id(name: str, value: str) -> str:
 def topic(name: str, value: str) -> str:
     """A legal topic name (``Topic.validate`` in Kafka)."""
     found = value.strip()
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", found) or found in (".", ".."):
+    if not _TOPIC.fullmatch(found) or found in (".", ".."):
         raise invalid(name, value, "a topic name: 1 to 249 letters, digits, dots, dashes or underscores")
     return found
 
@@ -103,45 +115,52 @@ def topics(name: str, value: str) -> tuple[str, ...]:
 
 
 def pattern(name: str, value: str) -> str:
-    """A regular expression; a topic belongs when it is *found* in its name, as with Java's ``find``."""
+    """A regular expression; a topic belongs when it is *found* in its name, as with Java's ``find``.
+
+    Java's is not Python's: what only Java knows is an error, and so is what Python warns of, such as the
+    nested sets and intersections ``[a-z&&[^b]]``, which it would read as something else.
+    """
     try:
-        re.compile(text(name, value))
-    except re.error as error:
-        raise invalid(name, value, f"a regular expression ({error})") from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            re.compile(text(name, value))
+    except (re.error, Warning, OverflowError, RecursionError) as error:
+        raise invalid(name, value, f"a regular expression as Python's 're' has it ({error})") from error
     return value.strip()
 
 
 def assignment(name: str, value: str) -> tuple[TopicPartition, ...]:
     """``{"t":[0,1]}``."""
     example = '{"topic":[0,1]}'
-    found = _json_object(name, value, example)
     partitions = []
-    for each, numbers in found.items():
-        if not isinstance(numbers, list) or not all(_is_whole(number, 0) for number in numbers):
+    for each, numbers in _json_object(name, value, example).items():
+        if (
+            not isinstance(numbers, list)
+            or not numbers
+            or not all(_is_whole(number, 0, _INT_MAX) for number in numbers)
+        ):
             raise invalid(name, value, f"lists such as {example}; topic {each!r} has {numbers!r}")
-        partitions += [TopicPartition(topic(name, each), number) for number in numbers]
-    if not partitions:
-        raise invalid(name, value, f"one partition at least, such as {example}")
+        partitions += [TopicPartition(each, number) for number in numbers]
     return tuple(sorted(set(partitions)))
 
 
 def offsets(name: str, value: str) -> tuple[dict[TopicPartition, int], dict[str, int]]:
-    """``{"t":{"0":23,"1":-1},"u":"earliest"}`` as offsets per partition, and per whole topic."""
+    """``{"t":{"0":23,"1":-1},"u":"earliest","*":"latest"}`` as offsets per partition, and per whole topic."""
     example = '{"topic":{"0":23,"1":-1}} (-1 = latest, -2 = earliest)'
+    words = {"earliest": EARLIEST, "latest": LATEST, EARLIEST: EARLIEST, LATEST: LATEST}
     by_partition: dict[TopicPartition, int] = {}
     by_topic: dict[str, int] = {}
-    for each, entry in _json_object(name, value, example).items():
-        if isinstance(entry, str) and entry.lower() in ("earliest", "latest"):
-            by_topic[each] = EARLIEST if entry.lower() == "earliest" else LATEST
-        elif isinstance(entry, dict) and entry:
-            for number, offset in entry.items():
-                if not number.isdigit() or not _is_whole(offset, EARLIEST):
-                    raise invalid(name, value, f"offsets such as {example}; {each}-{number} has {offset!r}")
-                by_partition[TopicPartition(each, int(number))] = offset
+    for each, entry in _json_object(name, value, example, others=True).items():
+        if isinstance(entry, str | int) and not isinstance(entry, bool):
+            whole = words.get(entry.lower() if isinstance(entry, str) else entry)
+            if whole is None:
+                raise invalid(
+                    name, value, f'"earliest" or "latest" for a whole topic; {each!r} has {json.dumps(entry)}'
+                )
+            by_topic[each] = whole
         else:
-            raise invalid(name, value, f"offsets such as {example}; topic {each!r} has {entry!r}")
-    if not by_partition and not by_topic:
-        raise invalid(name, value, f"one topic at least, such as {example}")
+            found = _per_partition(name, value, each, entry, EARLIEST, f"offsets such as {example}")
+            by_partition.update(found)
     return by_partition, by_topic
 
 
@@ -150,26 +169,47 @@ def timestamps(name: str, value: str) -> dict[TopicPartition, int]:
     example = '{"topic":{"0":1700000000000}} (ms since 1970)'
     found: dict[TopicPartition, int] = {}
     for each, entry in _json_object(name, value, example).items():
-        if not isinstance(entry, dict):
-            raise invalid(name, value, f"times such as {example}; topic {each!r} has {entry!r}")
-        for number, at_ms in entry.items():
-            if not number.isdigit() or not _is_whole(at_ms, 0):
-                raise invalid(name, value, f"times such as {example}; {each}-{number} has {at_ms!r}")
-            found[TopicPartition(each, int(number))] = at_ms
-    if not found:
-        raise invalid(name, value, f"one partition at least, such as {example}")
+        found.update(_per_partition(name, value, each, entry, 0, f"times such as {example}"))
     return found
 
 
-def _json_object(name: str, value: str, example: str) -> Mapping[str, Any]:
+def _per_partition(
+    name: str, value: str, each: str, entry: object, at_least: int, expected: str
+) -> dict[TopicPartition, int]:
+    """``{"0":23,"1":24}`` of one topic."""
+    if not isinstance(entry, dict) or not entry or each == OTHERS:
+        raise invalid(name, value, f"{expected}; topic {each!r} has {json.dumps(entry)}")
+    for number, found in entry.items():
+        if not re.fullmatch("0|[1-9][0-9]{0,9}", number) or int(number) > _INT_MAX:
+            raise invalid(name, value, f"{expected}; topic {each!r} has the partition {number!r}")
+        if not _is_whole(found, at_least):
+            raise invalid(name, value, f"{expected}; {each}-{number} has {json.dumps(found)}")
+    return {TopicPartition(each, int(number)): found for number, found in entry.items()}
+
+
+def _json_object(name: str, value: str, example: str, *, others: bool = False) -> Mapping[str, Any]:
+    """A JSON object by topic; ``others`` = `OTHERS` may stand for all topics that are not named."""
     try:
-        found = json.loads(value)
-    except ValueError as error:
+        found = json.loads(value, object_pairs_hook=_no_name_twice)
+    except (ValueError, RecursionError) as error:
         raise invalid(name, value, f"JSON such as {example}; it is malformed: {error}") from error
-    if not isinstance(found, dict):
-        raise invalid(name, value, f"a JSON object such as {example}")
+    if not isinstance(found, dict) or not found:
+        raise invalid(name, value, f"a JSON object with one topic at least, such as {example}")
+    for each in found:
+        if not (_TOPIC.fullmatch(each) and each not in (".", "..")) and not (others and each == OTHERS):
+            raise invalid(name, value, f"names of topics, such as {example}; {each!r} can be none")
     return found
 
 
-def _is_whole(value: object, at_least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and at_least <= value <= _LONG_MAX
+def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """JSON lets a name stand twice, and the last one win: offsets would be lost without a word."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name!r} stands in it twice")
+        found[name] = value
+    return found
+
+
+def _is_whole(value: object, at_least: int, at_most: int = _LONG_MAX) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and at_least <= value <= at_most

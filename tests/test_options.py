@@ -122,7 +122,7 @@ BAD_READS: list[tuple[bool, dict[str, str], str]] = [
         "'startingOffsets' has the value 'first'; expected earliest, latest",
     ),
     (True, {"startingOffsets": '{"t":{"0":1'}, "malformed"),
-    (True, {"startingOffsets": '{"t":{"0":"1"}}'}, "t-0 has '1'"),
+    (True, {"startingOffsets": '{"t":{"0":"1"}}'}, 't-0 has "1"'),
     (True, {"startingOffsets": '{"t":{"0":-3}}'}, "t-0 has -3"),
     (True, {"startingOffsets": '{"t":[0]}'}, "topic 't' has [0]"),
     (True, {"startingOffsets": "{}"}, "one topic at least"),

@@ -69,3 +69,44 @@ def test_other_sources_are_told_apart(line: str) -> None:
 
 def test_a_pattern_that_matches_nothing_yet_is_kafkas() -> None:
     assert is_kafka_offset_json("{}")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"t":{}}',
+        '{"t":{"0":-1}}',
+        '{"t":{"00":1}}',
+        '{"t":{"²":1}}',
+        '{"a b":{"0":1}}',
+        '{"@":3}',
+        '{"@":{"start":5},"t":{"0":1}}',
+        '{"@":{"start":{"t":{"0":"1"}}},"t":{"0":1}}',
+        '{"@":{"topics":[1]},"t":{"0":1}}',
+        '{"@":{"cluster":7},"t":{"0":1}}',
+        '{"0":7}',
+        "[" * 100_000,
+    ],
+)
+def test_look_alikes_and_damage(line: str) -> None:
+    assert not is_kafka_offset_json(line)
+    with pytest.raises(OperatorError) as caught:
+        SourcePosition.from_json(line)
+    assert caught.value.fix
+
+
+def test_keys_of_later_versions_are_let_be() -> None:
+    position = SourcePosition.from_json('{"@":{"cluster":"c","later":[1]},"t":{"0":1}}')
+    assert position == SourcePosition({TopicPartition("t", 0): 1}, cluster_id="c")
+
+
+@given(
+    st.text()
+    | st.recursive(st.integers() | st.text(), lambda s: st.dictionaries(st.text(), s)).map(json.dumps)
+)
+def test_any_text_is_a_position_or_is_refused(text: str) -> None:
+    if is_kafka_offset_json(text):
+        assert is_kafka_offset_json(SourcePosition.from_json(text).to_json())
+    else:
+        with pytest.raises(OperatorError):
+            SourcePosition.from_json(text)

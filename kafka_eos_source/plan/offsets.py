@@ -15,6 +15,7 @@ Spark would otherwise forget:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,9 @@ from kafka_eos_source.errors import OperatorError
 from kafka_eos_source.model import Offsets, TopicPartition
 
 OURS = "@"
+
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_PARTITION = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,11 @@ class SourcePosition:
         """Raises: OperatorError: as `from_dict`."""
         try:
             found = json.loads(text)
-        except ValueError as error:
-            raise OperatorError(f"the offset {text!r} is not JSON: {error}.") from error
+        except (ValueError, RecursionError) as error:
+            raise OperatorError(
+                f"the offset {text[:200]!r} is not JSON: {error}.",
+                fix="start the query with an undamaged checkpoint, or a new one.",
+            ) from error
         return cls.from_dict(found)
 
 
@@ -90,24 +97,48 @@ def is_kafka_offset_json(text: str) -> bool:
     """Whether a line of Spark's offset log was written by a Kafka source, ours or Spark's.
 
     Others look different: ``42`` (rate, memory), ``{"logOffset":3}`` (files), ``{"sourceVersion":1,…}``
-    (Delta). An empty ``{}`` is a Kafka source that has no partition yet.
+    (Delta), ``{"0":7}`` (rate per micro-batch, sockets). An empty ``{}`` is a Kafka source that has no
+    partition yet. What cannot be told apart is a connector that writes the same form of names of its own, as
+    that of Azure Event Hubs does; then the option ``source.cluster`` decides.
     """
     try:
         return _is_position(json.loads(text))
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 
 def _is_position(found: object) -> bool:
     return isinstance(found, dict) and all(
-        isinstance(entry, dict) if name == OURS else _is_topic(entry) for name, entry in found.items()
+        _is_ours(entry) if name == OURS else bool(_TOPIC.fullmatch(name)) and _is_topic(entry)
+        for name, entry in found.items()
     )
 
 
 def _is_topic(entry: object) -> bool:
-    return isinstance(entry, dict) and all(
-        partition.isdigit() and isinstance(offset, int) and not isinstance(offset, bool)
-        for partition, offset in entry.items()
+    return (
+        isinstance(entry, dict)
+        and bool(entry)
+        and all(
+            _PARTITION.fullmatch(partition)
+            and isinstance(offset, int)
+            and not isinstance(offset, bool)
+            and offset >= 0
+            for partition, offset in entry.items()
+        )
+    )
+
+
+def _is_ours(entry: object) -> bool:
+    """Keys that a later version may add are let be."""
+    if not isinstance(entry, dict):
+        return False
+    start, topics = entry.get("start", {}), entry.get("topics", {})
+    return (
+        isinstance(start, dict)
+        and all(map(_is_topic, start.values()))
+        and isinstance(entry.get("cluster", ""), str)
+        and isinstance(topics, dict)
+        and all(isinstance(topic_id, str) for topic_id in topics.values())
     )
 
 
