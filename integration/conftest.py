@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +14,43 @@ import pytest
 from pyspark.sql import SparkSession
 
 from integration.support import broker as brokers
+from integration.support import processes
 from integration.support.driver import Driver
 from integration.support.kafka import Admin
-from integration.support.session import builder
+from integration.support.security import PASSWORDS, SecuredCluster
+from integration.support.session import builder, end
 from kafka_eos_source.embedded import EmbeddedKafka
+
+_PROCESSES_END_SECONDS = 15.0
+
+
+# inherited by every process that the tests start; a nested run has its own
+os.environ[processes.RUN] = uuid.uuid4().hex
+
+
+@pytest.hookimpl(trylast=True)  # after the fixtures' own ends
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """No process is left, whatever happened; one that had to be killed fails the run."""
+    run = os.environ[processes.RUN]
+    try:
+        processes.await_condition(
+            lambda: not processes.marked(processes.RUN, run), _PROCESSES_END_SECONDS, "all processes ended"
+        )
+    except AssertionError:
+        left = [" ".join(each.info["cmdline"] or [])[:120] for each in processes.marked(processes.RUN, run)]
+        processes.kill_marked(processes.RUN, run)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        print("\nprocesses were left, and killed:", *left, sep="\n  ", file=sys.stderr)
 
 
 @pytest.fixture(scope="session")
-def broker() -> Iterator[str]:
-    with brokers.running(brokers.choose(os.environ, brokers.container_engine_answers)) as bootstrap:
+def broker_kind() -> str:
+    return brokers.choose(os.environ, brokers.container_engine_answers)
+
+
+@pytest.fixture(scope="session")
+def broker(broker_kind: str) -> Iterator[str]:
+    with brokers.running(broker_kind) as bootstrap:
         yield bootstrap
 
 
@@ -39,8 +69,26 @@ def topic(admin: Admin) -> Callable[..., str]:
 
 @pytest.fixture(scope="session")
 def other_cluster() -> Iterator[str]:
-    with EmbeddedKafka() as kafka:
-        yield kafka.bootstrap_servers
+    with brokers.running("embedded") as bootstrap:
+        yield bootstrap
+
+
+@pytest.fixture
+def fresh_cluster() -> Iterator[Callable[..., EmbeddedKafka]]:
+    with ExitStack() as running:
+
+        def start(number: int = 1, **arguments: Any) -> EmbeddedKafka:
+            return running.enter_context(
+                EmbeddedKafka(number, java_options=brokers.JAVA_OPTIONS, **arguments)
+            )
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def secured_cluster() -> Iterator[SecuredCluster]:
+    with EmbeddedKafka(users=PASSWORDS, java_options=brokers.JAVA_OPTIONS) as kafka:
+        yield SecuredCluster(kafka)
 
 
 @pytest.fixture(scope="session")
@@ -48,20 +96,19 @@ def spark() -> Iterator[SparkSession]:
     session = builder().getOrCreate()
     session.sparkContext.setLogLevel("FATAL")
     yield session
-    session.stop()
+    end(session)
 
 
 @pytest.fixture
 def driver(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
-    started: list[Driver] = []
+    with ExitStack() as started:
 
-    def start(spec: Mapping[str, Any], failpoints: str = "") -> Driver:
-        started.append(Driver(spec, tmp_path / "drivers", failpoints))
-        return started[-1]
+        def start(spec: Mapping[str, Any], failpoints: str = "", **more: Any) -> Driver:
+            driver = Driver(spec, tmp_path / "drivers", failpoints, **more)
+            started.callback(driver.kill)
+            return driver
 
-    yield start
-    for each in started:
-        each.kill()
+        yield start
 
 
 @pytest.fixture

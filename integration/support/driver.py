@@ -6,17 +6,19 @@ As a program: ``python -m integration.support.driver SPEC.json``. A spec is::
      "sink": {"format": …, "options": {…}}, "trigger": {"availableNow": true}, "conf": {…},
      "count_by": "word", "checkpoint": …,   # update mode through foreachBatch
      "restarts": 0}                         # how often a query that failed is started again
+
+It ends when the process that started it does, and leaves what `Driver.result` tells.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from typing import Any
 import psutil
 from pyspark.errors import StreamingQueryException
 
+from integration.support import processes
+from integration.support.processes import await_condition
 from kafka_eos_source import failpoints as points
 
 START_AND_RUN_SECONDS = 180.0
@@ -31,21 +35,36 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 class Driver:
-    """A driver process. Its output is in `log`."""
+    """A driver process. Its output is in `log`.
 
-    def __init__(self, spec: Mapping[str, Any], directory: Path, failpoints: str = "") -> None:
+    Args:
+        spec: what it is to do.
+        directory: for its files.
+        failpoints: armed in it, see `kafka_eos_source.failpoints`.
+        module: run with the path of the spec; this one unless a test has its own.
+    """
+
+    def __init__(
+        self, spec: Mapping[str, Any], directory: Path, failpoints: str = "", module: str = __name__
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        number = len(list(directory.glob("driver-*.json")))
+        number = len(list(directory.glob("driver-*.log")))
         self.log = directory / f"driver-{number}.log"
-        path = directory / f"driver-{number}.json"
-        path.write_text(json.dumps(spec))
-        environment = {**os.environ, points.ENVIRONMENT_VARIABLE: failpoints, "PYTHONUNBUFFERED": "1"}
+        self._spec = directory / f"driver-{number}.json"
+        self._spec.write_text(json.dumps(spec))
+        self._mark = uuid.uuid4().hex
+        environment = {
+            **os.environ,
+            points.ENVIRONMENT_VARIABLE: failpoints,
+            processes.DRIVER: self._mark,
+            "PYTHONUNBUFFERED": "1",
+        }
         with open(self.log, "wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "integration.support.driver", str(path)],
+                [sys.executable, "-m", module, str(self._spec)],
                 cwd=ROOT,
                 env=environment,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=out,
             )
@@ -63,19 +82,18 @@ class Driver:
         code = self.wait()
         assert code == 0, f"the driver ended with {code}:\n{self.tail()}"
 
+    def result(self) -> dict[str, Any]:
+        """Of one that finished: ``query_id``, ``run_id`` and ``progress`` (Spark's, of the last batches)."""
+        return dict(json.loads(_result_path(self._spec).read_text()))
+
     def kill(self) -> None:
-        """SIGKILL to the script, its JVM and its Python workers."""
+        """SIGKILL to the script, its JVM and its Python workers, orphans among them."""
         if self.process.poll() is None:
-            tree = [
-                *psutil.Process(self.process.pid).children(recursive=True),
-                psutil.Process(self.process.pid),
-            ]
-            for each in tree:
-                try:
-                    each.send_signal(signal.SIGKILL)
-                except psutil.NoSuchProcess:
-                    continue
+            self.process.kill()
+        processes.kill_marked(processes.DRIVER, self._mark)
         self.process.wait(30)
+        assert self.process.stdin is not None
+        self.process.stdin.close()
 
     def jvm(self) -> psutil.Process:
         """The driver's JVM."""
@@ -93,19 +111,25 @@ class Driver:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
 
-def await_condition(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """Looks until it holds."""
-    look = threading.Event()
-    for _ in range(int(seconds / 0.1)):
-        if condition():
-            return
-        look.wait(0.1)
-    raise AssertionError(f"not within {seconds:.0f} s: {what}")
+def _result_path(spec: Path) -> Path:
+    return spec.with_suffix(".result.json")
+
+
+def _end_with_parent() -> None:
+    """Our standard input is a pipe that only the parent holds; the JVM's is one that only we hold."""
+
+    def watch() -> None:
+        while os.read(0, 1024):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def main(path: str) -> None:
     from integration.support.session import builder
 
+    _end_with_parent()
     spec = json.loads(Path(path).read_text())
     session = builder()
     for name, value in spec.get("conf", {}).items():
@@ -145,6 +169,9 @@ def main(path: str) -> None:
             if not restarts_left:
                 raise
     print("QUERY DONE", flush=True)
+    progress = [json.loads(each.json) for each in query.recentProgress]
+    result = {"query_id": str(query.id), "run_id": str(query.runId), "progress": progress}
+    _result_path(Path(path)).write_text(json.dumps(result))
     spark.stop()
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
+
+_JVM_ENDS_SECONDS = 30
 
 
 def builder() -> SparkSession.Builder:
@@ -22,3 +25,14 @@ def builder() -> SparkSession.Builder:
         # these JVMs live for seconds: the second compiler would still be at work when they end
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     )
+
+
+def end(session: SparkSession) -> None:
+    """Stops the session and its JVM, which would else live as long as this process."""
+    gateway = session.sparkContext._gateway
+    session.stop()
+    assert gateway is not None
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # what the JVM waits for
+    gateway.proc.wait(_JVM_ENDS_SECONDS)
+    SparkContext._gateway = SparkContext._jvm = None

@@ -22,7 +22,7 @@ from types import TracebackType
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.embedded import jars as jar_cache
 from kafka_eos_source.embedded import java
-from kafka_eos_source.embedded.node import Node
+from kafka_eos_source.embedded.node import Node, last_lines
 from kafka_eos_source.embedded.properties import HOST, Ports, render, server_properties
 from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 
@@ -225,7 +225,7 @@ class EmbeddedKafka:
             for process in formatting:
                 said, _ = process.communicate()
                 if process.returncode:
-                    raise UnavailableError(f"the data directory could not be made: {said.strip()[-500:]}")
+                    raise UnavailableError(f"the data directory could not be made:\n{last_lines(said)}")
 
     def _start(self, nodes: Iterable[Node], executable: str, jars: Path) -> None:
         started = list(nodes)

@@ -95,10 +95,10 @@ class Node:
         except OSError:
             return False
 
-    def tail(self, lines: int = 15) -> str:
+    def tail(self) -> str:
         """The end of the log."""
-        last = self.log.read_text(errors="replace").splitlines()[-lines:] if self.log.exists() else []
-        return "\n".join(["The end of its log:", *last])
+        said = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "The end of its log:\n" + last_lines(said)
 
     def signal(self, number: int) -> None:
         """To the JVM, if it is there."""
@@ -136,3 +136,9 @@ class Node:
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+def last_lines(said: str, count: int = 15) -> str:
+    """Of what a JVM said, without the frames of its stack traces."""
+    lines = [line for line in said.splitlines() if line.strip() and not line.startswith("\tat ")]
+    return "\n".join(lines[-count:])

@@ -1,0 +1,323 @@
+"""The embedded Kafka and the support of these tests, with real processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from confluent_kafka import KafkaException
+
+from integration.support import processes
+from integration.support.driver import ROOT, Driver
+from integration.support.kafka import Admin, produce, read_back, transaction, values
+from integration.support.processes import await_condition
+from integration.support.security import SecuredCluster
+from integration.support.tools import (
+    abort_transaction,
+    console_consumer,
+    describe_transaction,
+    hanging_transactions,
+)
+from kafka_eos_source.embedded import EmbeddedKafka, jars
+from kafka_eos_source.errors import UnavailableError
+
+START_SECONDS = 120.0
+END_SECONDS = 30.0
+MARK = "KAFKA_EOS_TEST_BROKER"
+
+
+class Command:
+    """``kafka-eos broker`` in a process of its own, or a script that starts a broker."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self.mark = uuid.uuid4().hex
+        self.out, self.err = directory / f"{self.mark}.out", directory / f"{self.mark}.err"
+        environment = {**os.environ, MARK: self.mark, "TMPDIR": str(directory), "PYTHONPATH": str(ROOT)}
+        with open(self.out, "wb") as out, open(self.err, "wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, *arguments],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+            )
+
+    def await_bootstrap(self) -> str:
+        await_condition(
+            lambda: "bootstrap.servers=" in self.out.read_text() or self.process.poll() is not None,
+            START_SECONDS,
+            "the broker accepts connections",
+        )
+        lines = self.out.read_text().splitlines()
+        assert len(lines) == 1, f"one line on stdout: {lines}; stderr: {self.err.read_text()}"
+        return lines[0].removeprefix("bootstrap.servers=")
+
+    def await_nothing_left(self) -> None:
+        """No process of it, and no folder of a broker."""
+        await_condition(lambda: not processes.marked(MARK, self.mark), END_SECONDS, "every process is gone")
+        assert list(self.out.parent.glob("kafka-eos-broker-*")) == []
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[Callable[..., Command]]:
+    started: list[Command] = []
+
+    def start(*arguments: str) -> Command:
+        started.append(Command(tmp_path, *arguments))
+        return started[-1]
+
+    yield start
+    for each in started:
+        processes.kill_marked(MARK, each.mark)
+        each.process.wait(END_SECONDS)
+
+
+CLI = ("-m", "kafka_eos_source.cli", "broker", "--port", "0")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_says_where_and_ends_when_told(command: Any, number: signal.Signals) -> None:
+    running = command(*CLI)
+    bootstrap = running.await_bootstrap()
+    produce(bootstrap, "made-by-writing", ["a", "b"])  # as people expect of a broker to try things on
+    assert values(read_back(bootstrap, "made-by-writing")) == ["a", "b"]
+    running.process.send_signal(number)
+    assert running.process.wait(END_SECONDS) == 0
+    running.await_nothing_left()
+
+
+def test_the_command_can_be_ended_while_it_starts(command: Any) -> None:
+    running = command(*CLI)
+    await_condition(
+        lambda: any(each.name() == "java" for each in processes.marked(MARK, running.mark)),
+        START_SECONDS,
+        "a JVM is there",
+    )
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(END_SECONDS) == 128 + signal.SIGTERM
+    assert running.out.read_text() == ""
+    running.await_nothing_left()
+
+
+def test_the_command_ends_with_the_process_that_started_it(command: Any) -> None:
+    """Its parent is killed; it has nobody to tell and goes all the same."""
+    parent = command(
+        "-c", f"import subprocess, sys; subprocess.run([sys.executable, *{list(CLI)!r}], check=False)"
+    )
+    parent.await_bootstrap()
+    parent.process.kill()
+    parent.await_nothing_left()
+
+
+def test_the_command_tells_of_a_broker_that_died(command: Any) -> None:
+    running = command(*CLI)
+    running.await_bootstrap()
+    (jvm,) = [each for each in processes.marked(MARK, running.mark) if each.name() == "java"]
+    jvm.kill()
+    assert running.process.wait(END_SECONDS) == 1
+    assert "broker 1 ended by itself" in running.err.read_text()
+    assert "Traceback" not in running.err.read_text()
+    running.await_nothing_left()
+
+
+def test_a_busy_port_is_told_at_once(command: Any) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        running = command(*CLI[:-1], str(port))
+        assert running.process.wait(END_SECONDS) == 1
+    said = running.err.read_text()
+    assert said.startswith(f"[KAFKA_EOS.UNAVAILABLE] port {port} of 127.0.0.1 cannot be used")
+    assert "Traceback" not in said
+    assert running.out.read_text() == ""
+
+
+def test_a_broker_that_does_not_start_says_why(command: Any) -> None:
+    running = command(*CLI, "--config", "num.network.threads=0")
+    assert running.process.wait(START_SECONDS) == 1
+    assert "num.network.threads" in running.err.read_text()
+    assert "Traceback" not in running.err.read_text()
+    running.await_nothing_left()
+
+
+def test_it_dies_with_a_process_that_is_killed(command: Any) -> None:
+    """The context manager's process is gone without having run a line of ours."""
+    script = (
+        "import time; from kafka_eos_source.embedded import EmbeddedKafka\n"
+        "with EmbeddedKafka() as kafka:\n"
+        "    print('bootstrap.servers=' + kafka.bootstrap_servers, flush=True); time.sleep(600)\n"
+    )
+    running = command("-c", script)
+    running.await_bootstrap()
+    assert [each.name() for each in processes.marked(MARK, running.mark)].count("java") == 1
+    running.process.kill()
+    running.await_nothing_left()
+
+
+def test_data_in_a_directory_is_kept_and_has_one_owner(tmp_path: Path) -> None:
+    with EmbeddedKafka(directory=tmp_path / "data") as kafka:
+        Admin(kafka.bootstrap_servers).create("kept", 2)
+        produce(kafka.bootstrap_servers, "kept", ["a", "b", "c"])
+        with pytest.raises(UnavailableError, match="another broker runs in the directory"):
+            EmbeddedKafka(directory=tmp_path / "data").start()
+        kafka.pause_node(1)  # must not keep it from being ended in good order
+    with EmbeddedKafka(directory=tmp_path / "data") as kafka:
+        assert values(read_back(kafka.bootstrap_servers, "kept")) == ["a", "b", "c"]
+
+
+@pytest.mark.timeout(400)
+def test_three_brokers_serve_while_one_is_down(fresh_cluster: Callable[..., EmbeddedKafka]) -> None:
+    kafka = fresh_cluster(3)
+    assert kafka.nodes == (1, 2, 3)
+    admin = Admin(kafka.bootstrap_servers)
+    assert set(admin.client.list_topics(timeout=30).brokers) == {1, 2, 3}
+    admin.create("replicated", 3)
+    produce(kafka.bootstrap_servers, "replicated", map(str, range(9)), config={"acks": "all"})
+    kafka.kill_node(2)
+    kafka.check()  # killed by us, so not missed
+    producer = transaction(kafka.bootstrap_servers, "while-one-is-down")
+    for number in range(9, 18):
+        producer.produce("replicated", str(number))
+    producer.commit_transaction(60)
+    found = read_back(kafka.bootstrap_servers, "replicated")
+    assert sorted(int(value) for value in values(found)) == list(range(18))
+    kafka.start_node(2)
+    assert set(admin.client.list_topics(timeout=30).brokers) == {1, 2, 3}
+
+
+def test_a_paused_broker_answers_again(fresh_cluster: Callable[..., EmbeddedKafka]) -> None:
+    kafka = fresh_cluster()
+    Admin(kafka.bootstrap_servers).create("paused")
+    kafka.pause_node(1)
+    with pytest.raises(KafkaException, match=r"_TRANSPORT|_TIMED_OUT|_ALL_BROKERS_DOWN"):
+        Admin(kafka.bootstrap_servers).client.list_topics(timeout=2)
+    kafka.resume_node(1)
+    produce(kafka.bootstrap_servers, "paused", ["a"])
+    assert values(read_back(kafka.bootstrap_servers, "paused")) == ["a"]
+
+
+def test_a_damaged_cache_is_repaired_before_the_broker_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole jars stand for the repository, so that nothing is fetched twice."""
+    whole = jars.jars()
+
+    def copy(_jar_set: jars.JarSet, into: Path, _ivy_cache: Path) -> None:
+        for jar in whole.glob("*.jar"):
+            shutil.copy(jar, into)
+
+    folder = jars.jars(jars.BROKER, tmp_path, copy)
+    os.truncate(next(folder.glob("kafka-server-*.jar")), 1000)
+    monkeypatch.setenv("KAFKA_EOS_CACHE", str(tmp_path))
+    monkeypatch.setattr(jars, "_ivy", copy)
+    with EmbeddedKafka() as kafka:
+        Admin(kafka.bootstrap_servers).create("works")
+    assert jars.is_whole(folder)
+
+
+# -- what the tests stand on
+
+
+def test_kafkas_own_tools(broker: str, topic: Callable[..., str]) -> None:
+    name = topic(1)
+    produce(broker, name, ["a", "b"])
+    transactional_id = f"tools-{name}"
+    producer = transaction(broker, transactional_id)
+    producer.produce(name, "open")
+    producer.flush(30)
+    assert console_consumer(broker, name, 10, idle_ms=5000) == ["a", "b"]
+    described = describe_transaction(broker, transactional_id)
+    assert (described["TransactionState"], described["TopicPartitions"]) == ("Ongoing", f"{name}-0")
+    # its coordinator knows of it, so it does not hang; somebody may end it all the same
+    assert hanging_transactions(broker, name, 0, minutes=0) == []
+    abort_transaction(broker, name, 0, start_offset=2)
+    produce(broker, name, ["c"])
+    await_condition(
+        lambda: values(read_back(broker, name)) == ["a", "b", "c"], 30, "nothing is open any more"
+    )
+    producer.close()
+
+
+def test_who_may_not_is_refused(secured_cluster: SecuredCluster) -> None:
+    bootstrap, admin = secured_cluster.bootstrap_servers, secured_cluster.admin
+    admin.create("guarded")
+    produce(bootstrap, "guarded", ["a"], config=secured_cluster.login("admin"))
+    alice = Admin(bootstrap, **secured_cluster.login("alice"))
+    assert "guarded" not in alice.client.list_topics(timeout=30).topics
+    secured_cluster.allow("alice", "topic", "guarded", "READ", "DESCRIBE")
+    await_condition(
+        lambda: "guarded" in alice.client.list_topics(timeout=30).topics, 30, "the ACL is in effect"
+    )
+    stranger = Admin(bootstrap, **secured_cluster.login("alice", password="wrong"))
+    with pytest.raises(KafkaException):
+        stranger.client.list_topics(timeout=5)
+
+
+@pytest.mark.timeout(400)
+def test_a_killed_driver_leaves_no_process(
+    broker: str, topic: Callable[..., str], driver: Callable[..., Driver], checkpoint: str
+) -> None:
+    source, sink = topic(), topic()
+    produce(broker, source, ["a"])
+    reader = {"kafka.bootstrap.servers": broker, "subscribe": source, "startingOffsets": "earliest"}
+    writer = {"kafka.bootstrap.servers": broker, "topic": sink, "checkpointLocation": checkpoint}
+    query = {
+        "sources": [{"format": "kafka-eos", "options": reader}],
+        "sink": {"format": "kafka-eos", "options": writer},
+    }
+    endless = driver({**query, "trigger": {"processingTime": "0 seconds"}})
+    await_condition(lambda: values(read_back(broker, sink)) == ["a"], 120, "the first batch")
+    tree = psutil.Process(endless.process.pid).children(recursive=True)
+    assert {each.name() for each in tree} >= {"java"}
+    endless.kill()
+    assert [each for each in tree if each.is_running() and each.status() != psutil.STATUS_ZOMBIE] == []
+    produce(broker, source, ["b"])
+    finite = driver(query)
+    finite.finish()
+    assert values(read_back(broker, sink)) == ["a", "b"]
+    result = finite.result()
+    # before it may come a replay of the batch that Kafka had and Spark did not know of
+    assert result["progress"][-1]["numInputRows"] == 1
+    assert result["progress"][-1]["id"] == result["query_id"]
+
+
+@pytest.mark.timeout(400)
+def test_a_failed_run_of_tests_leaves_no_process(tmp_path: Path) -> None:
+    """Nor does one that is broken off with a broker, a session and a driver alive."""
+    (tmp_path / "conftest.py").write_text("from integration.conftest import *\n")
+    (tmp_path / "test_fails.py").write_text(
+        "import subprocess\n"
+        "def test_fails(broker, spark, driver):\n"
+        "    assert spark.range(3).count() == 3\n"
+        "    driver({'sources': [], 'sink': {}})\n"
+        "    subprocess.Popen(['sleep', '600'])\n"
+        "    raise KeyboardInterrupt\n"
+    )
+    mark = uuid.uuid4().hex
+    finished = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, MARK: mark, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert processes.marked(MARK, mark) == []
+    assert finished.returncode != 0
+    assert "processes were left, and killed" in finished.stderr
+    assert "sleep 600" in finished.stderr
+    assert "java" not in finished.stderr.partition("processes were left")[2], (
+        "what fixtures own ended by itself"
+    )
