@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from integration.support.broker import IMAGE, VARIABLE, choose
+from integration.support.broker import IMAGE, VARIABLE, choose, container_environment
 from kafka_eos_source.embedded.jars import KAFKA_VERSION
 
 ROOT = Path(__file__).parent.parent
@@ -30,7 +31,17 @@ def test_choose(environment: dict[str, str], engine: object, expected: str) -> N
 
 
 def test_docker_runs_the_same_kafka() -> None:
+    """The compose file says what the embedded broker's own properties say."""
     compose = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
     assert f"image: {IMAGE}" in compose
     assert IMAGE.endswith(f":{KAFKA_VERSION}")
     assert '"9092:9092"' in compose
+    found = dict(re.findall(r'^ +(KAFKA_[A-Z_]+): "?([^"\n]*)"?$', compose, re.MULTILINE))
+    assert found == container_environment("localhost", 9092, auto_create_topics=True)
+
+
+def test_clients_come_to_a_container_where_its_port_is() -> None:
+    environment = container_environment("docker.example", 20123)
+    assert environment["KAFKA_ADVERTISED_LISTENERS"] == "PLAINTEXT://docker.example:20123"
+    assert environment["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"
+    assert "9092" in environment["KAFKA_LISTENERS"]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.embedded.cluster import free_ports
+from kafka_eos_source.embedded.properties import Ports, server_properties
 
 VARIABLE = "KAFKA_BOOTSTRAP"
 IMAGE = "apache/kafka:4.3.1"
@@ -50,25 +52,18 @@ def running(kind: str) -> Iterator[str]:
             yield kafka.bootstrap_servers
 
 
-def container_environment(host: str, port: int) -> dict[str, str]:
-    """For Apache's image, whose scripts make ``a.b`` of ``KAFKA_A_B``; clients come to ``host:port``."""
-    return {
-        "KAFKA_NODE_ID": "1",
-        "KAFKA_PROCESS_ROLES": "broker,controller",
-        "KAFKA_CONTROLLER_QUORUM_VOTERS": "1@localhost:9093",
-        "KAFKA_LISTENERS": "PLAINTEXT://0.0.0.0:9092,CONTROLLER://localhost:9093",
-        "KAFKA_ADVERTISED_LISTENERS": f"PLAINTEXT://{host}:{port}",
-        "KAFKA_CONTROLLER_LISTENER_NAMES": "CONTROLLER",
-        "KAFKA_LISTENER_SECURITY_PROTOCOL_MAP": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-        "KAFKA_INTER_BROKER_LISTENER_NAME": "PLAINTEXT",
-        "KAFKA_AUTO_CREATE_TOPICS_ENABLE": "false",
-        "KAFKA_OFFSETS_TOPIC_NUM_PARTITIONS": "5",
-        "KAFKA_OFFSETS_TOPIC_REPLICATION_FACTOR": "1",
-        "KAFKA_TRANSACTION_STATE_LOG_NUM_PARTITIONS": "5",
-        "KAFKA_TRANSACTION_STATE_LOG_REPLICATION_FACTOR": "1",
-        "KAFKA_TRANSACTION_STATE_LOG_MIN_ISR": "1",
-        "KAFKA_GROUP_INITIAL_REBALANCE_DELAY_MS": "0",
+def container_environment(host: str, port: int, *, auto_create_topics: bool = False) -> dict[str, str]:
+    """The embedded broker's settings for Apache's image, which makes ``a.b`` of ``KAFKA_A_B``.
+
+    Clients come to ``host:port``; within the container the broker listens on 9092.
+    """
+    properties = server_properties(1, {1: Ports(9092, 9093)}, Path("/var/lib/kafka/data"), {})
+    properties |= {
+        "listeners": "PLAINTEXT://0.0.0.0:9092,CONTROLLER://127.0.0.1:9093",
+        "advertised.listeners": f"PLAINTEXT://{host}:{port}",
+        "auto.create.topics.enable": str(auto_create_topics).lower(),
     }
+    return {"KAFKA_" + name.upper().replace(".", "_"): value for name, value in properties.items()}
 
 
 @contextmanager
