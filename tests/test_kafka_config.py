@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
 from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.kafka import java
 from kafka_eos_source.kafka.config import (
     admin_config,
     check_consumer,
     check_producer,
     consumer_config,
+    is_known,
     masked,
     producer_config,
+    property_names,
     redact,
 )
+from kafka_eos_source.kafka.properties import WITHOUT_DEFAULT, Properties
 
 SERVERS = {"bootstrap.servers": "127.0.0.1:1"}
 SECRET = "hunter2-is-secret"
@@ -98,8 +104,225 @@ def test_secrets_are_masked() -> None:
     assert SECRET not in redact(f"login with {SECRET} failed", kafka)
 
 
-def test_what_exactly_once_needs_may_be_said_and_is_not_doubled() -> None:
-    assert check_producer({"acks": "-1", "enable.idempotence": "TRUE"}, exactly_once=True) == {}
+@pytest.mark.parametrize("idempotence", ["TRUE", "1", "t"])
+@pytest.mark.parametrize("acks", [{"acks": "-1"}, {"request.required.acks": "all"}])
+def test_what_exactly_once_needs_may_be_said_and_is_not_doubled(
+    idempotence: str, acks: dict[str, str]
+) -> None:
+    assert check_producer({**acks, "enable.idempotence": idempotence}, exactly_once=True) == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sasl.password",
+        "ssl.key.password",
+        "ssl.keystore.password",
+        "ssl.key.pem",
+        "sasl.oauthbearer.client.secret",
+        "sasl.oauthbearer.config",
+        "sasl.oauthbearer.assertion.private.key.passphrase",
+        "sasl.oauthbearer.assertion.private.key.pem",
+        "sasl.jaas.config",
+        "ssl.truststore.password",
+        "ssl.keystore.key",
+        "ssl_key",
+    ],
+)
+def test_no_secret_is_ever_shown(name: str) -> None:
+    """Neither where it is refused, nor where it is written down."""
+    assert SECRET not in str(masked({name: SECRET}))
+    try:
+        check_consumer({name: SECRET})
+    except InvalidOptionError as refused:
+        said = str(refused)
+    else:
+        said = f"'kafka.{name}'"
+    assert SECRET not in said
+    assert f"'kafka.{name}'" in said
+
+
+def test_under_a_misspelt_name_nothing_is_shown() -> None:
+    with pytest.raises(
+        InvalidOptionError, match=r"'kafka\.sasl\.pasword'.*'kafka\.sasl\.password'"
+    ) as caught:
+        check_consumer({"sasl.pasword": SECRET})
+    assert SECRET not in str(caught.value)
+
+
+def test_secrets_are_found_however_they_are_quoted() -> None:
+    kafka = {"sasl.password": "a\"b c'", "ssl.key.password": "a\"b c'd"}
+    for said in (repr("a\"b c'"), json.dumps("a\"b c'"), "https://a%22b%20c%27d@h", "a\"b c'd"):
+        assert "b" not in redact(said.replace("https://", ""), kafka)
+    assert redact("nothing", {"sasl.password": ""}) == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("options", "password"),
+    [
+        ('username="u" password="it\'s; a \\"b\\" = \\\\"', 'it\'s; a "b" = \\'),
+        ("password='a\"b' username='u'", 'a"b'),
+        ('serviceName="kafka" username=u password=plain-1.word', "plain-1.word"),
+        ('username="u"\n  password="a\\tb\\101"', "a\tbA"),
+    ],
+)
+def test_jaas_passwords_are_read_as_java_reads_them(options: str, password: str) -> None:
+    line = f"org.apache.kafka.common.security.plain.PlainLoginModule required {options};"
+    assert check_consumer({"sasl.jaas.config": line}) == {"sasl.username": "u", "sasl.password": password}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f'a.PlainLoginModule required username="u" password="{SECRET}"',
+        f'a.PlainLoginModule required username="u" password="{SECRET};',
+        f'a.PlainLoginModule required password="{SECRET}";',
+        f'a.ScramLoginModule required username="u" password="{SECRET}" tokenauth="true";',
+        f'a.PlainLoginModule required username="u" password="{SECRET}"; b.PlainLoginModule required;',
+        f'a.OAuthBearerLoginModule required clientId="u" clientSecret="{SECRET}";',
+        SECRET,
+        "",
+    ],
+)
+def test_jaas_lines_that_are_not_certain_are_refused(line: str) -> None:
+    with pytest.raises(InvalidOptionError, match=r"'kafka\.sasl\.jaas\.config'") as caught:
+        check_consumer({"sasl.jaas.config": line})
+    assert SECRET not in str(caught.value)
+    assert "kafka.sasl.username" in caught.value.fix
+
+
+def test_one_property_by_two_names() -> None:
+    assert check_consumer({"sasl.mechanism": "PLAIN", "sasl.mechanisms": "PLAIN"}) == {
+        "sasl.mechanisms": "PLAIN"
+    }
+    with pytest.raises(
+        InvalidOptionError, match=r"'kafka\.fetch\.max\.wait\.ms' and 'kafka\.fetch\.wait\.max"
+    ):
+        check_consumer({"fetch.max.wait.ms": "1", "fetch.wait.max.ms": "2"})
+    with pytest.raises(InvalidOptionError) as caught:
+        check_consumer(
+            {
+                "sasl.password": "x",
+                "sasl.jaas.config": f'PlainLoginModule required username="u" password="{SECRET}";',
+            }
+        )
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kafka", "said"),
+    [
+        ({"acks": "1"}, "'kafka.acks' has the value '1'; expected all"),
+        ({"request.required.acks": "0"}, "'kafka.request.required.acks' has the value '0'; expected all"),
+        ({"enable.idempotence": "f"}, "expected true"),
+        ({"retries": "0"}, "expected 1 or more"),
+        ({"max.in.flight": "6"}, "'kafka.max.in.flight' has the value '6'; expected 5 or less"),
+        ({"queuing.strategy": "lifo"}, "expected fifo"),
+        ({"allow.auto.create.topics": "true"}, "expected false"),
+        ({"statistics.interval.ms": "1000"}, "expected no value"),
+        ({"delivery.timeout.ms": "60001"}, "expected 60000 or less: 'kafka.transaction.timeout.ms' is 60000"),
+        (
+            {"request.timeout.ms": "120000"},
+            "'kafka.request.timeout.ms' has the value '120000'; expected 60000",
+        ),
+        (
+            {"transaction.timeout.ms": "5000", "socket.timeout.ms": "6000"},
+            "'kafka.transaction.timeout.ms' is 5000",
+        ),
+        ({"message.timeout.ms": "5"}, "expected more than 5: 'kafka.linger.ms' is 5"),
+        ({"message.timeout.ms": "50", "linger.ms": "50"}, "expected more than 50"),
+        ({"delivery.report.only.error": "false"}, "expected true"),
+        (
+            {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "u"},
+            "'kafka.sasl.password' is missing",
+        ),
+    ],
+)
+def test_what_exactly_once_cannot_live_with(kafka: dict[str, str], said: str) -> None:
+    """Found when options are parsed: librdkafka itself would say so in the commit, or not at all."""
+    with pytest.raises(InvalidOptionError) as caught:
+        check_producer(kafka, exactly_once=True)
+    assert said in caught.value.message
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("kafka", "said"),
+    [
+        ({"enable.partition.eof": "false"}, "expected true"),
+        ({"enable.auto.offset.store": "true"}, "expected false"),
+        ({"allow.auto.create.topics": "true"}, "expected false"),
+        ({"fetch.max.bytes": "1000"}, "expected 1000000 or more: 'kafka.message.max.bytes' is 1000000"),
+        ({"fetch.max.bytes": "5000000", "receive.message.max.bytes": "5000000"}, "expected 5000512 or more"),
+        ({"security.protocol": "sasl_plaintext", "sasl.mechanism": "SCRAM-SHA-512"}, "'kafka.sasl.username'"),
+    ],
+)
+def test_what_a_read_cannot_live_with(kafka: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidOptionError) as caught:
+        check_consumer(kafka)
+    assert said in caught.value.message
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "kafka",
+    [
+        {"acks": "1"},
+        {"acks": "1", "enable.idempotence": "false"},
+        {"retries": "0"},
+        {"max.in.flight": "100"},
+        {"allow.auto.create.topics": "true"},
+        {"delivery.timeout.ms": "120000"},
+        {"request.timeout.ms": "120000"},
+    ],
+)
+def test_at_least_once_is_idempotent_where_the_users_values_let_it(kafka: dict[str, str]) -> None:
+    config = producer_config(check_producer({**SERVERS, **kafka}, exactly_once=False))
+    Producer(config).close()
+    least = {"acks", "retries", "max.in.flight"} & set(kafka)
+    assert config["enable.idempotence"] == ("false" if least else "true")
+
+
+def test_idempotence_that_was_asked_for_is_not_given_up() -> None:
+    with pytest.raises(InvalidOptionError, match=r"'kafka\.acks'.*kafka\.enable\.idempotence=true"):
+        check_producer({"acks": "1", "enable.idempotence": "true"}, exactly_once=False)
+
+
+def test_group_membership_has_no_effect_on_a_read() -> None:
+    """As in Spark, whose consumers are assigned too; some of them librdkafka refuses together."""
+    java_s = {
+        "session.timeout.ms": "400000",
+        "max.poll.interval.ms": "1000",
+        "partition.assignment.strategy": "org.apache.kafka.clients.consumer.RangeAssignor",
+    }
+    checked = check_consumer({**SERVERS, **java_s})
+    Consumer(consumer_config(checked, "g", "read_committed")).close()
+    with pytest.raises(InvalidOptionError, match=r"'kafka\.session\.timeout\.ms' has the value 'soon'"):
+        check_consumer({"session.timeout.ms": "soon"})
+
+
+@pytest.mark.parametrize("name", [*WITHOUT_DEFAULT, *java.RENAMED.values()])
+def test_every_name_of_our_tables_is_real(name: str) -> None:
+    """librdkafka judges the value, so it has the name."""
+    with Properties() as conf:
+        try:
+            conf.set(name, "x", stated_name=name, stated_value="x")
+        except InvalidOptionError as refused:
+            said = refused.message
+        else:
+            said = ""
+    assert "unknown option" not in said
+
+
+def test_names_are_known_with_and_without_a_default() -> None:
+    assert "sasl.password" in property_names()
+    assert is_known("ssl.truststore.location")
+    assert not is_known("ssl.truststore.locations")
+
+
+def test_a_nul_character_does_not_cut_a_value() -> None:
+    with pytest.raises(InvalidOptionError, match="NUL"):
+        check_consumer({"client.id": "a\0b"})
 
 
 @pytest.mark.parametrize("timeout", [None, "2000", "900000"])

@@ -246,8 +246,8 @@ BAD_WRITES: list[tuple[bool, dict[str, str], str]] = [
     (True, {"commitTimeoutMs": "10"}, "1000 or more"),
     (True, {"onMissingToken": "guess"}, "fail or assume_committed or assume_not_committed"),
     (True, {"kafka.transactional.id": "x"}, "set the option application.id"),
-    (True, {"kafka.enable.idempotence": "false"}, "exactly-once needs 'true'"),
-    (True, {"kafka.acks": "1"}, "exactly-once needs 'all'"),
+    (True, {"kafka.enable.idempotence": "false"}, "expected true: exactly-once needs"),
+    (True, {"kafka.acks": "1"}, "expected all: exactly-once needs"),
     (True, {"kafka.max.in.flight.requests.per.connection": "6"}, "at most 5"),
     (True, {"_asyncProgressTrackingEnabled": "true"}, "asynchronous progress tracking"),
 ]

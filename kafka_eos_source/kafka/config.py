@@ -1,69 +1,34 @@
 """``kafka.*`` options → librdkafka properties: translated, refused with the way out named, checked, masked.
 
-librdkafka judges names and values itself (``rd_kafka_conf_set`` on a configuration that no client is made
-from), so that what is accepted here is what the client accepts.
+librdkafka judges names and values itself (`kafka.properties`), so that what is accepted here is what the
+client accepts. What it would refuse only when a client is made, in a task or in a commit, is refused here
+too: values that do not go together, and those that exactly-once cannot live with.
 """
 
 from __future__ import annotations
 
-import ctypes
-import difflib
-import re
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.kafka.native import ERROR_TEXT_BYTES, function
+from kafka_eos_source.kafka import java
+from kafka_eos_source.kafka.java import documentation
+from kafka_eos_source.kafka.properties import Properties, is_property, property_names
+from kafka_eos_source.kafka.secrets import is_secret, masked, redact, shown
 
-_MASK = "********"
-_CONF_OK = 0
-_CONF_UNKNOWN = -2
-
-#: Java's name → librdkafka's, where the value means the same.
-_RENAMED = {
-    "fetch.max.wait.ms": "fetch.wait.max.ms",
-    "receive.buffer.bytes": "socket.receive.buffer.bytes",
-    "send.buffer.bytes": "socket.send.buffer.bytes",
-    "max.request.size": "message.max.bytes",
-    "request.timeout.ms": "socket.timeout.ms",
-    "sasl.mechanism": "sasl.mechanisms",
-}
-
-#: Java's name → why it is refused and what to set instead.
-_JAVA_ONLY = {
-    "key.serializer": "keys are sent as they are; cast the column 'key' to string or binary",
-    "value.serializer": "values are sent as they are; cast the column 'value' to string or binary",
-    "key.deserializer": "keys are read as bytes; cast the column 'key' after load()",
-    "value.deserializer": "values are read as bytes; cast the column 'value' after load()",
-    "interceptor.classes": "librdkafka has no interceptor classes; transform the frame instead",
-    "partitioner.class": "set kafka.partitioner (the default, murmur2_random, places keys as Java does)",
-    "metric.reporters": "Java only; Spark's progress and the group's lag show what goes on",
-    "sasl.client.callback.handler.class": "set kafka.sasl.mechanism and kafka.sasl.username / .password",
-    "sasl.login.callback.handler.class": "set kafka.sasl.oauthbearer.method=oidc and its properties",
-    "sasl.login.class": "set kafka.sasl.mechanism and its properties",
-    "ssl.truststore.location": "set kafka.ssl.ca.location to a PEM file, or kafka.ssl.ca.pem to its text",
-    "ssl.truststore.password": "PEM files of authorities have none: remove it; set kafka.ssl.ca.location",
-    "ssl.truststore.type": "set kafka.ssl.ca.location to a PEM file",
-    "ssl.truststore.certificates": "set kafka.ssl.ca.pem to the same text",
-    "ssl.keystore.type": "a PKCS#12 file goes in kafka.ssl.keystore.location; "
-    "PEM files in kafka.ssl.certificate.location and kafka.ssl.key.location",
-    "ssl.keystore.certificate.chain": "set kafka.ssl.certificate.pem to the same text",
-    "ssl.keystore.key": "set kafka.ssl.key.pem to the same text",
-    "buffer.memory": "set kafka.queue.buffering.max.kbytes",
-    "max.block.ms": "set the option commitTimeoutMs",
-    "default.api.timeout.ms": "set kafka.socket.timeout.ms",
-    "client.dns.lookup": "use_all_dns_ips is librdkafka's default; remove it",
-    "security.providers": "Java only; remove it",
-    "auto.offset.reset": "set the options startingOffsets and failOnDataLoss",
-    "enable.auto.commit": "offsets are committed with the batch; remove it",
-    "auto.commit.interval.ms": "offsets are committed with the batch; remove it",
-    "max.poll.records": "set the options maxOffsetsPerTrigger and maxRecordsPerPartition",
-    "transactional.id": "set the option application.id",
-}
-
-#: What exactly-once needs; another value is refused.
-_FORCED_EXACTLY_ONCE = {"enable.idempotence": ("true",), "acks": ("all", "-1")}
+__all__ = [
+    "admin_config",
+    "check_consumer",
+    "check_producer",
+    "consumer_config",
+    "documentation",
+    "is_known",
+    "is_secret",
+    "masked",
+    "producer_config",
+    "property_names",
+    "redact",
+]
 
 _PRODUCER_DEFAULTS: Mapping[str, str] = {
     "partitioner": "murmur2_random",  # Java's placement of keys: output stays co-partitioned
@@ -88,16 +53,76 @@ _CONSUMER_FORCED: Mapping[str, str] = {
     "allow.auto.create.topics": "false",
 }
 
-_SECRET = re.compile(r"password|secret|\.pem$|jaas|token|ssl\.key", re.IGNORECASE)
+#: Of group membership: without effect, as with Spark's source, since ranges are assigned and no group is
+#: joined. Some cannot go together with others, so they are checked and left out.
+_OF_MEMBERS = frozenset(
+    {
+        "group.instance.id",
+        "group.protocol",
+        "group.remote.assignor",
+        "heartbeat.interval.ms",
+        "max.poll.interval.ms",
+        "partition.assignment.strategy",
+        "session.timeout.ms",
+    }
+)
+
+
+class _Rule(NamedTuple):
+    """What a property must be, if it is set at all."""
+
+    holds: Callable[[str], bool]
+    expected: str
+    why: str
+
+
+def _is(*values: str) -> Callable[[str], bool]:
+    return lambda value: value in values
+
+
+#: Values as librdkafka writes them (``acks=all`` is -1).
+_IDEMPOTENT: Mapping[str, _Rule] = {
+    "acks": _Rule(_is("-1", "all"), "all", "needs the answer of all in-sync replicas"),
+    "retries": _Rule(lambda value: int(value) >= 1, "1 or more", "needs lost requests to be sent again"),
+    "max.in.flight.requests.per.connection": _Rule(
+        lambda value: int(value) <= 5, "5 or less", "needs at most 5, the requests that a broker remembers"
+    ),
+    "queuing.strategy": _Rule(_is("fifo"), "fifo", "needs records in their order"),
+}
+_EXACTLY_ONCE: Mapping[str, _Rule] = {
+    "enable.idempotence": _Rule(_is("true"), "true", "needs idempotent producing"),
+    **_IDEMPOTENT,
+    "allow.auto.create.topics": _Rule(
+        _is("false"), "false", "needs topics that are there: one made anew amid a batch would lose half of it"
+    ),
+    "statistics.interval.ms": _Rule(
+        lambda _: False, "no value", "needs statistics at an interval of its own, to know a clean producer"
+    ),
+}
+_DELIVERY = _Rule(
+    _is("true"), "true", "needs to hear of failed records only: hearing of each costs most of the time"
+)
+_READ: Mapping[str, _Rule] = {
+    "enable.auto.offset.store": _Rule(_is("false"), "false", "commits no offsets from a task"),
+    "enable.partition.eof": _Rule(_is("true"), "true", "finds the end of a range by it"),
+    "allow.auto.create.topics": _Rule(_is("false"), "false", "makes no topic by reading it"),
+}
 
 
 def check_consumer(kafka: Mapping[str, str]) -> dict[str, str]:
     """The ``kafka.*`` options of a read (prefix removed) as librdkafka properties.
 
     Raises:
-        InvalidOptionError: a name is unknown or Java's alone, or librdkafka refuses a value.
+        InvalidOptionError: a name is unknown or Java's alone, librdkafka refuses a value, values do not go
+            together, or one is not the user's to say.
     """
-    return _checked(kafka)
+    with Properties() as conf:
+        checked = _Checked(kafka, conf)
+        checked.obey(_READ, "a read")
+        checked.at_least("fetch.max.bytes", "message.max.bytes")
+        checked.at_least("receive.message.max.bytes", "fetch.max.bytes", 512, both=True)
+        checked.login()
+        return {name: value for name, value in checked.values.items() if name not in _OF_MEMBERS}
 
 
 def check_producer(kafka: Mapping[str, str], *, exactly_once: bool) -> dict[str, str]:
@@ -106,202 +131,168 @@ def check_producer(kafka: Mapping[str, str], *, exactly_once: bool) -> dict[str,
     Raises:
         InvalidOptionError: as `check_consumer`, or a value would break exactly-once.
     """
-    checked = _checked(kafka)
-    for name, allowed in _FORCED_EXACTLY_ONCE.items() if exactly_once else ():
-        value = checked.pop(name, allowed[0])
-        if value.lower() not in allowed:
-            raise InvalidOptionError(
-                f"option 'kafka.{name}' has the value {value!r}; exactly-once needs {allowed[0]!r}.",
-                fix="remove it, or set processing.guarantee=at_least_once.",
-            )
-    in_flight = checked.get("max.in.flight.requests.per.connection", checked.get("max.in.flight", "5"))
-    if exactly_once and int(in_flight) > 5:
-        raise InvalidOptionError(
-            f"option 'kafka.max.in.flight.requests.per.connection' has the value {in_flight!r}; "
-            "exactly-once needs at most 5.",
-            fix="remove it, or set processing.guarantee=at_least_once.",
-        )
-    return checked
+    with Properties() as conf:
+        checked = _Checked(kafka, conf)
+        checked.login()
+        checked.obey({"delivery.report.only.error": _DELIVERY}, "a sink")
+        checked.above("message.timeout.ms", "linger.ms", default=_PRODUCER_DEFAULTS["linger.ms"])
+        if exactly_once:
+            checked.obey(_EXACTLY_ONCE, "exactly-once", "or set processing.guarantee=at_least_once")
+            transaction_ms = _TRANSACTION_DEFAULTS["transaction.timeout.ms"]
+            checked.at_most("message.timeout.ms", "transaction.timeout.ms", transaction_ms)
+            checked.at_most("socket.timeout.ms", "transaction.timeout.ms", transaction_ms, slack=100)
+            for implied in ("enable.idempotence", "acks"):
+                checked.values.pop(implied, None)
+        elif conf.get("enable.idempotence") == "true":
+            checked.obey(_IDEMPOTENT, "kafka.enable.idempotence=true", "or set that to false")
+        elif any(
+            name in checked.values and not rule.holds(conf.get(name)) for name, rule in _IDEMPOTENT.items()
+        ):
+            checked.values["enable.idempotence"] = "false"  # as Java does, unless it was asked for
+        return checked.values
 
 
 def consumer_config(kafka: Mapping[str, str], group_id: str, isolation_level: str) -> dict[str, Any]:
-    """Properties of a consumer that is assigned ranges and never joins or commits."""
+    """Properties of a consumer that is assigned ranges and never joins or commits.
+
+    Args:
+        kafka: from `check_consumer`.
+        group_id: librdkafka wants one.
+        isolation_level: ``read_committed`` or ``read_uncommitted``.
+    """
     return {**kafka, **_CONSUMER_FORCED, "group.id": group_id, "isolation.level": isolation_level}
 
 
 def producer_config(kafka: Mapping[str, str], transactional_id: str | None = None) -> dict[str, Any]:
-    """Properties of a producer; idempotent, and transactional with an id. The user's values win."""
+    """Properties of a producer; idempotent, and transactional with an id. The user's values win.
+
+    Args:
+        kafka: from `check_producer`.
+        transactional_id: None = no transactions.
+    """
     if transactional_id is None:
         return {**_PRODUCER_DEFAULTS, "enable.idempotence": "true", **kafka}
     timeout = {k: v for k, v in _TRANSACTION_DEFAULTS.items() if k not in kafka}
     stated = kafka.get("transaction.timeout.ms")
     if stated is not None and "socket.timeout.ms" in timeout:
-        # librdkafka: at most the transaction's timeout less 100 ms
+        # librdkafka: at most the transaction's timeout, so that a lost EndTxn is sent again in time
         timeout["socket.timeout.ms"] = str(max(300, min(10_000, int(stated) - 100)))
     return {**_PRODUCER_DEFAULTS, **timeout, **kafka, "transactional.id": transactional_id}
 
 
-def admin_config(kafka: Mapping[str, str]) -> dict[str, Any]:
-    """Properties that say how to reach the cluster; those of producers and consumers are left out."""
-    return {name: value for name, value in kafka.items() if _is_connection(name)}
-
-
-def masked(kafka: Mapping[str, Any]) -> dict[str, Any]:
-    """The properties with every secret hidden, for messages and logs."""
-    return {name: _MASK if _SECRET.search(name) else value for name, value in kafka.items()}
-
-
-def redact(text: str, kafka: Mapping[str, Any]) -> str:
-    """``text`` without any secret of ``kafka``."""
-    for name, value in kafka.items():
-        if _SECRET.search(name) and str(value):
-            text = text.replace(str(value), _MASK)
-    return text
-
-
-def documentation() -> Iterable[str]:
-    """Lines for ``docs/options.md``."""
-    yield "## Java's names"
-    yield ""
-    yield "| `kafka.` name | here |"
-    yield "|---|---|"
-    for java, ours in sorted(_RENAMED.items()):
-        yield f"| `{java}` | becomes `{ours}` |"
-    yield "| `sasl.jaas.config` | becomes `sasl.username` and `sasl.password` for PLAIN and SCRAM |"
-    for java, instead in sorted(_JAVA_ONLY.items()):
-        yield f"| `{java}` | refused: {instead} |"
-
-
-def _checked(kafka: Mapping[str, str]) -> dict[str, str]:
-    checked: dict[str, str] = {}
-    conf = _Conf()
-    try:
-        for name, value in kafka.items():
-            for ours, translated in _translated(name, value):
-                conf.set(ours, translated, name, value)
-                checked[ours] = translated
-    finally:
-        conf.close()
-    return checked
-
-
-def _translated(name: str, value: str) -> Iterable[tuple[str, str]]:
-    instead = _JAVA_ONLY.get(name)
-    if instead is not None:
-        raise InvalidOptionError(
-            f"option 'kafka.{name}' (value {_shown(name, value)!r}) cannot be used: {_is_java(name)}.",
-            fix=f"{instead}.",
-        )
-    if name == "sasl.jaas.config":
-        return _from_jaas(value)
-    if name == "ssl.keystore.location" and value.lower().endswith(".jks"):
-        raise InvalidOptionError(
-            f"option 'kafka.ssl.keystore.location' is {value!r}: librdkafka does not read JKS stores.",
-            fix="convert it once (keytool -importkeystore -deststoretype PKCS12) and give the .p12 file, "
-            "or use kafka.ssl.certificate.location and kafka.ssl.key.location with PEM files.",
-        )
-    return ((_RENAMED.get(name, name), value),)
-
-
-def _is_java(name: str) -> str:
-    ours = {"auto.offset.reset", "enable.auto.commit", "auto.commit.interval.ms", "transactional.id"}
-    return "kafka-eos decides it itself" if name in ours else "only Java's client has it"
-
-
-def _from_jaas(value: str) -> Iterable[tuple[str, str]]:
-    """The two modules that name a user and a password."""
-    user = re.search(r"""\busername\s*=\s*["']([^"']*)["']""", value)
-    password = re.search(r"""\bpassword\s*=\s*["']([^"']*)["']""", value)
-    if re.search(r"\.(PlainLoginModule|ScramLoginModule)\b", value) and user and password:
-        return (("sasl.username", user[1]), ("sasl.password", password[1]))
-    module = re.match(r"\s*([\w.]+)", value)
-    raise InvalidOptionError(
-        f"option 'kafka.sasl.jaas.config' with {module[1] if module else 'this text'} cannot be translated; "
-        "expected PlainLoginModule or ScramLoginModule with username and password.",
-        fix="set kafka.sasl.mechanism and librdkafka's own options (kafka.sasl.kerberos.* for GSSAPI, "
-        "kafka.sasl.oauthbearer.* for OAUTHBEARER).",
-    )
-
-
-def _shown(name: str, value: str) -> str:
-    return _MASK if _SECRET.search(name) else value
-
-
 _CONNECTION_PREFIXES = (
     "bootstrap.servers",
-    "metadata.broker.list",
-    "client.id",
-    "client.rack",
+    "client.",
     "security.",
     "ssl.",
     "sasl.",
     "enable.ssl.",
     "enable.sasl.",
+    "enable.metrics.push",
     "https.",
     "socket.",
     "broker.address.",
+    "connections.",
     "reconnect.backoff.",
+    "receive.message.max.bytes",
     "api.version.",
+    "metadata.recovery.",
+    "plugin.library.paths",
     "debug",
-    "log_level",
+    "log",
 )
 
 
-def _is_connection(name: str) -> bool:
-    return name.startswith(_CONNECTION_PREFIXES)
+def admin_config(kafka: Mapping[str, str]) -> dict[str, Any]:
+    """Properties that say how to reach the cluster; those of producers and consumers are left out."""
+    return {name: value for name, value in kafka.items() if name.startswith(_CONNECTION_PREFIXES)}
 
 
-class _Conf:
-    """An ``rd_kafka_conf_t`` that no client is made from."""
+def is_known(name: str) -> bool:
+    """Whether ``kafka.<name>`` means something, so that a forgotten or misspelt prefix can be told."""
+    return is_property(name) or name in java.RENAMED or name in java.REFUSED or name == "sasl.jaas.config"
 
-    def __init__(self) -> None:
-        self._conf = function("rd_kafka_conf_new", ctypes.c_void_p)()
 
-    def set(self, name: str, value: str, stated_name: str, stated_value: str) -> None:
-        text = ctypes.create_string_buffer(ERROR_TEXT_BYTES)
-        conf_set = function(
-            "rd_kafka_conf_set",
-            ctypes.c_int,
-            ctypes.c_void_p,
-            ctypes.c_char_p,
-            ctypes.c_char_p,
-            ctypes.c_char_p,
-            ctypes.c_size_t,
-        )
-        result = conf_set(self._conf, name.encode(), value.encode(), text, len(text))
-        if result == _CONF_OK:
+class _Checked:
+    """The properties that were set, by librdkafka's names, and under what name each was set."""
+
+    def __init__(self, kafka: Mapping[str, str], conf: Properties) -> None:
+        self.values: dict[str, str] = {}
+        self._stated: dict[str, str] = {}
+        self._conf = conf
+        for name, given in kafka.items():
+            for translated, value in java.translated(name, given):
+                ours = _SAME.get(translated, translated)
+                if self.values.get(ours, value) != value:
+                    raise InvalidOptionError(
+                        f"options 'kafka.{self._stated[ours]}' and 'kafka.{name}' say two things: both are "
+                        f"librdkafka's {ours!r}.",
+                        fix="keep one of them.",
+                    )
+                conf.set(ours, value, stated_name=name, stated_value=given)
+                self.values[ours], self._stated[ours] = value, name
+
+    def obey(self, rules: Mapping[str, _Rule], who: str, way_out: str = "") -> None:
+        for name, rule in rules.items():
+            if name in self.values and not rule.holds(self._conf.get(name)):
+                raise InvalidOptionError(
+                    f"{self._said(name)}; expected {rule.expected}: {who} {rule.why}.",
+                    fix=f"remove it{', ' if way_out else ''}{way_out}.",
+                )
+
+    def at_least(self, name: str, other: str, more: int = 0, *, both: bool = False) -> None:
+        if name in self.values and (other in self.values or not both):
+            least = int(self._conf.get(other)) + more
+            if int(self._conf.get(name)) < least:
+                raise self._pair(name, other, f"{least} or more")
+
+    def at_most(self, name: str, other: str, default: str, *, slack: int = 0) -> None:
+        """``default``: ours, of ``other``."""
+        most = int(self._conf.get(other) if other in self.values else default)
+        if name in self.values and int(self._conf.get(name)) > most + slack:
+            raise self._pair(name, other, f"{most} or less", default)
+
+    def above(self, name: str, other: str, *, default: str) -> None:
+        """``default``: ours, of ``other``. 0 = without end."""
+        bound = float(self._conf.get(other) if other in self.values else default)
+        if name in self.values and 0 < int(self._conf.get(name)) <= bound:
+            raise self._pair(name, other, f"more than {bound:g}", default)
+
+    def login(self) -> None:
+        """librdkafka finds a missing user or password when the client is made."""
+        if not self._conf.get("security.protocol").startswith("sasl_"):
             return
-        if result == _CONF_UNKNOWN:
-            near = difflib.get_close_matches(name, property_names(), n=2, cutoff=0.75)
-            said = f" Did you mean {' or '.join(repr('kafka.' + each) for each in near)}?" if near else ""
-            raise InvalidOptionError(
-                f"unknown option 'kafka.{stated_name}' (value {_shown(stated_name, stated_value)!r}): "
-                f"librdkafka has no such property.{said}",
-                fix="correct or remove it.",
-            )
-        why = text.value.decode(errors="replace")
-        if _SECRET.search(stated_name):
-            why = why.replace(value, _MASK)
-        raise InvalidOptionError(
-            f"option 'kafka.{stated_name}' has the value {_shown(stated_name, stated_value)!r}; "
-            f"librdkafka refuses it: {why}.",
-            fix="correct or remove it.",
+        mechanism = self._conf.get("sasl.mechanisms")
+        for name in ("sasl.username", "sasl.password"):
+            if mechanism.startswith(("PLAIN", "SCRAM-")) and not self.values.get(name):
+                raise InvalidOptionError(
+                    f"option 'kafka.{name}' is missing; expected it with kafka.sasl.mechanism={mechanism}.",
+                    fix=f"set .option('kafka.{name}', …).",
+                )
+
+    def _said(self, name: str) -> str:
+        return f"option 'kafka.{self._stated[name]}' has the value {shown(name, self.values[name])!r}"
+
+    def _pair(self, name: str, other: str, expected: str, default: str = "") -> InvalidOptionError:
+        bound = self.values.get(other) or default or self._conf.get(other)
+        other_name = self._stated.get(other, other)
+        return InvalidOptionError(
+            f"{self._said(name)}; expected {expected}: 'kafka.{other_name}' is {bound}.",
+            fix=f"change one of the two: 'kafka.{self._stated[name]}' or 'kafka.{other_name}'.",
         )
 
-    def close(self) -> None:
-        function("rd_kafka_conf_destroy", None, ctypes.c_void_p)(self._conf)
 
-
-@lru_cache(maxsize=1)
-def property_names() -> tuple[str, ...]:
-    """Every property that this librdkafka knows, as its own dump of defaults lists them."""
-    conf = function("rd_kafka_conf_new", ctypes.c_void_p)()
-    count = ctypes.c_size_t()
-    strings = ctypes.POINTER(ctypes.c_char_p)
-    dump = function("rd_kafka_conf_dump", strings, ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t))(
-        conf, ctypes.byref(count)
-    )
-    names = tuple(dump[index].decode() for index in range(0, count.value, 2))
-    function("rd_kafka_conf_dump_free", None, strings, ctypes.c_size_t)(dump, count)
-    function("rd_kafka_conf_destroy", None, ctypes.c_void_p)(conf)
-    return (*names, "partitioner", "acks", "compression.type", "auto.offset.reset")
+#: Of librdkafka's two names for one property, the one used here: that of Java's clients.
+_SAME: Mapping[str, str] = {
+    "metadata.broker.list": "bootstrap.servers",
+    "compression.codec": "compression.type",
+    "fetch.message.max.bytes": "max.partition.fetch.bytes",
+    "max.in.flight": "max.in.flight.requests.per.connection",
+    "message.send.max.retries": "retries",
+    "delivery.timeout.ms": "message.timeout.ms",
+    "queue.buffering.max.ms": "linger.ms",
+    "request.required.acks": "acks",
+    "sasl.mechanism": "sasl.mechanisms",
+    "sasl.oauthbearer.client.credentials.client.id": "sasl.oauthbearer.client.id",
+    "sasl.oauthbearer.client.credentials.client.secret": "sasl.oauthbearer.client.secret",
+}

@@ -1,0 +1,156 @@
+"""librdkafka's own judgement of property names and values, on a configuration that no client is made from."""
+
+from __future__ import annotations
+
+import ctypes
+import difflib
+from functools import lru_cache
+from types import TracebackType
+
+from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.kafka.native import ERROR_TEXT_BYTES, function
+from kafka_eos_source.kafka.secrets import MASK, is_secret, shown
+
+_CONF_OK = 0
+_CONF_UNKNOWN = -2
+#: ``rd_kafka_conf_res_t``, the name, the value, then where an error is written and its room.
+_SET = (ctypes.c_int, ctypes.c_void_p, *[ctypes.c_char_p] * 3, ctypes.c_size_t)
+_GET = (ctypes.c_int, ctypes.c_void_p, *[ctypes.c_char_p] * 2, ctypes.POINTER(ctypes.c_size_t))
+#: Longest value that is read back, bytes; only numbers and words are.
+_VALUE_BYTES = 4096
+
+
+class Properties:
+    """An ``rd_kafka_conf_t``; a context manager."""
+
+    def __init__(self) -> None:
+        self._conf = function("rd_kafka_conf_new", ctypes.c_void_p)()
+
+    def __enter__(self) -> Properties:
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        function("rd_kafka_conf_destroy", None, ctypes.c_void_p)(self._conf)
+
+    def set(self, name: str, value: str, *, stated_name: str, stated_value: str) -> None:
+        """``rd_kafka_conf_set``.
+
+        Args:
+            name: librdkafka's.
+            value: likewise.
+            stated_name: as the user wrote it, without ``kafka.``.
+            stated_value: as the user wrote it.
+
+        Raises:
+            InvalidOptionError: there is no such property, or the value is none for it.
+        """
+        text = ctypes.create_string_buffer(ERROR_TEXT_BYTES)
+        if "\0" in value:  # C would read up to there
+            result, text.value = 1, b"it has a NUL character"
+        else:
+            result = function("rd_kafka_conf_set", *_SET)(
+                self._conf, name.encode(), value.encode(), text, len(text)
+            )
+        if result == _CONF_OK:
+            return
+        if result == _CONF_UNKNOWN:
+            # the value is not shown: under a misspelt name it may be a password
+            near = difflib.get_close_matches(stated_name, property_names(), n=2, cutoff=0.75)
+            said = f" Did you mean {' or '.join(repr('kafka.' + each) for each in near)}?" if near else ""
+            raise InvalidOptionError(
+                f"unknown option 'kafka.{stated_name}': librdkafka has no such property.{said}",
+                fix="correct or remove it.",
+            )
+        why = text.value.decode(errors="replace").strip()
+        if is_secret(stated_name) and value:
+            why = why.replace(value, MASK)
+        raise InvalidOptionError(
+            f"option 'kafka.{stated_name}' has the value {shown(stated_name, stated_value)!r}; "
+            f"librdkafka refuses it: {why}.",
+            fix="correct or remove it.",
+        )
+
+    def get(self, name: str) -> str:
+        """The value as librdkafka writes it (``1`` is ``true``), or its default; "" = it has none."""
+        value = ctypes.create_string_buffer(_VALUE_BYTES)
+        size = ctypes.c_size_t(len(value))
+        found = function("rd_kafka_conf_get", *_GET)(self._conf, name.encode(), value, ctypes.byref(size))
+        return value.value.decode() if found == _CONF_OK else ""
+
+
+def is_property(name: str) -> bool:
+    """Whether librdkafka has a property of this name."""
+    return name in property_names()
+
+
+@lru_cache(maxsize=1)
+def property_names() -> tuple[str, ...]:
+    """Every property that this librdkafka knows: its own dump of defaults, and those that have none."""
+    conf = function("rd_kafka_conf_new", ctypes.c_void_p)()
+    count = ctypes.c_size_t()
+    strings = ctypes.POINTER(ctypes.c_char_p)
+    dump = function("rd_kafka_conf_dump", strings, ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t))(
+        conf, ctypes.byref(count)
+    )
+    names = {dump[index].decode() for index in range(0, count.value, 2)}
+    function("rd_kafka_conf_dump_free", None, strings, ctypes.c_size_t)(dump, count)
+    function("rd_kafka_conf_destroy", None, ctypes.c_void_p)(conf)
+    return tuple(sorted(names | set(WITHOUT_DEFAULT)))
+
+
+#: librdkafka's dump leaves out what has no default, the properties of topics, and second names.
+WITHOUT_DEFAULT = (
+    "acks",
+    "bootstrap.servers",
+    "client.rack",
+    "compression.level",
+    "compression.type",
+    "delivery.timeout.ms",
+    "group.id",
+    "group.instance.id",
+    "group.remote.assignor",
+    "https.ca.location",
+    "https.ca.pem",
+    "linger.ms",
+    "max.in.flight",
+    "max.partition.fetch.bytes",
+    "message.timeout.ms",
+    "metadata.broker.list",
+    "partitioner",
+    "plugin.library.paths",
+    "queuing.strategy",
+    "request.required.acks",
+    "request.timeout.ms",
+    "retries",
+    "sasl.kerberos.keytab",
+    "sasl.mechanism",
+    "sasl.oauthbearer.assertion.file",
+    "sasl.oauthbearer.assertion.private.key.file",
+    "sasl.oauthbearer.assertion.private.key.passphrase",
+    "sasl.oauthbearer.assertion.private.key.pem",
+    "sasl.oauthbearer.client.id",
+    "sasl.oauthbearer.client.secret",
+    "sasl.oauthbearer.config",
+    "sasl.oauthbearer.extensions",
+    "sasl.oauthbearer.scope",
+    "sasl.oauthbearer.token.endpoint.url",
+    "sasl.password",
+    "sasl.username",
+    "ssl.ca.location",
+    "ssl.ca.pem",
+    "ssl.certificate.location",
+    "ssl.certificate.pem",
+    "ssl.cipher.suites",
+    "ssl.crl.location",
+    "ssl.curves.list",
+    "ssl.engine.location",
+    "ssl.key.location",
+    "ssl.key.password",
+    "ssl.key.pem",
+    "ssl.keystore.location",
+    "ssl.keystore.password",
+    "ssl.providers",
+    "ssl.sigalgs.list",
+)
