@@ -13,7 +13,7 @@ import pytest
 def test_the_demo_finds_every_event_once(broker: str, tmp_path: Path) -> None:
     finished = subprocess.run(
         [
-            *(sys.executable, "-m", "kafka_eos_source.demo", "--events", "6000", "--seed", "1"),
+            *(sys.executable, "-m", "kafka_eos_source.demo", "--events", "6000", "--kills", "1"),
             *("--bootstrap", broker, "--output", str(tmp_path)),
         ],
         capture_output=True,

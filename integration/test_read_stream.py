@@ -166,6 +166,7 @@ def test_partitions_added_while_running_and_stopped(reader: Reader, topics: Topi
         topics.admin.grow(topic, 2)
         topics.send(topic, range(3), partition=1)
         await_condition(lambda: values(batches) == texts(range(3)), 60, "the new partition")
+        query.processAllAvailable()  # Spark has logged the batch: the next run does not replay it
     topics.admin.grow(topic, 3)
     topics.send(topic, range(3, 5), partition=2)
     assert values(reader.run(subscribe=topic)) == texts(range(3, 5))

@@ -38,7 +38,10 @@ def test_the_same_seed_kills_at_the_same_moments() -> None:
     assert schedule(7) == schedule(7)
     assert schedule(7) != schedule(8)
     assert [kill.failpoint for kill in schedule(7)].count("commit.after_commit") == 1
-    assert sum(kill.at_share is not None for kill in schedule(7)) == 3
+    shares = [kill.at_share for kill in schedule(7, 5) if kill.at_share is not None]
+    assert len(shares) == 5
+    assert shares == sorted(shares)
+    assert 0 < shares[0] < shares[-1] < 0.85
 
 
 def test_the_data_set_is_whole() -> None:

@@ -16,7 +16,7 @@ import pyspark
 
 from kafka_eos_source.demo import flights
 from kafka_eos_source.demo.query import Spec
-from kafka_eos_source.demo.run import SOURCE_PARTITIONS, History, Run, output_topics, schedule
+from kafka_eos_source.demo.run import SOURCE_PARTITIONS, History, Kill, Run, output_topics, schedule
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka import playground
@@ -29,17 +29,18 @@ _BATCHES = 24
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--events", default=0, help="Only the first N flights; 0 = all 336,776.")
 @click.option("--seed", default=None, type=int, help="Of the moments of the kills; random unless given.")
+@click.option("--kills", default=3, show_default=True, help="At random moments; one exact one comes on top.")
 @click.option("--bootstrap", default="", help="A Kafka of your own instead of the embedded one.")
 @click.option("--output", default="demo-output", show_default=True, help="Folder of the picture.")
 @click.option("--keep", is_flag=True, help="Keep the checkpoints and the drivers' logs.")
-def main(events: int, seed: int | None, bootstrap: str, output: str, keep: bool) -> None:
+def main(events: int, seed: int | None, kills: int, bootstrap: str, output: str, keep: bool) -> None:
     """Real flights through a driver that is killed again and again: nothing missing, nothing twice."""
     began = time.monotonic()
     seed = int.from_bytes(uuid.uuid4().bytes[:2], "big") if seed is None else seed
     folder = Path(tempfile.mkdtemp(prefix="kafka-eos-demo-"))
     try:
         with _cluster(bootstrap) as (servers, kafka):
-            good = _demo(servers, kafka, events, seed, folder, Path(output))
+            good = _demo(servers, kafka, events, schedule(seed, kills), folder, Path(output))
     except KafkaEosError as error:
         click.echo(str(error), err=True)
         keep, good = True, False
@@ -63,7 +64,7 @@ def _cluster(bootstrap: str) -> Iterator[tuple[str, EmbeddedKafka | None]]:
 
 
 def _demo(
-    servers: str, kafka: EmbeddedKafka | None, limit: int, seed: int, folder: Path, output: Path
+    servers: str, kafka: EmbeddedKafka | None, limit: int, kills: list[Kill], folder: Path, output: Path
 ) -> bool:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -105,7 +106,7 @@ def _demo(
                 progress.console.print(f"  {at:5.1f} s  driver killed with SIGKILL {said}; restarting")
             seen = len(history.kills)
 
-        history = Run(spec, total, schedule(seed), folder, tell).to_the_end()
+        history = Run(spec, total, kills, folder, tell).to_the_end()
     console.print("reading everything back and comparing with the data set computed directly")
     wanted = flights.expected(frame)
     verdicts = {

@@ -51,12 +51,19 @@ class Kill:
         return self.failpoint or "random"
 
 
-def schedule(seed: int) -> list[Kill]:
-    """Three kills at random moments, and one exactly between Kafka's commit and Spark's."""
+def schedule(seed: int, random_kills: int = 3) -> list[Kill]:
+    """Kills at random moments, one in each equal part of the run, and one exactly between the two commits.
+
+    ``commit.after_commit`` is that moment: the batch is in Kafka, and Spark does not know.
+    """
     chance = random.Random(seed)
-    shares = [chance.uniform(0.05, 0.2), chance.uniform(0.3, 0.5), chance.uniform(0.6, 0.8)]
-    first, second, third = (Kill(share, chance.uniform(0.0, 1.0)) for share in shares)
-    return [first, Kill(None, failpoint="commit.after_commit"), second, third]
+    part = 0.85 / max(1, random_kills)
+    kills = [
+        Kill(part * (index + chance.uniform(0.2, 0.8)), chance.uniform(0.0, 1.0))
+        for index in range(random_kills)
+    ]
+    kills.insert(1, Kill(None, failpoint="commit.after_commit"))
+    return kills
 
 
 @dataclass
