@@ -36,8 +36,7 @@ class KafkaEosDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Called by ``load()``: bad options are refused there. Spark does not say which read it will be."""
-        from kafka_eos_source.option_table import BATCH_READ
-        from kafka_eos_source.options import parse_read
+        from kafka_eos_source.options import parse_read, tells_stream
         from kafka_eos_source.schema import read_schema
 
         try:
@@ -46,9 +45,7 @@ class KafkaEosDataSource(DataSource):
             try:
                 options = parse_read(self.options, streaming=False)
             except InvalidOptionError as as_batch:
-                # an option that only a stream has tells that it is one
-                is_stream = f"cannot be used for a {BATCH_READ}" in as_batch.message
-                raise (as_stream if is_stream else as_batch) from None
+                raise (as_stream if tells_stream(self.options) else as_batch) from None
         return read_schema(options.include_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:

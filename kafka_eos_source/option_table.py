@@ -15,7 +15,8 @@ from kafka_eos_source.kafka import config
 STREAM_READ, BATCH_READ = "stream read", "batch read"
 STREAM_WRITE, BATCH_WRITE = "stream write", "batch write"
 READ, WRITE = (STREAM_READ, BATCH_READ), (STREAM_WRITE, BATCH_WRITE)
-STREAM, BATCH = (STREAM_READ, STREAM_WRITE), (BATCH_READ, BATCH_WRITE)
+
+ISOLATION_LEVELS = ("read_committed", "read_uncommitted")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Option:
         meaning: for people.
         shown_default: for people, where ``default`` does not say it.
         instead: what to do where it may not stand.
+        since: first PySpark in which it can work; "" = any that is supported.
+        idle: reads and writes that accept it, checked and without effect.
     """
 
     name: str
@@ -41,6 +44,8 @@ class Option:
     meaning: str
     shown_default: str = ""
     instead: str = ""
+    since: str = ""
+    idle: tuple[str, ...] = ()
 
 
 _ONE_OF_THREE = "exactly one of the three"
@@ -74,7 +79,7 @@ OPTIONS: tuple[Option, ...] = (
         None,
         '`earliest`, `latest`, `group`, JSON `{"t":{"0":23,"1":-1}}`',
         "Where a query without a checkpoint starts: -1 = latest, -2 = earliest in JSON, a whole topic may have "
-        '`"earliest"` or `"latest"`. `group` = where the consumer group stands, earliest where it has no offset.',
+        '`"earliest"` or `"latest"`, and `"*"` stands for all that is not named. `group` = where the consumer group stands, earliest where it has no offset.',
         "latest on a stream, earliest on a batch read",
     ),
     Option(
@@ -138,7 +143,9 @@ OPTIONS: tuple[Option, ...] = (
         values.integer(1),
         None,
         "offsets",
-        "Most offsets in one micro-batch, shared in proportion to what waits in each partition. PySpark 4.2.",
+        "Most offsets in one micro-batch, shared in proportion to what waits in each partition.",
+        since="4.2",
+        idle=(BATCH_READ,),
     ),
     Option(
         "minOffsetsPerTrigger",
@@ -146,7 +153,9 @@ OPTIONS: tuple[Option, ...] = (
         values.integer(1),
         None,
         "offsets",
-        "Wait for this many, or for `maxTriggerDelay`. PySpark 4.2.",
+        "Wait for this many, or for `maxTriggerDelay`.",
+        since="4.2",
+        idle=(BATCH_READ,),
     ),
     Option(
         "maxTriggerDelay",
@@ -156,6 +165,7 @@ OPTIONS: tuple[Option, ...] = (
         "time: `500ms`, `30s`, `15m`",
         "Longest wait for `minOffsetsPerTrigger`.",
         "15m",
+        idle=(BATCH_READ,),
     ),
     Option(
         "minPartitions",
@@ -178,18 +188,24 @@ OPTIONS: tuple[Option, ...] = (
         "boolean",
         "Fail when offsets not yet read are gone (aged out, topic deleted or made anew); false = warn and go on.",
     ),
-    Option("includeHeaders", READ, values.boolean, False, "boolean", "Adds the column `headers`."),
+    Option(
+        "includeHeaders",
+        READ,
+        values.boolean,
+        False,
+        "boolean",
+        "Adds the column `headers`. (A sink always writes that column.)",
+        idle=WRITE,
+    ),
     Option(
         "isolation.level",
         READ,
-        values.choice("read_committed", "read_uncommitted"),
+        values.choice(*ISOLATION_LEVELS),
         "read_committed",
         "`read_committed`, `read_uncommitted`",
         "Which records are read; also as `kafka.isolation.level`. Committed reads end at the last stable offset.",
     ),
-    Option(
-        "groupIdPrefix", READ, values.application_id, "spark-kafka-eos", "text", "Start of made-up group ids."
-    ),
+    Option("groupIdPrefix", READ, values.text, "spark-kafka-eos", "text", "Start of made-up group ids."),
     Option(
         "fetchOffset.numRetries",
         READ,
@@ -213,8 +229,9 @@ OPTIONS: tuple[Option, ...] = (
         values.boolean,
         False,
         "boolean",
-        "Filters on `partition`, `offset` and `timestamp` narrow what is fetched. Needs PySpark 4.1 and "
+        "Filters on `partition`, `offset` and `timestamp` narrow what is fetched. Needs "
         "`spark.sql.python.filterPushdown.enabled=true`.",
+        since="4.1",
     ),
     # who
     Option(
@@ -247,12 +264,22 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "checkpointLocation",
-        (*STREAM, BATCH_WRITE, BATCH_READ),
+        WRITE,
         values.text,
         None,
         "URI",
         "The query's checkpoint. On a streaming sink it must be an option, not only a session setting.",
         "required on a stream write",
+        idle=READ,
+    ),
+    Option(
+        "queryName",
+        (STREAM_WRITE,),
+        values.anything,
+        None,
+        "text",
+        "Spark's own name of the query.",
+        idle=(*READ, BATCH_WRITE),
     ),
     Option(
         "includeTimestamp",
@@ -351,7 +378,7 @@ def documentation() -> str:
     lines = [
         "# Options",
         "",
-        "Made from `kafka_eos_source/options.py` by `./dev docs`; do not edit. Names are matched in any letter "
+        "Made from `kafka_eos_source/option_table.py` by `./dev docs`; do not edit. Names are matched in any letter "
         "case. An unknown option is refused, with the nearest names.",
         "",
         "Every `kafka.*` option goes to librdkafka without its prefix; `kafka.bootstrap.servers` is required, "
@@ -372,5 +399,8 @@ def documentation() -> str:
                 default = option.shown_default or ("" if option.default is None else f"`{option.default}`")
                 which = "both" if len(here) == len(where) else here[0].split()[0]
                 default = default.replace("`True`", "`true`").replace("`False`", "`false`")
-                lines.append(f"| `{option.name}` | {which} | {option.kind} | {default} | {option.meaning} |")
+                meaning = option.meaning + (f" PySpark {option.since} or newer." if option.since else "")
+                lines.append(f"| `{option.name}` | {which} | {option.kind} | {default} | {meaning} |")
+        idle = [f"`{option.name}`" for option in OPTIONS if set(option.idle) & set(where)]
+        lines += ["", f"Accepted where they have no effect: {', '.join(idle)}."]
     return "\n".join([*lines, "", *config.documentation(), ""])

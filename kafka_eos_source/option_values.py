@@ -51,6 +51,11 @@ def text(name: str, value: str) -> str:
     return value.strip()
 
 
+def anything(_name: str, value: str) -> str:
+    """As it is."""
+    return value
+
+
 def boolean(name: str, value: str) -> bool:
     """``true`` or ``false`` in any letter case, as Scala's ``toBoolean``."""
     found = {"true": True, "false": False}.get(value.strip().lower())

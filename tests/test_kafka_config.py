@@ -320,9 +320,10 @@ def test_names_are_known_with_and_without_a_default() -> None:
     assert not is_known("ssl.truststore.locations")
 
 
-def test_a_nul_character_does_not_cut_a_value() -> None:
-    with pytest.raises(InvalidOptionError, match="NUL"):
-        check_consumer({"client.id": "a\0b"})
+@pytest.mark.parametrize("value", ["a\0b", "\ud800"])
+def test_what_is_no_text_in_c_is_refused(value: str) -> None:
+    with pytest.raises(InvalidOptionError, match="no C text"):
+        check_consumer({"client.id": value})
 
 
 @pytest.mark.parametrize("timeout", [None, "2000", "900000"])

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.option_table import OPTIONS, documentation
-from kafka_eos_source.options import Bound, Subscription, parse_read, parse_write
+from kafka_eos_source.options import Bound, Subscription, parse_read, parse_write, tells_stream
+
+#: Texts that parsers stumble over.
+_TRICKY = [
+    "²",
+    "9" * 5000,
+    '{"t":{"²":1}}',
+    "[" * 50_000,
+    '{"t":{"0":NaN}}',
+    "1e400",
+    "[[a]",
+    "\ud800",
+    "\0",
+    "+",
+    "٣",
+]
 
 SERVERS = {"kafka.bootstrap.servers": "b:9092"}
 READ = {**SERVERS, "subscribe": "t"}
@@ -62,10 +80,11 @@ def test_subscriptions() -> None:
 
 
 def test_starting_offsets() -> None:
-    bound = read(startingOffsets='{"a.b":{"0":9999999999,"1":-1},"c":"earliest"}').starting
+    bound = read(startingOffsets='{"a.b":{"0":9999999999,"1":-1},"c":"earliest","*":-1}').starting
     assert bound.kind == "offsets"
     assert bound.offsets == {TopicPartition("a.b", 0): 9999999999, TopicPartition("a.b", 1): -1}
-    assert bound.topic_defaults == {"c": -2}
+    assert bound.topic_defaults == {"c": -2, "*": -1}
+    assert (bound.default_of("c"), bound.default_of("d")) == (-2, -1)
     assert read(startingOffsets=" Earliest ").starting.kind == "earliest"
 
 
@@ -110,6 +129,18 @@ def test_isolation_level_by_either_name() -> None:
     assert "isolation.level" not in options.kafka
 
 
+def assert_says(error: InvalidOptionError, options: dict[str, str], message: str) -> None:
+    """Every message names an option that was given, its value where it can be shown, and a way out."""
+    assert message in error.message or message in error.fix
+    assert any(name.lower() in error.message.lower() for name in options)
+    no_one_value = ("unknown option", "cannot be used", "is set and", "letter case", "starts t-0 at 9")
+    assert any(value in error.message for value in options.values()) or any(
+        said in error.message for said in no_one_value
+    )
+    assert error.fix.endswith(".")
+    assert error.message.endswith((".", "?"))
+
+
 BAD_READS: list[tuple[bool, dict[str, str], str]] = [
     (True, {"maxOffsetPerTrigger": "5"}, "Did you mean 'maxOffsetsPerTrigger'"),
     (True, {"kafkaa.bootstrap.servers": "x"}, "Did you mean 'kafka.bootstrap.servers'"),
@@ -141,6 +172,36 @@ BAD_READS: list[tuple[bool, dict[str, str], str]] = [
     (True, {"minPartitions": "0"}, "1 or more"),
     (True, {"maxRecordsPerPartition": "0"}, "1 or more"),
     (True, {"maxTriggerDelay": "zz"}, "a time such as"),
+    (True, {"maxTriggerDelay": "-5s"}, "a time such as"),
+    (True, {"maxTriggerDelay": "5 weeks"}, "a time such as"),
+    (True, {"startingOffsets": '{"t":{"0":1},"t":{"1":2}}'}, "'t' stands in it twice"),
+    (True, {"startingOffsets": '{"t":{"²":1}}'}, "the partition '²'"),
+    (True, {"startingOffsets": '{"t":{"01":1}}'}, "the partition '01'"),
+    (True, {"startingOffsets": '{"t":{"4294967296":1}}'}, "the partition '4294967296'"),
+    (True, {"startingOffsets": '{"t":{"0":9223372036854775808}}'}, "t-0 has 9223372036854775808"),
+    (True, {"startingOffsets": '{"t":{"0":1.0}}'}, "t-0 has 1.0"),
+    (True, {"startingOffsets": '{"t":{"0":true}}'}, "t-0 has true"),
+    (True, {"startingOffsets": '{"t":{}}'}, "topic 't' has {}"),
+    (True, {"startingOffsets": '{"t":"first"}'}, "'t' has \"first\""),
+    (True, {"startingOffsets": '{"t":5}'}, "'t' has 5"),
+    (True, {"startingOffsets": '{"*":{"0":5}}'}, "topic '*' has"),
+    (True, {"startingOffsets": '{"a b":{"0":5}}'}, "'a b' can be none"),
+    (True, {"startingOffsets": '["t"]'}, "or JSON such as"),
+    (True, {"startingOffsetsByTimestamp": '{"*":{"0":5}}'}, "'*' can be none"),
+    (True, {"startingOffsetsByTimestamp": '{"t":5}'}, "topic 't' has 5"),
+    (True, {"startingOffsetsByTimestamp": "5"}, "a JSON object"),
+    (True, {"isolation.level": "read_committed", "kafka.isolation.level": "read_uncommitted"}, "keep one"),
+    (True, {"failondataloss": "false", "failOnDataLoss": "true"}, "letter case does not matter"),
+    (True, {"groupIdPrefix": ""}, "some text"),
+    (True, {"fetchOffset.numRetries": "-1"}, "0 or more"),
+    (True, {"fetchOffset.retryIntervalMs": "1s"}, "a whole number"),
+    (True, {"kafkaConsumer.pollTimeoutMs": "0"}, "1 or more"),
+    (True, {"security.protocol": "SSL"}, "Did you mean 'kafka.security.protocol'"),
+    (True, {"kakfa.security.protocol": "SSL"}, "Did you mean 'kafka.security.protocol'"),
+    (True, {"ssl.truststore.location": "/x"}, "Did you mean 'kafka.ssl.truststore.location'"),
+    (True, {"onMissingToken": "fail"}, "set it on the sink"),
+    (True, {"_asyncProgressTrackingOverrideSinkSupportCheck": "true"}, "asynchronous progress tracking"),
+    (True, {"asyncProgressTrackingCheckpointIntervalMs": "5"}, "asynchronous progress tracking"),
     (True, {"failOnDataLoss": "maybe"}, "true or false"),
     (True, {"includeHeaders": "1"}, "true or false"),
     (True, {"isolation.level": "zzz"}, "read_committed or read_uncommitted"),
@@ -158,7 +219,7 @@ BAD_READS: list[tuple[bool, dict[str, str], str]] = [
     (False, {"startingOffsets": '{"t":{"0":-1}}'}, "no -1 or latest"),
     (False, {"endingOffsets": "earliest"}, "'endingOffsets' has the value 'earliest'"),
     (False, {"endingOffsets": '{"t":{"0":-2}}'}, "no -2 or earliest"),
-    (False, {"maxOffsetsPerTrigger": "5"}, "cannot be used for a batch read"),
+    (False, {"maxOffsetsPerTrigger": "0"}, "1 or more"),
     (
         False,
         {"startingOffsets": '{"t":{"0":9}}', "endingOffsets": '{"t":{"0":5}}'},
@@ -171,13 +232,12 @@ BAD_READS: list[tuple[bool, dict[str, str], str]] = [
 def test_bad_reads(streaming: bool, options: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidOptionError) as caught:
         parse_read({**READ, **options}, streaming=streaming, pyspark_version="4.3.0")
-    assert message in str(caught.value)
-    assert caught.value.fix or "expected" in caught.value.message
+    assert_says(caught.value, options, message)
 
 
-@pytest.mark.parametrize("pattern", ["*(", "[a"])
+@pytest.mark.parametrize("pattern", ["*(", "[a", r"\p{Alpha}", "[a-z&&[^b]]", "(?<x>a)", " "])
 def test_bad_patterns(pattern: str) -> None:
-    with pytest.raises(InvalidOptionError, match="a regular expression"):
+    with pytest.raises(InvalidOptionError, match="'subscribePattern' has the value"):
         parse_read({**SERVERS, "subscribePattern": pattern}, streaming=True)
 
 
@@ -195,11 +255,81 @@ def test_nothing_to_read_and_no_brokers() -> None:
             parse({"subscribe": "t"} if parse is parse_read else {"topic": "t"}, streaming=True)
 
 
-def test_offsets_must_name_the_assigned_partitions() -> None:
-    options = {**SERVERS, "assign": '{"t":[0,1]}'}
-    with pytest.raises(InvalidOptionError, match="names the partitions t-0; 'assign' has t-0, t-1"):
-        parse_read({**options, "startingOffsets": '{"t":{"0":1}}'}, streaming=True)
-    parse_read({**options, "startingOffsets": '{"t":{"0":1,"1":-2}}'}, streaming=True)
+@pytest.mark.parametrize(
+    ("what", "offsets", "message"),
+    [
+        ({"assign": '{"t":[0,1]}'}, '{"t":{"0":1}}', "names the partitions t-0; 'assign' has t-0, t-1"),
+        ({"assign": '{"t":[0,1]}'}, '{"t":{"0":1,"2":1},"*":-2}', "names the partitions t-0, t-2"),
+        (
+            {"assign": '{"t":[0,1]}'},
+            '{"t":"earliest","u":"earliest"}',
+            "names the topic 'u'; 'assign' does not",
+        ),
+        ({"subscribe": "t,u"}, '{"t":{"0":1}}', "names no partition of 'u'"),
+        ({"subscribe": "t"}, '{"t":{"0":1},"u":{"0":1}}', "names the topic 'u'; 'subscribe' does not"),
+        ({"subscribePattern": "^t"}, '{"ut":{"0":1}}', "names the topic 'ut'; 'subscribePattern' does not"),
+    ],
+)
+def test_offsets_of_a_batch_read_name_what_is_read(what: dict[str, str], offsets: str, message: str) -> None:
+    options = {**SERVERS, **what, "startingOffsets": offsets}
+    with pytest.raises(InvalidOptionError) as caught:
+        parse_read(options, streaming=False)
+    assert message in caught.value.message
+    assert "'startingOffsets'" in caught.value.message
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("what", "offsets"),
+    [
+        ({"assign": '{"t":[0,1]}'}, '{"t":{"0":1,"1":-2}}'),
+        ({"assign": '{"t":[0,1]}'}, '{"t":"EARLIEST"}'),
+        ({"assign": '{"t":[0,1]}'}, '{"t":{"0":5},"*":"earliest"}'),
+        ({"subscribe": "t,u"}, '{"t":{"0":1},"*":-2}'),
+        ({"subscribePattern": "t"}, '{"ut":{"0":1}}'),
+    ],
+)
+def test_offsets_may_leave_the_rest_to_a_default(what: dict[str, str], offsets: str) -> None:
+    parse_read({**SERVERS, **what, "startingOffsets": offsets}, streaming=False)
+
+
+def test_the_start_of_a_stream_is_judged_when_it_is_used() -> None:
+    """With a checkpoint Spark does not look at it: a topic may have come or gone since it was written."""
+    options = {**SERVERS, "subscribe": "t,new", "startingOffsets": '{"t":{"0":1},"old":{"0":1}}'}
+    assert parse_read(options, streaming=True).starting.kind == "offsets"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"startingOffsets": '{"t":{"0":1}}', "endingOffsets": '{"t":{"1":5}}'},
+            "only one of 'startingOffsets' and 'endingOffsets' names t-0, t-1",
+        ),
+        (
+            {"startingTimestamp": "9", "endingTimestamp": "5"},
+            "'startingTimestamp' starts every partition at 9, 'endingTimestamp' ends it at 5",
+        ),
+        (
+            {
+                "startingOffsetsByTimestamp": '{"t":{"0":9}}',
+                "endingOffsetsByTimestamp": '{"t":{"0":5}}',
+            },
+            "'startingOffsetsByTimestamp' starts t-0 at 9, 'endingOffsetsByTimestamp' ends it at 5",
+        ),
+    ],
+)
+def test_starts_past_ends(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidOptionError) as caught:
+        read(streaming=False, **options)
+    assert message in caught.value.message
+    assert caught.value.fix
+
+
+def test_a_start_at_its_end_is_an_empty_read() -> None:
+    read(streaming=False, startingOffsets='{"t":{"0":5}}', endingOffsets='{"t":{"0":5}}')
+    read(streaming=False, startingOffsets='{"t":{"0":5}}', endingOffsets='{"t":{"0":-1}}')
+    read(streaming=False, startingTimestamp="5", endingTimestamp="5")
 
 
 @pytest.mark.parametrize(
@@ -207,6 +337,8 @@ def test_offsets_must_name_the_assigned_partitions() -> None:
     [
         ("maxOffsetsPerTrigger", "5", True, "4.2.0", "4.1.1"),
         ("minOffsetsPerTrigger", "5", True, "4.3.0.dev1", "4.0.0"),
+        ("maxOffsetsPerTrigger", "5", True, "4.2rc1", "4.1.0+vendor"),
+        ("maxOffsetsPerTrigger", "5", True, "10.0", "4.1"),
         ("pushFilters", "true", False, "4.1.0", "4.0.1"),
     ],
 )
@@ -214,8 +346,79 @@ def test_options_that_need_a_newer_pyspark(
     option: str, value: str, streaming: bool, works: str, fails: str
 ) -> None:
     read(streaming=streaming, pyspark_version=works, **{option: value})
-    with pytest.raises(InvalidOptionError, match=f"'{option}' needs PySpark 4.* this is {fails}"):
+    with pytest.raises(InvalidOptionError, match=f"'{option}' needs PySpark 4.* this is {re.escape(fails)}"):
         read(streaming=streaming, pyspark_version=fails, **{option: value})
+
+
+def test_limits_of_streams_have_no_effect_on_batch_reads(caplog: pytest.LogCaptureFixture) -> None:
+    """As in Spark, which warns."""
+    limits = {"maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "9", "maxTriggerDelay": "1h"}
+    options = read(streaming=False, **limits)
+    assert (options.max_offsets_per_trigger, options.min_offsets_per_trigger) == (None, None)
+    assert [name for name in limits if f"{name!r} has no effect on a batch read" in caplog.text] == [*limits]
+
+
+def test_options_that_only_a_stream_has_tell_that_it_is_one() -> None:
+    assert tells_stream(["subscribe", "MAXTRIGGERDELAY"])
+    assert not tells_stream(["subscribe", "kafka.max.poll.records", "pushFilters", "checkpointLocation"])
+
+
+def test_what_spark_puts_into_the_map_is_let_be() -> None:
+    sparks = {
+        "path": "/x",
+        "paths": "[]",
+        "queryName": "q",
+        "checkpointLocation": "/c",
+        "asyncProgressTrackingEnabled": "false",
+        "__internal": "x",
+    }
+    for streaming in (True, False):
+        assert parse_read({**READ, **sparks}, streaming=streaming) == read(streaming=streaming)
+        found = parse_write({**SERVERS, **sparks}, streaming=streaming)
+        assert (found.query_name, found.checkpoint_location) == ("q" if streaming else None, "/c")
+
+
+def test_a_sink_takes_includeheaders_as_sparks_does() -> None:
+    assert write(includeHeaders="true") == write()
+
+
+@pytest.mark.parametrize("name", ["kafka.sasl.password", "kafka.ssl.key.pem"])
+def test_options_do_not_print_secrets(name: str) -> None:
+    for parsed in (read(**{name: "hunter2"}), write(**{name: "hunter2"})):
+        assert "hunter2" in parsed.kafka.values()
+        assert "hunter2" not in repr(parsed)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["sasl.password", "kakfa.sasl.password", "topic.password", "pasword", "kafka.sasl.passwort", "secret"],
+)
+def test_a_password_under_a_wrong_name_is_not_shown(name: str) -> None:
+    for parse, options in ((parse_read, READ), (parse_write, SERVERS)):
+        with pytest.raises(InvalidOptionError) as caught:
+            parse({**options, name: "hunter2"}, streaming=True)
+        assert name in caught.value.message
+        assert "hunter2" not in str(caught.value)
+
+
+_WORDS = [option.name for option in OPTIONS] + ["kafka.acks", "kafka.linger.ms", "kafka.sasl.jaas.config"]
+
+
+@given(
+    st.dictionaries(st.sampled_from(_WORDS) | st.text(), st.text() | st.sampled_from(_TRICKY), max_size=4),
+    st.booleans(),
+)
+@settings(deadline=None)
+def test_any_text_is_an_option_or_is_refused(options: dict[str, str], streaming: bool) -> None:
+    """Nothing but our own error comes out, and its text tells what to do."""
+    for parse, least in ((parse_read, READ), (parse_write, SERVERS)):
+        try:
+            parse({**least, **options}, streaming=streaming)
+        except InvalidOptionError as refused:
+            said = (refused.message, refused.fix)
+        else:
+            said = ("taken", "nothing")
+        assert all(said)
 
 
 def write(streaming: bool = True, **options: str) -> Any:
@@ -237,6 +440,15 @@ BAD_WRITES: list[tuple[bool, dict[str, str], str]] = [
     (True, {"topic": " "}, "a topic name"),
     (True, {"topic": "a b"}, "a topic name"),
     (True, {"subscribe": "t"}, "cannot be used for a stream write"),
+    (True, {"startingOffsets": "latest"}, "set it on the source"),
+    (True, {"stagingInlineBytes": "-1"}, "0 or more"),
+    (True, {"includeHeaders": "perhaps"}, "true or false"),
+    (True, {"includeTimestamp": "yes"}, "true or false"),
+    (True, {"anchor.topic": "a/b"}, "a topic name"),
+    (True, {"application.id": "a/b"}, "letters, digits"),
+    (True, {"source.cluster": "mine"}, "auto or same or other"),
+    (True, {"onForeignQuery": "take"}, "fail or adopt"),
+    (False, {"onForeignQuery": "adopt"}, "cannot be used for a batch write"),
     (True, {"txnAppId": "a", "txnVersion": "1"}, "foreachBatch"),
     (False, {"txnAppId": "a"}, "'txnAppId' is set and 'txnVersion' is not"),
     (False, {"txnVersion": "1"}, "'txnVersion' is set and 'txnAppId' is not"),
@@ -257,8 +469,7 @@ BAD_WRITES: list[tuple[bool, dict[str, str], str]] = [
 def test_bad_writes(streaming: bool, options: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidOptionError) as caught:
         parse_write({**SERVERS, **options}, streaming=streaming)
-    assert message in str(caught.value)
-    assert caught.value.fix or "expected" in caught.value.message
+    assert_says(caught.value, options, message)
 
 
 def test_at_least_once_may_have_what_exactly_once_may_not() -> None:

@@ -12,6 +12,7 @@ from kafka_eos_source.kafka.native import ERROR_TEXT_BYTES, function
 from kafka_eos_source.kafka.secrets import MASK, is_secret, shown
 
 _CONF_OK = 0
+_CONF_INVALID = -1
 _CONF_UNKNOWN = -2
 #: ``rd_kafka_conf_res_t``, the name, the value, then where an error is written and its room.
 _SET = (ctypes.c_int, ctypes.c_void_p, *[ctypes.c_char_p] * 3, ctypes.c_size_t)
@@ -47,12 +48,12 @@ class Properties:
             InvalidOptionError: there is no such property, or the value is none for it.
         """
         text = ctypes.create_string_buffer(ERROR_TEXT_BYTES)
-        if "\0" in value:  # C would read up to there
-            result, text.value = 1, b"it has a NUL character"
-        else:
+        if _is_text(name) and _is_text(value):
             result = function("rd_kafka_conf_set", *_SET)(
                 self._conf, name.encode(), value.encode(), text, len(text)
             )
+        else:
+            result, text.value = _CONF_INVALID, b"it has a character that no C text can have"
         if result == _CONF_OK:
             return
         if result == _CONF_UNKNOWN:
@@ -78,6 +79,11 @@ class Properties:
         size = ctypes.c_size_t(len(value))
         found = function("rd_kafka_conf_get", *_GET)(self._conf, name.encode(), value, ctypes.byref(size))
         return value.value.decode() if found == _CONF_OK else ""
+
+
+def _is_text(text: str) -> bool:
+    """C would read up to the first NUL; a lone surrogate is no character at all."""
+    return "\0" not in text and not any("\ud800" <= each <= "\udfff" for each in text)
 
 
 def is_property(name: str) -> bool:

@@ -37,7 +37,7 @@ def times(bound: Bound, partitions: Collection[TopicPartition]) -> dict[TopicPar
     if bound.kind == "timestamp" and bound.timestamp_ms is not None:
         return dict.fromkeys(partitions, bound.timestamp_ms)
     if bound.kind == "timestamps":
-        _check_covers("OffsetsByTimestamp", bound.timestamps_ms, {}, partitions)
+        _check_covers(bound, bound.timestamps_ms, partitions)
         return dict(bound.timestamps_ms)
     return {}
 
@@ -55,7 +55,7 @@ def resolve(bound: Bound, partitions: Collection[TopicPartition], known: Known) 
             time and the strategy is ``error``.
     """
     if bound.kind == "offsets":
-        _check_covers("Offsets", bound.offsets, bound.topic_defaults, partitions)
+        _check_covers(bound, bound.offsets, partitions)
     return {tp: _one(bound, tp, known) for tp in partitions}
 
 
@@ -67,8 +67,10 @@ def _one(bound: Bound, tp: TopicPartition, known: Known) -> int:
     if bound.kind == "group":
         return known.committed.get(tp, known.earliest[tp])
     if bound.kind == "offsets":
-        offset = bound.offsets.get(tp, bound.topic_defaults.get(tp.topic, EARLIEST))
-        return {LATEST: known.latest[tp], EARLIEST: known.earliest[tp]}.get(offset, offset)
+        offset = bound.offsets.get(tp, bound.default_of(tp.topic))
+        if offset is None or offset == EARLIEST:
+            return known.earliest[tp]
+        return known.latest[tp] if offset == LATEST else offset
     found = known.at_time.get(tp)
     if found is not None:
         return found
@@ -76,26 +78,26 @@ def _one(bound: Bound, tp: TopicPartition, known: Known) -> int:
         return known.latest[tp]
     at_ms = bound.timestamp_ms if bound.kind == "timestamp" else bound.timestamps_ms[tp]
     raise InvalidOptionError(
-        f"no record of {tp} is at or after the starting time {at_ms} (ms since 1970).",
+        f"option {bound.option!r}: no record of {tp} is at or after the starting time {at_ms} (ms since "
+        "1970).",
         fix="set startingOffsetsByTimestampStrategy=latest to start such partitions at their end.",
     )
 
 
 def _check_covers(
-    what: str,
-    named: Collection[TopicPartition],
-    topic_defaults: Collection[str],
-    partitions: Collection[TopicPartition],
+    bound: Bound, named: Collection[TopicPartition], partitions: Collection[TopicPartition]
 ) -> None:
     """As Spark: the JSON names exactly the partitions there are. A whole topic may be named instead."""
-    wanted = {tp for tp in partitions if tp.topic not in topic_defaults}
-    missing = wanted - set(named)
-    extra = {tp for tp in named if tp not in partitions}
+    missing = {tp for tp in partitions if tp not in named and bound.default_of(tp.topic) is None}
+    extra = set(named) - set(partitions)
     if missing or extra:
         raise InvalidOptionError(
-            f"starting{what} or ending{what} must name exactly the partitions that are read: "
+            f"option {bound.option!r} must name exactly the partitions that are read: "
             f"missing {_list(missing)}; not there {_list(extra)}.",
-            fix='name them all (-2 = earliest, -1 = latest), or a whole topic as {"topic":"earliest"}.',
+            fix='name them all; in offsets, {"topic":"earliest"} stands for a whole topic and {"*":"latest"} '
+            "for all not named."
+            if bound.kind == "offsets"
+            else "name them all, or give one time for all.",
         )
 
 
