@@ -227,6 +227,49 @@ def test_losses(
     assert "failOnDataLoss" in data_loss(found.losses).fix
 
 
+def test_what_the_user_dropped_is_told_from_what_was_deleted() -> None:
+    found = reconcile({A: 5, B: 3, C: 5}, {}, [A], {}, KNOWN.latest, {}, lambda tp: tp.topic == "t")
+    assert [(loss.kind, loss.text.split(":")[0]) for loss in found.losses] == [
+        ("PARTITIONS_GONE", "t-1"),
+        ("NO_LONGER_SUBSCRIBED", "u-0"),
+    ]
+    assert found.starts == {A: 5}
+    assert "'subscribe'" in data_loss(found.losses).fix
+
+
+_STATES = st.dictionaries(
+    st.builds(TopicPartition, st.sampled_from("tu"), st.integers(0, 4)),
+    st.tuples(st.none() | st.integers(0, 30), st.none() | st.tuples(st.integers(0, 20), st.integers(0, 20))),
+)
+
+
+@given(
+    _STATES,
+    st.sampled_from([{}, {"t": "1"}, {"t": "1", "u": "1"}]),
+    st.sampled_from([{}, {"t": "1", "u": "2"}]),
+)
+def test_nothing_is_skipped_unless_it_is_said(
+    states: dict[TopicPartition, tuple[int | None, tuple[int, int] | None]],
+    ids_then: dict[str, str],
+    ids_now: dict[str, str],
+) -> None:
+    """Each start is in the log, and is where the query stood unless a loss names its partition or topic."""
+    position = {tp: stood for tp, (stood, _) in states.items() if stood is not None}
+    logs = {tp: (low, low + size) for tp, (_, log) in states.items() if log for low, size in [log]}
+    earliest, latest = ({tp: log[n] for tp, log in logs.items()} for n in (0, 1))
+    found = reconcile(position, ids_then, list(logs), earliest, latest, ids_now)
+    said = " ".join(loss.text for loss in found.losses)
+    assert set(found.starts) == set(logs)
+    for tp, start in found.starts.items():
+        assert earliest[tp] <= start <= latest[tp]
+        if tp not in position:
+            assert start == earliest[tp]
+            assert start == 0 or not position or f"{tp} is new" in said or f"topic {tp.topic!r}" in said
+        elif start != position[tp]:
+            assert f"{tp}:" in said or f"topic {tp.topic!r}" in said
+    assert all(str(tp) in said for tp in set(position) - set(logs))
+
+
 def test_a_new_partition_from_zero_is_no_loss() -> None:
     found = reconcile({A: 5}, {}, [A, B], KNOWN.earliest, KNOWN.latest, {})
     assert found.starts == {A: 5, B: 0}

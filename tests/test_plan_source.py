@@ -214,6 +214,45 @@ def test_what_is_lost_is_said(
     assert lenient.latest(end) == end
 
 
+def test_a_topic_that_the_user_dropped_is_no_deleted_one() -> None:
+    cluster = Cluster({A0: (0, 8), B0: (0, 9)})
+    start = plan(cluster, subscribe="a,b").initial()
+    cluster.logs[A0] = (0, 9)
+    with pytest.raises(DataLossError, match="NO_LONGER_SUBSCRIBED: b-0"):
+        plan(cluster).latest(start)
+    lenient = plan(cluster, failOnDataLoss="false")
+    end = lenient.latest(start)
+    assert ranges(lenient.tasks(start, end)) == {(A0, 8, 9)}
+    assert end.end == {A0: 9}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"startingOffsets": '{"a":{"0":1}}'},
+            "'startingOffsets' must name exactly.*missing a-1; not there none",
+        ),
+        ({"startingOffsets": '{"a":{"0":1,"1":2,"2":3}}'}, "missing none; not there a-2"),
+        (
+            {"startingOffsetsByTimestamp": '{"a":{"0":1}}'},
+            "'startingOffsetsByTimestamp' must name exactly.*missing a-1",
+        ),
+        ({"startingTimestamp": "5"}, "'startingTimestamp': no record of a-[01] is at or after"),
+    ],
+)
+def test_a_start_that_does_not_fit_names_its_option(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidOptionError, match=message) as caught:
+        plan(Cluster({A0: (0, 8), A1: (0, 9)}), **options).initial()
+    assert caught.value.fix
+
+
+def test_a_default_stands_for_what_is_not_named() -> None:
+    cluster = Cluster({A0: (2, 8), A1: (3, 9), B0: (1, 5)})
+    source = plan(cluster, subscribe="a,b", startingOffsets='{"a":{"0":5},"*":"latest"}')
+    assert source.initial().end == {A0: 5, A1: 9, B0: 5}
+
+
 def test_a_topic_made_anew_is_read_from_its_beginning_once_loss_is_accepted() -> None:
     cluster = Cluster({A0: (0, 5)})
     start = plan(cluster).initial()
@@ -279,9 +318,7 @@ def test_once_reads_all_there_is() -> None:
     assert source.latest(source.initial(), unlimited=True).end == {A0: 33}
 
 
-cluster_steps = st.lists(
-    st.tuples(st.sampled_from([A0, A1, B0]), st.integers(0, 20)), min_size=1, max_size=12
-)
+cluster_steps = st.lists(st.tuples(st.sampled_from([A0, A1, B0]), st.integers(0, 9)), min_size=1, max_size=10)
 
 
 @given(cluster_steps, st.sampled_from([None, "1", "7"]), st.data())
@@ -297,7 +334,7 @@ def test_every_offset_is_planned_once(
     source = plan(cluster, **options)
     position = over_the_wire(source.initial())
     seen: dict[TopicPartition, int] = {}
-    for tp, more in [*steps, *[(A0, 0)] * 300]:
+    for tp, more in [*steps, *[(A0, 0)] * 90]:
         low, high = cluster.logs.get(tp, (0, 0))
         cluster.logs[tp] = (low, high + more)
         if data.draw(st.booleans()) if more else False:

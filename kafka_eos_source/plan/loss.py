@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from kafka_eos_source.errors import DataLossError
 from kafka_eos_source.model import Offsets, TopicPartition
 
+_DROPPED = "NO_LONGER_SUBSCRIBED"
+
 
 @dataclass(frozen=True)
 class Loss:
-    """One thing that is not as the query left it. ``text`` names partition and offsets."""
+    """One thing that is not as the query left it.
+
+    Attributes:
+        kind: ``PARTITIONS_GONE``, ``NO_LONGER_SUBSCRIBED``, ``TOPIC_RECREATED``, ``AGED_OUT``,
+            ``NEW_PARTITION_NOT_AT_ZERO`` or ``OFFSETS_WENT_BACK``.
+        text: names partitions and offsets.
+    """
 
     kind: str
     text: str
@@ -37,6 +45,7 @@ def reconcile(
     earliest: Offsets,
     latest: Offsets,
     current_ids: Mapping[str, str],
+    belongs: Callable[[TopicPartition], bool] = lambda _: True,
 ) -> Reconciled:
     """Compares where the query stands with what is there.
 
@@ -50,13 +59,19 @@ def reconcile(
             be left out: a task that finds its offsets gone says so itself.
         latest: end of the log, for all.
         current_ids: topic ids now.
+        belongs: whether a partition, deleted or not, is among what the options name: one that is not was
+            dropped by the user, and nothing is lost of it.
     """
     losses: list[Loss] = []
     starts: dict[TopicPartition, int] = {}
-    gone = sorted(set(position) - set(partitions))
+    missing = sorted(set(position) - set(partitions))
+    gone = [tp for tp in missing if belongs(tp)]
+    dropped = [tp for tp in missing if not belongs(tp)]
     if gone:
+        losses.append(Loss("PARTITIONS_GONE", f"{_list(gone)}: read before, now deleted"))
+    if dropped:
         losses.append(
-            Loss("PARTITIONS_GONE", f"{_list(gone)}: read before, now deleted or no longer subscribed")
+            Loss(_DROPPED, f"{_list(dropped)}: read before, no longer among what the options name to be read")
         )
     anew = remade(topic_ids, current_ids)
     losses += [
@@ -89,10 +104,13 @@ def remade(topic_ids: Mapping[str, str], current_ids: Mapping[str, str]) -> set[
 
 def data_loss(losses: Collection[Loss]) -> DataLossError:
     """The error for ``failOnDataLoss=true``."""
+    look = "else look at the topic's retention and history."
+    if any(loss.kind == _DROPPED for loss in losses):
+        look = "else name those topics again, in 'subscribe', 'subscribePattern' or 'assign'."
     return DataLossError(
         f"{'; '.join(f'{loss.kind}: {loss.text}' for loss in losses)} (failOnDataLoss=true).",
         fix="if that is expected, restart with .option('failOnDataLoss', 'false'), which goes on with what "
-        "is there; else look at the topic's retention and history.",
+        f"is there; {look}",
     )
 
 

@@ -88,7 +88,8 @@ class SourcePlan:
         now = self._not_behind(start, topics, self._admin.latest(topics.partitions))
         self._available = SourcePosition(now, None, topics.cluster_id, topics.ids)
         anew = self._admin.earliest(_unknown(start.end, start.topic_ids, topics.partitions, topics.ids))
-        found = reconcile(start.end, start.topic_ids, topics.partitions, anew, now, topics.ids)
+        belongs = self._options.subscription.has
+        found = reconcile(start.end, start.topic_ids, topics.partitions, anew, now, topics.ids, belongs)
         self._tell(found.losses)
         ends = {tp: max(end, found.starts[tp]) for tp, end in now.items()}
         if self._stop_at is not None:
@@ -117,6 +118,7 @@ class SourcePlan:
             self._admin.earliest(_unknown(starts, start.topic_ids, end.end, end.topic_ids)),
             end.end,
             end.topic_ids,
+            self._options.subscription.has,
         )
         self._tell(found.losses)
         return self.split([OffsetRange(tp, found.starts[tp], until) for tp, until in end.end.items()])
@@ -219,7 +221,8 @@ def _unknown(
     current_ids: Mapping[str, str],
 ) -> list[TopicPartition]:
     """Partitions whose first offset has to be asked for: new ones, and those of topics made anew."""
-    return [tp for tp in partitions if tp not in position or tp.topic in remade(topic_ids, current_ids)]
+    anew = remade(topic_ids, current_ids)
+    return [tp for tp in partitions if tp not in position or tp.topic in anew]
 
 
 class _Some:
