@@ -47,7 +47,7 @@ def test_rows_are_written_once(spark: SparkSession, broker: str, topic: Any, wri
 
 def test_large_writes_go_through_files(spark: SparkSession, broker: str, topic: Any, write: Any) -> None:
     name = topic(2)
-    write(numbers(spark, 20_000), name, stagingInlineBytes="1000")
+    write(numbers(spark, 20_000), name, staging__inline__bytes="1000")
     assert values(read_back(broker, name)) == wanted(20_000)
 
 

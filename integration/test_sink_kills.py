@@ -48,7 +48,7 @@ def spec(source: str, source_topic: str, sink: str, sink_topic: str, checkpoint:
                 "kafka.bootstrap.servers": sink,
                 "topic": sink_topic,
                 "checkpointLocation": checkpoint,
-                "stagingInlineBytes": "100",
+                "staging.inline.bytes": "100",
                 **options,
             },
         },
@@ -141,7 +141,7 @@ def test_update_mode_through_foreach_batch_with_kills(
     query["select"] = ["CAST(value AS STRING) AS word"]
     query["count_by"] = "word"
     query["checkpoint"] = checkpoint
-    for name in ("checkpointLocation", "stagingInlineBytes"):
+    for name in ("checkpointLocation", "staging.inline.bytes"):
         query["sink"]["options"].pop(name)
     steps = ["commit.after_commit", "test.after_foreach_batch"]
     killed_at(driver, query, tmp_path, steps)

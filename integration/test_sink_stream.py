@@ -405,7 +405,7 @@ def test_failed_tasks_and_commits_in_changing_processes(
     produce(broker, query.source, rows(0, 400))
     conf = {"spark.python.worker.reuse": "false", "spark.master": "local[2,3]"}
     plan = spec(broker, query.source, query.sink, query.checkpoint, 100, conf=conf)
-    plan["sink"]["options"]["stagingInlineBytes"] = "100"
+    plan["sink"]["options"]["staging.inline.bytes"] = "100"
     once = tmp_path / "once"
     running = driver(plan, f"stage.after_close=raise@{once}")
     running.finish()

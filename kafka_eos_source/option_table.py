@@ -319,7 +319,7 @@ OPTIONS: tuple[Option, ...] = (
         "`<checkpointLocation>/kafka-eos/staging`; a local folder for batch writes",
     ),
     Option(
-        "stagingInlineBytes",
+        "staging.inline.bytes",
         WRITE,
         values.integer(0),
         262_144,

@@ -181,7 +181,7 @@ def parse_write(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         guarantee=found["processing.guarantee"],
         checkpoint_location=found["checkpointLocation"],
         staging_location=found["staging.location"],
-        staging_inline_bytes=found["stagingInlineBytes"],
+        staging_inline_bytes=found["staging.inline.bytes"],
         include_timestamp=found["includeTimestamp"],
         txn_app_id=found["txnAppId"],
         txn_version=found["txnVersion"],

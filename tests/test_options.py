@@ -441,7 +441,7 @@ BAD_WRITES: list[tuple[bool, dict[str, str], str]] = [
     (True, {"topic": "a b"}, "a topic name"),
     (True, {"subscribe": "t"}, "cannot be used for a stream write"),
     (True, {"startingOffsets": "latest"}, "set it on the source"),
-    (True, {"stagingInlineBytes": "-1"}, "0 or more"),
+    (True, {"staging.inline.bytes": "-1"}, "0 or more"),
     (True, {"includeHeaders": "perhaps"}, "true or false"),
     (True, {"includeTimestamp": "yes"}, "true or false"),
     (True, {"anchor.topic": "a/b"}, "a topic name"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kafka_eos_source import failpoints
 from kafka_eos_source.commit import identity, offset_log
@@ -39,7 +39,7 @@ _owners: OrderedDict[tuple[str, str], Owner] = OrderedDict()
 class KafkaCluster:
     """`transaction.Cluster` over the real client."""
 
-    kafka: Mapping[str, str]
+    kafka: Mapping[str, str] = field(repr=False)  # may hold passwords
     transactional_id: str
 
     def producer(self) -> TransactionalProducer:

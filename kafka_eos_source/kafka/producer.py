@@ -16,6 +16,7 @@ from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, Kafk
 from kafka_eos_source.kafka import librdkafka
 from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.native import has_pointers
+from kafka_eos_source.kafka.secrets import redact
 
 #: Longest single wait inside a call of the client, so that deadlines are kept to about this.
 SLICE_SECONDS = 5.0
@@ -59,7 +60,7 @@ class RecordProducer:
             )
         except KafkaException as error:
             raise InvalidOptionError(
-                f"librdkafka refuses the sink's kafka.* options: {kafka_error(error).str()}.",
+                f"librdkafka refuses the sink's kafka.* options: {redact(kafka_error(error).str(), config)}.",
                 fix="change the option it names.",
             ) from error
         self._batches = librdkafka.BatchProducer(self._client) if has_pointers() else None

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -57,7 +57,7 @@ class ReadSettings:
         poll_timeout_ms: how long nothing at all may arrive (``kafkaConsumer.pollTimeoutMs``).
     """
 
-    conf: Mapping[str, str]
+    conf: Mapping[str, str] = field(repr=False)  # may hold passwords
     include_headers: bool = False
     fail_on_data_loss: bool = True
     poll_timeout_ms: int = 120_000
