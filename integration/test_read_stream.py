@@ -66,7 +66,8 @@ def test_earliest_with_a_running_query(reader: Reader, topics: Topics) -> None:
         topics.send(topic, range(3, 6), partition=1)
         query.processAllAvailable()
         topics.committed(topic, range(6, 8), partition=1)
-        query.processAllAvailable()
+        # the broker answers a commit before its marker is in the log: until then there is nothing to process
+        await_condition(lambda: len(batches) == 3, 60, "the committed records")
     assert [values(each) for each in batches] == [texts(range(3)), texts(range(3, 6)), texts(range(6, 8))]
 
 
