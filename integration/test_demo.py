@@ -13,7 +13,17 @@ import pytest
 def test_the_demo_finds_every_event_once(broker: str, tmp_path: Path) -> None:
     finished = subprocess.run(
         [
-            *(sys.executable, "-m", "kafka_eos_source.demo", "--events", "6000", "--kills", "1"),
+            *(
+                sys.executable,
+                "-m",
+                "kafka_eos_source.demo",
+                "--events",
+                "5000",
+                "--kills",
+                "1",
+                "--seed",
+                "1",
+            ),
             *("--bootstrap", broker, "--output", str(tmp_path)),
         ],
         capture_output=True,
@@ -23,5 +33,14 @@ def test_the_demo_finds_every_event_once(broker: str, tmp_path: Path) -> None:
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "every event exactly once" in finished.stdout
-    assert "6,000" in finished.stdout
+    rows = {
+        cells[0]: cells[1:]
+        for line in finished.stdout.splitlines()
+        if "│" in line and (cells := [cell.strip() for cell in line.split("│")[1:-1]])
+    }
+    assert rows["events out (read_committed)"][0] == "5,000"
+    assert rows["duplicated"][0] == "0"
+    assert rows["duplicated"][1] != "0", "the kill between its flush and Spark's log doubles a batch"
+    for failpoint in ("commit.after_commit", "direct.after_flush"):
+        assert f"SIGKILL exactly at {failpoint}" in finished.stderr
     assert (tmp_path / "kills.png").exists()

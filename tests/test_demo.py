@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import struct
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
-from kafka_eos_source.demo import flights
+from kafka_eos_source.demo import flights, report
 from kafka_eos_source.demo.picture import draw
-from kafka_eos_source.demo.run import History, schedule
-from kafka_eos_source.testing.markers import markers
+from kafka_eos_source.demo.run import AT_LEAST_ONCE, EXACTLY_ONCE, History, schedule
+from kafka_eos_source.testing.markers import Marker, markers
 from kafka_eos_source.testing.verdict import judge
 
 _EVENTS = st.lists(st.integers(0, 20))
@@ -38,6 +40,9 @@ def test_the_same_seed_kills_at_the_same_moments() -> None:
     assert schedule(7) == schedule(7)
     assert schedule(7) != schedule(8)
     assert [kill.failpoint for kill in schedule(7)].count("commit.after_commit") == 1
+    assert [kill.failpoint for kill in schedule(7)].count("direct.after_flush") == 1
+    assert [kill.failpoint for kill in schedule(7, compare=False)].count("direct.after_flush") == 0
+    assert [kill.failpoint for kill in schedule(7, 0)] == ["commit.after_commit", "direct.after_flush"]
     shares = [kill.at_share for kill in schedule(7, 5) if kill.at_share is not None]
     assert len(shares) == 5
     assert shares == sorted(shares)
@@ -53,7 +58,7 @@ def test_the_data_set_is_whole() -> None:
 
 def test_what_is_expected_is_what_a_perfect_query_gives() -> None:
     frame = flights.events(2000)
-    wanted = flights.expected(frame)
+    wanted = flights.expected(frame, flights.Names.of_the_data_set())
     assert {outcome[0] for outcome in wanted} == set(flights.STATUSES)
     status, row_id, airline, flight, origin, destination, delay = wanted[0]
     assert (status, row_id, airline, flight) == ("ontime", 0, "United Air Lines Inc.", 1545)
@@ -80,6 +85,56 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
     history = History([0.0, 1.0, 2.0], [0, 5, 10], [0, 6, 12], [(1.5, "random"), (1.8, "commit.x")], 3)
     draw(history, 10, tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+@given(st.data())
+def test_every_loss_and_every_double_is_counted(data: st.DataObject) -> None:
+    frame = flights.events(200)
+    wanted = flights.expected(frame, flights.Names.of_the_data_set())
+    chosen = st.sets(st.integers(0, len(wanted) - 1), max_size=20)
+    lost, doubled = data.draw(chosen), data.draw(chosen)
+    doubled -= lost
+    output = [event for index, event in enumerate(wanted) if index not in lost]
+    output += [wanted[index] for index in doubled]
+    verdict = judge(wanted, data.draw(st.permutations(output)))
+    assert (verdict.missing, verdict.doubled, verdict.foreign) == (len(lost), len(doubled), 0)
+    assert verdict.exactly_once == (not lost and not doubled)
+    assert len(verdict.examples) == min(5, len(lost)) + min(5, len(doubled))
+
+
+def test_a_wrong_value_or_topic_is_not_the_event() -> None:
+    wanted = flights.expected(flights.events(3), flights.Names.of_the_data_set())
+    verdict = judge(wanted, [*wanted[:2], ("cancelled", *wanted[2][1:])])
+    assert (verdict.missing, verdict.doubled, verdict.foreign) == (1, 0, 1)
+
+
+def test_transactions_are_counted_by_their_markers() -> None:
+    def marker(partition: str, committed: bool, epoch: int, offset: int = 0) -> Marker:
+        return Marker(partition, offset, committed, 4000, epoch)
+
+    found = [
+        *(marker(partition, True, 0) for partition in ("out-0", "out-1", "__consumer_offsets-7")),
+        *(marker(partition, True, 0, 1) for partition in ("out-0", "__consumer_offsets-7")),
+        *(marker(partition, False, 1) for partition in ("out-0", "out-1")),
+        *(marker(partition, False, 2) for partition in ("out-1", "__consumer_offsets-7")),
+    ]
+    assert report.count_transactions(found) == (2, 2)
+
+
+@pytest.mark.parametrize("counted", [(17, 2), None])
+def test_the_table_shows_both_guarantees(counted: tuple[int, int] | None) -> None:
+    history = History(kills=[(1.5, "random")], starts=2)
+    verdicts = {EXACTLY_ONCE: judge("abc", "abc"), AT_LEAST_ONCE: judge("abc", "abcc")}
+    console = Console(record=True, width=100, file=StringIO())
+    console.print(report.table(verdicts, history, counted, 17))
+    rows = [
+        [cell.strip() for cell in line.split("│")[1:-1]]
+        for line in console.export_text().splitlines()
+        if "│" in line
+    ]
+    assert ["duplicated", "0", "1"] in rows
+    assert ["events out (read_committed)", "3", "4"] in rows
+    assert (["transactions aborted", "2", "-"] in rows) == (counted is not None)
 
 
 def control_batch(offset: int, committed: bool, epoch: int) -> bytes:

@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
 
 from kafka_eos_source.errors import UnavailableError
 
@@ -50,12 +53,26 @@ def as_json(frame: pd.DataFrame) -> list[str]:
     return cast(str, frame.to_json(orient="records", lines=True)).splitlines()
 
 
-def expected(frame: pd.DataFrame) -> list[Outcome]:
+@dataclass(frozen=True)
+class Names:
+    """What the query joins with: code → name."""
+
+    airlines: dict[str, str]
+    airports: dict[str, str]
+
+    @classmethod
+    def of_the_data_set(cls) -> Names:
+        data = _data()
+        return cls(
+            dict(data.airlines[["carrier", "name"]].itertuples(index=False)),
+            dict(data.airports[["faa", "name"]].itertuples(index=False)),
+        )
+
+
+def expected(frame: pd.DataFrame, names: Names) -> list[Outcome]:
     """What must be in the output, computed directly."""
-    airlines = dict(_data().airlines[["carrier", "name"]].itertuples(index=False))
-    airports = dict(_data().airports[["faa", "name"]].itertuples(index=False))
     return [
-        (status(delay), row_id, airlines[carrier], flight, origin, airports.get(dest), delay)
+        (status(delay), row_id, names.airlines[carrier], flight, origin, names.airports.get(dest), delay)
         for row_id, carrier, flight, origin, dest, delay in zip(
             frame["id"].tolist(),
             frame["carrier"].tolist(),
@@ -89,16 +106,19 @@ def found(topic: str, value: bytes) -> Outcome:
     )
 
 
-def enriched(spark: SparkSession, source: DataFrame, topic_prefix: str) -> DataFrame:
-    """The query: parse, join the names of airlines and airports, route by status."""
+def enriched(spark: SparkSession, source: DataFrame, names: Names) -> DataFrame:
+    """The query: parse, join the names of airlines and airports, route by ``status``.
+
+    Columns: status, key, value.
+    """
     from pyspark.sql import functions as sf
 
-    airlines = spark.createDataFrame(_data().airlines.rename(columns={"name": "airline"}))
-    airports = _data().airports[["faa", "name"]].rename(columns={"faa": "dest", "name": "destination"})
+    airlines = _table(spark, "carrier", "airline", names.airlines)
+    airports = _table(spark, "dest", "destination", names.airports)
     parsed = source.select(sf.from_json(sf.col("value").cast("string"), _EVENT).alias("e")).select("e.*")
     joined = (
         parsed.join(sf.broadcast(airlines), "carrier", "left")
-        .join(sf.broadcast(spark.createDataFrame(airports)), "dest", "left")
+        .join(sf.broadcast(airports), "dest", "left")
         .withColumn(
             "status",
             sf.when(sf.col("dep_delay").isNull(), "cancelled")
@@ -107,7 +127,12 @@ def enriched(spark: SparkSession, source: DataFrame, topic_prefix: str) -> DataF
         )
     )
     return joined.selectExpr(
-        f"concat('{topic_prefix}.', status) AS topic",
+        "status",
         "concat_ws('-', carrier, flight) AS key",
         "to_json(struct(id, airline, flight, origin, destination, dep_delay)) AS value",
     )
+
+
+def _table(spark: SparkSession, code: str, name: str, names: dict[str, str]) -> DataFrame:
+    # from Arrow: part of the plan, where Python rows would be a job of Python workers
+    return spark.createDataFrame(pa.table({code: list(names), name: list(names.values())}))

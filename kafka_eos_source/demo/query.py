@@ -1,6 +1,7 @@
 """The driver of the demo, in a process of its own so that it can be killed: ``… demo.query SPEC.json``.
 
-It runs the same query twice at once, from the same input: exactly once, and at least once.
+It runs the same query twice at once, from the same input: exactly once, and at least once. So every kill
+hits both.
 """
 
 from __future__ import annotations
@@ -8,10 +9,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from kafka_eos_source.demo.flights import enriched
+from kafka_eos_source.demo.flights import Names, enriched
+
+_LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,7 @@ class Spec:
         checkpoints: folder; one checkpoint a guarantee.
         application_id: of the exactly-once query.
         offsets_per_trigger: size of a micro-batch; 0 = no limit (PySpark before 4.2).
+        names: what the events are joined with; not read from the data set, which takes a second to load.
     """
 
     bootstrap_servers: str
@@ -33,17 +38,20 @@ class Spec:
     checkpoints: str
     application_id: str
     offsets_per_trigger: int
+    names: Names
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, path: Path) -> Spec:
-        return cls(**json.loads(path.read_text()))
+        fields = json.loads(path.read_text())
+        return cls(**{**fields, "names": Names(**fields["names"])})
 
 
 def main(spec: Spec) -> None:
-    """Runs both queries to the end of the input."""
+    """Runs the queries to the end of the input."""
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -66,10 +74,11 @@ def main(spec: Spec) -> None:
     )
     if spec.offsets_per_trigger:
         reader = reader.option("maxOffsetsPerTrigger", spec.offsets_per_trigger)
+    flights = enriched(spark, reader.load(), spec.names)
     queries = []
     for guarantee, prefix in spec.outputs.items():
         writer = (
-            enriched(spark, reader.load(), prefix)
+            flights.selectExpr(f"concat('{prefix}.', status) AS topic", "key", "value")
             .writeStream.format("kafka-eos")
             .option("kafka.bootstrap.servers", spec.bootstrap_servers)
             .option("processing.guarantee", guarantee)
@@ -81,6 +90,14 @@ def main(spec: Spec) -> None:
     for query in queries:
         query.awaitTermination()
     spark.stop()
+
+
+def _end_with_parent(parent: int) -> None:
+    """The demo itself may be killed too. The JVM ends with the script that started it."""
+    look = threading.Event()
+    while os.getppid() == parent:
+        look.wait(_LOOK_SECONDS)
+    os._exit(1)
 
 
 if __name__ == "__main__":

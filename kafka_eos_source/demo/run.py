@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,12 +20,11 @@ from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.demo.flights import STATUSES
 from kafka_eos_source.demo.query import Spec
 from kafka_eos_source.errors import OperatorError, UnavailableError
-from kafka_eos_source.kafka.group import GroupOffsets
-from kafka_eos_source.kafka.playground import Ends
-from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.kafka.playground import Watch
 
 SOURCE_PARTITIONS = 4
 OUTPUT_PARTITIONS = 2
+EXACTLY_ONCE, AT_LEAST_ONCE = "exactly_once", "at_least_once"
 
 _LOOK_SECONDS = 0.25
 #: Longest a driver may go without any progress.
@@ -51,10 +50,11 @@ class Kill:
         return self.failpoint or "random"
 
 
-def schedule(seed: int, random_kills: int = 3) -> list[Kill]:
-    """Kills at random moments, one in each equal part of the run, and one exactly between the two commits.
+def schedule(seed: int, random_kills: int = 3, compare: bool = True) -> list[Kill]:
+    """Kills at random moments, one in each equal part of the run, and after the first of them the exact ones.
 
-    ``commit.after_commit`` is that moment: the batch is in Kafka, and Spark does not know.
+    ``commit.after_commit`` lies exactly between the two commits: the batch is in Kafka, and Spark does not
+    know. ``direct.after_flush`` is the same moment of the at-least-once query: a task's records are in Kafka.
     """
     chance = random.Random(seed)
     part = 0.85 / max(1, random_kills)
@@ -62,7 +62,8 @@ def schedule(seed: int, random_kills: int = 3) -> list[Kill]:
         Kill(part * (index + chance.uniform(0.2, 0.8)), chance.uniform(0.0, 1.0))
         for index in range(random_kills)
     ]
-    kills.insert(1, Kill(None, failpoint="commit.after_commit"))
+    exact = ["commit.after_commit", *(["direct.after_flush"] if compare else [])]
+    kills[1:1] = [Kill(None, failpoint=name) for name in exact]
     return kills
 
 
@@ -73,7 +74,7 @@ class History:
     Attributes:
         seconds: when, since the start.
         committed: input offsets committed by the exactly-once query.
-        written: records in the output topics of the at-least-once query.
+        written: records in the output topics of the at-least-once query; 0 without one.
         kills: when a driver died, and of what.
         starts: drivers started.
     """
@@ -104,9 +105,12 @@ class Run:
         self._tell = tell
         self._began = time.monotonic()
         self._pause = threading.Event()
-        connection: Mapping[str, str] = {"bootstrap.servers": spec.bootstrap_servers}
-        self._group = GroupOffsets(connection)
-        self._ends = Ends(spec.bootstrap_servers, output_topics(spec.outputs["at_least_once"]))
+        self._outside = Watch(
+            spec.bootstrap_servers,
+            spec.application_id,
+            {spec.source: SOURCE_PARTITIONS},
+            output_topics(spec.outputs[AT_LEAST_ONCE]) if AT_LEAST_ONCE in spec.outputs else {},
+        )
 
     def to_the_end(self) -> History:
         """Starts drivers until one ends well.
@@ -121,7 +125,7 @@ class Run:
             while not self._one_driver(spec_path, self._kills.pop(0) if self._kills else None):
                 pass
         finally:
-            self._ends.close()
+            self._outside.close()
         return self.history
 
     def _one_driver(self, spec_path: Path, kill: Kill | None) -> bool:
@@ -132,8 +136,7 @@ class Run:
         environment = dict(os.environ)
         environment.pop(failpoints.ENVIRONMENT_VARIABLE, None)
         if kill is not None and kill.failpoint:
-            once = self._folder / f"once-{number}"
-            environment[failpoints.ENVIRONMENT_VARIABLE] = f"{kill.failpoint}=kill@{once}"
+            environment[failpoints.ENVIRONMENT_VARIABLE] = f"{kill.failpoint}=kill@{_fired(log)}"
         with open(log, "wb") as out:
             driver = subprocess.Popen(
                 [sys.executable, "-m", "kafka_eos_source.demo.query", str(spec_path)],
@@ -167,7 +170,7 @@ class Run:
         if driver.returncode == 0:
             self._look()
             return True
-        if kill is None or not kill.failpoint:
+        if kill is None or not _fired(log).exists():
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
             raise OperatorError(f"the driver failed by itself; the end of {log}:\n{tail}")
         self._died(kill)
@@ -178,19 +181,17 @@ class Run:
 
     def _look(self) -> int:
         """Adds to the history; returns a number that moves when anything does."""
-        deadline = Deadline.after_seconds(30)
-        found = self._group.fetch(self._spec.application_id, (), deadline)
-        committed = sum(
-            found[tp].offset
-            for tp in (TopicPartition(self._spec.source, n) for n in range(SOURCE_PARTITIONS))
-            if tp in found
-        )
-        written = self._ends.total()
+        committed, written = self._outside.committed(), self._outside.written()
         self.history.seconds.append(time.monotonic() - self._began)
         self.history.committed.append(committed)
         self.history.written.append(written)
         self._tell(self.history)
         return committed + written
+
+
+def _fired(log: Path) -> Path:
+    """The file that a driver's failpoint makes when it fires."""
+    return log.with_suffix(".fired")
 
 
 def _kill_tree(driver: subprocess.Popen[bytes]) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import admin as client_admin
 
 from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.failure import classify
+from kafka_eos_source.kafka.failure import classify, is_transient
 from kafka_eos_source.kafka.producer import RecordProducer
 
 _AdminClient: Any = client_admin.AdminClient
@@ -24,10 +26,8 @@ def create_topics(bootstrap_servers: str, partitions: Mapping[str, int]) -> None
     client = _AdminClient({"bootstrap.servers": bootstrap_servers})
     futures = client.create_topics([_NewTopic(name, count, -1) for name, count in partitions.items()])
     for name, future in futures.items():
-        try:
+        with _classified(f"creating topic {name!r}"):
             future.result(_SECONDS)
-        except KafkaException as error:
-            raise classify(error, f"creating topic {name!r}") from error
 
 
 def send(
@@ -50,45 +50,99 @@ def send(
         producer.close()
 
 
-class Ends:
-    """How far topics reach, asked again and again with one client."""
+class Watch:
+    """How far a run is, seen from outside; asked again and again with one client.
 
-    def __init__(self, bootstrap_servers: str, topics: Mapping[str, int]) -> None:
-        self._client = _consumer(bootstrap_servers, "read_uncommitted")
-        self._partitions = [TopicPartition(name, n) for name, count in topics.items() for n in range(count)]
+    It belongs to the group only by name: it never joins. Unlike `GroupOffsets` it does not wait for
+    unfinished transactions: what a killed driver left open is simply not committed yet.
 
-    def total(self) -> int:
-        """Sum of the high watermarks."""
-        return sum(self._client.get_watermark_offsets(each, timeout=_SECONDS)[1] for each in self._partitions)
+    Args:
+        bootstrap_servers: of the cluster.
+        group_id: the group whose offsets tell the progress.
+        read: topics that are read, and their partitions.
+        written: topics that are written, and their partitions.
+    """
+
+    def __init__(
+        self, bootstrap_servers: str, group_id: str, read: Mapping[str, int], written: Mapping[str, int]
+    ) -> None:
+        self._client = _consumer(bootstrap_servers, "read_uncommitted", group_id)
+        self._read = _partitions(read)
+        self._written = _partitions(written)
+
+    def committed(self) -> int:
+        """Sum of the group's committed offsets.
+
+        Raises:
+            KafkaEosError: no answer.
+        """
+        with _classified("reading the offsets of the demo's group"):
+            found = self._client.committed(self._read, timeout=_SECONDS)
+        return sum(max(0, each.offset) for each in found)
+
+    def written(self) -> int:
+        """Sum of the high watermarks.
+
+        Raises:
+            KafkaEosError: no answer.
+        """
+        with _classified("reading the ends of the demo's topics"):
+            return sum(
+                self._client.get_watermark_offsets(each, timeout=_SECONDS)[1] for each in self._written
+            )
 
     def close(self) -> None:
         self._client.close()
 
 
 def read_back(
-    bootstrap_servers: str, topics: Iterable[str], isolation_level: str = "read_committed"
+    bootstrap_servers: str, topics: Mapping[str, int], isolation_level: str = "read_committed"
 ) -> Iterator[tuple[str, bytes]]:
-    """Topic and value of every record that is in the topics now."""
-    client = _consumer(bootstrap_servers, isolation_level)
+    """Topic and value of every record that is in the topics (name → partitions) now.
+
+    Raises:
+        KafkaEosError: a partition cannot be read, or nothing came for a minute.
+    """
+    client = _consumer(bootstrap_servers, isolation_level, "kafka-eos-demo-reader")
+    left = {(each.topic, each.partition) for each in _partitions(topics)}
+    silence = Deadline.after_seconds(_SECONDS)
     try:
-        listed = client.list_topics(timeout=_SECONDS).topics
-        left = {(name, number) for name in topics for number in listed[name].partitions}
         client.assign([TopicPartition(name, number, 0) for name, number in left])
         while left:
-            for message in client.consume(10_000, 0.2):
-                if message.error() is not None:
-                    left.discard((message.topic(), message.partition()))
-                else:
+            messages = client.consume(10_000, 0.2)
+            if messages:
+                silence = Deadline.after_seconds(_SECONDS)
+            elif silence.expired:
+                raise UnavailableError(f"nothing more can be read of {sorted(left)}; the brokers are silent.")
+            for message in messages:
+                error = message.error()
+                if error is None:
                     yield message.topic(), message.value()
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    left.discard((message.topic(), message.partition()))
+                elif not is_transient(error):
+                    raise classify(error, f"reading {message.topic()!r}")
     finally:
         client.close()
 
 
-def _consumer(bootstrap_servers: str, isolation_level: str) -> Any:
+def _partitions(topics: Mapping[str, int]) -> list[TopicPartition]:
+    return [TopicPartition(name, number) for name, count in topics.items() for number in range(count)]
+
+
+@contextlib.contextmanager
+def _classified(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except KafkaException as error:
+        raise classify(error, doing) from error
+
+
+def _consumer(bootstrap_servers: str, isolation_level: str, group_id: str) -> Any:
     return Consumer(
         {
             "bootstrap.servers": bootstrap_servers,
-            "group.id": "kafka-eos-demo-reader",
+            "group.id": group_id,
             "isolation.level": isolation_level,
             "enable.auto.commit": False,
             "enable.partition.eof": True,

@@ -1,0 +1,75 @@
+"""The end of the demo: a table for people, from the verdicts and the broker's own log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kafka_eos_source.demo.run import AT_LEAST_ONCE, EXACTLY_ONCE, History
+from kafka_eos_source.testing.markers import Marker, markers
+from kafka_eos_source.testing.verdict import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.table import Table
+
+
+def transactions(log_dirs: Path) -> tuple[int, int]:
+    """Committed and aborted, by the markers under a broker's ``log.dirs``."""
+    return count_transactions(markers(log_dirs))
+
+
+def count_transactions(found: Iterable[Marker]) -> tuple[int, int]:
+    """Committed and aborted.
+
+    Each transaction that is committed carries offsets of one group, hence one marker in
+    ``__consumer_offsets``. One that is aborted may have none there; but a producer ends its epoch with its
+    first abort (the rule of the clean producer), so producer id and epoch tell them apart.
+    """
+    committed = 0
+    aborted: set[tuple[int, int]] = set()
+    for each in found:
+        if not each.committed:
+            aborted.add((each.producer_id, each.producer_epoch))
+        elif each.partition.startswith("__consumer_offsets-"):
+            committed += 1
+    return committed, len(aborted)
+
+
+def table(
+    verdicts: Mapping[str, Verdict], history: History, counted: tuple[int, int] | None, batches: int
+) -> Table:
+    """What happened, one column for each guarantee.
+
+    Args:
+        verdicts: by guarantee.
+        history: of the run.
+        counted: transactions committed and aborted; None = the broker's log is out of reach.
+        batches: micro-batches that Spark has logged as committed, of the exactly-once query.
+    """
+    from rich.table import Table
+
+    columns = {EXACTLY_ONCE: "exactly once", AT_LEAST_ONCE: "at least once"}
+    shown = [guarantee for guarantee in columns if guarantee in verdicts]
+    result = Table(title=f"driver killed {len(history.kills)} times, restarted {history.starts - 1} times")
+    result.add_column("")
+    for guarantee in shown:
+        result.add_column(columns[guarantee], justify="right")
+    for label, field in (
+        ("events in", "expected"),
+        ("events out (read_committed)", "found"),
+        ("missing", "missing"),
+        ("duplicated", "doubled"),
+        ("with other content", "foreign"),
+    ):
+        result.add_row(label, *(f"{getattr(verdicts[guarantee], field):,}" for guarantee in shown))
+    rows = [("batches committed by Spark", str(batches))]
+    if counted is None:
+        rows += [("transactions", "not counted (--bootstrap)")]
+    else:
+        rows += [("transactions committed", str(counted[0])), ("transactions aborted", str(counted[1]))]
+    for label, value in rows:
+        result.add_row(label, value, *("-" for _ in shown[1:]))
+    return result
