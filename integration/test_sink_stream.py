@@ -128,6 +128,7 @@ def test_a_checkpoint_of_sparks_own_connector_is_taken_over(query: Query, broker
 
     produce(broker, query.source, rows(130, 200))
     query.run()
+    query.run()  # PySpark 4.0: a replayed batch is all that one run does
     found = values(read_back(broker, query.sink))
     assert found == sorted(rows(0, 200) + rows(100, 130)), "the last batch of at-least-once comes again, once"
     assert token(admin, query.group, query.sink).batch_id == 2
