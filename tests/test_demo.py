@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable, Mapping
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from kafka_eos_source.demo import __main__ as program
 from kafka_eos_source.demo import flights, report
 from kafka_eos_source.demo.picture import draw
 from kafka_eos_source.demo.run import AT_LEAST_ONCE, EXACTLY_ONCE, History, schedule
@@ -156,3 +160,54 @@ def test_markers_are_read_from_log_segments(tmp_path: Path) -> None:
     (folder / "00000000000000000000.log").write_bytes(segment)
     found = [(each.partition, each.offset, each.committed, each.producer_epoch) for each in markers(tmp_path)]
     assert found == [("out-0", 1, True, 1), ("out-0", 2, False, 2)]
+
+
+Spoil = Callable[[list[tuple[str, bytes]]], list[tuple[str, bytes]]]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "exit_code", "said"),
+    [
+        (lambda output: output, 0, "every event exactly once"),
+        (lambda output: [*output, output[7]], 1, "doubled: ("),
+        (lambda output: output[1:], 1, "missing: ("),
+    ],
+    ids=["whole", "one doubled", "one missing"],
+)
+def test_the_exit_code_is_the_verdict(
+    spoil: Spoil, exit_code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything but Kafka and Spark: what is read back is made from the events that were sent."""
+    names = flights.Names.of_the_data_set()
+    sent: list[str] = []
+
+    def send(_servers: str, _topic: str, values: list[str], _keys: list[str], tell: Any) -> None:
+        sent.extend(values)
+        tell(len(values))
+
+    class NoRun:
+        def __init__(self, *_: object) -> None: ...
+
+        def to_the_end(self) -> History:
+            return History([0.0], [len(sent)], [0], [], 1)
+
+    def read_back(_servers: str, topics: Mapping[str, int]) -> list[tuple[str, bytes]]:
+        output = []
+        for event in map(json.loads, sent):
+            status = flights.status(event["dep_delay"])
+            (topic,) = (name for name in topics if name.endswith(status))
+            airline, destination = names.airlines[event["carrier"]], names.airports.get(event["dest"])
+            value = event | {"airline": airline, "destination": destination}
+            output.append((topic, json.dumps(value).encode()))
+        return spoil(output)
+
+    monkeypatch.setattr(program.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(program, "Run", NoRun)
+    monkeypatch.setattr(program.playground, "create_topics", lambda *_: None)
+    monkeypatch.setattr(program.playground, "send", send)
+    monkeypatch.setattr(program.playground, "read_back", read_back)
+    arguments = ["--events", "500", "--bootstrap", "nowhere:1", "--no-compare", "--output", str(tmp_path)]
+    finished = CliRunner().invoke(program.main, arguments)
+    assert finished.exit_code == exit_code, finished.output
+    assert said in finished.output
+    assert (tmp_path / "kills.png").exists()
