@@ -14,7 +14,7 @@ from kafka_eos_source.options import Bound
 from kafka_eos_source.plan.limits import backlog, held_back, rate_limit
 from kafka_eos_source.plan.loss import data_loss, reconcile
 from kafka_eos_source.plan.positions import Known, resolve, times
-from kafka_eos_source.plan.split import OFFSETS_PER_TASK, split
+from kafka_eos_source.plan.split import OFFSETS_PER_TASK, OFFSETS_SHARED, split
 
 A, B, C = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
 KNOWN = Known(earliest={A: 2, B: 0, C: 5}, latest={A: 20, B: 30, C: 5}, committed={A: 11})
@@ -181,7 +181,8 @@ def test_every_offset_is_read_once(
             assert maximum is None or piece.size <= maximum
             pieces.setdefault(piece.tp, []).append(piece)
         if minimum is None and maximum is None:
-            assert sum(piece.size for piece in task) <= OFFSETS_PER_TASK
+            most = OFFSETS_PER_TASK if len(task) == 1 else OFFSETS_SHARED
+            assert sum(piece.size for piece in task) <= most
     for each in ranges:
         own = pieces.pop(each.tp, [])
         assert (own[0].start, own[-1].end) == (each.start, each.end) if own else each.size <= 0
@@ -192,6 +193,12 @@ def test_every_offset_is_read_once(
 def test_a_small_batch_of_many_partitions_is_one_task() -> None:
     ranges = [OffsetRange(TopicPartition("t", n), 0, 10) for n in range(50)]
     assert len(split(ranges)) == 1
+
+
+def test_large_partitions_have_a_task_each_and_very_large_ones_several() -> None:
+    small = [OffsetRange(TopicPartition("t", n), 0, size) for n, size in enumerate((30_000, 5, 40_000, 10))]
+    assert split(small) == [(small[0],), (small[2],), (small[1], small[3])]
+    assert cuts([(0, 600_000)]) == [[0, 200_000, 400_000, 600_000]]
 
 
 # -- loss

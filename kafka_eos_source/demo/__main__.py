@@ -35,7 +35,7 @@ from kafka_eos_source.kafka import playground
 from kafka_eos_source.testing.verdict import judge
 
 #: Size of a micro-batch; and enough of them for a kill to hit one.
-_BATCH_EVENTS = 20_000
+_BATCH_EVENTS = 25_000
 _FEWEST_BATCHES = 6
 
 

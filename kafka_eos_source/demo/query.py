@@ -12,8 +12,12 @@ import sys
 import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kafka_eos_source.demo.flights import Names, enriched
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
 
 _LOOK_SECONDS = 0.5
 
@@ -86,10 +90,23 @@ def main(spec: Spec) -> None:
         )
         if guarantee == "exactly_once":
             writer = writer.option("application.id", spec.application_id)
-        queries.append(writer.trigger(availableNow=True).start())
+        query = writer.trigger(availableNow=True).start()
+        queries.append(query)
+        _reads(query)
     for query in queries:
         query.awaitTermination()
     spark.stop()
+
+
+def _reads(query: StreamingQuery) -> None:
+    """Waits until the query's source has been started.
+
+    Spark keeps one environment map for a Python source and writes to it while it starts a reader: two that
+    start together break it ("Task not serializable: Illegal size … of collection").
+    """
+    look = threading.Event()
+    while query.isActive and not query.status["isDataAvailable"]:
+        look.wait(_LOOK_SECONDS / 10)
 
 
 def _end_with_parent(parent: int) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -18,7 +19,10 @@ from kafka_eos_source.kafka.producer import RecordProducer
 
 _AdminClient: Any = client_admin.AdminClient
 _NewTopic: Any = client_admin.NewTopic  # type: ignore[attr-defined]
+T = TypeVar("T")
+
 _SECONDS = 60.0
+_PAUSE_SECONDS = 0.1
 
 
 def create_topics(bootstrap_servers: str, partitions: Mapping[str, int]) -> None:
@@ -76,8 +80,10 @@ class Watch:
         Raises:
             KafkaEosError: no answer.
         """
-        with _classified("reading the offsets of the demo's group"):
-            found = self._client.committed(self._read, timeout=_SECONDS)
+        found = _patiently(
+            "reading the offsets of the demo's group",
+            lambda: self._client.committed(self._read, timeout=_SECONDS),
+        )
         return sum(max(0, each.offset) for each in found)
 
     def written(self) -> int:
@@ -86,10 +92,12 @@ class Watch:
         Raises:
             KafkaEosError: no answer.
         """
-        with _classified("reading the ends of the demo's topics"):
-            return sum(
-                self._client.get_watermark_offsets(each, timeout=_SECONDS)[1] for each in self._written
-            )
+        return _patiently(
+            "reading the ends of the demo's topics",
+            lambda: sum(
+                int(self._client.get_watermark_offsets(each, timeout=_SECONDS)[1]) for each in self._written
+            ),
+        )
 
     def close(self) -> None:
         self._client.close()
@@ -128,6 +136,18 @@ def read_back(
 
 def _partitions(topics: Mapping[str, int]) -> list[TopicPartition]:
     return [TopicPartition(name, number) for name, count in topics.items() for number in range(count)]
+
+
+def _patiently(doing: str, ask: Callable[[], T]) -> T:
+    """``ask``, repeated while the cluster is new or a coordinator moves."""
+    deadline, pause = Deadline.after_seconds(_SECONDS), threading.Event()
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            if deadline.expired or not is_transient(error):
+                raise classify(error, doing) from error
+        pause.wait(_PAUSE_SECONDS)
 
 
 @contextlib.contextmanager
