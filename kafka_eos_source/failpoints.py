@@ -4,7 +4,8 @@ Armed by an environment variable, read once per process::
 
     KAFKA_EOS_FAILPOINTS="commit.after_commit=kill@/tmp/once,commit.before_begin=raise"
 
-Each entry is ``name=action[@file]``. Actions: ``kill`` (SIGKILL to this process and to the JVM that
+Each entry is ``name=action[*n][@file]``: from the n-th time on (the first, if not said) that this process
+gets there. Actions: ``kill`` (SIGKILL to this process and to the JVM that
 started it, the nearest thing to pulling the plug on a driver), ``kill-worker`` (this Python process
 only), ``raise`` (a `RestartQueryError`), ``stop`` (SIGSTOP to this process). With ``@file`` the
 failpoint fires once in all processes together: the file is created, exclusively, when it fires.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from dataclasses import dataclass
 from functools import lru_cache
 
 from kafka_eos_source.errors import RestartQueryError
@@ -25,17 +27,27 @@ ENVIRONMENT_VARIABLE = "KAFKA_EOS_FAILPOINTS"
 _log = logging.getLogger(__name__)
 
 
+@dataclass
+class _Armed:
+    """One entry; ``left`` counts down to the time from which it fires."""
+
+    action: str
+    left: int
+    once_file: str
+
+
 @lru_cache(maxsize=1)
-def _armed() -> dict[str, tuple[str, str]]:
-    armed: dict[str, tuple[str, str]] = {}
+def _armed() -> dict[str, _Armed]:
+    armed: dict[str, _Armed] = {}
     for entry in os.environ.get(ENVIRONMENT_VARIABLE, "").split(","):
         if not entry.strip():
             continue
-        name, _, action = entry.strip().partition("=")
-        action, _, once_file = action.partition("@")
-        if action not in _ACTIONS:
-            raise ValueError(f"{ENVIRONMENT_VARIABLE}: unknown action {action!r} in {entry!r}")
-        armed[name] = (action, once_file)
+        name, _, rest = entry.strip().partition("=")
+        rest, _, once_file = rest.partition("@")
+        action, _, times = rest.partition("*")
+        if action not in _ACTIONS or not (times or "1").isdecimal():
+            raise ValueError(f"{ENVIRONMENT_VARIABLE}: unknown action {rest!r} in {entry!r}")
+        armed[name] = _Armed(action, int(times or 1), once_file)
     return armed
 
 
@@ -48,14 +60,16 @@ def reach(name: str) -> None:
     armed = _armed().get(name)
     if armed is None:
         return
-    action, once_file = armed
-    if once_file:
+    armed.left -= 1
+    if armed.left > 0:
+        return
+    if armed.once_file:
         try:
-            os.close(os.open(once_file, os.O_CREAT | os.O_EXCL))
+            os.close(os.open(armed.once_file, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return
-    _log.warning("failpoint %s: %s", name, action)
-    _ACTIONS[action](name)
+    _log.warning("failpoint %s: %s", name, armed.action)
+    _ACTIONS[armed.action](name)
 
 
 def _kill(_name: str) -> None:

@@ -32,7 +32,16 @@ def test_raise_fires_once_with_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path:
     failpoints.reach("c")
 
 
-def test_unknown_action_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(failpoints.ENVIRONMENT_VARIABLE, "a=explode")
-    with pytest.raises(ValueError, match="explode"):
+def test_fires_at_the_time_that_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(failpoints.ENVIRONMENT_VARIABLE, "a=raise*3")
+    failpoints.reach("a")
+    failpoints.reach("a")
+    with pytest.raises(RestartQueryError):
+        failpoints.reach("a")
+
+
+@pytest.mark.parametrize("entry", ["a=explode", "a=raise*often"])
+def test_unknown_action_is_refused(monkeypatch: pytest.MonkeyPatch, entry: str) -> None:
+    monkeypatch.setenv(failpoints.ENVIRONMENT_VARIABLE, entry)
+    with pytest.raises(ValueError, match=entry.removeprefix("a=").replace("*", r"\*")):
         failpoints.reach("a")

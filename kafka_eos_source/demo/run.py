@@ -51,7 +51,7 @@ class Kill:
 
 
 def schedule(seed: int, random_kills: int = 3, compare: bool = True) -> list[Kill]:
-    """Kills at random moments, one in each equal part of the run, and after the first of them the exact ones.
+    """The exact kills, while there certainly is something to do; then random ones, one in each equal part.
 
     ``commit.after_commit`` lies exactly between the two commits: the batch is in Kafka, and Spark does not
     know. ``direct.after_flush`` is the same moment of the at-least-once query: a task's records are in Kafka.
@@ -63,8 +63,7 @@ def schedule(seed: int, random_kills: int = 3, compare: bool = True) -> list[Kil
         for index in range(random_kills)
     ]
     exact = ["commit.after_commit", *(["direct.after_flush"] if compare else [])]
-    kills[1:1] = [Kill(None, failpoint=name) for name in exact]
-    return kills
+    return [*(Kill(None, failpoint=name) for name in exact), *kills]
 
 
 @dataclass
