@@ -64,6 +64,16 @@ def test_fencing_and_transience_are_seen_in_exceptions_too() -> None:
     assert not is_transient(error(KafkaError.TOPIC_AUTHORIZATION_FAILED))
 
 
+@pytest.mark.parametrize(
+    "code",
+    [KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.OFFSET_NOT_AVAILABLE],
+)
+def test_a_leader_that_moves_is_asked_again(code: int) -> None:
+    """Seen while brokers restart one after the other; librdkafka flags none of them."""
+    assert is_transient(error(code))
+    assert not is_fenced(error(code)), "a partition's leader is fenced, no producer"
+
+
 def test_unreachable_names_the_option_its_value_and_the_wait() -> None:
     got = unreachable("nowhere:9092", 15_000, "Connection refused")
     assert "kafka.bootstrap.servers='nowhere:9092'" in str(got)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from confluent_kafka import (
+    OFFSET_INVALID,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -173,10 +174,14 @@ class SourceAdmin:
                 isolation_level=self._isolation if isolation is None else isolation,
                 request_timeout=_REQUEST_SECONDS,
             )
-            return {
+            found = {
                 TopicPartition(tp.topic, tp.partition): future.result().offset
                 for tp, future in futures.items()
             }
+            if OFFSET_INVALID in found.values():
+                # no error and no offset either: seen while a leader is being elected
+                raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))
+            return found
 
         topics = sorted({tp.topic for tp in specs})
         return self._ask(f"looking up {what} of {', '.join(topics)}", ask)

@@ -44,6 +44,9 @@ _PRODUCER_DEFAULTS: Mapping[str, str] = {
 _TRANSACTION_DEFAULTS: Mapping[str, str] = {
     "transaction.timeout.ms": "60000",
     "socket.timeout.ms": "10000",  # a lost EndTxn is sent again well before the transaction times out
+    # since librdkafka 2.11 a client that lost all brokers forgets them, and waits for a coordinator among
+    # those that it forgot (its issue 5511); the next producer starts from bootstrap.servers anyhow
+    "metadata.recovery.strategy": "none",
 }
 _CONSUMER_FORCED: Mapping[str, str] = {
     "enable.auto.commit": "false",
@@ -172,7 +175,7 @@ def producer_config(kafka: Mapping[str, str], transactional_id: str | None = Non
     """
     if transactional_id is None:
         return {**_PRODUCER_DEFAULTS, "enable.idempotence": "true", **kafka}
-    timeout = {k: v for k, v in _TRANSACTION_DEFAULTS.items() if k not in kafka}
+    timeout = {k: v for k, v in _TRANSACTION_DEFAULTS.items() if k not in kafka and is_property(k)}
     stated = kafka.get("transaction.timeout.ms")
     if stated is not None and "socket.timeout.ms" in timeout:
         # librdkafka: at most the transaction's timeout, so that a lost EndTxn is sent again in time

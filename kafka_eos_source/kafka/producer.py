@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,11 @@ from kafka_eos_source.kafka import librdkafka
 from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.native import has_pointers
 from kafka_eos_source.kafka.secrets import redact
+from kafka_eos_source.kafka.watchdog import Watchdog
 
 #: Longest single wait inside a call of the client, so that deadlines are kept to about this.
 SLICE_SECONDS = 5.0
-_PAUSE_SECONDS = 0.05
+_CLOSE_SECONDS = 30.0
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +66,7 @@ class RecordProducer:
                 fix="change the option it names.",
             ) from error
         self._batches = librdkafka.BatchProducer(self._client) if has_pointers() else None
+        self._watchdog = Watchdog(name)
         self._closed = threading.Event()
         self._poller = threading.Thread(target=self._poll, name="kafka-eos-producer", daemon=True)
         self._poller.start()
@@ -111,6 +114,9 @@ class RecordProducer:
         """Ends the client and its thread. What was not sent is dropped."""
         self._closed.set()
         self._poller.join()
+        self._watchdog.end(self._destroy, _CLOSE_SECONDS)
+
+    def _destroy(self) -> None:
         if self._batches is not None:
             self._batches.close()
         self._client.purge()
@@ -164,8 +170,9 @@ class RecordProducer:
     def _until(self, deadline: Deadline, doing: str, call: Callable[[float], Any]) -> Any:
         """Repeats ``call`` while its error is transient: librdkafka's calls resume where they were."""
         while True:
+            seconds = max(0.1, deadline.remaining_seconds(SLICE_SECONDS))
             try:
-                return call(max(0.1, deadline.remaining_seconds(SLICE_SECONDS)))
+                return self._watchdog.call(doing, partial(call, seconds), seconds)
             except KafkaException as error:
                 failure = kafka_error(error)
                 if failure.txn_requires_abort() or failure.fatal() or not is_transient(failure):

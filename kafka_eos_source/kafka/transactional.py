@@ -16,13 +16,14 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from kafka_eos_source.deadline import Deadline
-from kafka_eos_source.errors import AbortableError, KafkaEosError, OutcomeUnknownError
+from kafka_eos_source.errors import AbortableError, KafkaEosError, OutcomeUnknownError, RetriableError
 from kafka_eos_source.kafka.failure import kafka_error
 from kafka_eos_source.kafka.producer import SLICE_SECONDS, RecordProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
@@ -138,10 +139,11 @@ class TransactionalProducer(RecordProducer):
     def begin(self) -> None:
         self.begin_count()
         self._committed_at_us = None
+        doing = "beginning a transaction"
         try:
-            self._client.begin_transaction()
+            self._watchdog.call(doing, self._client.begin_transaction, 0.0)
         except KafkaException as error:
-            raise self._cause(kafka_error(error), "beginning a transaction") from error
+            raise self._cause(kafka_error(error), doing) from error
 
     def send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None:
         """Makes ``offsets`` of the group part of the transaction (TxnOffsetCommit, KIP-98 and KIP-447)."""
@@ -178,10 +180,13 @@ class TransactionalProducer(RecordProducer):
 
     def abort(self, deadline: Deadline) -> None:
         """Best effort: whatever is left open is settled by the next owner's `init` anyhow."""
+        seconds = deadline.remaining_seconds(SLICE_SECONDS)
         try:
-            self._client.abort_transaction(deadline.remaining_seconds(SLICE_SECONDS))
-        except KafkaException as error:
-            _log.info("abort of %s: %s", self.transactional_id, kafka_error(error))
+            self._watchdog.call(
+                "aborting the transaction", partial(self._client.abort_transaction, seconds), seconds
+            )
+        except (KafkaException, RetriableError) as error:
+            _log.info("abort of %s: %s", self.transactional_id, error)
 
     def _refused(self, topic: str, code: int, size_bytes: int) -> KafkaEosError:
         """A transaction that takes no more records tells its next transactional call why."""

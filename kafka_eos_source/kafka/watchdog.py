@@ -1,0 +1,97 @@
+"""Blocking calls of the client, made so that one that never returns can be left behind.
+
+librdkafka's transactional calls take a timeout and mostly keep it. Two ways are known in which they do not:
+``send_offsets_to_transaction`` waits for ever when the group's coordinator is decommissioned meanwhile
+(librdkafka issue 5511: seen here when the last connection to the last broker broke), and
+``begin_transaction`` after a fatal error that was missed (4420). A driver that hangs is worse than one that
+fails: nobody restarts it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from kafka_eos_source.errors import RetriableError
+
+#: How much longer than its timeout a call may take.
+GRACE_SECONDS = 6.0
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class Watchdog:
+    """One thread that makes the calls of one client, one after the other.
+
+    Args:
+        name: of the client, for messages.
+
+    Attributes:
+        is_lost: a call did not return. The client must not be called again, not even to be closed: it is
+            in the middle of that call. A new client of the same transactional id fences it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.is_lost = False
+        self._name = name
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="kafka-eos-calls", daemon=True)
+        self._thread.start()
+
+    def call(self, doing: str, what: Callable[[], T], seconds: float) -> T:
+        """``what()``, which was told to take at most ``seconds``.
+
+        Raises:
+            RetriableError: it did not return within that and `GRACE_SECONDS`, or an earlier call did not.
+        """
+        if not self.is_lost:
+            made = _Call(what)
+            self._calls.put(made)
+            # in two parts: a process that was stopped meanwhile must not blame the client for that time
+            if made.done.wait(seconds + GRACE_SECONDS / 2) or made.done.wait(GRACE_SECONDS / 2):
+                result: T = made.result()
+                return result
+            self.is_lost = True
+            _log.warning("client of %s: %s did not return; it is left behind", self._name, doing)
+        raise RetriableError(
+            f"{doing}: the client's call did not return within {seconds + GRACE_SECONDS:.0f} s"
+        )
+
+    def end(self, close: Callable[[], None], seconds: float) -> None:
+        """Closes the client, now, or as soon as a call that hangs returns after all; ends the thread."""
+        made = _Call(close)
+        self._calls.put(made)
+        self._calls.put(None)
+        if not self.is_lost and made.done.wait(seconds):
+            made.result()
+        elif not self.is_lost:
+            _log.warning("client of %s: it is not closed after %.0f s and left behind", self._name, seconds)
+
+    def _serve(self) -> None:
+        while (made := self._calls.get()) is not None:
+            made.make()
+
+
+class _Call:
+    def __init__(self, what: Callable[[], Any]) -> None:
+        self.done = threading.Event()
+        self._what = what
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def make(self) -> None:
+        try:
+            self._result = self._what()
+        except BaseException as error:  # noqa: BLE001 - raised again where it was asked for
+            self._error = error
+        self.done.set()
+
+    def result(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._result

@@ -1,0 +1,45 @@
+"""A client's call that never returns is left behind, and so is the client."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from kafka_eos_source.errors import RetriableError
+from kafka_eos_source.kafka import watchdog
+from kafka_eos_source.kafka.watchdog import Watchdog
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.05)
+
+
+def test_results_and_errors_come_through() -> None:
+    dog = Watchdog("c")
+    assert dog.call("counting", lambda: 7, 1.0) == 7
+    with pytest.raises(ZeroDivisionError):
+        dog.call("dividing", lambda: 1 / 0, 1.0)
+    closed = []
+    dog.end(lambda: closed.append(True), 10.0)
+    assert closed == [True]
+
+
+def test_a_call_that_hangs_is_left_behind_and_the_client_closed_when_it_returns() -> None:
+    dog = Watchdog("c")
+    release, closed = threading.Event(), threading.Event()
+    with pytest.raises(RetriableError, match="waiting: the client's call did not return"):
+        dog.call("waiting", release.wait, 0.01)
+    assert dog.is_lost
+    with pytest.raises(RetriableError, match="asking again"):
+        dog.call("asking again", lambda: pytest.fail("the client is in the middle of a call"), 0.01)
+    dog.end(closed.set, 10.0)
+    assert not closed.is_set(), "it is not closed while it hangs, and nobody waits for it"
+    release.set()
+    assert closed.wait(10)
+
+
+def test_an_error_of_closing_is_seen() -> None:
+    with pytest.raises(ZeroDivisionError):
+        Watchdog("c").end(lambda: 1 / 0, 10.0)  # type: ignore[arg-type,return-value]
