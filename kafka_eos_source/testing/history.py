@@ -1,0 +1,334 @@
+"""What the processes of a run did, written down while they did it, so that it can be judged afterwards.
+
+Each process appends to a file of its own, one JSON object a line, written by one ``write`` each: a process
+that is killed loses at most the line it was writing. Lines come in pairs, as in Jepsen's histories: an
+``invoke`` before the thing is tried, and its outcome after it::
+
+    {"process": "driver-7", "op": 0, "kind": "txn", "phase": "invoke", "time_ns": 51,
+     "query": "app", "batch_id": 4, "run": "…", "ranges": [["in", 0, 20, 30]],
+     "reads": [["in", 0, 20, "k", "k:1"], …], "sends": [["out", 3, "k", "k:1"], …]}
+    {"process": "driver-7", "op": 0, "kind": "txn", "phase": "ok", "time_ns": 68}
+    {"process": "reader", "op": 9, "kind": "poll", "phase": "ok", "time_ns": 70,
+     "isolation": "read_committed", "records": [["out", 3, 17, "k", "k:1"], …]}
+    {"process": "soak", "op": 2, "kind": "fault", "phase": "info", "time_ns": 60, "what": "kill driver"}
+
+Outcomes: ``ok`` it happened; ``fail`` it surely did not, and never will; ``info`` nobody knows, which is
+also the outcome of an ``invoke`` without a second line. In doubt, ``info``: a ``fail`` that is none makes
+the checker see aborted reads. Within a topic the values of a key are unique.
+
+Times are of the monotonic clock, which all processes of a machine share: histories are of one machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+
+from kafka_eos_source.errors import OperatorError
+
+READ_COMMITTED = "read_committed"
+READ_UNCOMMITTED = "read_uncommitted"
+
+
+class Phase(str, Enum):
+    """The beginning of an operation, or how it ended."""
+
+    INVOKE = "invoke"
+    OK = "ok"
+    FAIL = "fail"  #: it did not happen, and never will
+    INFO = "info"  #: nobody knows
+
+
+#: What a value is known by, wherever it is sent or read: topic, key and value.
+Identity: TypeAlias = tuple[str, str | None, str]
+
+
+class Record(NamedTuple):
+    """A record that was read."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: str | None
+    value: str
+
+    @property
+    def identity(self) -> Identity:
+        return self.topic, self.key, self.value
+
+
+class Send(NamedTuple):
+    """A record to be written; ``partition`` is None where a partitioner chooses it."""
+
+    topic: str
+    partition: int | None
+    key: str | None
+    value: str
+
+    @property
+    def identity(self) -> Identity:
+        return self.topic, self.key, self.value
+
+
+class SourceRange(NamedTuple):
+    """Offsets ``start`` (included) to ``end`` (excluded) that a micro-batch reads."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Txn:
+    """One attempt at a transaction: a micro-batch, or what a plain producer sends at once.
+
+    Attributes:
+        query: whose batch ids these are. The same ``batch_id`` of the same ``query`` tried again, by
+            whichever process, is the same transaction.
+        batch_id: grows with the source offsets.
+        ranges: offsets that it reads; none where the source is not Kafka.
+        reads: records that it read; None = not recorded (which is not "none").
+        sends: records that it writes, those of one key in their order.
+        run: Spark's run id, for people.
+    """
+
+    query: str
+    batch_id: int
+    ranges: tuple[SourceRange, ...] = ()
+    reads: tuple[Record, ...] | None = None
+    sends: tuple[Send, ...] = ()
+    run: str = ""
+
+
+@dataclass(frozen=True)
+class Poll:
+    """One poll of a reader. One that seeks, or is started anew, needs a process name of its own."""
+
+    records: tuple[Record, ...] = ()
+    isolation: str = READ_COMMITTED
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that was broken on purpose. Judged by nobody, there for who reads the history."""
+
+    what: str
+    detail: Mapping[str, str] = field(default_factory=dict)
+
+
+#: Fields of a line that says nothing but how an operation ended.
+_BARE = 5
+
+T = TypeVar("T", Txn, Poll, Fault)
+
+
+@dataclass(frozen=True)
+class Operation(Generic[T]):
+    """An operation from its beginning to its end.
+
+    Attributes:
+        phase: how it ended; `Phase.INFO` if its process did not live to say.
+        invoked_ns, completed_ns: monotonic time; None = not recorded.
+    """
+
+    process: str
+    phase: Phase
+    invoked_ns: int | None
+    completed_ns: int | None
+    what: T
+
+    @property
+    def time_ns(self) -> int:
+        """When it began, as far as is known."""
+        return next((each for each in (self.invoked_ns, self.completed_ns) if each is not None), 0)
+
+
+@dataclass(frozen=True)
+class History:
+    """All operations of a run, each kind by time.
+
+    Attributes:
+        torn_lines: lines that a killed process did not finish; what they began did not happen.
+    """
+
+    txns: tuple[Operation[Txn], ...] = ()
+    polls: tuple[Operation[Poll], ...] = ()
+    faults: tuple[Operation[Fault], ...] = ()
+    torn_lines: int = 0
+
+
+class Invoked(NamedTuple):
+    """An operation that was begun: what `Recorder.ok`, `Recorder.fail` and `Recorder.info` are told."""
+
+    op: int
+    kind: str
+
+
+class Recorder:
+    """Writes down what one process does. Threads may share it; a forked child needs its own.
+
+    A line is with the operating system when the call returns: it survives the end of the process,
+    however sudden, though not that of the machine. A file left by an earlier process is continued; the
+    line that it did not finish is cut off.
+
+    Args:
+        path: the file, made if it is not there.
+        process: name of the process, its own among all that are recorded (the pid does well).
+        clock: monotonic time in ns.
+    """
+
+    def __init__(self, path: Path, process: str, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._process = process
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._next_op = _mend(path)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def invoke(self, what: Txn | Poll) -> Invoked:
+        """Says what is about to be tried. To be called before anybody could see anything of it."""
+        return self._write(None, Phase.INVOKE, what)
+
+    def ok(self, begun: Invoked, what: Txn | Poll | None = None) -> None:
+        """It happened; ``what`` replaces what the beginning said, where more is known now."""
+        self._write(begun, Phase.OK, what)
+
+    def fail(self, begun: Invoked, what: Txn | Poll | None = None) -> None:
+        """It did not happen, and never will."""
+        self._write(begun, Phase.FAIL, what)
+
+    def info(self, begun: Invoked, what: Txn | Poll | None = None) -> None:
+        """Nobody knows whether it happened."""
+        self._write(begun, Phase.INFO, what)
+
+    def polled(self, records: Iterable[Record], isolation: str = READ_COMMITTED) -> None:
+        """What a poll brought, in one line instead of two: a poll that dies has read nothing."""
+        self._write(None, Phase.OK, Poll(tuple(records), isolation))
+
+    def fault(self, what: str, **detail: str) -> None:
+        """What is about to be broken on purpose."""
+        self._write(None, Phase.INFO, Fault(what, detail))
+
+    def _write(self, begun: Invoked | None, phase: Phase, what: Txn | Poll | Fault | None) -> Invoked:
+        with self._lock:
+            if begun is None:
+                begun = Invoked(self._next_op, type(what).__name__.lower())
+                self._next_op += 1
+            line = {
+                "process": self._process,
+                "op": begun.op,
+                "kind": begun.kind,
+                "phase": phase.value,
+                "time_ns": self._clock(),
+            }
+            if what is not None:
+                line.update(vars(what))
+            left = memoryview(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+            while left:
+                left = left[os.write(self._fd, left) :]
+        return begun
+
+
+def _mend(path: Path) -> int:
+    """Cuts off a last line that was not finished.
+
+    Returns:
+        Lines that are left: a number that no operation in the file has.
+    """
+    if not path.exists():
+        return 0
+    written = path.read_bytes()
+    whole = written.rfind(b"\n") + 1
+    if whole < len(written):
+        os.truncate(path, whole)
+    return written.count(b"\n")
+
+
+def read_history(paths: Iterable[Path]) -> History:
+    """The files of all processes as one history, merged by time. They may still be written to.
+
+    Raises:
+        OperatorError: a file holds a line that no `Recorder` wrote.
+    """
+    txns: list[Operation[Txn]] = []
+    polls: list[Operation[Poll]] = []
+    faults: list[Operation[Fault]] = []
+    torn_lines = 0
+    for path in paths:
+        operations: dict[int, Operation[Any]] = {}
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.endswith(b"\n"):
+                    torn_lines += 1
+                    continue
+                try:
+                    _add(operations, json.loads(line))
+                except (ValueError, KeyError, TypeError) as error:
+                    raise OperatorError(
+                        f"line {number} of the history {str(path)!r} cannot be read ({error!r}).",
+                        fix="give files that kafka_eos_source.testing.history.Recorder wrote.",
+                    ) from error
+        for each in operations.values():
+            if isinstance(each.what, Txn):
+                txns.append(each)
+            elif isinstance(each.what, Poll):
+                polls.append(each)
+            else:
+                faults.append(each)
+    return History(
+        txns=tuple(sorted(txns, key=_time)),
+        polls=tuple(sorted(polls, key=_time)),
+        faults=tuple(sorted(faults, key=_time)),
+        torn_lines=torn_lines,
+    )
+
+
+def _time(operation: Operation[Any]) -> int:
+    return operation.time_ns
+
+
+def _add(operations: dict[int, Operation[Any]], line: dict[str, Any]) -> None:
+    """Begins an operation of one file, or ends it."""
+    op, phase, at_ns = line["op"], Phase(line["phase"]), line["time_ns"]
+    begun = operations.get(op)
+    what = _what(line) if begun is None or len(line) > _BARE else begun.what
+    if phase is Phase.INVOKE:
+        operations[op] = Operation(line["process"], Phase.INFO, at_ns, None, what)
+    else:
+        invoked_ns = None if begun is None else begun.invoked_ns
+        operations[op] = Operation(line["process"], phase, invoked_ns, at_ns, what)
+
+
+def _what(line: dict[str, Any]) -> Txn | Poll | Fault:
+    kind = line["kind"]
+    if kind == "txn":
+        reads = line["reads"]
+        return Txn(
+            query=line["query"],
+            batch_id=line["batch_id"],
+            ranges=tuple(map(SourceRange._make, line["ranges"])),
+            reads=None if reads is None else tuple(map(Record._make, reads)),
+            sends=tuple(map(Send._make, line["sends"])),
+            run=line["run"],
+        )
+    if kind == "poll":
+        return Poll(tuple(map(Record._make, line["records"])), line["isolation"])
+    if kind == "fault":
+        return Fault(line["what"], line["detail"])
+    raise ValueError(f"unknown kind {kind!r}")
