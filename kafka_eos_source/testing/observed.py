@@ -47,9 +47,7 @@ def observe(history: History) -> Observed:
     logs: dict[_Partition, Log] = defaultdict(dict)
     seen_ns: dict[Identity, float] = {}
     for at_ns, records in _committed_reads(history):
-        findings += _enter(logs, records)
-        for topic, _, _, key, value in records:
-            seen_ns.setdefault((topic, key, value), at_ns)
+        findings += _enter(logs, seen_ns, records, at_ns)
     offsets = {partition: sorted(log) for partition, log in logs.items()}
     places: dict[Identity, tuple[str, int, int]] = {}
     for (topic, partition), log in sorted(logs.items()):
@@ -64,7 +62,7 @@ def observe(history: History) -> Observed:
         everything = defaultdict(dict, {partition: dict(log) for partition, log in logs.items()})
         for poll in history.polls:
             if poll.what.isolation in uncommitted:
-                findings += _enter(everything, poll.what.records)
+                findings += _enter(everything, {}, poll.what.records, math.inf)
         all_offsets = {partition: sorted(log) for partition, log in everything.items()}
         for isolation in uncommitted:
             findings += _pollers(history, isolation, all_offsets, everything)
@@ -88,12 +86,17 @@ def _committed_reads(history: History) -> list[tuple[float, tuple[Record, ...]]]
     return sorted(reads, key=lambda read: read[0])
 
 
-def _enter(logs: dict[_Partition, Log], records: Iterable[Record]) -> Iterator[Finding]:
+def _enter(
+    logs: dict[_Partition, Log], seen_ns: dict[Identity, float], records: Iterable[Record], at_ns: float
+) -> Iterator[Finding]:
     """Adds records to the logs; finds those that contradict them."""
     for topic, partition, offset, key, value in records:
         identity = (topic, key, value)
         known = logs[topic, partition].setdefault(offset, identity)
-        if known != identity:
+        if known is identity:
+            seen_ns.setdefault(identity, at_ns)
+        elif known != identity:
+            seen_ns.setdefault(identity, at_ns)
             both = f"{topic}-{partition}@{offset}: {show(known)}, {show(identity)}"
             yield Finding(Anomaly.INCONSISTENT_OFFSET, both)
 
