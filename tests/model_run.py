@@ -26,6 +26,9 @@ from kafka_eos_source.testing.history import (
     Txn,
 )
 
+#: The batch id of what feeds the source.
+FEED = -1
+
 #: How an attempt ends: its outcome, whether its records are committed, whether its driver is gone.
 FATES = {
     "committed": (Phase.OK, True, False),
@@ -110,6 +113,8 @@ def write(random: Random, *, finish: bool) -> Run:
     process = f"driver-{next(drivers)}"
     targets = random.randint(1, 3)
     planned = list(batches(random))
+    if random.random() < 0.5:
+        run.txns.append(_feed([record for txn in planned for record in txn.reads or ()]))
     for txn in planned:
         visible = False
         for patience in reversed(range(5)):
@@ -138,6 +143,12 @@ def write(random: Random, *, finish: bool) -> Run:
     return run
 
 
+def _feed(records: list[Record]) -> Operation[Txn]:
+    """Where the source's records are from."""
+    sends = tuple(Send("in", each.partition, each.key, each.value) for each in records)
+    return Operation("feeder", Phase.OK, 1, 2, Txn("feeder", FEED, sends=sends))
+
+
 def _append(
     run: Run, txn: Txn, sent: int, targets: int, committed: bool, written_ns: int, decided_ns: int
 ) -> None:
@@ -153,7 +164,11 @@ def _append(
     for partition in touched:  # the marker
         run.logs[partition].append(
             Entry(
-                Record("", partition, _next(run.logs[partition]), None, ""), -1, False, decided_ns, decided_ns
+                Record("", partition, _next(run.logs[partition]), None, ""),
+                FEED,
+                False,
+                decided_ns,
+                decided_ns,
             )
         )
 
@@ -267,7 +282,7 @@ def show_aborted(random: Random, run: Run) -> set[Anomaly] | None:
 
 
 def _moved(random: Random, run: Run, by: int) -> set[Anomaly] | None:
-    some = sorted({each.what.batch_id for each in run.txns if each.phase is Phase.OK} - {0})
+    some = sorted({each.what.batch_id for each in run.txns if each.phase is Phase.OK} - {0, FEED})
     if not some:
         return None
     batch_id = random.choice(some)

@@ -8,13 +8,17 @@ line, as ``jepsen.tests.kafka`` reads them::
     {:index 2, :time 12, :process 1, :type :invoke, :f :poll, :value [[:poll]]}
     {:index 3, :time 12, :process 1, :type :ok, :f :poll, :value [[:poll {"out-1" [[17 "k=k:7"]]}]]}
 
-To have it judged, with Clojure and ``io.jepsen``'s library ``jepsen`` (no cluster is needed)::
+To have it judged, with Clojure and the library ``jepsen`` (no cluster is needed)::
 
     (require '[clojure.edn :as edn] '[clojure.java.io :as io]
              '[jepsen.history :as history] '[jepsen.tests.kafka :as kafka])
     (with-open [lines (io/reader "history.edn")]
       (let [found (->> (line-seq lines) (mapv edn/read-string) history/history kafka/analysis :errors)]
         (apply dissoc found (kafka/allowed-error-types {}))))    ; {} = nothing is wrong
+
+It throws ``:no-writer-of-value`` where a value was read that nobody sent there. It knows nothing of source
+ranges. What was written and not yet read by an operation that is ok at the end of the run is ``:unseen``,
+so the input of a query must be drained as well.
 
 What is translated:
 

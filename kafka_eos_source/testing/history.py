@@ -124,9 +124,6 @@ class Fault:
     detail: Mapping[str, str] = field(default_factory=dict)
 
 
-#: Fields of a line that says nothing but how an operation ended.
-_BARE = 5
-
 T = TypeVar("T", Txn, Poll, Fault)
 
 
@@ -307,7 +304,11 @@ def _add(operations: dict[int, Operation[Any]], line: dict[str, Any]) -> None:
     """Begins an operation of one file, or ends it."""
     op, phase, at_ns = line["op"], Phase(line["phase"]), line["time_ns"]
     begun = operations.get(op)
-    what = _what(line) if begun is None or len(line) > _BARE else begun.what
+    what = _what(line)
+    if what is None:
+        if begun is None:
+            raise ValueError("the end of an operation without its beginning")
+        what = begun.what
     if phase is Phase.INVOKE:
         operations[op] = Operation(line["process"], Phase.INFO, at_ns, None, what)
     else:
@@ -315,9 +316,12 @@ def _add(operations: dict[int, Operation[Any]], line: dict[str, Any]) -> None:
         operations[op] = Operation(line["process"], phase, invoked_ns, at_ns, what)
 
 
-def _what(line: dict[str, Any]) -> Txn | Poll | Fault:
+def _what(line: dict[str, Any]) -> Txn | Poll | Fault | None:
+    """What a line is about; None = it says only how an operation ended."""
     kind = line["kind"]
     if kind == "txn":
+        if "query" not in line:
+            return None
         reads = line["reads"]
         return Txn(
             query=line["query"],
@@ -328,6 +332,8 @@ def _what(line: dict[str, Any]) -> Txn | Poll | Fault:
             run=line["run"],
         )
     if kind == "poll":
+        if "records" not in line:
+            return None
         return Poll(tuple(map(Record._make, line["records"])), line["isolation"])
     if kind == "fault":
         return Fault(line["what"], line["detail"])
