@@ -323,7 +323,7 @@ def _by_partition(run: Run) -> dict[int, list[tuple[int, int]]]:
     return seen
 
 
-def _change(run: Run, number: int, change: Callable[[list[Record]], None]) -> None:
+def _change(run: Run, number: int, change: Callable[[list[Record]], object]) -> None:
     records = list(run.polls[number].what.records)
     change(records)
     run.polls[number] = replace(
