@@ -349,6 +349,8 @@ def test_a_value_seen_only_where_another_one_stood_is_not_lost_as_well() -> None
 def test_all_that_was_acknowledged_is_lost_where_the_replay_did_not_say_what_it_wrote() -> None:
     replayed = run(txn(0, "a:1", "b:1", phase=INFO), txn(0, at=200))
     assert check(replayed).counts == {Anomaly.LOST_WRITE: 2}
+    first_said_nothing = run(txn(0, phase=INFO), txn(0, "a:1", at=200))
+    assert check(first_said_nothing).counts == {Anomaly.LOST_WRITE: 1}
 
 
 def test_the_order_may_be_told_by_the_values() -> None:
@@ -487,7 +489,7 @@ def test_files_are_merged_by_time(tmp_path: Path) -> None:
             recorder.polled([])
             recorder.fault("cut")
             recorder.invoke(Txn("app", 1))
-    history = read_history([tmp_path / "a", tmp_path / "b"])
+    history = read_history([tmp_path / "b", tmp_path / "a"])
     assert [each.time_ns for each in history.txns] == [1, 3, 9, 10]
     assert [(each.process, each.time_ns) for each in history.polls] == [
         ("b", 2),
