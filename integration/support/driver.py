@@ -77,6 +77,13 @@ class Driver:
             self.kill()
             raise AssertionError(f"the driver did not end:\n{self.tail()}") from None
 
+    def tell(self, word: str) -> None:
+        """Writes to its standard input."""
+        assert self.process.poll() is None, f"the driver ended by itself:\n{self.tail()}"
+        assert self.process.stdin is not None
+        self.process.stdin.write(word.encode())
+        self.process.stdin.flush()
+
     def finish(self) -> None:
         """Waits for a good end."""
         code = self.wait()

@@ -147,7 +147,8 @@ def values(records: Iterable[Record]) -> list[str]:
 
 def end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
     """High watermarks, control records included: any write at all moves them."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "read-back"})
+    config = {"bootstrap.servers": bootstrap, "group.id": "read-back", "isolation.level": "read_uncommitted"}
+    consumer = Consumer(config)
     try:
         numbers = consumer.list_topics(topic, timeout=TIMEOUT_SECONDS).topics[topic].partitions
         return {

@@ -1,0 +1,63 @@
+"""Fixtures of the chaos suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from integration.chaos.proxy import Proxy
+from integration.chaos.scenario import Scenario
+from integration.support import broker as brokers
+from integration.support.driver import Driver
+from kafka_eos_source.embedded import EmbeddedKafka
+from kafka_eos_source.embedded.cluster import free_ports
+
+
+@dataclass
+class Proxied:
+    """A broker that clients reach through a proxy only."""
+
+    kafka: EmbeddedKafka
+    proxy: Proxy
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.proxy.port}"
+
+
+@contextmanager
+def behind_a_proxy() -> Iterator[Proxied]:
+    """A cluster of one broker, which advertises the proxy's address."""
+    proxy = Proxy()
+    (proxy.upstream_port,) = free_ports([0])
+    config = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{proxy.port}"}
+    try:
+        with EmbeddedKafka(
+            port=proxy.upstream_port, config=config, java_options=brokers.JAVA_OPTIONS
+        ) as kafka:
+            yield Proxied(kafka, proxy)
+    finally:
+        proxy.close()
+
+
+@pytest.fixture(scope="session")
+def proxied() -> Iterator[Proxied]:
+    with behind_a_proxy() as both:
+        yield both
+
+
+@pytest.fixture
+def scenario(broker: str, tmp_path: Path, driver: Callable[..., Driver]) -> Scenario:
+    """On the session's broker."""
+    return Scenario(broker, tmp_path, driver)
+
+
+@pytest.fixture
+def behind_proxy(proxied: Proxied, tmp_path: Path, driver: Callable[..., Driver]) -> Scenario:
+    """On the broker behind the proxy."""
+    proxied.proxy.catch_nothing()
+    return Scenario(proxied.bootstrap, tmp_path, driver)

@@ -1,0 +1,211 @@
+"""Spark's micro-batch loop in one Python process: ``python -m integration.chaos.loop SPEC.json``.
+
+It does what ``MicroBatchExecution`` does to a Python data source, in its order: plan, write the offset log,
+run the tasks, commit, write the commit log; after a start it replays the batch that is in the first log and
+not in the second. A spec is::
+
+    {"source": {…}, "sink": {…}, "checkpoint": …, "available_now": true, "restarts": 0, "mutations": [],
+     "history": null}
+
+``history`` is a file to which each attempt at a batch is recorded (`kafka_eos_source.testing.history`). It
+ends well when the source is read to where it ended at the start (``available_now``), or when its standard
+input says so; and ends when the process that started it does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.types import StructType
+
+from integration.chaos import mutations
+from kafka_eos_source.datasource import KafkaEosDataSource
+from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.plan.offsets import SourcePosition
+from kafka_eos_source.testing.history import Record, Recorder, Send, SourceRange, Txn
+
+#: What Spark waits between looks at a source without news.
+_IDLE_SECONDS = 0.05
+_COLUMNS = ["key", "value"]
+
+
+class Checkpoint:
+    """The logs of one query, as Spark writes them: each file whole or not there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        if not (path / "metadata").exists():
+            self._write("metadata", json.dumps({"id": str(uuid.uuid4())}))
+
+    def newest(self, log: str) -> int:
+        """The last batch in ``offsets`` or ``commits``; -1 = none."""
+        return max((int(each.name) for each in (self._path / log).glob("[0-9]*")), default=-1)
+
+    def offsets(self, batch_id: int) -> Any:
+        """The end of a batch, as its source gave it."""
+        return json.loads((self._path / "offsets" / str(batch_id)).read_text().splitlines()[-1])
+
+    def log_offsets(self, batch_id: int, end: Any) -> None:
+        self._write(f"offsets/{batch_id}", f'v1\n{{"batchWatermarkMs":0}}\n{json.dumps(end)}')
+
+    def log_commit(self, batch_id: int) -> None:
+        self._write(f"commits/{batch_id}", 'v1\n{"nextBatchWatermarkMs":0}')
+
+    def _write(self, name: str, text: str) -> None:
+        target = self._path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+        temporary.write_text(text)
+        if name.startswith(("offsets/", "commits/")) and target.exists():
+            temporary.unlink()
+            raise RuntimeError(f"{name}: multiple streaming queries are concurrently using this checkpoint")
+        os.rename(temporary, target)
+
+
+class Run:
+    """One run of the query, from its start to its end or failure."""
+
+    def __init__(self, spec: Mapping[str, Any], stop: threading.Event) -> None:
+        self._spec = spec
+        self._stop = stop
+        self._run_id = str(uuid.uuid4())
+        self._checkpoint = Checkpoint(Path(spec["checkpoint"]))
+        history = spec.get("history")
+        self._recorder = Recorder(Path(history), f"loop-{os.getpid()}") if history else None
+        source = KafkaEosDataSource(dict(spec["source"]))
+        self._schema: StructType = source.schema()
+        self._reader: Any = source.streamReader(self._schema)
+        self._written = StructType([self._schema[name] for name in _COLUMNS])
+
+    def to_the_end(self) -> None:
+        checkpoint, reader = self._checkpoint, self._reader
+        batch_id = checkpoint.newest("offsets")
+        if batch_id < 0:
+            position = reader.initialOffset()
+        elif checkpoint.newest("commits") >= batch_id:
+            position = checkpoint.offsets(batch_id)
+        else:
+            before = checkpoint.offsets(batch_id - 1) if batch_id else reader.initialOffset()
+            position = checkpoint.offsets(batch_id)
+            self._batch(batch_id, before, position)
+        if self._spec.get("available_now", True):
+            reader.prepareForTriggerAvailableNow()
+        while True:
+            end = reader.latestOffset(position, reader.getDefaultReadLimit())
+            if end == position:
+                if self._spec.get("available_now", True) or self._stop.is_set():
+                    return
+                self._stop.wait(_IDLE_SECONDS)
+                continue
+            batch_id += 1
+            checkpoint.log_offsets(batch_id, end)
+            self._batch(batch_id, position, end)
+            position = end
+
+    def _batch(self, batch_id: int, start: Any, end: Any) -> None:
+        writer: Any = KafkaEosDataSource(dict(self._spec["sink"])).streamWriter(self._written, False)
+        messages = []
+        read: list[pa.RecordBatch] = []
+        try:
+            for task in self._reader.partitions(start, end):
+                self._enter_task(batch_id)
+                messages.append(writer.write(self._rows(task, read)))
+            with self._recorded(batch_id, start, end, read):
+                writer.commit(messages, batch_id)
+        except Exception:
+            writer.abort(messages, batch_id)
+            raise
+        self._checkpoint.log_commit(batch_id)
+        print("BATCH", batch_id, flush=True)
+
+    def _rows(self, task: Any, read: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in self._reader.read(task):
+            if self._recorder is not None:
+                read.append(batch)
+            yield batch.select(_COLUMNS)
+
+    @contextmanager
+    def _recorded(self, batch_id: int, start: Any, end: Any, read: list[pa.RecordBatch]) -> Iterator[None]:
+        """An attempt that fails may all the same have committed: its outcome is not known."""
+        if self._recorder is None:
+            yield
+            return
+        sink = self._spec["sink"]
+        reads = tuple(record for batch in read for record in _records(batch))
+        begun = self._recorder.invoke(
+            Txn(
+                query=sink["application.id"],
+                batch_id=batch_id,
+                ranges=tuple(_ranges(start, end)),
+                reads=reads,
+                sends=tuple(Send(sink["topic"], None, each.key, each.value) for each in reads),
+                run=self._run_id,
+            )
+        )
+        try:
+            yield
+        except BaseException:
+            self._recorder.info(begun)
+            raise
+        self._recorder.ok(begun)
+
+    def _enter_task(self, batch_id: int) -> None:
+        context: Any = TaskContext()
+        context._localProperties = {
+            "streaming.sql.batchId": str(batch_id),
+            "spark.jobGroup.id": self._run_id,
+        }
+        context._attemptNumber = 0
+        TaskContext._taskContext = context
+
+
+def _records(batch: pa.RecordBatch) -> Iterator[Record]:
+    columns = (batch.column(name).to_pylist() for name in ("topic", "partition", "offset", "key", "value"))
+    for topic, partition, offset, key, value in zip(*columns, strict=True):
+        yield Record(topic, partition, offset, key.decode(), value.decode())
+
+
+def _ranges(start: Any, end: Any) -> Iterator[SourceRange]:
+    before, after = (SourcePosition.from_dict(each).end for each in (start, end))
+    for tp, stop in after.items():
+        if stop > before.get(tp, 0):
+            yield SourceRange(tp.topic, tp.partition, before.get(tp, 0), stop)
+
+
+def main(path: str) -> None:
+    stop = threading.Event()
+
+    def listen() -> None:
+        while told := os.read(0, 1024):
+            if b"stop" in told:
+                stop.set()
+        os._exit(1)  # our parent ended
+
+    threading.Thread(target=listen, daemon=True).start()
+    spec = json.loads(Path(path).read_text())
+    for name in spec.get("mutations", ()):
+        mutations.switch_off(name)
+    for restarts_left in range(spec.get("restarts", 0), -1, -1):
+        try:
+            Run(spec, stop).to_the_end()
+            break
+        except (KafkaEosError, RuntimeError) as error:
+            print("QUERY FAILED", type(error).__name__, error, flush=True)
+            if not restarts_left:
+                sys.exit(1)
+    print("QUERY DONE", flush=True)
+    os._exit(0)  # as a worker of Spark ends: nothing is closed in good order
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,95 @@
+"""Rules of the product, each switched off in one process: tests that pass without one prove nothing (T54)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kafka_eos_source.commit import transaction
+from kafka_eos_source.commit.decide import Verdict
+from kafka_eos_source.kafka.transactional import TransactionalProducer
+
+
+def _no_token_check() -> None:
+    """Every batch is written, whatever Kafka holds."""
+    transaction.decide = lambda *_, **__: Verdict.WRITE
+
+
+def _no_epoch_rule() -> None:
+    """A producer goes on after a commit that was not answered at the first try."""
+    TransactionalProducer.is_clean = lambda self: self._committed_at_us is not None  # type: ignore[method-assign]
+
+
+def _lose_a_record() -> None:
+    """No rule of ours, but the fault that the count check is for: a record is dropped without a word."""
+    send = TransactionalProducer.send
+
+    def lossy(self: TransactionalProducer, rows: Any, topic: Any, deadline: Any) -> None:
+        send(self, rows.slice(1), topic, deadline)
+
+    TransactionalProducer.send = lossy  # type: ignore[method-assign]
+
+
+def _no_count_check() -> None:
+    """What was enqueued is not compared with what was staged."""
+    flush = TransactionalProducer.flush
+
+    def flush_and_lie(self: TransactionalProducer, deadline: Any) -> None:
+        flush(self, deadline)
+        self.enqueued = _AnyNumber()
+
+    TransactionalProducer.flush = flush_and_lie  # type: ignore[method-assign]
+
+
+class _AnyNumber(int):
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = int.__hash__
+
+
+def _token_before_init() -> None:
+    """The token is read, then the transactional id initialised: an older owner may commit between."""
+    open_ = transaction.Commit._open
+
+    def read_then_init(self: transaction.Commit) -> Verdict:
+        cluster = self._cluster
+        producer: Any = cluster.producer()
+        init, producer.init = producer.init, lambda deadline: None
+        self._cluster = _Prepared(producer, cluster)
+        try:
+            verdict = open_(self)
+        finally:
+            self._cluster = cluster
+        init(self._deadline)
+        return verdict
+
+    transaction.Commit._open = read_then_init  # type: ignore[method-assign]
+
+
+class _Prepared:
+    """A cluster whose next producer is made already."""
+
+    def __init__(self, producer: Any, cluster: transaction.Cluster) -> None:
+        self._producer = producer
+        self.group_offsets = cluster.group_offsets
+
+    def producer(self) -> Any:
+        return self._producer
+
+
+SWITCHES: Mapping[str, Callable[[], None]] = {
+    "token check": _no_token_check,
+    "epoch rule": _no_epoch_rule,
+    "lose a record": _lose_a_record,
+    "count check": _no_count_check,
+    "init before token": _token_before_init,
+}
+
+
+def switch_off(name: str) -> None:
+    """For the rest of this process."""
+    SWITCHES[name]()

@@ -1,0 +1,117 @@
+"""One query under fault: its topics, what was sent to it, the processes that run it, and the verdict."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from integration.chaos.oracle import Outcome, outcome
+from integration.support.driver import Driver
+from integration.support.kafka import Admin, end_offsets, produce
+from integration.support.processes import await_condition
+
+_KEYS = 10
+_SECONDS = 120.0
+
+
+class Scenario:
+    """A query from topic to topic, run by `loop`.
+
+    Args:
+        bootstrap: of the cluster it reads and writes.
+        folder: for its files.
+        start: starts processes that end with the test (the fixture ``driver``).
+        partitions: of both topics.
+        batch: records of a micro-batch.
+
+    Attributes:
+        sent: key and value of every record sent to the source, in order.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        folder: Path,
+        start: Callable[..., Driver],
+        *,
+        partitions: int = 2,
+        batch: int = 50,
+    ) -> None:
+        name = uuid.uuid4().hex[:8]
+        self.bootstrap = bootstrap
+        self.admin = Admin(bootstrap)
+        self.source = self.admin.create(f"in-{name}", partitions)
+        self.sink = self.admin.create(f"out-{name}", partitions)
+        self.application_id = f"app-{name}"
+        self.checkpoint = folder / f"checkpoint-{name}"
+        self.folder = folder
+        self.sent: list[tuple[str, str]] = []
+        self._start = start
+        self._batch = batch
+
+    def feed(self, rows: int) -> None:
+        """Sends as many more records."""
+        first = len(self.sent)
+        new = [(f"k{row % _KEYS}", f"{row:06d}") for row in range(first, first + rows)]
+        produce(self.bootstrap, self.source, [value for _, value in new], keys=[key for key, _ in new])
+        self.sent += new
+
+    def start(
+        self,
+        failpoints: str = "",
+        *,
+        mutations: Sequence[str] = (),
+        sink: Mapping[str, str] | None = None,
+        checkpoint: Path | None = None,
+        **spec: Any,
+    ) -> Driver:
+        """A process that runs the query; ``restarts``, ``available_now`` as in `loop`."""
+        servers = {"kafka.bootstrap.servers": self.bootstrap}
+        return self._start(
+            {
+                "source": {
+                    **servers,
+                    "subscribe": self.source,
+                    "startingOffsets": "earliest",
+                    "maxOffsetsPerTrigger": str(self._batch),
+                },
+                "sink": {
+                    **servers,
+                    "topic": self.sink,
+                    "application.id": self.application_id,
+                    "checkpointLocation": str(checkpoint or self.checkpoint),
+                    "commitTimeoutMs": "60000",
+                    **(sink or {}),
+                },
+                "checkpoint": str(checkpoint or self.checkpoint),
+                "mutations": list(mutations),
+                **spec,
+            },
+            failpoints,
+            module="integration.chaos.loop",
+        )
+
+    def run(self, **spec: Any) -> None:
+        """The query to its end, undisturbed."""
+        self.start(**spec).finish()
+
+    def once(self, name: str) -> Path:
+        """A file that a failpoint makes when it fires."""
+        return self.folder / f"once-{name}"
+
+    def stopped_at(self, failpoint: str, at_time: int = 1, **spec: Any) -> Driver:
+        """A process that is stopped (SIGSTOP) by now, where it came to the failpoint for the n-th time."""
+        once = self.once(uuid.uuid4().hex[:6])
+        process = self.start(f"{failpoint}=stop*{at_time}@{once}", **spec)
+        await_condition(once.exists, _SECONDS, f"{failpoint} is reached")
+        return process
+
+    def written(self) -> int:
+        """Records in the output, committed or not, markers included."""
+        return sum(end_offsets(self.bootstrap, self.sink).values())
+
+    def outcome(self) -> Outcome:
+        """The verdict, once nothing runs any more."""
+        return outcome(self.bootstrap, self.source, self.sink, self.application_id, self.sent)

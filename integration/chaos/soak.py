@@ -1,0 +1,310 @@
+"""T53: faults at random, one every few seconds, by a seed that replays them.
+
+``python -m integration.chaos.soak [MINUTES] [--seed N] [--keep FOLDER]``. A query copies a topic while its
+driver is killed and paused, its broker is killed and started again, the network is cut, and commits are
+lost, held and delivered late. Everything sent, committed and read is written down and judged at the end:
+by the multiset of records, by their order per key, and by a checker in the style of Jepsen's.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import click
+from confluent_kafka import Consumer, TopicPartition
+
+from integration.chaos.conftest import Proxied, behind_a_proxy
+from integration.chaos.oracle import Outcome
+from integration.chaos.proxy import END_TXN, PRODUCE, TXN_OFFSET_COMMIT, Action, Rule
+from integration.chaos.scenario import Scenario
+from integration.support.driver import Driver
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.testing.checker import Findings, check
+from kafka_eos_source.testing.history import Record, Recorder, read_history
+
+#: Short enough for the pauses and cuts below to outlast it now and then.
+_TRANSACTION_TIMEOUT_MS = 5000
+_PARTITIONS = 3
+_FEED_ROWS, _FEED_EVERY_SECONDS = 40, 0.2
+_COMES_TO_REST_SECONDS = 180.0
+
+
+@dataclass
+class Report:
+    """What a soak found.
+
+    Attributes:
+        seed, minutes: the run.
+        faults: how often each fault was injected.
+        starts: driver processes started.
+        outcome: the verdict by multiset and order.
+        findings: the verdict of the checker.
+    """
+
+    seed: int
+    minutes: float
+    faults: Counter[str] = field(default_factory=Counter)
+    starts: int = 0
+    outcome: Outcome | None = None
+    findings: Findings | None = None
+
+    @property
+    def good(self) -> bool:
+        return (
+            self.outcome is not None
+            and self.findings is not None
+            and self.outcome.exactly_once
+            and self.findings.ok
+        )
+
+
+class Soak:
+    """One run.
+
+    Args:
+        proxied: the broker, with the proxy before it.
+        scenario: the query; its driver is started again whenever it ends.
+        folder: for the histories.
+        seed: of the schedule.
+        tell: is given a line for each fault.
+    """
+
+    def __init__(
+        self, proxied: Proxied, scenario: Scenario, folder: Path, seed: int, tell: Callable[[str], None]
+    ) -> None:
+        self._proxied = proxied
+        self._scenario = scenario
+        self._folder = folder
+        self._chance = random.Random(seed)
+        self._tell = tell
+        self._driver: Driver | None = None
+        self._lock = threading.Lock()
+        self._late: list[Rule] = []
+        self._over = threading.Event()
+        self._done = threading.Event()
+        self._faults = Recorder(folder / "faults.jsonl", "soak")
+        self.report = Report(seed, 0.0)
+
+    def run(self, minutes: float) -> Report:
+        """Raises: AssertionError: what was started did not come to rest."""
+        self.report.minutes = minutes
+        threads = [
+            threading.Thread(target=each, daemon=True)
+            for each in (self._feed, self._keep_running, self._read)
+        ]
+        for each in threads:
+            each.start()
+        until = Deadline.after_seconds(60 * minutes)
+        while not until.expired:
+            self._over.wait(self._chance.uniform(2.0, 6.0))
+            self._inject(self._chance.choice(list(self._FAULTS)))
+        self._over.set()
+        self._come_to_rest()
+        self._done.set()
+        for each in threads:
+            each.join(_COMES_TO_REST_SECONDS)
+            assert not each.is_alive(), "a thread of the soak did not end"
+        self.report.outcome = self._scenario.outcome()
+        self.report.findings = check(read_history(sorted(self._folder.glob("*.jsonl"))))
+        return self.report
+
+    # -- the faults
+
+    def _inject(self, name: str) -> None:
+        self._tell(name)
+        self._faults.fault(name)
+        self.report.faults[name] += 1
+        self._FAULTS[name](self)
+
+    def _kill_driver(self) -> None:
+        with self._lock:
+            if self._driver is not None:
+                self._driver.kill()
+
+    def _pause_driver(self) -> None:
+        """As long as a long collection of garbage, or longer than a transaction may be open."""
+        with self._lock:
+            driver = self._driver
+        if driver is None or driver.process.poll() is not None:
+            return
+        os.kill(driver.process.pid, signal.SIGSTOP)
+        time.sleep(self._chance.choice([0.5, 7.0]))  # the fault itself
+        if driver.process.poll() is None:
+            os.kill(driver.process.pid, signal.SIGCONT)
+
+    def _overtake(self) -> None:
+        """A second driver on the same checkpoint while the first stands still: Spark's worst case."""
+        with self._lock:
+            driver = self._driver
+            if driver is None or driver.process.poll() is not None:
+                return
+            os.kill(driver.process.pid, signal.SIGSTOP)
+            self._driver = self._start()
+        time.sleep(self._chance.uniform(1.0, 4.0))  # the fault itself
+        if driver.process.poll() is None:
+            os.kill(driver.process.pid, signal.SIGCONT)
+
+    def _kill_broker(self) -> None:
+        self._proxied.kafka.kill_node(1)
+        self._proxied.kafka.start_node(1)
+
+    def _cut(self) -> None:
+        self._proxied.proxy.cut_for(self._chance.choice([0.2, 2.0, 6.0]))
+
+    def _lose_answer(self) -> None:
+        api_key = self._chance.choice([END_TXN, END_TXN, PRODUCE, TXN_OFFSET_COMMIT])
+        self._proxied.proxy.catch(api_key, Action.DROP_ANSWER)
+
+    def _hold_commit(self) -> None:
+        """An EndTxn is kept back, and the client sends it again; the first one comes at any time after."""
+        self._late.append(self._proxied.proxy.catch(END_TXN, Action.HOLD, times=self._chance.choice([1, 3])))
+
+    def _deliver_late(self) -> None:
+        held = [caught for rule in self._late for caught in rule.caught]
+        for rule in self._late:
+            rule.caught.clear()
+        for caught in held:
+            try:
+                caught.deliver(self._chance.choice([None, False]))
+            except OSError as error:
+                self._tell(f"  not delivered: {error}")
+
+    _FAULTS: ClassVar[dict[str, Callable[[Soak], None]]] = {
+        "kill driver": _kill_driver,
+        "pause driver": _pause_driver,
+        "overtake driver": _overtake,
+        "kill broker": _kill_broker,
+        "cut network": _cut,
+        "lose answer": _lose_answer,
+        "hold commit": _hold_commit,
+        "deliver late": _deliver_late,
+    }
+
+    # -- what goes on meanwhile
+
+    def _start(self, **spec: object) -> Driver:
+        self.report.starts += 1
+        return self._scenario.start(
+            sink={
+                "kafka.transaction.timeout.ms": str(_TRANSACTION_TIMEOUT_MS),
+                "kafka.socket.timeout.ms": "2000",
+                "commitTimeoutMs": "20000",
+            },
+            history=str(self._folder / f"loop-{self.report.starts}.jsonl"),
+            **{"available_now": False, **spec},
+        )
+
+    def _feed(self) -> None:
+        while not self._over.wait(_FEED_EVERY_SECONDS):
+            self._scenario.feed(_FEED_ROWS)
+
+    def _keep_running(self) -> None:
+        """As a scheduler of jobs does: whatever the driver died of, it is started again."""
+        while not self._over.is_set():
+            with self._lock:
+                if self._driver is None or self._driver.process.poll() is not None:
+                    self._driver = self._start()
+            self._over.wait(0.2)
+
+    def _read(self) -> None:
+        """A read_committed consumer, as a user has it, from the first record to the last."""
+        with (
+            _consumer(self._scenario.bootstrap, self._scenario.sink) as consumer,
+            Recorder(self._folder / "reader.jsonl", "reader") as recorder,
+        ):
+            idle_since_done = 0
+            while idle_since_done < 10:
+                messages = consumer.consume(1000, 0.2)
+                found = [each for each in messages if each.error() is None]
+                if found:
+                    recorder.polled(
+                        Record(
+                            each.topic(),
+                            each.partition(),
+                            each.offset(),
+                            each.key().decode(),
+                            each.value().decode(),
+                        )
+                        for each in found
+                    )
+                idle_since_done = 0 if found or not self._done.is_set() else idle_since_done + 1
+
+    def _come_to_rest(self) -> None:
+        """No more faults: one more driver has to bring everything to its end by itself."""
+        self._proxied.proxy.catch_nothing()
+        self._deliver_late()
+        with self._lock:
+            if self._driver is not None:
+                self._driver.kill()
+            last = self._start(available_now=True, restarts=5)
+        last.finish()
+
+
+@contextmanager
+def _consumer(bootstrap: str, topic: str) -> Iterator[Consumer]:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "soak",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    try:
+        consumer.assign([TopicPartition(topic, number, 0) for number in range(_PARTITIONS)])
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def soak(minutes: float, seed: int, folder: Path, tell: Callable[[str], None]) -> Report:
+    """One run on a cluster of its own."""
+    with ExitStack() as running:
+
+        def start(*arguments: object, **more: object) -> Driver:
+            driver = Driver(arguments[0], folder / "drivers", *arguments[1:], **more)  # type: ignore[arg-type]
+            running.callback(driver.kill)
+            return driver
+
+        proxied = running.enter_context(behind_a_proxy())
+        scenario = Scenario(proxied.bootstrap, folder, start, partitions=_PARTITIONS, batch=100)
+        return Soak(proxied, scenario, folder, seed, tell).run(minutes)
+
+
+@click.command()
+@click.argument("minutes", type=float, default=10.0)
+@click.option("--seed", type=int, default=None, help="Replays the schedule of an earlier run.")
+@click.option("--keep", type=click.Path(path_type=Path), default=None, help="Where histories and logs stay.")
+def main(minutes: float, seed: int | None, keep: Path | None) -> None:
+    """Faults at random for MINUTES; exits with 1 if a single record is lost, doubled or out of order."""
+    seed = random.SystemRandom().randrange(100_000) if seed is None else seed
+    folder = keep or Path(tempfile.mkdtemp(prefix="kafka-eos-soak-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    click.echo(f"seed {seed}, {minutes:g} minutes, histories in {folder}")
+    report = soak(
+        minutes, seed, folder, lambda line: click.echo(f"{time.monotonic() - began:7.1f} s  {line}")
+    )
+    click.echo(f"faults: {dict(report.faults)}; drivers started: {report.starts}")
+    click.echo(str(report.findings))
+    assert report.outcome is not None
+    click.echo(str(report.outcome.rows))
+    click.echo("every record exactly once, in order" if report.good else f"WRONG, see {folder}")
+    sys.exit(0 if report.good else 1)
+
+
+if __name__ == "__main__":
+    main()

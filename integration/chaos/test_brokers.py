@@ -1,0 +1,127 @@
+"""Brokers and the network fail; nobody starts anything again but the brokers."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.chaos.conftest import Proxied
+from integration.chaos.scenario import Scenario
+from integration.support import broker as brokers
+from integration.support.driver import Driver
+from integration.support.processes import await_condition
+from kafka_eos_source.embedded import EmbeddedKafka
+
+_SECONDS = 120.0
+_BATCH = 50
+
+#: A dead broker is noticed within two seconds, not nine.
+_QUICK = {
+    "broker.session.timeout.ms": "2000",
+    "broker.heartbeat.interval.ms": "300",
+    "controller.quorum.election.timeout.ms": "500",
+    "controller.quorum.fetch.timeout.ms": "1000",
+}
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[EmbeddedKafka]:
+    with EmbeddedKafka(3, config=_QUICK, java_options=brokers.JAVA_OPTIONS) as kafka:
+        yield kafka
+
+
+@pytest.fixture
+def on_three(three: EmbeddedKafka, tmp_path: Path, driver: Callable[..., Driver]) -> Iterator[Scenario]:
+    yield Scenario(three.bootstrap_servers, tmp_path, driver, batch=_BATCH)
+    for node in three.nodes:
+        three.start_node(node)
+
+
+def leader(scenario: Scenario, topic: str, partition: int) -> int:
+    """The broker that leads a partition."""
+    metadata = scenario.admin.client.list_topics(timeout=_SECONDS)
+    return int(metadata.topics[topic].partitions[partition].leader)
+
+
+def coordinator(scenario: Scenario, internal_topic: str, name: str) -> int:
+    """Of a group or a transactional id: who leads the partition that its hash (Java's) names."""
+    hashed = 0
+    for character in name:
+        hashed = (31 * hashed + ord(character)) & 0xFFFFFFFF
+    signed = hashed - (1 << 32) if hashed >= 1 << 31 else hashed
+    count = len(scenario.admin.client.list_topics(timeout=_SECONDS).topics[internal_topic].partitions)
+    return leader(scenario, internal_topic, abs(signed) % count)
+
+
+def undisturbed_end(scenario: Scenario, driver: Driver) -> None:
+    """Everything sent is committed by this very process, which is then told to stop."""
+    await_condition(
+        lambda: driver.process.poll() is not None or scenario.outcome().exactly_once,
+        _SECONDS,
+        "everything is committed",
+    )
+    driver.tell("stop")
+    driver.finish()
+    found = scenario.outcome()
+    assert found.exactly_once, found
+
+
+def test_t29_the_leader_of_an_output_partition_is_killed(on_three: Scenario, three: EmbeddedKafka) -> None:
+    on_three.feed(100)
+    driver = on_three.start(available_now=False)
+    driver.await_text("BATCH 0")
+    three.kill_node(leader(on_three, on_three.sink, 0))
+    on_three.feed(100)
+    undisturbed_end(on_three, driver)
+
+
+@pytest.mark.parametrize("at", ["commit.after_init", "commit.after_flush", "commit.before_commit"])
+def test_t30_the_transaction_coordinator_is_killed(on_three: Scenario, three: EmbeddedKafka, at: str) -> None:
+    on_three.feed(150)
+    driver = on_three.stopped_at(at, at_time=1 if at == "commit.after_init" else 2)
+    three.kill_node(coordinator(on_three, "__transaction_state", on_three.application_id))
+    os.kill(driver.process.pid, signal.SIGCONT)
+    driver.finish()
+    found = on_three.outcome()
+    assert found.exactly_once, found
+
+
+def test_t31_the_group_coordinator_is_killed(on_three: Scenario, three: EmbeddedKafka) -> None:
+    on_three.feed(150)
+    driver = on_three.stopped_at("commit.after_flush", at_time=2)
+    three.kill_node(coordinator(on_three, "__consumer_offsets", on_three.application_id))
+    os.kill(driver.process.pid, signal.SIGCONT)
+    driver.finish()
+    found = on_three.outcome()
+    assert found.exactly_once, found
+
+
+def test_t32_every_broker_restarts_one_after_the_other(on_three: Scenario, three: EmbeddedKafka) -> None:
+    on_three.feed(50)
+    driver = on_three.start(available_now=False)
+    driver.await_text("BATCH 0")
+    for node in three.nodes:
+        three.kill_node(node)
+        on_three.feed(50)
+        three.start_node(node)
+    undisturbed_end(on_three, driver)
+
+
+@pytest.mark.parametrize(
+    ("timeout_ms", "at"),
+    [(60_000, "commit.within_produce"), (2_000, "commit.after_flush")],
+    ids=["shorter-than-the-transaction-timeout", "longer"],
+)
+def test_t33_the_network_is_cut(behind_proxy: Scenario, proxied: Proxied, timeout_ms: int, at: str) -> None:
+    behind_proxy.feed(150)
+    options = {"kafka.transaction.timeout.ms": str(timeout_ms), "kafka.socket.timeout.ms": "1000"}
+    driver = behind_proxy.stopped_at(at, at_time=2, sink=options)
+    os.kill(driver.process.pid, signal.SIGCONT)
+    proxied.proxy.cut_for(seconds=5.0)
+    driver.finish()
+    found = behind_proxy.outcome()
+    assert found.exactly_once, found

@@ -1,0 +1,101 @@
+"""EndTxn is lost, doubled or late: the network may do with a request what it likes."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from integration.chaos.conftest import Proxied
+from integration.chaos.oracle import Outcome
+from integration.chaos.proxy import END_TXN, PRODUCE, Action
+from integration.chaos.scenario import Scenario
+from integration.support.processes import await_condition
+
+NONE, INVALID_PRODUCER_EPOCH, CONCURRENT_TRANSACTIONS = 0, 47, 51
+
+
+@pytest.mark.parametrize("delivered", ["before the restart", "after the restart", "never"])
+def test_t06_the_driver_dies_with_its_commit_on_the_way(
+    behind_proxy: Scenario, proxied: Proxied, delivered: str
+) -> None:
+    behind_proxy.feed(120)
+    held = proxied.proxy.catch(END_TXN, Action.HOLD, skip=1, times=1000)
+    driver = behind_proxy.start()
+    late = held.await_caught()[0]
+    driver.kill()
+    proxied.proxy.catch_nothing()
+    if delivered == "before the restart":
+        assert late.deliver() == NONE
+    behind_proxy.run()
+    if delivered == "after the restart":
+        assert late.deliver() == INVALID_PRODUCER_EPOCH, "the restart has fenced it"
+    found = behind_proxy.outcome()
+    assert found.exactly_once, found
+
+
+def late_abort(scenario: Scenario, proxied: Proxied, *mutations: str) -> tuple[int, Outcome]:
+    """T16. Batch 0's first EndTxn comes back, as an abort, when batch 1's rows are flushed."""
+    scenario.feed(100)
+    held = proxied.proxy.catch(END_TXN, Action.HOLD)
+    driver = scenario.stopped_at("commit.after_flush", at_time=2, mutations=mutations)
+    (late,) = held.await_caught()
+    answer = late.deliver(commit=False)
+    os.kill(driver.process.pid, signal.SIGCONT)
+    driver.wait()
+    scenario.run()
+    return answer, scenario.outcome()
+
+
+def late_commit(scenario: Scenario, proxied: Proxied, *mutations: str) -> tuple[int, Outcome]:
+    """T17. Batch 0's first EndTxn comes when one partition of batch 1 is written; then the driver dies."""
+    scenario.feed(100)
+    held = proxied.proxy.catch(END_TXN, Action.HOLD)
+    driver = scenario.stopped_at("commit.before_begin", at_time=2, mutations=mutations)
+    (late,) = held.await_caught()
+    written = scenario.written()
+    proxied.proxy.catch(PRODUCE, Action.HOLD, skip=1, times=1000)
+    os.kill(driver.process.pid, signal.SIGCONT)
+    await_condition(lambda: scenario.written() > written, 60, "one partition is written")
+    answer = late.deliver()
+    driver.kill()
+    proxied.proxy.catch_nothing()
+    scenario.run()
+    return answer, scenario.outcome()
+
+
+@pytest.mark.parametrize("late", [late_abort, late_commit], ids=["T16", "T17"])
+def test_t16_t17_a_late_endtxn_of_the_batch_before(late, behind_proxy, proxied) -> None:  # type: ignore[no-untyped-def]
+    answer, found = late(behind_proxy, proxied)
+    assert answer == INVALID_PRODUCER_EPOCH, "a producer that had trouble is replaced, which raises the epoch"
+    assert found.exactly_once, found
+
+
+@pytest.mark.parametrize("late", [late_abort, late_commit], ids=["T16", "T17"])
+def test_t54_without_the_epoch_rule_it_ends_the_wrong_transaction(late, behind_proxy, proxied) -> None:  # type: ignore[no-untyped-def]
+    answer, found = late(behind_proxy, proxied, "epoch rule")
+    assert answer == NONE
+    assert not found.rows.exactly_once, "the tests above cannot fail"
+
+
+def test_t18_the_answer_to_a_commit_is_lost(behind_proxy: Scenario, proxied: Proxied) -> None:
+    behind_proxy.feed(150)
+    dropped = proxied.proxy.catch(END_TXN, Action.DROP_ANSWER, skip=1)
+    behind_proxy.run()
+    assert dropped.caught
+    found = behind_proxy.outcome()
+    assert found.exactly_once, found
+    assert found.token is not None
+    assert found.token.batch_id == 2, "nobody had to start anything again"
+
+
+def test_t19_a_commit_is_held_until_the_next_batch_runs(behind_proxy: Scenario, proxied: Proxied) -> None:
+    behind_proxy.feed(200)
+    held = proxied.proxy.catch(END_TXN, Action.HOLD, times=3)
+    driver = behind_proxy.start()
+    answers = [late.deliver() for late in held.await_caught(3)]
+    driver.finish()
+    found = behind_proxy.outcome()
+    assert found.exactly_once, found
+    assert set(answers) <= {NONE, INVALID_PRODUCER_EPOCH, CONCURRENT_TRANSACTIONS}

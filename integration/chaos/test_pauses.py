@@ -1,0 +1,93 @@
+"""Drivers that stand still for too long, and drivers that are two."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from integration.chaos.scenario import Scenario
+from integration.support.kafka import end_offsets
+from integration.support.processes import await_condition
+
+TIMEOUT_MS = 2000
+_SECONDS = 60.0
+
+
+@pytest.mark.parametrize(
+    "at", ["commit.after_flush", "commit.before_commit"], ids=["T22-mid-produce", "T23-after-send-offsets"]
+)
+def test_t22_t23_a_pause_longer_than_the_transaction_timeout(scenario: Scenario, at: str) -> None:
+    """The coordinator aborts and raises the epoch; the driver is fenced, reads the token and writes again."""
+    scenario.feed(150)
+    options = {"kafka.transaction.timeout.ms": str(TIMEOUT_MS), "kafka.socket.timeout.ms": "1000"}
+    driver = scenario.stopped_at(at, at_time=2, sink=options)
+    written = scenario.written()
+    # the marker of the coordinator's abort is a record
+    await_condition(lambda: scenario.written() > written, _SECONDS, "the coordinator aborts the transaction")
+    os.kill(driver.process.pid, signal.SIGCONT)
+    driver.finish()
+    found = scenario.outcome()
+    assert found.exactly_once, found
+
+
+@pytest.mark.parametrize("at", ["commit.after_token", "commit.after_flush", "commit.before_commit"])
+def test_t24_a_driver_comes_back_after_another_went_on(scenario: Scenario, at: str) -> None:
+    scenario.feed(150)
+    zombie = scenario.stopped_at(at)
+    scenario.run()
+    ends = end_offsets(scenario.bootstrap, scenario.sink)
+    os.kill(zombie.process.pid, signal.SIGCONT)
+    assert zombie.wait() == 1
+    assert "KAFKA_EOS.FENCED" in zombie.log.read_text()
+    found = scenario.outcome()
+    assert found.exactly_once, found
+    assert end_offsets(scenario.bootstrap, scenario.sink) == ends, "the zombie wrote nothing that stayed"
+
+
+def test_t25_one_application_id_and_two_checkpoints(scenario: Scenario) -> None:
+    scenario.feed(100)
+    first = scenario.stopped_at("commit.before_begin", at_time=2)
+    second = scenario.start(checkpoint=scenario.folder / "another")
+    assert second.wait() == 1
+    assert "ForeignQueryError" in second.log.read_text()
+    os.kill(first.process.pid, signal.SIGCONT)
+    first.wait()  # fenced by the one that was refused, it may settle that by the token or ask for a restart
+    scenario.run()
+    found = scenario.outcome()
+    assert found.exactly_once, found
+
+
+def test_t26_two_drivers_on_one_checkpoint(scenario: Scenario) -> None:
+    scenario.feed(300)
+    both = [scenario.start(), scenario.start()]
+    codes = [each.wait() for each in both]
+    scenario.run()
+    found = scenario.outcome()
+    assert found.exactly_once, found
+    assert found.token is not None
+    assert found.token.batch_id == 5
+    assert codes != [1, 1] or found.rows.found == 300
+
+
+def test_t04_t54_without_init_before_the_token_a_batch_comes_twice(scenario: Scenario) -> None:
+    """B has read the token, and A, whom nobody fenced, commits the batch that B then writes."""
+    assert _overtaken(scenario).exactly_once
+
+
+def test_t54_init_before_token(scenario: Scenario) -> None:
+    found = _overtaken(scenario, "init before token")
+    assert found.rows.doubled, "the test above cannot fail"
+
+
+def _overtaken(scenario: Scenario, *mutations: str):  # type: ignore[no-untyped-def]
+    scenario.feed(50)
+    first = scenario.stopped_at("commit.after_flush")
+    second = scenario.stopped_at("commit.after_token", mutations=mutations)
+    os.kill(first.process.pid, signal.SIGCONT)
+    first.wait()
+    os.kill(second.process.pid, signal.SIGCONT)
+    second.wait()
+    scenario.run()
+    return scenario.outcome()
