@@ -1,0 +1,214 @@
+"""One batch through the product's own machine, over its own client, against a mock cluster; and the verdict.
+
+Nothing of the product is replaced. Its producer is watched, and what the mock forgets is put back: the
+offsets that a transaction carried are written to the group once its commit marker is in the log, and only
+then, so that the product finds its token where, and as, a broker would hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import Consumer
+from confluent_kafka import TopicPartition as ClientTopicPartition
+from mock_cluster import MockCluster
+from mock_log import Entry, commits, committed, read
+
+from kafka_eos_source.commit.decide import Batch
+from kafka_eos_source.commit.session import KafkaCluster
+from kafka_eos_source.commit.sources import SourceRange
+from kafka_eos_source.commit.token import Token, newest
+from kafka_eos_source.commit.transaction import Commit, Order, Owner, Result
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.kafka.transactional import TransactionalProducer
+from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.parts import StagedRows
+from kafka_eos_source.stage.writer import stage
+
+APPLICATION_ID = "app"
+SOURCE = TopicPartition("in", 0)
+OUTPUT = "out"
+OUTPUT_PARTITIONS = 2
+ROWS = 10
+
+
+class MockKafka:
+    """`KafkaCluster` on a mock cluster, watched.
+
+    Attributes:
+        calls: transactional calls of the product, in their order.
+    """
+
+    def __init__(self, mock: MockCluster, **kafka: str) -> None:
+        """``kafka``: more ``kafka.*`` options, with ``_`` for ``.``."""
+        self.mock = mock
+        self.calls: list[str] = []
+        self.kafka = {
+            "bootstrap.servers": mock.bootstrap_servers,
+            **{name.replace("_", "."): value for name, value in kafka.items()},
+        }
+        self._cluster = KafkaCluster(self.kafka, APPLICATION_ID)
+        self._sent: list[GroupOffset] | None = None
+        self._settled = 0
+        mock.create_topic(OUTPUT, OUTPUT_PARTITIONS)
+        mock.create_topic(SOURCE.topic, 1)
+
+    # transaction.Cluster
+    def producer(self) -> WatchedProducer:
+        return WatchedProducer(self._cluster.producer(), self)
+
+    def group_offsets(
+        self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
+    ) -> Mapping[TopicPartition, GroupOffset]:
+        self.calls.append("token")
+        self.settle()
+        return self._cluster.group_offsets(group_id, certainly, deadline)
+
+    def sent(self, offsets: Collection[GroupOffset] | None) -> None:
+        """What the open transaction carries; None = nothing yet."""
+        self._sent = None if offsets is None else list(offsets)
+
+    def settle(self) -> None:
+        """Gives the group the offsets of a transaction that was committed since the last look."""
+        ends = [commits(self._log(partition)) for partition in range(OUTPUT_PARTITIONS)]
+        assert len(set(ends)) == 1, f"a transaction ended in one partition and not in another: {ends}"
+        if ends[0] == self._settled:
+            return
+        assert ends[0] == self._settled + 1, "two transactions were committed, and nobody looked between"
+        assert self._sent is not None, "records were committed without token"
+        self._settled = ends[0]
+        self.hold(self._sent)
+        self._sent = None
+
+    def hold(self, offsets: Collection[GroupOffset]) -> None:
+        """Makes ``offsets`` the group's."""
+        consumer = Consumer({"bootstrap.servers": self.mock.bootstrap_servers, "group.id": APPLICATION_ID})
+        try:
+            consumer.commit(
+                offsets=[
+                    ClientTopicPartition(each.tp.topic, each.tp.partition, each.offset, each.metadata)
+                    for each in offsets
+                ],
+                asynchronous=False,
+            )
+        finally:
+            consumer.close()
+
+    def token(self) -> Token | None:
+        """The token that the group holds."""
+        wanted = {SOURCE, TopicPartition(OUTPUT, 0)}
+        found = self._cluster.group_offsets(APPLICATION_ID, wanted, Deadline.after_seconds(20))
+        return newest(found.values())
+
+    def visible(self) -> list[str]:
+        """Values of all committed records."""
+        return [
+            (value or b"").decode()
+            for partition in range(OUTPUT_PARTITIONS)
+            for value in committed(self._log(partition))
+        ]
+
+    def _log(self, partition: int) -> list[Entry]:
+        return read(self.mock.bootstrap_servers, OUTPUT, partition)
+
+
+class WatchedProducer:
+    """A `TransactionalProducer` that says what is done with it."""
+
+    def __init__(self, producer: TransactionalProducer, kafka: MockKafka) -> None:
+        self._producer = producer
+        self._kafka = kafka
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def init(self, deadline: Deadline) -> None:
+        self._kafka.calls.append("init")
+        self._producer.init(deadline)
+
+    def begin(self) -> None:
+        self._kafka.settle()
+        self._kafka.calls.append("begin")
+        self._kafka.sent(None)
+        self._producer.begin()
+
+    def send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None:
+        self._producer.send_offsets(offsets, group_id, deadline)
+        self._kafka.sent(offsets)
+
+    def commit(self, deadline: Deadline) -> None:
+        self._kafka.calls.append("commit")
+        self._producer.commit(deadline)
+
+    def abort(self, deadline: Deadline) -> None:
+        self._kafka.calls.append("abort")
+        self._producer.abort(deadline)
+
+
+def order(batch_id: int = 0) -> Order:
+    """Batch ``batch_id`` of one query that reads ``in`` and writes ``out``."""
+    return Order(
+        batch=Batch(
+            application_id=APPLICATION_ID,
+            query_id="query",
+            run_id="run",
+            batch_id=batch_id,
+            start_digest=f"d{batch_id}",
+            end_digest=f"d{batch_id + 1}",
+            first_batch=0,
+        ),
+        group_id=APPLICATION_ID,
+        anchor=TopicPartition(OUTPUT, 0),
+        sources=(SourceRange({SOURCE: 10 * (batch_id + 1)}, {SOURCE: 10 * batch_id}),),
+        topic=OUTPUT,
+        source_cluster="same",
+    )
+
+
+def values(batch_id: int = 0, rows: int = ROWS) -> list[str]:
+    """Of one batch, as it is read: by the task."""
+    return [f"{batch_id}:{row}" for row in range(rows)]
+
+
+def staged(values: Sequence[str], *, timestamps: bool = False) -> StagedRows:
+    """Rows as a task stages them, by turns for each output partition.
+
+    ``timestamps``: each row has one, so that it is produced by a call of its own and not with its batch.
+    """
+    columns = {
+        "value": pa.array([value.encode() for value in values]),
+        "partition": pa.array([row % OUTPUT_PARTITIONS for row in range(len(values))], pa.int32()),
+    }
+    if timestamps:
+        columns["timestamp"] = pa.array([1_700_000_000_000] * len(values))
+    batch = pa.record_batch(columns)
+    part = stage([batch], batch.schema, folder=None, batch="0", inline_bytes=1 << 20, topic=OUTPUT)
+    return StagedRows(StagingFolder("no file is written"), "0", [part])
+
+
+def commit(
+    kafka: MockKafka,
+    owner: Owner,
+    batch_id: int = 0,
+    rows: StagedRows | None = None,
+    seconds: float = 30,
+) -> Result:
+    """As `commit.session` does it; ``rows``: None = the `values` of the batch.
+
+    Raises:
+        KafkaEosError: as `Commit.run`.
+    """
+    if rows is None:
+        rows = staged(values(batch_id))
+    return Commit(order(batch_id), rows, kafka, owner, Deadline.after_seconds(seconds)).run()
+
+
+def look(kafka: MockKafka) -> tuple[list[str], Token | None]:
+    """What readers see, sorted, and the group's token; the one without the other is refused."""
+    kafka.settle()
+    visible, token = kafka.visible(), kafka.token()
+    assert bool(visible) == (token is not None), f"{len(visible)} records are visible, the token is {token}"
+    return sorted(visible), token
