@@ -22,6 +22,8 @@ from kafka_eos_source.kafka.watchdog import Watchdog
 
 #: Longest single wait inside a call of the client, so that deadlines are kept to about this.
 SLICE_SECONDS = 5.0
+#: The same for a flush: librdkafka may forget a record when its transaction fails, and waits for it.
+_FLUSH_SECONDS = 0.5
 _CLOSE_SECONDS = 30.0
 
 _log = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ class RecordProducer:
         self._bootstrap = str(config.get("bootstrap.servers", ""))
         self._last_said = ""
         self._delivery_error: KafkaError | None = None
+        self._fatal: KafkaError | None = None
         try:
             self._client: Any = Producer(
                 {
@@ -104,7 +107,7 @@ class RecordProducer:
             UnavailableError: brokers did not take the records before ``deadline``.
             KafkaEosError: a record failed; by what it failed.
         """
-        while self._client.flush(deadline.remaining_seconds(SLICE_SECONDS)) > 0:
+        while self._serve(self._client.flush, deadline.remaining_seconds(_FLUSH_SECONDS)) > 0:
             self._raise_if_failed()
             if deadline.expired:
                 raise unreachable(self._bootstrap, deadline.budget_seconds * 1000, self._last_said)
@@ -183,11 +186,16 @@ class RecordProducer:
                         deadline.budget_seconds * 1000,
                         f"{doing}: {self._last_said or failure}",
                     ) from error
+            except SystemError as error:
+                raise classify(self._fatal_behind(error), doing) from error
 
     def _cause(self, failure: KafkaError, doing: str) -> KafkaEosError:
         """The client says "fatal" or "wrong state" when it knows better: look what it knows."""
-        fatal = self._batches.fatal_error() if self._batches is not None else None
-        return classify(fatal or failure, doing)
+        return classify(self._fatal_error() or failure, doing)
+
+    def _fatal_error(self) -> KafkaError | None:
+        found = self._batches.fatal_error() if self._batches is not None else None
+        return found or self._fatal
 
     def _send_batch(self, topic: str, batch: librdkafka.Messages, deadline: Deadline) -> None:
         assert self._batches is not None
@@ -243,15 +251,41 @@ class RecordProducer:
             self._raise_if_failed()
             if deadline.expired:
                 raise unreachable(self._bootstrap, deadline.budget_seconds * 1000, self._last_said)
-            self._client.flush(0.01)
+            self._serve(self._client.flush, 0.01)
 
     def _raise_if_failed(self) -> None:
-        if self._delivery_error is not None:
-            raise classify(self._delivery_error, "writing records")
+        failure = self._failure()
+        if failure is not None:
+            raise classify(failure, "writing records")
+
+    def _failure(self) -> KafkaError | None:
+        """Why the records enqueued so far will not all be written, as far as it is known."""
+        return self._fatal_error() or self._delivery_error
+
+    def _serve(self, call: Callable[[float], int], seconds: float) -> int:
+        """``call``, which delivers the client's events, and what it returns.
+
+        confluent-kafka hands a fatal error to no callback. It raises it, once, from the call that happens to
+        deliver it, be that the poller's or ours; and when another callback is due in the same call, the
+        interpreter's complaint about that (`SystemError`) takes its place.
+        """
+        try:
+            return call(seconds)
+        except KafkaException as error:
+            self._fatal = kafka_error(error)
+        except SystemError as error:
+            self._fatal = self._fatal_behind(error)
+        return len(self._client)
+
+    def _fatal_behind(self, error: SystemError) -> KafkaError:
+        fatal = self._fatal_error()
+        if fatal is None:
+            raise error
+        return fatal
 
     def _poll(self) -> None:
         while not self._closed.is_set():
-            self._client.poll(0.5)
+            self._serve(self._client.poll, 0.5)
 
     def _on_error(self, error: KafkaError) -> None:
         self._last_said = error.str()

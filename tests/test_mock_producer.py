@@ -1,0 +1,90 @@
+"""The producer when its transaction fails, with the real client on a mock cluster.
+
+librdkafka tells of a failure in three ways (a fatal event, a delivery report, the next call's error), and
+confluent-kafka changes each of them on the way. Whichever comes first, one error of ours comes out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import KafkaError
+from mock_cluster import Api, MockCluster
+
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import FencedError
+from kafka_eos_source.kafka.config import producer_config
+from kafka_eos_source.kafka.transactional import TransactionalProducer
+
+FAST = {"value": pa.array([b"a", b"b"])}
+SINGLY = {**FAST, "timestamp": pa.array([1_700_000_000_000, 1_700_000_000_000])}
+
+either_way = pytest.mark.parametrize("rows", [FAST, SINGLY], ids=["as a batch", "one by one"])
+
+
+@pytest.fixture
+def mock() -> Iterator[MockCluster]:
+    with MockCluster() as cluster:
+        cluster.create_topic("out", 1)
+        yield cluster
+
+
+def soon() -> Deadline:
+    return Deadline.after_seconds(20)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline, pause = soon(), threading.Event()
+    while not condition():
+        assert not deadline.expired, "it never came to it"
+        pause.wait(0.005)
+
+
+def begun(mock: MockCluster) -> TransactionalProducer:
+    """A producer within a transaction."""
+    config = producer_config({"bootstrap.servers": mock.bootstrap_servers}, transactional_id="app")
+    producer = TransactionalProducer(config)
+    producer.init(soon())
+    producer.begin()
+    return producer
+
+
+def send(producer: TransactionalProducer, rows: dict[str, pa.Array]) -> None:
+    producer.send(pa.record_batch(rows), "out", soon())
+
+
+def stop_polling(producer: TransactionalProducer) -> None:
+    producer._closed.set()
+    producer._poller.join()
+
+
+@either_way
+def test_a_fatal_error_that_the_flush_hears_of_is_an_error_of_ours(
+    mock: MockCluster, rows: dict[str, pa.Array]
+) -> None:
+    """Of INVALID_TXN_STATE and fencing a raw `KafkaException` came out, or a `SystemError`, or none."""
+    producer = begun(mock)
+    stop_polling(producer)
+    mock.fail(Api.ADD_PARTITIONS_TO_TXN, KafkaError.PRODUCER_FENCED)
+    send(producer, rows)
+    with pytest.raises(FencedError):
+        producer.flush(soon())
+    producer.close()
+
+
+@either_way
+def test_a_fatal_error_that_the_poller_hears_of_is_not_lost(
+    mock: MockCluster, rows: dict[str, pa.Array]
+) -> None:
+    """Its thread died of it, and a flush could wait for forgotten records until its deadline."""
+    producer = begun(mock)
+    mock.fail(Api.ADD_PARTITIONS_TO_TXN, KafkaError.PRODUCER_FENCED)
+    send(producer, rows)
+    until(lambda: producer._fatal is not None)
+    assert producer._poller.is_alive()
+    with pytest.raises(FencedError):
+        producer.flush(soon())
+    producer.close()
