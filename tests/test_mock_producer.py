@@ -6,16 +6,17 @@ confluent-kafka changes each of them on the way. Whichever comes first, one erro
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Producer
 from mock_cluster import Api, MockCluster
 
 from kafka_eos_source.deadline import Deadline
-from kafka_eos_source.errors import FencedError
+from kafka_eos_source.errors import FencedError, OutcomeUnknownError
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 
@@ -56,6 +57,11 @@ def send(producer: TransactionalProducer, rows: dict[str, pa.Array]) -> None:
     producer.send(pa.record_batch(rows), "out", soon())
 
 
+def clients() -> int:
+    """Producers of this process that are not destroyed yet."""
+    return sum(type(each) is Producer for each in gc.get_objects())
+
+
 def stop_polling(producer: TransactionalProducer) -> None:
     producer._closed.set()
     producer._poller.join()
@@ -88,3 +94,44 @@ def test_a_fatal_error_that_the_poller_hears_of_is_not_lost(
     with pytest.raises(FencedError):
         producer.flush(soon())
     producer.close()
+
+
+@either_way
+def test_closing_does_not_end_the_transaction(mock: MockCluster, rows: dict[str, pa.Array]) -> None:
+    """The client's own ``close`` aborts it: after a commit whose outcome is unknown nothing may."""
+    before = clients()
+    producer = begun(mock)
+    send(producer, rows)
+    producer.flush(soon())
+    producer.close()
+    assert clients() == before
+    assert mock.requests()[Api.END_TXN] == 0
+
+
+def test_closing_after_a_commit_of_unknown_outcome_does_not_end_the_transaction(mock: MockCluster) -> None:
+    before = clients()
+    producer = begun(mock)
+    send(producer, FAST)
+    producer.flush(soon())
+    mock.fail(Api.END_TXN, KafkaError.UNKNOWN)
+    with pytest.raises(OutcomeUnknownError):
+        producer.commit(soon())
+    producer.close()
+    assert clients() == before
+    assert mock.requests()[Api.END_TXN] == 1
+
+
+@either_way
+def test_closing_waits_for_no_broker(mock: MockCluster, rows: dict[str, pa.Array]) -> None:
+    """A driver whose brokers went away must come to an end: its ``commitTimeoutMs`` is over."""
+    before = clients()
+    producer = begun(mock)
+    send(producer, rows)
+    producer.flush(soon())
+    mock.set_down(1)
+    send(producer, rows)
+    closing = threading.Thread(target=producer.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
+    assert clients() == before

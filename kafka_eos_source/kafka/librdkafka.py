@@ -114,11 +114,11 @@ class BatchProducer:
         return KafkaError(code, text.value.decode(errors="replace"), True) if code else None
 
     def close(self) -> None:
-        """Gives the topic handles back; without it the client could not be destroyed."""
+        """Gives the topic handles and the producer back; without it the client could not be destroyed."""
         while self._topics:
             _, handle = self._topics.popitem()
             function("rd_kafka_topic_destroy", None, ctypes.c_void_p)(handle)
-        self._client = None
+        self._client = self._producer = None
 
     def _topic(self, name: str) -> int:
         handle = self._topics.get(name)

@@ -107,14 +107,19 @@ class RecordProducer:
             UnavailableError: brokers did not take the records before ``deadline``.
             KafkaEosError: a record failed; by what it failed.
         """
-        while self._serve(self._client.flush, deadline.remaining_seconds(_FLUSH_SECONDS)) > 0:
+        while self._serve(lambda: self._client.flush(deadline.remaining_seconds(_FLUSH_SECONDS))) > 0:
             self._raise_if_failed()
             if deadline.expired:
                 raise unreachable(self._bootstrap, deadline.budget_seconds * 1000, self._last_said)
         self._raise_if_failed()
 
     def close(self) -> None:
-        """Ends the client and its thread. What was not sent is dropped."""
+        """Ends the client and its thread. What was not sent is dropped, an open transaction is left open.
+
+        Not by the client's own ``close``: that aborts the transaction (confluent-kafka 2.16), which nothing
+        may after a commit of unknown outcome, and waits for the answer without end. The client ends with its
+        last reference, which is this one.
+        """
         self._closed.set()
         self._poller.join()
         self._watchdog.end(self._destroy, _CLOSE_SECONDS)
@@ -123,7 +128,8 @@ class RecordProducer:
         if self._batches is not None:
             self._batches.close()
         self._client.purge()
-        self._client.close()
+        self._serve(lambda: self._client.flush(0.01))  # reports what was purged, which holds memory
+        self._client = None
 
     def cluster(self, deadline: Deadline) -> tuple[str, Mapping[str, int]]:
         """The cluster's id, and the number of partitions of every topic that it shows us."""
@@ -251,7 +257,7 @@ class RecordProducer:
             self._raise_if_failed()
             if deadline.expired:
                 raise unreachable(self._bootstrap, deadline.budget_seconds * 1000, self._last_said)
-            self._serve(self._client.flush, 0.01)
+            self._serve(lambda: self._client.flush(0.01))
 
     def _raise_if_failed(self) -> None:
         failure = self._failure()
@@ -262,15 +268,16 @@ class RecordProducer:
         """Why the records enqueued so far will not all be written, as far as it is known."""
         return self._fatal_error() or self._delivery_error
 
-    def _serve(self, call: Callable[[float], int], seconds: float) -> int:
+    def _serve(self, call: Callable[[], int]) -> int:
         """``call``, which delivers the client's events, and what it returns.
 
         confluent-kafka hands a fatal error to no callback. It raises it, once, from the call that happens to
         deliver it, be that the poller's or ours; and when another callback is due in the same call, the
-        interpreter's complaint about that (`SystemError`) takes its place.
+        interpreter's complaint about that (`SystemError`) takes its place. That one is never freed, nor what
+        it holds: so ``call`` must not hold the client.
         """
         try:
-            return call(seconds)
+            return call()
         except KafkaException as error:
             self._fatal = kafka_error(error)
         except SystemError as error:
@@ -285,7 +292,7 @@ class RecordProducer:
 
     def _poll(self) -> None:
         while not self._closed.is_set():
-            self._serve(self._client.poll, 0.5)
+            self._serve(lambda: self._client.poll(0.5))
 
     def _on_error(self, error: KafkaError) -> None:
         self._last_said = error.str()
