@@ -14,9 +14,17 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, Producer
 from mock_cluster import Api, MockCluster
+from mock_log import committed, read
 
 from kafka_eos_source.deadline import Deadline
-from kafka_eos_source.errors import FencedError, OutcomeUnknownError
+from kafka_eos_source.errors import (
+    AbortableError,
+    AuthorizationError,
+    FencedError,
+    InvalidRecordError,
+    KafkaEosError,
+    OutcomeUnknownError,
+)
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 
@@ -93,6 +101,43 @@ def test_a_fatal_error_that_the_poller_hears_of_is_not_lost(
     assert producer._poller.is_alive()
     with pytest.raises(FencedError):
         producer.flush(soon())
+    producer.close()
+
+
+@either_way
+@pytest.mark.parametrize(
+    ("api", "code", "expected"),
+    [
+        (Api.ADD_PARTITIONS_TO_TXN, KafkaError.TRANSACTION_ABORTABLE, AbortableError),
+        (Api.ADD_PARTITIONS_TO_TXN, KafkaError.TOPIC_AUTHORIZATION_FAILED, AuthorizationError),
+        (Api.PRODUCE, KafkaError.UNKNOWN_PRODUCER_ID, AbortableError),
+        (Api.PRODUCE, KafkaError.PRODUCER_FENCED, FencedError),
+        (Api.PRODUCE, KafkaError.MSG_SIZE_TOO_LARGE, InvalidRecordError),
+    ],
+)
+def test_a_flush_says_why_the_transaction_failed(
+    mock: MockCluster, api: Api, code: int, expected: type[KafkaEosError], rows: dict[str, pa.Array]
+) -> None:
+    """The records know less: those sent as a batch report nothing, the others that they were purged."""
+    producer = begun(mock)
+    mock.fail(api, code)
+    send(producer, rows)
+    with pytest.raises(expected):
+        producer.flush(soon())
+    with pytest.raises(expected):
+        send(producer, rows)
+    producer.close()
+
+
+def test_asking_adds_nothing_to_a_transaction_that_goes_well(mock: MockCluster) -> None:
+    producer = begun(mock)
+    send(producer, FAST)
+    producer.flush(soon())
+    assert producer._failure() is None
+    producer.commit(soon())
+    assert committed(read(mock.bootstrap_servers, "out", 0)) == [b"a", b"b"]
+    transactional = {Api.ADD_PARTITIONS_TO_TXN: 1, Api.ADD_OFFSETS_TO_TXN: 0, Api.END_TXN: 1}
+    assert {api: mock.requests()[api] for api in transactional} == transactional
     producer.close()
 
 

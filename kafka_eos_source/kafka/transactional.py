@@ -23,10 +23,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from kafka_eos_source.deadline import Deadline
-from kafka_eos_source.errors import AbortableError, KafkaEosError, OutcomeUnknownError, RetriableError
+from kafka_eos_source.errors import KafkaEosError, OutcomeUnknownError, RetriableError
 from kafka_eos_source.kafka.failure import kafka_error
 from kafka_eos_source.kafka.producer import SLICE_SECONDS, RecordProducer
-from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.model import GroupOffset
 
 STATISTICS_INTERVAL_MS = 100
 
@@ -188,17 +188,22 @@ class TransactionalProducer(RecordProducer):
         except (KafkaException, SystemError, RetriableError) as error:  # as in `_serve`
             _log.info("abort of %s: %s", self.transactional_id, error)
 
-    def _refused(self, topic: str, code: int, size_bytes: int) -> KafkaEosError:
-        """A transaction that takes no more records tells its next transactional call why."""
-        if code in (KafkaError._STATE, KafkaError._FATAL):
-            try:
-                self.send_offsets(
-                    [GroupOffset(TopicPartition(topic, 0), 0)], self.transactional_id, Deadline.after_ms(1000)
-                )
-            except KafkaEosError as error:
-                return error
-            return AbortableError(f"the transaction takes no more records (topic {topic!r})")
-        return super()._refused(topic, code, size_bytes)
+    def _failure(self) -> KafkaError | None:
+        """Asks the transaction: a record that it took down with it reports no more than "purged"."""
+        return self._fatal_error() or self._transaction_error() or self._delivery_error
+
+    def _transaction_error(self) -> KafkaError | None:
+        """What the open transaction failed by, None = it has not.
+
+        To begin another is refused with the reason; nothing else tells it without adding to the transaction.
+        """
+        try:
+            self._watchdog.call("asking the transaction", self._client.begin_transaction, 0.0)
+        except KafkaException as error:
+            failure = kafka_error(error)
+            told = failure.txn_requires_abort() or failure.fatal() or failure.code() != KafkaError._STATE
+            return failure if told else None
+        raise AssertionError("a transaction was begun within a transaction")
 
     def _metadata_of(self, group_id: str) -> Any:
         """Only a consumer can make group metadata; it never joins, so its generation is -1 (accepted)."""
