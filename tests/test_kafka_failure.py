@@ -40,6 +40,8 @@ def error(code: int, *, fatal: bool = False, retriable: bool = False, abort: boo
         (error(KafkaError.UNKNOWN_PRODUCER_ID, abort=True), AbortableError),
         (error(KafkaError._TIMED_OUT, retriable=True), RetriableError),
         (error(KafkaError._TIMED_OUT, abort=True, retriable=True), AbortableError),
+        (error(KafkaError._MSG_TIMED_OUT, abort=True), AbortableError),
+        (error(KafkaError._MSG_TIMED_OUT), UnavailableError),
         (error(KafkaError.INVALID_TXN_STATE, fatal=True), AbortableError),
         (error(KafkaError.UNKNOWN), OperatorError),
     ],

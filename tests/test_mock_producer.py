@@ -23,9 +23,12 @@ from kafka_eos_source.errors import (
     FencedError,
     InvalidRecordError,
     KafkaEosError,
+    OperatorError,
     OutcomeUnknownError,
+    UnavailableError,
 )
 from kafka_eos_source.kafka.config import producer_config
+from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 
 FAST = {"value": pa.array([b"a", b"b"])}
@@ -61,7 +64,7 @@ def begun(mock: MockCluster) -> TransactionalProducer:
     return producer
 
 
-def send(producer: TransactionalProducer, rows: dict[str, pa.Array]) -> None:
+def send(producer: RecordProducer, rows: dict[str, pa.Array]) -> None:
     producer.send(pa.record_batch(rows), "out", soon())
 
 
@@ -138,6 +141,38 @@ def test_asking_adds_nothing_to_a_transaction_that_goes_well(mock: MockCluster) 
     assert committed(read(mock.bootstrap_servers, "out", 0)) == [b"a", b"b"]
     transactional = {Api.ADD_PARTITIONS_TO_TXN: 1, Api.ADD_OFFSETS_TO_TXN: 0, Api.END_TXN: 1}
     assert {api: mock.requests()[api] for api in transactional} == transactional
+    producer.close()
+
+
+@either_way
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, AuthorizationError),
+        (KafkaError.MSG_SIZE_TOO_LARGE, InvalidRecordError),
+        (KafkaError.UNKNOWN, OperatorError),
+    ],
+)
+def test_without_a_transaction_a_refused_record_fails_the_flush(
+    mock: MockCluster, code: int, expected: type[KafkaEosError], rows: dict[str, pa.Array]
+) -> None:
+    """``processing.guarantee=at_least_once``: nothing else would ever say that the records are lost."""
+    producer = RecordProducer(producer_config({"bootstrap.servers": mock.bootstrap_servers}), "test")
+    mock.fail(Api.PRODUCE, code)
+    send(producer, rows)
+    with pytest.raises(expected):
+        producer.flush(soon())
+    producer.close()
+    assert read(mock.bootstrap_servers, "out", 0) == []
+
+
+def test_without_a_transaction_records_that_nobody_takes_in_time_fail_the_flush(mock: MockCluster) -> None:
+    config = {"bootstrap.servers": mock.bootstrap_servers, "message.timeout.ms": "300"}
+    producer = RecordProducer(producer_config(config), "test")
+    mock.set_leader("out", 0, -1)
+    send(producer, FAST)
+    with pytest.raises(UnavailableError, match="writing records"):
+        producer.flush(soon())
     producer.close()
 
 

@@ -141,6 +141,11 @@ def classify(failure: KafkaError | KafkaException, doing: str) -> KafkaEosError:
         return InvalidOptionError(text, fix="shorten application.id: it is part of the offset metadata.")
     if error.txn_requires_abort():
         return AbortableError(text)
+    if code == KafkaError._MSG_TIMED_OUT:
+        return UnavailableError(
+            text,
+            fix="see that every partition has a leader; it may take kafka.message.timeout.ms to come back.",
+        )
     if is_transient(error):
         return RetriableError(text)
     if error.fatal():

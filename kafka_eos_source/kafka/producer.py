@@ -70,6 +70,8 @@ class RecordProducer:
             ) from error
         self._batches = librdkafka.BatchProducer(self._client) if has_pointers() else None
         self._watchdog = Watchdog(name)
+        # confluent-kafka reports no record that was sent as a batch; only a transaction knows of its own
+        self._reports_batches = "transactional.id" in config
         self._closed = threading.Event()
         self._poller = threading.Thread(target=self._poll, name="kafka-eos-producer", daemon=True)
         self._poller.start()
@@ -94,7 +96,7 @@ class RecordProducer:
         """
         columns = {name: rows.column(name) for name in rows.schema.names}
         for each_topic, part in _by_topic(columns, topic):
-            if self._batches is not None and not _needs_produceva(part):
+            if self._batches is not None and self._reports_batches and not _needs_produceva(part):
                 batch = librdkafka.messages(part.get("key"), part["value"], part.get("partition"))
                 self._send_batch(each_topic, batch, deadline)
             else:
