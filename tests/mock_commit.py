@@ -7,7 +7,8 @@ then, so that the product finds its token where, and as, a broker would hold it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -40,14 +41,17 @@ class MockKafka:
 
     Attributes:
         calls: transactional calls of the product, in their order.
+        before: what to do before the next call of a name, once.
     """
 
     def __init__(self, mock: MockCluster, **kafka: str) -> None:
-        """``kafka``: more ``kafka.*`` options, with ``_`` for ``.``."""
+        """``kafka``: more properties of the client, with ``_`` for ``.``."""
         self.mock = mock
         self.calls: list[str] = []
+        self.before: dict[str, Callable[[], object]] = {}
         self.kafka = {
             "bootstrap.servers": mock.bootstrap_servers,
+            "log_level": "0",
             **{name.replace("_", "."): value for name, value in kafka.items()},
         }
         self._cluster = KafkaCluster(self.kafka, APPLICATION_ID)
@@ -63,9 +67,13 @@ class MockKafka:
     def group_offsets(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, GroupOffset]:
-        self.calls.append("token")
         self.settle()
+        self.reach("token")
         return self._cluster.group_offsets(group_id, certainly, deadline)
+
+    def reach(self, call: str) -> None:
+        self.calls.append(call)
+        self.before.pop(call, lambda: None)()
 
     def sent(self, offsets: Collection[GroupOffset] | None) -> None:
         """What the open transaction carries; None = nothing yet."""
@@ -85,7 +93,7 @@ class MockKafka:
 
     def hold(self, offsets: Collection[GroupOffset]) -> None:
         """Makes ``offsets`` the group's."""
-        consumer = Consumer({"bootstrap.servers": self.mock.bootstrap_servers, "group.id": APPLICATION_ID})
+        consumer = Consumer({**self.kafka, "group.id": APPLICATION_ID})
         try:
             consumer.commit(
                 offsets=[
@@ -126,25 +134,30 @@ class WatchedProducer:
         return getattr(self._producer, name)
 
     def init(self, deadline: Deadline) -> None:
-        self._kafka.calls.append("init")
+        self._kafka.reach("init")
         self._producer.init(deadline)
 
     def begin(self) -> None:
         self._kafka.settle()
-        self._kafka.calls.append("begin")
+        self._kafka.reach("begin")
         self._kafka.sent(None)
         self._producer.begin()
 
+    def flush(self, deadline: Deadline) -> None:
+        self._kafka.reach("flush")
+        self._producer.flush(deadline)
+
     def send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None:
+        self._kafka.reach("offsets")
         self._producer.send_offsets(offsets, group_id, deadline)
         self._kafka.sent(offsets)
 
     def commit(self, deadline: Deadline) -> None:
-        self._kafka.calls.append("commit")
+        self._kafka.reach("commit")
         self._producer.commit(deadline)
 
     def abort(self, deadline: Deadline) -> None:
-        self._kafka.calls.append("abort")
+        self._kafka.reach("abort")
         self._producer.abort(deadline)
 
 
@@ -194,16 +207,25 @@ def commit(
     owner: Owner,
     batch_id: int = 0,
     rows: StagedRows | None = None,
-    seconds: float = 30,
+    deadline: Deadline | None = None,
 ) -> Result:
-    """As `commit.session` does it; ``rows``: None = the `values` of the batch.
+    """As `commit.session` does it; ``rows``: None = the `values` of the batch; ``deadline``: None = far off.
 
     Raises:
         KafkaEosError: as `Commit.run`.
     """
     if rows is None:
         rows = staged(values(batch_id))
-    return Commit(order(batch_id), rows, kafka, owner, Deadline.after_seconds(seconds)).run()
+    return Commit(order(batch_id), rows, kafka, owner, deadline or far_off()).run()
+
+
+def far_off() -> Deadline:
+    return Deadline.after_seconds(60)
+
+
+def shorten(deadline: Deadline, seconds: float) -> None:
+    """Moves a deadline that is in use, so that time runs out in one certain step, however slow the others."""
+    object.__setattr__(deadline, "at", time.monotonic() + seconds)
 
 
 def look(kafka: MockKafka) -> tuple[list[str], Token | None]:
