@@ -11,6 +11,7 @@ from types import FrameType
 import click
 
 from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.operate import commands
 
 _LOOK_SECONDS = 0.1
 
@@ -69,6 +70,10 @@ def demo(arguments: tuple[str, ...]) -> None:
     from kafka_eos_source.demo.__main__ import main as run
 
     run(list(arguments), prog_name="kafka-eos demo")
+
+
+for _each in (commands.inspect, commands.fence, commands.adopt, commands.sweep):
+    main.add_command(_each)
 
 
 class _AskedToEnd:

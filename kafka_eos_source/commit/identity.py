@@ -8,7 +8,7 @@ import uuid
 from dataclasses import asdict, dataclass
 
 from kafka_eos_source.commit.decide import ONCE
-from kafka_eos_source.errors import InvalidOptionError, UnavailableError
+from kafka_eos_source.errors import InvalidOptionError, OperatorError, UnavailableError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.options import WriteOptions
 from kafka_eos_source.stage.files import file_system
@@ -109,14 +109,13 @@ def mark(checkpoint: str, wanted: Mark) -> Mark:
     Raises:
         InvalidOptionError: the checkpoint was committed under another ``application.id``.
         UnavailableError: the checkpoint cannot be written.
+        OperatorError: its mark is damaged.
     """
     fs, root = file_system(checkpoint)
     path = f"{root}/{_MARK_FILE}"
     try:
-        try:
-            with fs.open_input_stream(path) as source:
-                found = Mark(**json.loads(source.read()))
-        except FileNotFoundError:
+        found = read_mark(checkpoint)
+        if found is None:
             fs.create_dir(path.rsplit("/", 1)[0], recursive=True)
             with fs.open_output_stream(f"{path}.new") as out:
                 out.write(json.dumps(asdict(wanted)).encode())
@@ -134,3 +133,26 @@ def mark(checkpoint: str, wanted: Mark) -> Mark:
             fix=f"set .option('application.id', {found.application_id!r}) again, or use a new checkpoint.",
         )
     return found
+
+
+def read_mark(checkpoint: str) -> Mark | None:
+    """The checkpoint's mark; None = nothing was ever committed from it through us.
+
+    Raises:
+        OperatorError: it is damaged.
+    """
+    fs, root = file_system(checkpoint)
+    try:
+        with fs.open_input_stream(f"{root}/{_MARK_FILE}") as source:
+            text = source.read()
+    except FileNotFoundError:
+        return None
+    try:
+        return Mark(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise OperatorError(
+            f"{checkpoint}/{_MARK_FILE} is damaged ({error}); expected application_id, query_id and "
+            "first_batch.",
+            fix="restore it from a copy of the checkpoint; or write it anew: the query's application.id, the "
+            "id in the file 'metadata', and 0.",
+        ) from error

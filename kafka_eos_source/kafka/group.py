@@ -17,6 +17,9 @@ from kafka_eos_source.model import GroupOffset, TopicPartition
 _REQUEST_SECONDS = 10.0
 _PAUSE_SECONDS = 0.05
 
+#: The broker's word for an unfinished transaction that holds offsets (KIP-447).
+_PENDING: int = KafkaError.UNSTABLE_OFFSET_COMMIT
+
 _NOTHING_TO_DELETE = (KafkaError.GROUP_ID_NOT_FOUND, KafkaError.INVALID_GROUP_ID)
 
 
@@ -56,6 +59,27 @@ class GroupOffsets:
             found[tp] = offset
         return found
 
+    def now(
+        self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
+    ) -> tuple[dict[TopicPartition, GroupOffset], bool]:
+        """What is committed at this moment, to be looked at only: a decision takes `fetch`.
+
+        Returns:
+            The offsets, and whether an unfinished transaction is about to change them.
+
+        Raises:
+            UnavailableError, AuthorizationError: as `fetch`.
+        """
+        found: dict[TopicPartition, GroupOffset] = {}
+        pending = False
+        for partitions in (None, certainly) if certainly else (None,):
+            offsets = self._retried(group_id, partitions, deadline, ends=_PENDING)
+            if offsets is None:
+                pending = True
+                offsets = self._retried(group_id, partitions, deadline, stable=False) or {}
+            found.update(offsets)
+        return found, pending
+
     def forget(self, group_id: str, deadline: Deadline) -> None:
         """Deletes the group, if it is there."""
         client: Any = AdminClient(self._config)
@@ -71,13 +95,29 @@ class GroupOffsets:
     def _stable(
         self, group_id: str, partitions: Collection[TopicPartition] | None, deadline: Deadline
     ) -> dict[TopicPartition, GroupOffset]:
+        found = self._retried(group_id, partitions, deadline)
+        assert found is not None, "no code ends this look-up"
+        return found
+
+    def _retried(
+        self,
+        group_id: str,
+        partitions: Collection[TopicPartition] | None,
+        deadline: Deadline,
+        *,
+        stable: bool = True,
+        ends: int | None = None,
+    ) -> dict[TopicPartition, GroupOffset] | None:
+        """Asked again while it fails for a reason that may pass; None = it failed by the code ``ends``."""
         while True:
             try:
-                return self._once(group_id, partitions, deadline)
+                return self._once(group_id, partitions, deadline, stable)
             except KafkaException as error:
+                last = kafka_error(error)
+                if ends is not None and last.code() == ends:
+                    return None
                 if not is_transient(error):
                     raise classify(error, f"reading the offsets of group {group_id!r}") from error
-                last = kafka_error(error)
             if deadline.expired:
                 raise unreachable(
                     self._bootstrap,
@@ -87,12 +127,16 @@ class GroupOffsets:
             self._pause.wait(min(_PAUSE_SECONDS, deadline.remaining_seconds()))
 
     def _once(
-        self, group_id: str, partitions: Collection[TopicPartition] | None, deadline: Deadline
+        self,
+        group_id: str,
+        partitions: Collection[TopicPartition] | None,
+        deadline: Deadline,
+        stable: bool,
     ) -> dict[TopicPartition, GroupOffset]:
         consumer = Consumer({**self._config, "group.id": group_id, "error_cb": self._on_error})
         try:
             timeout_ms = int(1000 * max(0.5, deadline.remaining_seconds(_REQUEST_SECONDS)))
-            fetched = fetch(consumer, group_id, partitions, timeout_ms)
+            fetched = fetch(consumer, group_id, partitions, timeout_ms, stable=stable)
         finally:
             consumer.close()
         # librdkafka writes a trailing NUL into the log

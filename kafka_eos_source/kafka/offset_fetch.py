@@ -1,4 +1,4 @@
-"""OffsetFetch of a whole group, stable offsets only (KIP-447), through a consumer's handle.
+"""OffsetFetch of a whole group, stable offsets (KIP-447) or those of now, through a consumer's handle.
 
 `AdminClient.list_consumer_group_offsets` does the same on a producer's handle, which has no group state:
 an answer NOT_COORDINATOR, ordinary while a coordinator moves or a cluster is new, then ends the process
@@ -44,7 +44,12 @@ class _PartitionList(Structure):
 
 
 def fetch(
-    consumer: Consumer, group_id: str, partitions: Collection[TopicPartition] | None, timeout_ms: int
+    consumer: Consumer,
+    group_id: str,
+    partitions: Collection[TopicPartition] | None,
+    timeout_ms: int,
+    *,
+    stable: bool = True,
 ) -> list[GroupOffset]:
     """One request.
 
@@ -53,12 +58,14 @@ def fetch(
         group_id: whose offsets.
         partitions: which; None = all that have one.
         timeout_ms: for the answer.
+        stable: fail where an unfinished transaction is about to change an offset (KIP-447); False = what was
+            committed before it.
 
     Raises:
         KafkaException: the request or a partition failed, UNSTABLE_OFFSET_COMMIT among the reasons.
     """
     client = client_pointer(consumer)
-    with _queue(client) as queue, _options(client, timeout_ms) as options:
+    with _queue(client) as queue, _options(client, timeout_ms, stable) as options:
         _send(client, group_id, partitions, options, queue)
         event = function("rd_kafka_queue_poll", c_void_p, c_void_p, c_int)(
             queue, timeout_ms + _WAIT_LONGER_MS
@@ -81,7 +88,7 @@ def _queue(client: int) -> Iterator[int]:
 
 
 @contextmanager
-def _options(client: int, timeout_ms: int) -> Iterator[int]:
+def _options(client: int, timeout_ms: int, stable: bool) -> Iterator[int]:
     options = function("rd_kafka_AdminOptions_new", c_void_p, c_void_p, c_int)(
         client, _LIST_CONSUMER_GROUP_OFFSETS
     )
@@ -92,7 +99,7 @@ def _options(client: int, timeout_ms: int) -> Iterator[int]:
         )
         _check(set_timeout(options, timeout_ms, text, len(text)))
         error = function("rd_kafka_AdminOptions_set_require_stable_offsets", c_void_p, c_void_p, c_int)(
-            options, 1
+            options, int(stable)
         )
         assert not error, "this librdkafka knows no stable offsets"
         yield options

@@ -1,0 +1,234 @@
+"""What was found, for people and, as JSON, for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from kafka_eos_source.commit.token import Token
+from kafka_eos_source.operate.adopt import Adoption
+from kafka_eos_source.operate.checkpoint import Checkpoint
+from kafka_eos_source.operate.cluster import KafkaView, PartitionView
+from kafka_eos_source.operate.inspect import Inspection
+from kafka_eos_source.operate.staging import Staged
+from kafka_eos_source.operate.sweep import Sweep
+from kafka_eos_source.operate.verdict import Finding
+
+#: Of what is written into a file or a pipe, where no terminal says how wide it is.
+_WIDTH = 160
+
+
+def console() -> Console:
+    return Console(
+        markup=False, highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else _WIDTH
+    )
+
+
+def show_inspection(out: Console, found: Inspection) -> None:
+    """The whole view, the verdict last: it is what stays on the screen."""
+    facts = _table(f"application.id {found.application_id}")
+    facts.show_header = False
+    facts.add_column(style="dim")
+    facts.add_column()
+    for name, value in _facts(found):
+        facts.add_row(name, value)
+    out.print(facts)
+    if found.kafka is not None and found.kafka.partitions:
+        out.print(_partitions(found.kafka.partitions))
+    if found.staged:
+        out.print(_staged(found.staged))
+    for finding in reversed(found.findings):
+        show_finding(out, finding)
+
+
+def show_finding(out: Console, finding: Finding) -> None:
+    name = f"{finding.condition}: " if finding.condition else ""
+    out.print(f"{name}{finding.text}", style="bold red" if finding.condition else "bold")
+    if finding.fix:
+        out.print(f"  Fix: {finding.fix}")
+    if finding.condition:
+        out.print(f"  See docs/runbooks.md, {finding.condition}.")
+
+
+def show_adoption(out: Console, adoption: Adoption) -> None:
+    for line in adoption.text:
+        out.print(line)
+    if adoption.refused is not None:
+        show_finding(out, adoption.refused)
+    for side, options in adoption.options.items():
+        out.print(f"{side}:")
+        for name, value in options.items():
+            out.print(f"  .option({name!r}, {value!r})")
+    if any("onForeignQuery" in options for options in adoption.options.values()):
+        out.print("Take onForeignQuery out again after the first batch.")
+
+
+def show_sweep(out: Console, sweep: Sweep) -> None:
+    table = _table(sweep.location)
+    for column in ("", "entry", "files", "bytes", "why"):
+        table.add_column(column, justify="right" if column in ("files", "bytes") else "left")
+    for each in sweep.judged:
+        staged = each.staged
+        table.add_row(
+            "goes" if each.goes else "stays",
+            staged.name,
+            f"{staged.files:,}",
+            f"{staged.size_bytes:,}",
+            each.why,
+        )
+    if sweep.judged:
+        out.print(table)
+    if sweep.why_unknown:
+        out.print(f"No micro-batch goes: {sweep.why_unknown}.")
+    out.print(f"{len(sweep.going)} of {len(sweep.judged)} entries may go, {sweep.size_bytes:,} bytes.")
+
+
+def inspection_json(found: Inspection) -> str:
+    """One JSON object; names are those of the dataclasses, times are in seconds since 1970."""
+    checkpoint, kafka = found.checkpoint, found.kafka
+    return json.dumps(
+        {
+            "application_id": found.application_id,
+            "group_id": found.group_id,
+            "checkpoint": None if checkpoint is None else _checkpoint_json(checkpoint),
+            "kafka": None if kafka is None else _kafka_json(kafka),
+            "staged": [
+                {"name": each.name, "batch_id": each.batch_id, "files": each.files, "bytes": each.size_bytes}
+                for each in found.staged
+            ],
+            "findings": [
+                {"condition": each.condition or None, "text": each.text, "fix": each.fix or None}
+                for each in found.findings
+            ],
+        },
+        indent=2,
+    )
+
+
+def _checkpoint_json(checkpoint: Checkpoint) -> dict[str, Any]:
+    mark = checkpoint.mark
+    return {
+        "location": checkpoint.location,
+        "query_id": checkpoint.query_id,
+        "planned": checkpoint.planned,
+        "planned_at_seconds": checkpoint.planned_at_seconds,
+        "committed": checkpoint.committed,
+        "next_batch": checkpoint.next_batch,
+        "replays": checkpoint.replays,
+        "mark": mark
+        and {
+            "application_id": mark.application_id,
+            "query_id": mark.query_id,
+            "first_batch": mark.first_batch,
+        },
+    }
+
+
+def _kafka_json(kafka: KafkaView) -> dict[str, Any]:
+    return {
+        "cluster_id": kafka.cluster_id,
+        "token": _token_json(kafka.token),
+        "pending": kafka.pending,
+        "partitions": [
+            {
+                "topic": each.tp.topic,
+                "partition": each.tp.partition,
+                "start": each.start,
+                "end": each.end,
+                "group": each.group,
+                "token_batch": each.token and each.token.batch_id,
+                "earliest": each.log and each.log.earliest,
+                "stable": each.log and each.log.stable,
+                "log_end": each.log and each.log.end,
+                "transaction_since": each.transaction_since,
+            }
+            for each in kafka.partitions
+        ],
+        "losses": [{"kind": each.kind, "text": each.text} for each in kafka.losses],
+    }
+
+
+def _token_json(token: Token | None) -> Mapping[str, Any] | None:
+    return None if token is None else json.loads(token.encode())
+
+
+def _facts(found: Inspection) -> Iterable[tuple[str, str]]:
+    yield "consumer group", found.group_id
+    checkpoint, kafka = found.checkpoint, found.kafka
+    if checkpoint is not None:
+        yield "checkpoint", checkpoint.location
+        yield "query", checkpoint.query_id
+        yield "Spark's offset log", _batch(checkpoint.planned, checkpoint.planned_at_seconds)
+        yield "Spark's commit log", _batch(checkpoint.committed)
+        if checkpoint.mark is not None:
+            yield "committed here since", f"batch {checkpoint.mark.first_batch}"
+    if kafka is not None:
+        yield "cluster", kafka.cluster_id
+        token = kafka.token
+        if token is None:
+            yield "token", "none"
+        else:
+            yield "token", f"batch {token.batch_id}, {token.rows:,} rows, attempt {token.attempt}"
+            yield "  of query", f"{token.query_id}, run {token.run_id or 'unknown'}"
+            yield "  digests", f"start {token.start_digest or '-'}, end {token.end_digest or '-'}"
+        yield (
+            "transaction",
+            "unfinished, holds the group's offsets" if kafka.pending else "none of this group",
+        )
+        # librdkafka has no DescribeTransactions (KIP-664)
+        yield "  its coordinator", f"kafka-transactions.sh describe --transactional-id {found.application_id}"
+
+
+def _batch(batch_id: int | None, at_seconds: float | None = None) -> str:
+    if batch_id is None:
+        return "no batch"
+    if at_seconds is None:
+        return f"batch {batch_id}"
+    return (
+        f"batch {batch_id}, planned {datetime.fromtimestamp(at_seconds, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    )
+
+
+def _partitions(partitions: Iterable[PartitionView]) -> Table:
+    table = _table("offsets")
+    table.add_column("partition")
+    for column in ("batch from", "to", "group", "token", "log from", "stable", "log to"):
+        table.add_column(column, justify="right")
+    for each in partitions:
+        log = each.log
+        numbers = (
+            each.start,
+            each.end,
+            each.group,
+            each.token and each.token.batch_id,
+            log and log.earliest,
+            log and log.stable,
+            log and log.end,
+        )
+        table.add_row(
+            str(each.tp),
+            *("" if number is None else str(number) for number in numbers),
+            style="yellow" if each.transaction_since is not None else None,
+        )
+    return table
+
+
+def _staged(staged: Iterable[Staged]) -> Table:
+    table = _table("staged")
+    table.add_column("batch")
+    table.add_column("files", justify="right")
+    table.add_column("bytes", justify="right")
+    for each in staged:
+        table.add_row(each.name, f"{each.files:,}", f"{each.size_bytes:,}")
+    return table
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)

@@ -1,0 +1,690 @@
+"""Ways out for people: views, verdicts and commands, on made-up checkpoints and a double of the cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+from model_broker import CLUSTER_ID, ModelBroker, ModelRows
+
+from kafka_eos_source.cli import main
+from kafka_eos_source.commit import identity, offset_log
+from kafka_eos_source.commit.decide import Batch
+from kafka_eos_source.commit.identity import Mark
+from kafka_eos_source.commit.sources import ranges
+from kafka_eos_source.commit.token import Token, newest
+from kafka_eos_source.commit.transaction import Commit, Order, Owner, Step
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import InvalidOptionError, OperatorError, UnavailableError
+from kafka_eos_source.kafka.look import LogEnds
+from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.operate import adopt, staging
+from kafka_eos_source.operate import checkpoint as checkpoints
+from kafka_eos_source.operate.adopt import Said
+from kafka_eos_source.operate.inspect import Inspection, inspect
+from kafka_eos_source.operate.staging import Staged
+from kafka_eos_source.operate.target import Target, kafka_options, parse_properties, target
+from kafka_eos_source.plan.offsets import SourcePosition
+
+IN = TopicPartition("in", 0)
+OUT = TopicPartition("out", 0)
+APP = "app"
+ROWS_PER_BATCH = 10
+SECRET = "hunter2-never-shown"
+
+
+@dataclass
+class FakeLook:
+    """The cluster: what is asked of it is what stands here."""
+
+    offsets: dict[TopicPartition, GroupOffset] = field(default_factory=dict)
+    pending: bool = False
+    log: dict[TopicPartition, LogEnds] = field(default_factory=dict)
+    all_topics: dict[str, int] = field(default_factory=lambda: {"in": 1, "out": 1, "__consumer_offsets": 5})
+    ids: dict[str, str] = field(default_factory=lambda: {"in": "id-in"})
+    error: Exception | None = None
+
+    def __enter__(self) -> FakeLook:
+        return self
+
+    def __exit__(self, *_error: object) -> None: ...
+
+    def topics(self, deadline: Deadline) -> tuple[str, Mapping[str, int]]:
+        if self.error is not None:
+            raise self.error
+        return CLUSTER_ID, self.all_topics
+
+    def group(
+        self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
+    ) -> tuple[Mapping[TopicPartition, GroupOffset], bool]:
+        return self.offsets, self.pending
+
+    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
+        return {topic: self.ids[topic] for topic in topics}
+
+    def logs(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, LogEnds]:
+        return {tp: self.log.get(tp, LogEnds(0, 1000, 1000)) for tp in partitions}
+
+
+class MadeUp:
+    """A checkpoint as Spark and the sink leave it: batch n reads offsets 10n to 10n+10 of `IN`."""
+
+    def __init__(self, folder: Path, query_id: str = "query-1", first: int = 0) -> None:
+        self.location = str(folder)
+        self.query_id = query_id
+        self.first = first  # offset at which batch 0 starts
+        folder.mkdir(parents=True)
+        (folder / "metadata").write_text(json.dumps({"id": query_id}))
+
+    def plan(self, batch_id: int) -> MadeUp:
+        end = {IN: self.first + ROWS_PER_BATCH * (batch_id + 1)}
+        start = {IN: self.first} if batch_id == 0 else None
+        line = SourcePosition(end, start, CLUSTER_ID, {"in": "id-in"}).to_json()
+        self._write(f"offsets/{batch_id}", f'v1\n{{"batchWatermarkMs":0}}\n{line}')
+        return self
+
+    def commit(self, batch_id: int) -> MadeUp:
+        self._write(f"commits/{batch_id}", "v1\n{}")
+        return self
+
+    def upto(self, committed: int, planned: int) -> MadeUp:
+        for batch_id in range(planned + 1):
+            self.plan(batch_id)
+        for batch_id in range(committed + 1):
+            self.commit(batch_id)
+        return self
+
+    def mark(self, first_batch: int = 0, application_id: str = APP) -> MadeUp:
+        identity.mark(self.location, Mark(application_id, self.query_id, first_batch))
+        return self
+
+    def stage(self, name: str, size_bytes: int = 5, age_seconds: float = 0.0) -> Path:
+        path = Path(self.location, "kafka-eos/staging", name, "part.arrow")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * size_bytes)
+        at = path.stat().st_mtime - age_seconds
+        os.utime(path, (at, at))
+        os.utime(path.parent, (at, at))
+        return path
+
+    def order(self, batch_id: int) -> Order:
+        """As the sink commits it."""
+        logged = offset_log.read(self.location, batch_id)
+        before = offset_log.read(self.location, batch_id - 1)
+        assert logged is not None
+        mark = identity.mark(self.location, Mark(APP, self.query_id, batch_id))
+        batch = Batch(
+            application_id=APP,
+            query_id=self.query_id,
+            run_id="run",
+            batch_id=batch_id,
+            start_digest=before.digest if before is not None else "",
+            end_digest=logged.digest,
+            first_batch=mark.first_batch,
+        )
+        return Order(batch, APP, OUT, tuple(ranges(logged, before)), "out")
+
+    def held(self, batch_id: int, /, **more: Any) -> dict[TopicPartition, GroupOffset]:
+        """The group after that batch."""
+        order = self.order(batch_id)
+        token = replace(_token(order), **more)
+        return {each.tp: each for each in order.offsets(token, CLUSTER_ID, {"in": 1, "out": 1})}
+
+    def _write(self, name: str, text: str) -> None:
+        path = Path(self.location, name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        (path.parent / f".{path.name}.crc").write_bytes(b"crc")  # as Hadoop leaves beside it
+
+
+def _token(order: Order) -> Token:
+    batch = order.batch
+    return Token(
+        APP,
+        batch.query_id,
+        batch.run_id,
+        batch.batch_id,
+        batch.start_digest,
+        batch.end_digest,
+        ROWS_PER_BATCH,
+    )
+
+
+def soon() -> Deadline:
+    return Deadline.after_seconds(5)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeUp:
+    return MadeUp(tmp_path / "checkpoint")
+
+
+def look_at(made: MadeUp, look: FakeLook | None, **more: Any) -> Inspection:
+    return inspect(Target(checkpoint=made.location, **more), look, soon())
+
+
+# -- connection -------------------------------------------------------------------------------------
+
+
+def test_a_properties_file_is_read_as_java_reads_it() -> None:
+    text = r"""
+# a comment
+! another
+bootstrap.servers = a:9092,\
+    b:9092
+kafka.client.id : me
+sasl.jaas.config=org.X required \
+    username="u" \
+    password="p=1\\n";
+ssl.ca.pem=line\nline
+key\ with\:signs	value
+empty
+"""
+    assert dict(parse_properties(text)) == {
+        "kafka.bootstrap.servers": "a:9092,b:9092",
+        "kafka.client.id": "me",
+        "kafka.sasl.jaas.config": 'org.X required username="u" password="p=1\\n";',
+        "kafka.ssl.ca.pem": "line\nline",
+        "kafka.key with:signs": "value",
+        "kafka.empty": "",
+    }
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"]), min_size=1).map(str.strip).filter(bool),
+        st.text(st.characters(exclude_categories=["Cs"])).map(str.strip),
+    )
+)
+def test_what_is_escaped_comes_back(expected: dict[str, str]) -> None:
+    def escaped(text: str) -> str:
+        units = text.encode("utf-16-be")
+        return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
+
+    text = "\n".join(f"{escaped(name)}={escaped(value)}" for name, value in expected.items())
+    found = {name.removeprefix("kafka."): value for name, value in parse_properties(text)}
+    assert found == {name.removeprefix("kafka."): value for name, value in expected.items()}
+
+
+def test_what_is_stated_wins_over_the_file() -> None:
+    found = kafka_options(
+        "host:1", ["client.id=stated"], "bootstrap.servers=file:1\nclient.id=file\nretries=3"
+    )
+    assert found == {
+        "kafka.bootstrap.servers": "host:1",
+        "kafka.client.id": "stated",
+        "kafka.retries": "3",
+    }
+
+
+def test_options_are_judged_as_the_query_judges_them() -> None:
+    with pytest.raises(InvalidOptionError, match="Did you mean"):
+        target({}, kafka_options("host:1", ["security.protcol=SSL"], None))
+    with pytest.raises(InvalidOptionError, match=r"application\.id"):
+        target({"application.id": "no spaces here"}, {})
+    named = target(
+        {"application.id": APP, "topic": "out", "checkpointLocation": "/c"},
+        kafka_options("host:1", ["group.id=g"], None),
+    )
+    assert (named.group_id, named.anchor_topic, named.staging_location) == (
+        "g",
+        "out",
+        "/c/kafka-eos/staging",
+    )
+
+
+def test_no_password_is_shown(made: MadeUp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text(
+        "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.username=u\n"
+        f"sasl.password={SECRET}\nbootstrap.servers=host:1\n"
+    )
+    seen = fake_cluster(monkeypatch, FakeLook(made.upto(0, 1).mark().held(0)))
+    result = run("inspect", "--checkpoint", made.location, "--kafka-properties", str(file))
+    assert result.exit_code == 0
+    assert seen[0]["sasl.password"] == SECRET, "it reaches the client"
+    assert SECRET not in result.output
+    assert SECRET not in repr(target({}, kafka_options(None, [], file.read_text())))
+    # under a name that is none, too, and on the command line
+    wrong = run("inspect", "--checkpoint", made.location, "--kafka", f"sasl.pasword={SECRET}")
+    assert wrong.exit_code == 1
+    assert SECRET not in wrong.output
+    bare = run("inspect", "--checkpoint", made.location, "--kafka", SECRET)
+    assert bare.exit_code == 1
+    assert SECRET not in bare.output
+    warned = run("inspect", "--checkpoint", made.location, "--kafka", f"sasl.password={SECRET}")
+    assert "--kafka-properties" in warned.output
+    assert SECRET not in warned.output
+
+
+# -- inspect ----------------------------------------------------------------------------------------
+
+
+def test_between_kafkas_commit_and_sparks(made: MadeUp) -> None:
+    made.upto(6, 7).mark()
+    found = look_at(made, FakeLook(made.held(7)))
+    assert found.verdict.text == "batch 7 is in Kafka and not in Spark's log: a restart skips it."
+    assert not found.needs_a_person
+    assert found.checkpoint is not None
+    assert found.kafka is not None
+    assert (found.checkpoint.planned, found.checkpoint.committed) == (7, 6)
+    assert found.kafka.token is not None
+    assert found.kafka.token.batch_id == 7
+    (source,) = [each for each in found.kafka.partitions if each.tp == IN]
+    assert (source.start, source.end, source.group) == (70, 80, 80)
+
+
+def test_before_kafkas_commit(made: MadeUp) -> None:
+    made.upto(6, 7).mark()
+    found = look_at(made, FakeLook(made.held(6)))
+    assert found.verdict.text == "batch 7 is planned and not in Kafka: a restart writes it, once."
+    assert not found.needs_a_person
+
+
+def test_after_both(made: MadeUp) -> None:
+    made.upto(7, 7).mark()
+    found = look_at(made, FakeLook(made.held(7)))
+    assert found.verdict.text == "batch 7 is done on both sides: Spark's next batch 8 will be written."
+    assert found.kafka is not None
+    assert [(each.start, each.end) for each in found.kafka.partitions if each.tp == IN] == [(80, None)]
+
+
+def test_a_checkpoint_without_a_batch(made: MadeUp) -> None:
+    found = look_at(made, FakeLook())
+    assert found.application_id == "kafka-eos-query-1", "derived, as the sink does"
+    assert "begins with batch 0" in found.verdict.text
+
+
+@pytest.mark.parametrize(
+    ("committed", "planned", "held", "condition"),
+    [
+        (6, 7, None, "TOKEN_MISSING"),
+        (7, 7, None, "TOKEN_MISSING"),
+        (6, 7, 7, "CHECKPOINT_ROLLED_BACK"),
+        (7, 7, 9, "CHECKPOINT_ROLLED_BACK"),
+        (6, 7, 5, "CHECKPOINT_AHEAD"),
+        (7, 7, 5, "CHECKPOINT_AHEAD"),
+    ],
+)
+def test_conditions_by_the_products_own_decision(
+    made: MadeUp, tmp_path: Path, committed: int, planned: int, held: int | None, condition: str
+) -> None:
+    made.first = 5
+    made.upto(committed, planned).mark()
+    newer = MadeUp(tmp_path / "newer").upto(9, 9)  # its batches end amid those of the old copy
+    offsets = newer.held(held) if held is not None else {}
+    found = look_at(made, FakeLook(offsets))
+    assert found.verdict.condition == condition
+    assert found.verdict.fix
+    assert found.needs_a_person
+
+
+def test_an_old_copy_whose_batches_are_all_in_kafka_is_skipped(made: MadeUp) -> None:
+    made.upto(8, 9).mark()
+    offsets = made.held(9)
+    for name in ("offsets/9", "offsets/8", "commits/8", "commits/7"):
+        Path(made.location, name).unlink()
+    found = look_at(made, FakeLook(offsets))
+    assert found.verdict.text == "batch 7 is in Kafka and not in Spark's log: a restart skips it."
+
+
+def test_another_querys_token(made: MadeUp) -> None:
+    made.upto(-1, 0).mark()
+    found = look_at(made, FakeLook(made.held(0, query_id="another")))
+    assert found.verdict.condition == "FOREIGN_QUERY"
+
+
+def test_without_a_broker(made: MadeUp) -> None:
+    made.upto(6, 7).mark()
+    found = look_at(made, None)
+    assert "whether batch 7 is in Kafka is not known" in found.verdict.text
+    assert not found.needs_a_person
+    silent = look_at(made, FakeLook(error=UnavailableError("no answer from Kafka at 'h:1'", fix="look")))
+    assert silent.kafka is None
+    assert silent.checkpoint is not None
+    assert [each.condition for each in silent.findings] == ["", "UNAVAILABLE"]
+
+
+def test_without_a_checkpoint(made: MadeUp, tmp_path: Path) -> None:
+    look = FakeLook(made.upto(3, 3).held(3))
+    for gone in (None, str(tmp_path / "lost")):
+        found = inspect(Target(checkpoint=gone, application_id=APP), look, soon())
+        assert "Kafka holds batch 3 of query query-1" in found.verdict.text
+    with pytest.raises(InvalidOptionError, match="--application-id"):
+        inspect(Target(checkpoint=str(tmp_path / "lost")), look, soon())
+
+
+def test_what_else_is_said(made: MadeUp) -> None:
+    made.upto(6, 7).mark()
+    look = FakeLook(made.held(6), pending=True, log={IN: LogEnds(72, 90, 95)}, ids={"in": "made anew"})
+    conditions = {each.condition: each.text for each in look_at(made, look).findings}
+    assert "AGED_OUT" not in conditions["DATA_LOSS"], "a topic made anew starts at its own beginning"
+    assert "TOPIC_RECREATED" in conditions["DATA_LOSS"]
+    look.ids = {"in": "id-in"}
+    found = look_at(made, look)
+    texts = " ".join(each.text for each in found.findings)
+    assert "AGED_OUT: in-0: offsets 70 to 71 are gone" in texts
+    assert "an unfinished transaction holds the group's offsets" in texts
+    assert "a transaction is open in in-0 from offset 90" in texts
+    other = look_at(made, look, application_id="other")
+    assert "INVALID_OPTION" in [each.condition for each in other.findings]
+
+
+def test_damaged_files_are_named(made: MadeUp) -> None:
+    made.upto(0, 1).mark()
+    Path(made.location, "kafka-eos/identity.json").write_text('{"application_id":')
+    with pytest.raises(OperatorError, match="is damaged"):
+        look_at(made, None)
+    Path(made.location, "kafka-eos/identity.json").unlink()
+    Path(made.location, "offsets/1").write_text("")
+    with pytest.raises(OperatorError, match="offsets/1"):
+        look_at(made, None)
+
+
+@given(held=st.integers(0, 6), planned=st.integers(0, 6), done=st.booleans())
+def test_the_verdict_is_what_the_commit_then_does(
+    tmp_path_factory: pytest.TempPathFactory, held: int, planned: int, done: bool
+) -> None:
+    """Whatever Kafka holds and wherever Spark stands: as the view says, so the machine goes."""
+    broker = ModelBroker()
+    made = MadeUp(tmp_path_factory.mktemp("c") / "checkpoint").upto(6, 6)
+    for batch_id in range(held + 1):
+        commit(broker, made.order(batch_id))
+    for batch_id in range(planned + 1, 7):
+        Path(made.location, f"offsets/{batch_id}").unlink()
+    for batch_id in range(planned + done, 7):
+        Path(made.location, f"commits/{batch_id}").unlink()
+    found = look_at(made, FakeLook(dict(broker.group)))
+    assert found.checkpoint is not None
+    next_batch = found.checkpoint.next_batch
+    assert next_batch == planned + done
+    if done and next_batch <= held:  # what it will read is not planned: no promise
+        assert found.verdict.condition == "CHECKPOINT_ROLLED_BACK"
+        return
+    made.plan(next_batch)
+    before = list(broker.log)
+    if found.needs_a_person:
+        with pytest.raises(OperatorError, match=found.verdict.condition):
+            commit(broker, made.order(next_batch))
+        assert broker.log == before
+    else:
+        step = commit(broker, made.order(next_batch))
+        assert ("skips it" in found.verdict.text) == (step is Step.SKIPPED)
+
+
+def commit(broker: ModelBroker, order: Order) -> Step:
+    rows = [f"{order.batch.batch_id}:{row}" for row in range(ROWS_PER_BATCH)]
+    return Commit(order, ModelRows(rows), broker, Owner(), soon()).run().step
+
+
+# -- adopt ------------------------------------------------------------------------------------------
+
+
+def plan_adoption(made: MadeUp, broker: ModelBroker, said: Said | None = None) -> adopt.Adoption:
+    named = Target(checkpoint=made.location, application_id=APP)
+    look = FakeLook(dict(broker.group), all_topics=dict(broker.topics))
+    return adopt.plan(inspect(named, look, soon()), named, said)
+
+
+def perform(broker: ModelBroker, adoption: adopt.Adoption) -> None:
+    assert adoption.order is not None
+    before = list(broker.log)
+    Commit(adoption.order, adopt.NoRows(), broker, Owner(), soon()).run()
+    assert broker.log == before, "a token is all that is written"
+
+
+def test_a_new_checkpoint_goes_on_where_kafka_stands(tmp_path: Path) -> None:
+    broker = ModelBroker(topics={"in": 1, "out": 1, "old": 1, "__consumer_offsets": 5})
+    lost = MadeUp(tmp_path / "lost").upto(3, 3)
+    for batch_id in range(4):
+        commit(broker, lost.order(batch_id))
+    # it wrote another topic once: a token of its lies there, which no batch of the new query will touch
+    old = TopicPartition("old", 0)
+    broker.group[old] = replace(broker.group[OUT], tp=old)
+
+    new = MadeUp(tmp_path / "new", "query-2", first=40)
+    guide = plan_adoption(new, broker)
+    assert guide.order is None
+    assert guide.options["source"] == {"startingOffsets": "group", "application.id": APP}
+    assert guide.options["sink"]["onForeignQuery"] == "adopt"
+
+    new.plan(0)
+    with pytest.raises(OperatorError, match="belongs to query query-1"):
+        commit(broker, new.order(0))
+    perform(broker, plan_adoption(new, broker))
+    assert commit(broker, new.order(0)) is Step.COMMITTED
+    assert commit(broker, new.order(0)) is Step.SKIPPED, "by another driver, which reads the token"
+    assert commit(broker, new.plan(1).order(1)) is Step.COMMITTED
+    with pytest.raises(OperatorError, match="belongs to query query-2"):
+        commit(broker, lost.plan(4).order(4))
+    assert "own query" in " ".join(plan_adoption(new, broker).text)
+
+
+def test_a_checkpoint_that_starts_elsewhere_adopts_nothing(tmp_path: Path) -> None:
+    broker = ModelBroker()
+    lost = MadeUp(tmp_path / "lost").upto(3, 3)
+    for batch_id in range(4):
+        commit(broker, lost.order(batch_id))
+    for first in (0, 39, 41):
+        adoption = plan_adoption(MadeUp(tmp_path / f"new-{first}", "query-2", first).plan(0), broker)
+        assert adoption.order is None
+        assert adoption.refused is not None
+        assert adoption.refused.condition == "CHECKPOINT_ROLLED_BACK"
+
+
+def test_a_hand_over_does_not_overlook_who_was_faster(tmp_path: Path) -> None:
+    """The old driver commits between the look and the deed."""
+    broker = ModelBroker()
+    old = MadeUp(tmp_path / "old").upto(1, 1)
+    commit(broker, old.order(0))
+    adoption = plan_adoption(MadeUp(tmp_path / "new", "query-2", first=10).plan(0), broker)
+    commit(broker, old.order(1))
+    with pytest.raises(OperatorError, match="CHECKPOINT_ROLLED_BACK"):
+        perform(broker, adoption)
+    found = newest(broker.group.values())
+    assert found is not None
+    assert found.query_id == "query-1"
+
+
+@pytest.mark.parametrize("said", list(Said))
+def test_a_lost_token_is_written_as_a_person_says(made: MadeUp, said: Said) -> None:
+    broker = ModelBroker()
+    made.upto(1, 2)
+    for batch_id in range(3 if said is Said.COMMITTED else 2):
+        commit(broker, made.order(batch_id))
+    broker.group.clear()
+    with pytest.raises(OperatorError, match="TOKEN_MISSING"):
+        commit(broker, made.order(2))
+    assert plan_adoption(made, broker).order is None, "nobody has said anything yet"
+    perform(broker, plan_adoption(made, broker, said))
+    assert broker.group[IN].offset == (30 if said is Said.COMMITTED else 20)
+    assert commit(broker, made.order(2)) is (Step.SKIPPED if said is Said.COMMITTED else Step.COMMITTED)
+    assert len(broker.log) == 3 * ROWS_PER_BATCH
+    refused = plan_adoption(made, broker, said).refused
+    assert refused is not None, "there is a token now"
+
+
+def test_a_lost_token_before_the_next_batch_is_planned(made: MadeUp) -> None:
+    broker = ModelBroker()
+    made.upto(1, 1)
+    for batch_id in range(2):
+        commit(broker, made.order(batch_id))
+    broker.group.clear()
+    assert plan_adoption(made, broker, Said.COMMITTED).refused is not None
+    perform(broker, plan_adoption(made, broker))
+    assert commit(broker, made.plan(2).order(2)) is Step.COMMITTED
+
+
+def test_no_token_where_none_is_missed(made: MadeUp) -> None:
+    assert plan_adoption(made.plan(0), ModelBroker(), Said.COMMITTED).order is None
+    assert plan_adoption(made, ModelBroker()).refused is None
+
+
+# -- sweep ------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(
+        st.builds(
+            Staged,
+            name=st.integers(0, 20).map(str) | st.sampled_from(["write-" + "a" * 32, "notes.txt", "5.bak"]),
+            is_folder=st.booleans(),
+            newest_seconds=st.floats(0, 2000),
+        )
+    ),
+    st.none() | st.integers(0, 20),
+    st.floats(0, 2000),
+)
+def test_nothing_goes_that_may_still_be_read(
+    found: list[Staged], token_batch: int | None, older_than_seconds: float
+) -> None:
+    judged = staging.judge(
+        found, token_batch=token_batch, older_than_seconds=older_than_seconds, now_seconds=2000
+    )
+    for each in judged:
+        name, young = each.staged.name, 2000 - each.staged.newest_seconds <= older_than_seconds
+        if name in ("notes.txt", "5.bak"):
+            assert not each.goes
+        elif name.isdigit():
+            if not each.staged.is_folder or token_batch is None or int(name) > token_batch:
+                assert not each.goes
+            else:
+                assert each.goes == (int(name) < token_batch or not young)
+        else:
+            assert each.goes == (each.staged.is_folder and not young)
+
+
+def test_sweep(made: MadeUp, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.upto(2, 3).mark()
+    fake_cluster(monkeypatch, FakeLook(made.held(2)))
+    week = 7 * 86_400
+    going = [made.stage("1", 7), made.stage("2", 5, week), made.stage("write-" + "0" * 32, 3, week)]
+    staying = [made.stage("3", 1, week), made.stage("write-" + "1" * 32, 1), made.stage("mine", 1, week)]
+    (going[0].parents[1] / "shared-path").write_text("probe")
+    command = ["sweep", "--checkpoint", made.location, "--bootstrap-servers", "h:1"]
+    dry = run(*command)
+    assert dry.exit_code == 0
+    assert "3 of 6 entries may go, 15 bytes" in dry.output
+    assert all(path.exists() for path in going + staying), "a dry run deletes nothing"
+    assert "Deleted 3 entries" in run(*command, "--yes").output
+    assert [path.exists() for path in going] == [False] * 3
+    assert [path.exists() for path in staying] == [True] * 3
+    assert (going[0].parents[1] / "shared-path").exists()
+    assert "0 of 3 entries may go" in run(*command).output
+
+
+def test_sweep_does_not_trust_another_querys_token(made: MadeUp, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.upto(2, 3).mark()
+    fake_cluster(monkeypatch, FakeLook(made.held(3, query_id="another", batch_id=99)))
+    path = made.stage("1", age_seconds=7 * 86_400)
+    result = run("sweep", "--checkpoint", made.location, "--bootstrap-servers", "h:1", "--yes")
+    assert "the token in Kafka is of another query" in result.output
+    assert path.exists()
+
+
+def test_sweep_of_a_folder_of_batch_writes_needs_no_broker(made: MadeUp) -> None:
+    week = 7 * 86_400
+    batch, write = made.stage("0", age_seconds=week), made.stage("write-" + "0" * 32, age_seconds=week)
+    result = run("sweep", "--staging", str(batch.parents[1]), "--yes")
+    assert result.exit_code == 0
+    assert batch.exists()
+    assert not write.exists()
+    assert run("sweep").exit_code == 1
+
+
+# -- the command line -------------------------------------------------------------------------------
+
+
+def run(*arguments: str) -> Result:
+    result = CliRunner().invoke(main, list(arguments))
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def fake_cluster(monkeypatch: pytest.MonkeyPatch, look: FakeLook) -> list[Mapping[str, Any]]:
+    """In place of the real one; the configurations it was made with."""
+    made_with: list[Mapping[str, Any]] = []
+
+    def make(config: Mapping[str, Any]) -> FakeLook:
+        made_with.append(config)
+        return look
+
+    monkeypatch.setattr("kafka_eos_source.kafka.look.ClusterLook", make)
+    return made_with
+
+
+def test_inspect_prints_and_exits_by_the_verdict(made: MadeUp, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.upto(6, 7).mark()
+    made.stage("7", 1234)
+    look = FakeLook(made.held(7))
+    fake_cluster(monkeypatch, look)
+    command = ["inspect", "--checkpoint", made.location, "--bootstrap-servers", "h:1"]
+    shown = run(*command)
+    assert shown.exit_code == 0
+    assert shown.output.rstrip().endswith("batch 7 is in Kafka and not in Spark's log: a restart skips it.")
+    for text in (
+        "query-1",
+        "batch 7, 10 rows",
+        "batch 6",
+        "1,234",
+        CLUSTER_ID,
+        "in-0",
+        "kafka-transactions.sh",
+    ):
+        assert text in shown.output, text
+    found = json.loads(run(*command, "--json").output)
+    assert found["kafka"]["token"]["batch"] == 7
+    assert found["checkpoint"]["next_batch"] == 7
+    assert found["staged"] == [{"name": "7", "batch_id": 7, "files": 1, "bytes": 1234}]
+    assert found["findings"][0]["condition"] is None
+    look.offsets = {}
+    missing = run(*command)
+    assert missing.exit_code == 3
+    assert "TOKEN_MISSING" in missing.output
+    assert "docs/runbooks.md" in missing.output
+
+
+def test_inspect_without_anything_says_what_it_needs() -> None:
+    result = run("inspect")
+    assert result.exit_code == 1
+    assert "--application-id" in result.output
+
+
+@pytest.mark.parametrize("command", ["fence", "adopt"])
+def test_what_changes_kafka_needs_brokers_and_a_yes(
+    made: MadeUp, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    made.upto(6, 7).mark()
+    fake_cluster(monkeypatch, FakeLook())
+
+    def never(*_arguments: object, **_named: object) -> None:
+        raise AssertionError("a dry run wrote")
+
+    monkeypatch.setattr("kafka_eos_source.operate.fence.fence", never)
+    monkeypatch.setattr("kafka_eos_source.operate.adopt.perform", never)
+    where = ["--checkpoint", made.location, "--committed"] if command == "adopt" else []
+    bare = run(command, "--application-id", APP, *where)
+    assert bare.exit_code == 1
+    assert "--bootstrap-servers" in bare.output
+    dry = run(command, "--application-id", APP, *where, "--bootstrap-servers", "h:1")
+    assert dry.exit_code == 0
+    assert "With --yes" in dry.output
+
+
+def test_checkpoint_ids_follow_sparks_rule(made: MadeUp) -> None:
+    """As `populateStartOffsets`: equal logs mean a new batch, anything else repeats the last planned."""
+    nexts = {}
+    for committed, planned in ((-1, -1), (-1, 0), (0, 0), (0, 1), (0, 3)):
+        folder = Path(made.location).with_name(f"c{committed}{planned}")
+        found = checkpoints.read(MadeUp(folder).upto(committed, planned).location)
+        assert found is not None
+        nexts[committed, planned] = found.next_batch
+    assert nexts == {(-1, -1): 0, (-1, 0): 0, (0, 0): 1, (0, 1): 1, (0, 3): 3}
