@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model_broker import CLUSTER_ID, ModelBroker, ModelRows
 
+from kafka_eos_source import errors
 from kafka_eos_source.cli import main
 from kafka_eos_source.commit import identity, offset_log
 from kafka_eos_source.commit.decide import Batch
@@ -23,7 +26,14 @@ from kafka_eos_source.commit.sources import ranges
 from kafka_eos_source.commit.token import Token, newest
 from kafka_eos_source.commit.transaction import Commit, Order, Owner, Step
 from kafka_eos_source.deadline import Deadline
-from kafka_eos_source.errors import InvalidOptionError, OperatorError, UnavailableError
+from kafka_eos_source.errors import (
+    InvalidOptionError,
+    KafkaEosError,
+    OperatorError,
+    OutcomeUnknownError,
+    RestartQueryError,
+    UnavailableError,
+)
 from kafka_eos_source.kafka.look import LogEnds
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate import adopt, staging
@@ -32,6 +42,7 @@ from kafka_eos_source.operate.adopt import Said
 from kafka_eos_source.operate.inspect import Inspection, inspect
 from kafka_eos_source.operate.staging import Staged
 from kafka_eos_source.operate.target import Target, kafka_options, parse_properties, target
+from kafka_eos_source.operate.verdict import short_name
 from kafka_eos_source.plan.offsets import SourcePosition
 
 IN = TopicPartition("in", 0)
@@ -688,3 +699,49 @@ def test_checkpoint_ids_follow_sparks_rule(made: MadeUp) -> None:
         assert found is not None
         nexts[committed, planned] = found.next_batch
     assert nexts == {(-1, -1): 0, (-1, 0): 0, (0, 0): 1, (0, 1): 1, (0, 3): 3}
+
+
+# -- the runbooks -----------------------------------------------------------------------------------
+
+RUNBOOKS = (Path(__file__).parents[1] / "docs/runbooks.md").read_text(encoding="utf-8")
+
+
+def pages() -> dict[str, str]:
+    """Text by heading."""
+    parts = re.split(r"^## (.+)$", RUNBOOKS, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def reaching_a_person() -> list[type[KafkaEosError]]:
+    kinds = (OperatorError, RestartQueryError, OutcomeUnknownError)
+    return [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, kinds)]
+
+
+@pytest.mark.parametrize("error", reaching_a_person(), ids=lambda each: each.__name__)
+def test_every_error_that_reaches_a_person_has_a_page(error: type[KafkaEosError]) -> None:
+    page = pages()[short_name(error)]
+    for part in ("**What happened.**", "**What to do.**"):
+        assert part in page
+    if error is not RestartQueryError:
+        assert "**How to look.**" in page
+        assert "**What is safe.**" in page
+
+
+def test_every_page_of_an_error_has_its_error() -> None:
+    named = {heading for heading in pages() if heading.isupper()}
+    assert named == {short_name(each) for each in reaching_a_person()}
+
+
+def test_the_commands_of_the_runbooks_are_commands() -> None:
+    """Each line as it stands, but for its dots: the parser takes it."""
+    shown = re.findall(r"kafka-eos ((?:inspect|fence|adopt|sweep) [^`#\n]*)", RUNBOOKS)
+    assert len(shown) >= 12
+    for each in shown:
+        name, *arguments = shlex.split(each.replace("…", "x"))
+        arguments = [argument for argument in arguments if argument.startswith("--")]
+        known = {opt for parameter in main.commands[name].params for opt in parameter.opts}
+        assert set(arguments) <= known, each
+
+
+def test_no_secret_is_asked_for_on_a_command_line() -> None:
+    assert not re.search(r"--kafka [\w.]*(password|jaas|secret)", RUNBOOKS)
