@@ -17,6 +17,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from types import MappingProxyType
 from typing import Protocol
 
 import pyarrow as pa
@@ -168,12 +169,28 @@ class Order:
         own = on_cluster(self.sources, cluster_id, topics, self.source_cluster)
         return replace(self.batch, starts=own.starts, ends=own.ends, comparable=own.comparable)
 
-    def offsets(self, token: Token, cluster_id: str, topics: Mapping[str, int]) -> list[GroupOffset]:
-        """Source offsets and anchor, each with the token. A source partition that is gone is left out."""
+    def offsets(
+        self,
+        token: Token,
+        cluster_id: str,
+        topics: Mapping[str, int],
+        inherited: Mapping[TopicPartition, GroupOffset] = MappingProxyType({}),
+    ) -> list[GroupOffset]:
+        """Source offsets and anchor, each with the token. A partition that is gone is left out.
+
+        Args:
+            token: of this batch.
+            cluster_id, topics: of the sink's cluster.
+            inherited: offsets with another query's token. They stay and get this token too: the other's, of a
+                higher batch id, would else be taken for the newest by the next owner.
+        """
         text = token.encode()
         own = on_cluster(self.sources, cluster_id, topics, self.source_cluster)
-        ends = {tp: end for tp, end in own.ends.items() if topics.get(tp.topic, 0) > tp.partition}
-        ends.setdefault(self.anchor, max(0, self.batch.batch_id))
+        left = {tp: each.offset for tp, each in inherited.items()}
+        there = {
+            tp: end for tp, end in {**left, **own.ends}.items() if topics.get(tp.topic, 0) > tp.partition
+        }
+        ends = {**there, self.anchor: own.ends.get(self.anchor, max(0, self.batch.batch_id))}
         return [GroupOffset(tp, end, text) for tp, end in sorted(ends.items())]
 
     def partitions(self) -> set[TopicPartition]:
@@ -214,6 +231,7 @@ class Commit:
         self._step = Step.OPEN
         self._begun = 0
         self._begun_at = 0.0
+        self._inherited: Mapping[TopicPartition, GroupOffset] = {}
         self._fenced: FencedError | None = None
         self._unknown: OutcomeUnknownError | None = None
         self._pause = threading.Event()
@@ -307,6 +325,11 @@ class Commit:
         failpoints.reach("commit.after_token")
         if self._fenced is not None and owner.token is not None:
             self._refuse_rival(owner.token, known)
+        self._inherited = {
+            tp: each
+            for tp, each in found.items()
+            if (held := Token.decode(each.metadata)) is not None and held.query_id != order.batch.query_id
+        }
         return decide(
             order.batch_on(owner.cluster_id, owner.topics),
             owner.token,
@@ -349,7 +372,7 @@ class Commit:
         if any(owner.topics.get(tp.topic, 0) <= tp.partition for tp in order.partitions()):
             # a partition is newer than this producer, or gone
             owner.cluster_id, owner.topics = producer.cluster(deadline)
-        offsets = order.offsets(token, owner.cluster_id, owner.topics)
+        offsets = order.offsets(token, owner.cluster_id, owner.topics, self._inherited)
         try:
             producer.send_offsets(offsets, order.group_id, deadline)
         except UnavailableError as error:

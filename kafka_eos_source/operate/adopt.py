@@ -150,17 +150,13 @@ def _hand_over(
     ]
     if not starts:
         text.append("It reads nothing from this cluster, so that nothing could be compared.")
-    # every offset of the group, so that no token of the other query is left beside one
-    stopped = {
-        tp: offset for tp, offset in kafka.committed.items() if tp.partition < kafka.topics.get(tp.topic, 0)
-    }
     return Adoption(
         text,
         order=Order(
             batch=batch,
             group_id=inspection.group_id,
             anchor=_anchor(target.anchor_topic, kafka),
-            sources=(SourceRange(stopped, {**stopped, **starts}, kafka.cluster_id),),
+            sources=(SourceRange(starts, starts, kafka.cluster_id),) if starts else (),
             foreign_query="adopt",
         ),
         options=_options(inspection, None, adopts=False),

@@ -1,0 +1,65 @@
+"""A group that another query wrote before: none of its tokens outlives the first batch of the new owner."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from model_broker import Fault, ModelBroker, ModelRows
+from test_commit_transaction import IN, OUT, commit, order, rows
+
+from kafka_eos_source.commit.transaction import Commit, Order, Owner, Step
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import OutcomeUnknownError
+from kafka_eos_source.model import TopicPartition
+
+OLD = TopicPartition("old", 0)
+
+
+@pytest.fixture
+def broker() -> ModelBroker:
+    """Batches 0 to 3 of ``query``, which wrote another topic in its youth."""
+    broker = ModelBroker()
+    broker.topics["old"] = 1
+    owner = Owner()
+    for batch_id in range(4):
+        commit(broker, owner, batch_id)
+    broker.group[OLD] = replace(broker.group[OUT], tp=OLD, offset=77)
+    return broker
+
+
+def run(broker: ModelBroker, what: Order, staged: list[str]) -> Step:
+    machine = Commit(what, ModelRows(staged), broker, Owner(), Deadline.after_seconds(5))
+    machine._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
+    return machine.run().step
+
+
+def of_new_query(batch_id: int) -> Order:
+    """Its batch 0 starts where batch 3 of the other one ended."""
+    later = order(4 + batch_id)
+    return replace(later, batch=replace(later.batch, query_id="new", batch_id=batch_id))
+
+
+def test_an_adopting_query_is_known_to_its_next_driver(broker: ModelBroker) -> None:
+    adopting = replace(of_new_query(0), foreign_query="adopt")
+    assert run(broker, adopting, rows(4)) is Step.COMMITTED
+    assert broker.group[OLD].offset == 77, "where the other query stood there"
+    for again in (of_new_query(0), adopting):
+        assert run(broker, again, rows(4)) is Step.SKIPPED
+    assert run(broker, of_new_query(1), rows(5)) is Step.COMMITTED
+    assert broker.log == [row for batch_id in range(6) for row in rows(batch_id)]
+    assert broker.group[IN].offset == 60
+
+
+@pytest.mark.parametrize("anchors", [("old", "out"), ("out", "old")])
+def test_batch_writes_of_one_application_id_to_two_topics(anchors: tuple[str, str]) -> None:
+    """The answer of the second one's commit is lost: it must find its own token, not the first one's."""
+    broker = ModelBroker()
+    broker.topics["old"] = 1
+    for number, topic in enumerate(anchors):
+        if number == 1:
+            broker.faults.append(Fault("commit", OutcomeUnknownError("lost"), after=True))
+        what = replace(order(0), sources=(), anchor=TopicPartition(topic, 0))
+        batch = replace(what.batch, query_id=f"once:{number}", once=True, first_batch=None)
+        run(broker, replace(what, batch=batch), rows(number))
+    assert broker.log == rows(0) + rows(1)
