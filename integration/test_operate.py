@@ -5,27 +5,80 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
-from pyspark.errors import PySparkException
+from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import TopicPartition as ClientTopicPartition
 from pyspark.sql import SparkSession
 
+from integration import test_sink_stream as spark_sink
 from integration.support import tools
+from integration.support.checkpoint import MadeUp
 from integration.support.kafka import Admin, end_offsets, produce, read_back, transaction, values
-from integration.support.processes import await_condition
 from integration.support.security import PASSWORDS, SecuredCluster
-from integration.test_sink_stream import Query, rows
+from integration.test_sink_stream import rows
 from kafka_eos_source.cli import main
+from kafka_eos_source.commit import session
+from kafka_eos_source.commit.identity import of_stream
+from kafka_eos_source.commit.transaction import Step
+from kafka_eos_source.errors import ForeignQueryError, TokenMissingError
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.options import parse_write
+from kafka_eos_source.plan.offsets import SourcePosition
+from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.writer import stage
+
+
+class Query:
+    """From topic to topic by the sink's own commit, with a checkpoint as Spark leaves it, without Spark."""
+
+    def __init__(self, broker: str, source: str, sink: str, folder: Path, application_id: str) -> None:
+        self.broker, self.source, self.sink, self.application_id = broker, source, sink, application_id
+        self.made = MadeUp(folder, str(uuid.uuid4()))
+        self.checkpoint = self.made.location
+        self._options = {
+            "kafka.bootstrap.servers": broker,
+            "topic": sink,
+            "application.id": application_id,
+            "checkpointLocation": self.checkpoint,
+        }
+
+    def plan(self, batch_id: int, start: int | None = None) -> None:
+        """A batch up to the source's end; ``start``: where batch 0 begins."""
+        tp = TopicPartition(self.source, 0)
+        end = {tp: end_offsets(self.broker, self.source)[0]}
+        self.made.log_offsets(batch_id, SourcePosition(end, None if start is None else {tp: start}))
+
+    def commit(self, batch_id: int, staged: Sequence[str], *, restarted: bool = False) -> Step:
+        """By the driver that runs, or by one that has just been started."""
+        options = parse_write(self._options, streaming=True)
+        if restarted:
+            session.forget(options, of_stream(options, self.made.query_id))
+        batch = pa.record_batch({"value": pa.array([value.encode() for value in staged])})
+        part = stage([batch], batch.schema, folder=None, batch="", inline_bytes=0, topic=self.sink)
+        folder = StagingFolder.at(f"{self.checkpoint}/kafka-eos/staging")
+        return session.commit_micro_batch(options, folder, [part], batch_id).step
+
+    def run(self, batch_id: int, first: int, end: int) -> None:
+        """One batch, from its records in the source to Spark's commit log."""
+        produce(self.broker, self.source, rows(first, end))
+        self.plan(batch_id, start=first if batch_id == 0 else None)
+        assert self.commit(batch_id, rows(first, end)) is Step.COMMITTED
+        self.made.log_commit(batch_id)
+
+    def written(self) -> list[str]:
+        return values(read_back(self.broker, self.sink))
 
 
 @pytest.fixture
-def query(spark: SparkSession, broker: str, topic: Callable[..., str], checkpoint: str) -> Query:
-    return Query(spark, broker, topic(2), topic(2), checkpoint)
+def query(broker: str, topic: Callable[..., str], tmp_path: Path) -> Query:
+    return Query(broker, topic(), topic(), tmp_path / "checkpoint", f"app-{uuid.uuid4().hex[:10]}")
 
 
 def run(*arguments: str) -> Result:
@@ -34,194 +87,172 @@ def run(*arguments: str) -> Result:
     return result
 
 
-def command(name: str, query: Query, *more: str) -> Result:
+def command(name: str, query: Query | spark_sink.Query, *more: str) -> Result:
     return run(name, "--checkpoint", query.checkpoint, "--bootstrap-servers", query.broker, *more)
 
 
-def inspected(query: Query, *more: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(command("inspect", query, "--json", *more).stdout)
+def inspected(query: Query | spark_sink.Query) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(command("inspect", query, "--json").stdout)
     return found
 
 
-def committed(query: Query) -> list[str]:
-    return values(read_back(query.broker, query.sink))
-
-
-def die_within_a_commit(query: Query) -> Producer:
-    """A driver of this query that has sent its records and offsets, and is gone."""
-    dead = transaction(query.broker, query.group)
-    dead.produce(query.sink, "half a batch", partition=0)
-    dead.flush()
-    consumer = Consumer({"bootstrap.servers": query.broker, "group.id": query.group})
-    dead.send_offsets_to_transaction(
-        [TopicPartition(query.source, 0, 10_000)], consumer.consumer_group_metadata()
-    )
-    consumer.close()
-    return dead
-
-
-def test_between_kafkas_commit_and_sparks(query: Query, broker: str) -> None:
-    for end in (100, 130):
-        produce(broker, query.source, rows(0 if end == 100 else 100, end))
-        query.run()
-    query.forget_commit(1)
+def test_between_kafkas_commit_and_sparks(
+    spark: SparkSession, broker: str, topic: Callable[..., str], checkpoint: str
+) -> None:
+    query = spark_sink.Query(spark, broker, topic(2), topic(2), checkpoint)
+    produce(broker, query.source, rows(0, 30))
+    query.run()
+    query.forget_commit(0)
     shown = command("inspect", query)
     assert shown.exit_code == 0
-    assert shown.output.rstrip().endswith("batch 1 is in Kafka and not in Spark's log: a restart skips it.")
+    assert shown.output.rstrip().endswith("batch 0 is in Kafka and not in Spark's log: a restart skips it.")
     found = inspected(query)
-    assert (found["checkpoint"]["planned"], found["checkpoint"]["committed"]) == (1, 0)
-    assert (found["kafka"]["token"]["batch"], found["kafka"]["token"]["rows"]) == (1, 30)
-    ends = end_offsets(broker, query.source)
+    assert (found["checkpoint"]["planned"], found["checkpoint"]["committed"]) == (0, None)
+    assert (found["kafka"]["token"]["batch"], found["kafka"]["token"]["rows"]) == (0, 30)
+    ends, written = end_offsets(broker, query.source), end_offsets(broker, query.sink)
     partitions = {(each["topic"], each["partition"]): each for each in found["kafka"]["partitions"]}
     for number in (0, 1):
         source = partitions[query.source, number]
         assert source["end"] == source["group"] == source["log_end"] == ends[number]
-        assert partitions[query.sink, number]["log_end"] == end_offsets(broker, query.sink)[number]
-    assert found["kafka"]["losses"] == []
-
-    written = end_offsets(broker, query.sink)
+        assert partitions[query.sink, number]["log_end"] == written[number]
     query.run()
     assert end_offsets(broker, query.sink) == written, "as it was said"
-    assert "batch 1 is done on both sides" in command("inspect", query).output
+    assert "batch 0 is done on both sides" in command("inspect", query).output
 
+
+def test_sweep_leaves_what_may_still_be_committed(query: Query) -> None:
+    query.run(0, 0, 10)
+    query.run(1, 10, 20)
     staging = Path(query.checkpoint, "kafka-eos/staging")
     for name in ("0", "1", "2", "write-" + "0" * 32):
         (staging / name).mkdir()
         (staging / name / "part.arrow").write_bytes(b"x" * 1000)
     assert "1 of 4 entries may go, 1,000 bytes" in command("sweep", query).output
+    assert (staging / "0").exists()
     assert command("sweep", query, "--yes").exit_code == 0
     old = time.time() - 2 * 86_400
-    for path in [*staging.rglob("*"), *staging.iterdir()]:
+    for path in staging.rglob("*"):
         os.utime(path, (old, old))
     assert command("sweep", query, "--yes").exit_code == 0
     assert sorted(path.name for path in staging.iterdir()) == ["2", "shared-path"]
 
 
+def die_within_a_commit(query: Query) -> Producer:
+    """A driver of this query that has sent its records and offsets, and is gone."""
+    dead = transaction(query.broker, query.application_id)
+    dead.produce(query.sink, "half a batch", partition=0)
+    dead.flush()
+    consumer = Consumer({"bootstrap.servers": query.broker, "group.id": query.application_id})
+    offset = ClientTopicPartition(query.source, 0, 10_000)
+    dead.send_offsets_to_transaction([offset], consumer.consumer_group_metadata())
+    consumer.close()
+    return dead
+
+
 def test_fence_ends_what_a_dead_driver_left(query: Query, broker: str) -> None:
-    produce(broker, query.source, rows(0, 50))
-    query.run()
+    query.run(0, 0, 50)
     before = end_offsets(broker, query.sink)[0]
     dead = die_within_a_commit(query)
 
     def held() -> tuple[bool, int | None]:
         kafka = inspected(query)["kafka"]
-        (sink,) = [p for p in kafka["partitions"] if (p["topic"], p["partition"]) == (query.sink, 0)]
+        (sink,) = [each for each in kafka["partitions"] if each["topic"] == query.sink]
         return kafka["pending"], sink["transaction_since"]
 
     assert held() == (True, before)
-    who = ["--application-id", query.group, "--bootstrap-servers", broker]
-    dry = run("fence", *who)
-    assert "an unfinished transaction is about to change it" in dry.output
+    who = ["--application-id", query.application_id, "--bootstrap-servers", broker]
+    assert "an unfinished transaction is about to change it" in run("fence", *who).output
     assert held() == (True, before), "a dry run fences nobody"
-    assert tools.describe_transaction(broker, query.group)["TransactionState"] == "Ongoing"
+    assert tools.transactions(broker)[query.application_id] == "Ongoing", "by Kafka's own tool"
     assert "no unfinished transaction" in run("fence", *who, "--yes").output
     assert held() == (False, None)
-    assert tools.describe_transaction(broker, query.group)["TransactionState"] in (
-        "Empty",
-        "CompleteAbort",
-    )
+    assert tools.transactions(broker)[query.application_id] != "Ongoing"
     with pytest.raises(KafkaException, match="_FENCED"):
         dead.commit_transaction(30)
-    produce(broker, query.source, rows(50, 80))
-    query.run()
-    assert committed(query) == rows(0, 80)
+    query.run(1, 50, 80)
+    assert query.written() == rows(0, 80)
 
 
 def test_a_query_that_runs_goes_on_after_a_fence(query: Query, broker: str) -> None:
-    produce(broker, query.source, rows(0, 20))
-    writer = query.frame().selectExpr("key", "value").writeStream.format("kafka-eos")
-    writer = writer.option("kafka.bootstrap.servers", broker).option("topic", query.sink)
-    running = writer.option("checkpointLocation", query.checkpoint).start()
-    try:
-        for end in (20, 40, 60):
-            await_condition(lambda end=end: committed(query) == rows(0, end), 60, f"{end} records")
-            fenced = run("fence", "--application-id", query.group, "--bootstrap-servers", broker, "--yes")
-            assert "Fenced." in fenced.output
-            if end < 60:
-                produce(broker, query.source, rows(end, end + 20))
-        assert running.isActive
-    finally:
-        running.stop()
+    for batch_id in range(2):
+        query.run(batch_id, 20 * batch_id, 20 * batch_id + 20)
+        fenced = run(
+            "fence", "--application-id", query.application_id, "--bootstrap-servers", broker, "--yes"
+        )
+        assert "Fenced." in fenced.output
+    query.run(2, 40, 60)
+    assert query.written() == rows(0, 60)
 
 
 def test_adopt_hands_an_application_id_over(
-    query: Query, spark: SparkSession, broker: str, topic: Callable[..., str], tmp_path: Path
+    query: Query, broker: str, topic: Callable[..., str], tmp_path: Path
 ) -> None:
-    """The checkpoint is lost, and the new query writes another topic: the old one keeps its token."""
-    app = f"app-{query.sink}"
-    for end in (40, 60, 80):
-        produce(broker, query.source, rows(end - 40 if end == 40 else end - 20, end))
-        query.run(application__id=app)
-    new = Query(spark, broker, query.source, topic(2), str(tmp_path / "new"))
-
-    def start() -> None:
-        frame = new.frame(**{"startingOffsets": "group", "application.id": app})
-        new.run(frame, application__id=app)
-
-    guide = command("adopt", new, "--application-id", app)
+    """The checkpoint is lost, and the new query writes another topic: the old one's token stays there."""
+    for batch_id in range(3):
+        query.run(batch_id, 20 * batch_id, 20 * batch_id + 20)
+    new = Query(broker, query.source, topic(), tmp_path / "new", query.application_id)
+    guide = command("adopt", new, "--application-id", new.application_id)
     assert guide.exit_code == 0
     assert ".option('startingOffsets', 'group')" in guide.output
     assert ".option('onForeignQuery', 'adopt')" in guide.output
 
-    produce(broker, query.source, rows(80, 100))
-    with pytest.raises(PySparkException, match="FOREIGN_QUERY"):
-        start()
-    assert command("inspect", new).exit_code == 3
+    produce(broker, new.source, rows(60, 80))
+    new.plan(0, start=60)
+    with pytest.raises(ForeignQueryError):
+        new.commit(0, rows(60, 80), restarted=True)
     assert "With --yes" in command("adopt", new).output
-    with pytest.raises(PySparkException, match="FOREIGN_QUERY"):
-        start()
+    assert command("inspect", new).exit_code == 3, "a dry run hands nothing over"
     assert "Start the query" in command("adopt", new, "--yes").output
-    start()
-    new.forget_commit(0)
-    start()  # skipped by a token that is looked up anew
-    produce(broker, query.source, rows(100, 120))
-    start()
-    assert committed(query) + committed(new) == rows(0, 120)
-    with pytest.raises(PySparkException, match="FOREIGN_QUERY"):
-        query.run(application__id=app)
+    assert new.commit(0, rows(60, 80), restarted=True) is Step.COMMITTED
+    assert new.commit(0, rows(60, 80), restarted=True) is Step.SKIPPED
+    new.made.log_commit(0)
+    new.run(1, 80, 100)
+    assert query.written() + new.written() == rows(0, 100)
+    query.plan(3)
+    with pytest.raises(ForeignQueryError):
+        query.commit(3, rows(60, 100), restarted=True)
 
 
 @pytest.mark.parametrize("said", ["--committed", "--not-committed"])
-def test_adopt_says_what_kafka_forgot(query: Query, broker: str, admin: Admin, said: str) -> None:
-    produce(broker, query.source, rows(0, 30))
-    query.run()
-    produce(broker, query.source, rows(30, 50))
-    query.run()
-    query.forget_commit(1)
-    admin.delete_group(query.group)
-    assert "TOKEN_MISSING" in command("inspect", query).output
+def test_adopt_says_what_kafka_forgot(query: Query, admin: Admin, said: str) -> None:
+    query.run(0, 0, 30)
+    query.run(1, 30, 50)
+    query.made.forget("commits/1")
+    admin.delete_group(query.application_id)
+    with pytest.raises(TokenMissingError):
+        query.commit(1, rows(30, 50), restarted=True)
     assert command("adopt", query, said).exit_code == 0
     assert inspected(query)["findings"][0]["condition"] == "TOKEN_MISSING", "a dry run says nothing"
     assert command("adopt", query, said, "--yes").exit_code == 0
-    produce(broker, query.source, rows(50, 60))
-    query.run()
-    query.run()  # PySpark 4.0: a replayed batch is all that one run does
+    step = query.commit(1, rows(30, 50), restarted=True)
+    assert step is (Step.SKIPPED if said == "--committed" else Step.COMMITTED)
+    query.made.log_commit(1)
+    query.run(2, 50, 60)
     again = [] if said == "--committed" else rows(30, 50)
-    assert committed(query) == sorted(rows(0, 60) + again), "as the person said, right or wrong"
+    assert query.written() == sorted(rows(0, 60) + again), "as the person said, right or wrong"
 
 
 def test_a_properties_file_as_kafkas_tools_take_it(secured_cluster: SecuredCluster, tmp_path: Path) -> None:
-    password = PASSWORDS["admin"]
     file = tmp_path / "client.properties"
     file.write_text(
         "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\n"
         "sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \\\n"
-        f'    username="admin" password="{password}";\n'
+        f'    username="admin" password="{PASSWORDS["admin"]}";\n'
     )
     who = ["--application-id", "nobody", "--bootstrap-servers", secured_cluster.bootstrap_servers]
     found = run("inspect", *who, "--kafka-properties", str(file))
     assert found.exit_code == 0, found.output
     assert "Kafka holds no token" in found.output
-    file.write_text(file.read_text().replace(password, "wrong-" + password))
-    refused = run("inspect", *who, "--kafka-properties", str(file), "--timeout", "10s")
+    file.write_text(file.read_text().replace(PASSWORDS["admin"], PASSWORDS["alice"]))
+    refused = run("inspect", *who, "--kafka-properties", str(file))
     assert refused.exit_code == 3
-    assert password not in found.output + refused.output
+    assert "NOT_AUTHORIZED" in refused.output
+    assert not any(password in found.output + refused.output for password in PASSWORDS.values())
 
 
-def test_brokers_that_do_not_answer_are_a_finding(query: Query, broker: str) -> None:
-    produce(broker, query.source, rows(0, 10))
-    query.run()
-    silent = ["--checkpoint", query.checkpoint, "--bootstrap-servers", "127.0.0.1:1", "--timeout", "2s"]
+def test_brokers_that_do_not_answer_are_a_finding(query: Query) -> None:
+    query.run(0, 0, 10)
+    silent = ["--checkpoint", query.checkpoint, "--bootstrap-servers", "127.0.0.1:1", "--timeout", "1s"]
     found = run("inspect", *silent)
     assert found.exit_code == 3
     assert "UNAVAILABLE" in found.output

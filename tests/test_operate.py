@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model_broker import CLUSTER_ID, ModelBroker, ModelRows
 
+from integration.support.checkpoint import MadeUp
 from kafka_eos_source import errors
 from kafka_eos_source.cli import main
 from kafka_eos_source.commit import identity, offset_log
@@ -85,35 +86,27 @@ class FakeLook:
         return {tp: self.log.get(tp, LogEnds(0, 1000, 1000)) for tp in partitions}
 
 
-class MadeUp:
+class Made(MadeUp):
     """A checkpoint as Spark and the sink leave it: batch n reads offsets 10n to 10n+10 of `IN`."""
 
     def __init__(self, folder: Path, query_id: str = "query-1", first: int = 0) -> None:
-        self.location = str(folder)
-        self.query_id = query_id
+        super().__init__(folder, query_id)
         self.first = first  # offset at which batch 0 starts
-        folder.mkdir(parents=True)
-        (folder / "metadata").write_text(json.dumps({"id": query_id}))
 
-    def plan(self, batch_id: int) -> MadeUp:
+    def plan(self, batch_id: int) -> Made:
         end = {IN: self.first + ROWS_PER_BATCH * (batch_id + 1)}
         start = {IN: self.first} if batch_id == 0 else None
-        line = SourcePosition(end, start, CLUSTER_ID, {"in": "id-in"}).to_json()
-        self._write(f"offsets/{batch_id}", f'v1\n{{"batchWatermarkMs":0}}\n{line}')
+        self.log_offsets(batch_id, SourcePosition(end, start, CLUSTER_ID, {"in": "id-in"}))
         return self
 
-    def commit(self, batch_id: int) -> MadeUp:
-        self._write(f"commits/{batch_id}", "v1\n{}")
-        return self
-
-    def upto(self, committed: int, planned: int) -> MadeUp:
+    def upto(self, committed: int, planned: int) -> Made:
         for batch_id in range(planned + 1):
             self.plan(batch_id)
         for batch_id in range(committed + 1):
-            self.commit(batch_id)
+            self.log_commit(batch_id)
         return self
 
-    def mark(self, first_batch: int = 0, application_id: str = APP) -> MadeUp:
+    def mark(self, first_batch: int = 0, application_id: str = APP) -> Made:
         identity.mark(self.location, Mark(application_id, self.query_id, first_batch))
         return self
 
@@ -149,12 +142,6 @@ class MadeUp:
         token = replace(_token(order), **more)
         return {each.tp: each for each in order.offsets(token, CLUSTER_ID, {"in": 1, "out": 1})}
 
-    def _write(self, name: str, text: str) -> None:
-        path = Path(self.location, name)
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-        (path.parent / f".{path.name}.crc").write_bytes(b"crc")  # as Hadoop leaves beside it
-
 
 def _token(order: Order) -> Token:
     batch = order.batch
@@ -174,11 +161,11 @@ def soon() -> Deadline:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> MadeUp:
-    return MadeUp(tmp_path / "checkpoint")
+def made(tmp_path: Path) -> Made:
+    return Made(tmp_path / "checkpoint")
 
 
-def look_at(made: MadeUp, look: FakeLook | None, **more: Any) -> Inspection:
+def look_at(made: Made, look: FakeLook | None, **more: Any) -> Inspection:
     return inspect(Target(checkpoint=made.location, **more), look, soon())
 
 
@@ -252,7 +239,7 @@ def test_options_are_judged_as_the_query_judges_them() -> None:
     )
 
 
-def test_no_password_is_shown(made: MadeUp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_password_is_shown(made: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "client.properties"
     file.write_text(
         "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.username=u\n"
@@ -279,7 +266,7 @@ def test_no_password_is_shown(made: MadeUp, monkeypatch: pytest.MonkeyPatch, tmp
 # -- inspect ----------------------------------------------------------------------------------------
 
 
-def test_between_kafkas_commit_and_sparks(made: MadeUp) -> None:
+def test_between_kafkas_commit_and_sparks(made: Made) -> None:
     made.upto(6, 7).mark()
     found = look_at(made, FakeLook(made.held(7)))
     assert found.verdict.text == "batch 7 is in Kafka and not in Spark's log: a restart skips it."
@@ -293,14 +280,14 @@ def test_between_kafkas_commit_and_sparks(made: MadeUp) -> None:
     assert (source.start, source.end, source.group) == (70, 80, 80)
 
 
-def test_before_kafkas_commit(made: MadeUp) -> None:
+def test_before_kafkas_commit(made: Made) -> None:
     made.upto(6, 7).mark()
     found = look_at(made, FakeLook(made.held(6)))
     assert found.verdict.text == "batch 7 is planned and not in Kafka: a restart writes it, once."
     assert not found.needs_a_person
 
 
-def test_after_both(made: MadeUp) -> None:
+def test_after_both(made: Made) -> None:
     made.upto(7, 7).mark()
     found = look_at(made, FakeLook(made.held(7)))
     assert found.verdict.text == "batch 7 is done on both sides: Spark's next batch 8 will be written."
@@ -308,7 +295,7 @@ def test_after_both(made: MadeUp) -> None:
     assert [(each.start, each.end) for each in found.kafka.partitions if each.tp == IN] == [(80, None)]
 
 
-def test_a_checkpoint_without_a_batch(made: MadeUp) -> None:
+def test_a_checkpoint_without_a_batch(made: Made) -> None:
     found = look_at(made, FakeLook())
     assert found.application_id == "kafka-eos-query-1", "derived, as the sink does"
     assert "begins with batch 0" in found.verdict.text
@@ -326,11 +313,11 @@ def test_a_checkpoint_without_a_batch(made: MadeUp) -> None:
     ],
 )
 def test_conditions_by_the_products_own_decision(
-    made: MadeUp, tmp_path: Path, committed: int, planned: int, held: int | None, condition: str
+    made: Made, tmp_path: Path, committed: int, planned: int, held: int | None, condition: str
 ) -> None:
     made.first = 5
     made.upto(committed, planned).mark()
-    newer = MadeUp(tmp_path / "newer").upto(9, 9)  # its batches end amid those of the old copy
+    newer = Made(tmp_path / "newer").upto(9, 9)  # its batches end amid those of the old copy
     offsets = newer.held(held) if held is not None else {}
     found = look_at(made, FakeLook(offsets))
     assert found.verdict.condition == condition
@@ -338,22 +325,21 @@ def test_conditions_by_the_products_own_decision(
     assert found.needs_a_person
 
 
-def test_an_old_copy_whose_batches_are_all_in_kafka_is_skipped(made: MadeUp) -> None:
+def test_an_old_copy_whose_batches_are_all_in_kafka_is_skipped(made: Made) -> None:
     made.upto(8, 9).mark()
     offsets = made.held(9)
-    for name in ("offsets/9", "offsets/8", "commits/8", "commits/7"):
-        Path(made.location, name).unlink()
+    made.forget("offsets/9", "offsets/8", "commits/8", "commits/7")
     found = look_at(made, FakeLook(offsets))
     assert found.verdict.text == "batch 7 is in Kafka and not in Spark's log: a restart skips it."
 
 
-def test_another_querys_token(made: MadeUp) -> None:
+def test_another_querys_token(made: Made) -> None:
     made.upto(-1, 0).mark()
     found = look_at(made, FakeLook(made.held(0, query_id="another")))
     assert found.verdict.condition == "FOREIGN_QUERY"
 
 
-def test_without_a_broker(made: MadeUp) -> None:
+def test_without_a_broker(made: Made) -> None:
     made.upto(6, 7).mark()
     found = look_at(made, None)
     assert "whether batch 7 is in Kafka is not known" in found.verdict.text
@@ -364,7 +350,7 @@ def test_without_a_broker(made: MadeUp) -> None:
     assert [each.condition for each in silent.findings] == ["", "UNAVAILABLE"]
 
 
-def test_without_a_checkpoint(made: MadeUp, tmp_path: Path) -> None:
+def test_without_a_checkpoint(made: Made, tmp_path: Path) -> None:
     look = FakeLook(made.upto(3, 3).held(3))
     for gone in (None, str(tmp_path / "lost")):
         found = inspect(Target(checkpoint=gone, application_id=APP), look, soon())
@@ -373,7 +359,7 @@ def test_without_a_checkpoint(made: MadeUp, tmp_path: Path) -> None:
         inspect(Target(checkpoint=str(tmp_path / "lost")), look, soon())
 
 
-def test_what_else_is_said(made: MadeUp) -> None:
+def test_what_else_is_said(made: Made) -> None:
     made.upto(6, 7).mark()
     look = FakeLook(made.held(6), pending=True, log={IN: LogEnds(72, 90, 95)}, ids={"in": "made anew"})
     conditions = {each.condition: each.text for each in look_at(made, look).findings}
@@ -389,7 +375,7 @@ def test_what_else_is_said(made: MadeUp) -> None:
     assert "INVALID_OPTION" in [each.condition for each in other.findings]
 
 
-def test_damaged_files_are_named(made: MadeUp) -> None:
+def test_damaged_files_are_named(made: Made) -> None:
     made.upto(0, 1).mark()
     Path(made.location, "kafka-eos/identity.json").write_text('{"application_id":')
     with pytest.raises(OperatorError, match="is damaged"):
@@ -406,13 +392,11 @@ def test_the_verdict_is_what_the_commit_then_does(
 ) -> None:
     """Whatever Kafka holds and wherever Spark stands: as the view says, so the machine goes."""
     broker = ModelBroker()
-    made = MadeUp(tmp_path_factory.mktemp("c") / "checkpoint").upto(6, 6)
+    made = Made(tmp_path_factory.mktemp("c") / "checkpoint").upto(6, 6)
     for batch_id in range(held + 1):
         commit(broker, made.order(batch_id))
-    for batch_id in range(planned + 1, 7):
-        Path(made.location, f"offsets/{batch_id}").unlink()
-    for batch_id in range(planned + done, 7):
-        Path(made.location, f"commits/{batch_id}").unlink()
+    made.forget(*(f"offsets/{batch_id}" for batch_id in range(planned + 1, 7)))
+    made.forget(*(f"commits/{batch_id}" for batch_id in range(planned + done, 7)))
     found = look_at(made, FakeLook(dict(broker.group)))
     assert found.checkpoint is not None
     next_batch = found.checkpoint.next_batch
@@ -439,7 +423,7 @@ def commit(broker: ModelBroker, order: Order) -> Step:
 # -- adopt ------------------------------------------------------------------------------------------
 
 
-def plan_adoption(made: MadeUp, broker: ModelBroker, said: Said | None = None) -> adopt.Adoption:
+def plan_adoption(made: Made, broker: ModelBroker, said: Said | None = None) -> adopt.Adoption:
     named = Target(checkpoint=made.location, application_id=APP)
     look = FakeLook(dict(broker.group), all_topics=dict(broker.topics))
     return adopt.plan(inspect(named, look, soon()), named, said)
@@ -454,14 +438,14 @@ def perform(broker: ModelBroker, adoption: adopt.Adoption) -> None:
 
 def test_a_new_checkpoint_goes_on_where_kafka_stands(tmp_path: Path) -> None:
     broker = ModelBroker(topics={"in": 1, "out": 1, "old": 1, "__consumer_offsets": 5})
-    lost = MadeUp(tmp_path / "lost").upto(3, 3)
+    lost = Made(tmp_path / "lost").upto(3, 3)
     for batch_id in range(4):
         commit(broker, lost.order(batch_id))
     # it wrote another topic once: a token of its lies there, which no batch of the new query will touch
     old = TopicPartition("old", 0)
     broker.group[old] = replace(broker.group[OUT], tp=old)
 
-    new = MadeUp(tmp_path / "new", "query-2", first=40)
+    new = Made(tmp_path / "new", "query-2", first=40)
     guide = plan_adoption(new, broker)
     assert guide.order is None
     assert guide.options["source"] == {"startingOffsets": "group", "application.id": APP}
@@ -481,11 +465,11 @@ def test_a_new_checkpoint_goes_on_where_kafka_stands(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_starts_elsewhere_adopts_nothing(tmp_path: Path) -> None:
     broker = ModelBroker()
-    lost = MadeUp(tmp_path / "lost").upto(3, 3)
+    lost = Made(tmp_path / "lost").upto(3, 3)
     for batch_id in range(4):
         commit(broker, lost.order(batch_id))
     for first in (0, 39, 41):
-        adoption = plan_adoption(MadeUp(tmp_path / f"new-{first}", "query-2", first).plan(0), broker)
+        adoption = plan_adoption(Made(tmp_path / f"new-{first}", "query-2", first).plan(0), broker)
         assert adoption.order is None
         assert adoption.refused is not None
         assert adoption.refused.condition == "CHECKPOINT_ROLLED_BACK"
@@ -494,9 +478,9 @@ def test_a_checkpoint_that_starts_elsewhere_adopts_nothing(tmp_path: Path) -> No
 def test_a_hand_over_does_not_overlook_who_was_faster(tmp_path: Path) -> None:
     """The old driver commits between the look and the deed."""
     broker = ModelBroker()
-    old = MadeUp(tmp_path / "old").upto(1, 1)
+    old = Made(tmp_path / "old").upto(1, 1)
     commit(broker, old.order(0))
-    adoption = plan_adoption(MadeUp(tmp_path / "new", "query-2", first=10).plan(0), broker)
+    adoption = plan_adoption(Made(tmp_path / "new", "query-2", first=10).plan(0), broker)
     commit(broker, old.order(1))
     with pytest.raises(OperatorError, match="CHECKPOINT_ROLLED_BACK"):
         perform(broker, adoption)
@@ -506,7 +490,7 @@ def test_a_hand_over_does_not_overlook_who_was_faster(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", list(Said))
-def test_a_lost_token_is_written_as_a_person_says(made: MadeUp, said: Said) -> None:
+def test_a_lost_token_is_written_as_a_person_says(made: Made, said: Said) -> None:
     broker = ModelBroker()
     made.upto(1, 2)
     for batch_id in range(3 if said is Said.COMMITTED else 2):
@@ -523,7 +507,7 @@ def test_a_lost_token_is_written_as_a_person_says(made: MadeUp, said: Said) -> N
     assert refused is not None, "there is a token now"
 
 
-def test_a_lost_token_before_the_next_batch_is_planned(made: MadeUp) -> None:
+def test_a_lost_token_before_the_next_batch_is_planned(made: Made) -> None:
     broker = ModelBroker()
     made.upto(1, 1)
     for batch_id in range(2):
@@ -534,7 +518,7 @@ def test_a_lost_token_before_the_next_batch_is_planned(made: MadeUp) -> None:
     assert commit(broker, made.plan(2).order(2)) is Step.COMMITTED
 
 
-def test_no_token_where_none_is_missed(made: MadeUp) -> None:
+def test_no_token_where_none_is_missed(made: Made) -> None:
     assert plan_adoption(made.plan(0), ModelBroker(), Said.COMMITTED).order is None
     assert plan_adoption(made, ModelBroker()).refused is None
 
@@ -573,7 +557,7 @@ def test_nothing_goes_that_may_still_be_read(
             assert each.goes == (each.staged.is_folder and not young)
 
 
-def test_sweep(made: MadeUp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     made.upto(2, 3).mark()
     fake_cluster(monkeypatch, FakeLook(made.held(2)))
     week = 7 * 86_400
@@ -592,7 +576,7 @@ def test_sweep(made: MadeUp, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "0 of 3 entries may go" in run(*command).output
 
 
-def test_sweep_does_not_trust_another_querys_token(made: MadeUp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_does_not_trust_another_querys_token(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     made.upto(2, 3).mark()
     fake_cluster(monkeypatch, FakeLook(made.held(3, query_id="another", batch_id=99)))
     path = made.stage("1", age_seconds=7 * 86_400)
@@ -601,7 +585,7 @@ def test_sweep_does_not_trust_another_querys_token(made: MadeUp, monkeypatch: py
     assert path.exists()
 
 
-def test_sweep_of_a_folder_of_batch_writes_needs_no_broker(made: MadeUp) -> None:
+def test_sweep_of_a_folder_of_batch_writes_needs_no_broker(made: Made) -> None:
     week = 7 * 86_400
     batch, write = made.stage("0", age_seconds=week), made.stage("write-" + "0" * 32, age_seconds=week)
     result = run("sweep", "--staging", str(batch.parents[1]), "--yes")
@@ -632,7 +616,7 @@ def fake_cluster(monkeypatch: pytest.MonkeyPatch, look: FakeLook) -> list[Mappin
     return made_with
 
 
-def test_inspect_prints_and_exits_by_the_verdict(made: MadeUp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inspect_prints_and_exits_by_the_verdict(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     made.upto(6, 7).mark()
     made.stage("7", 1234)
     look = FakeLook(made.held(7))
@@ -671,7 +655,7 @@ def test_inspect_without_anything_says_what_it_needs() -> None:
 
 @pytest.mark.parametrize("command", ["fence", "adopt"])
 def test_what_changes_kafka_needs_brokers_and_a_yes(
-    made: MadeUp, monkeypatch: pytest.MonkeyPatch, command: str
+    made: Made, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     made.upto(6, 7).mark()
     fake_cluster(monkeypatch, FakeLook())
@@ -690,12 +674,12 @@ def test_what_changes_kafka_needs_brokers_and_a_yes(
     assert "With --yes" in dry.output
 
 
-def test_checkpoint_ids_follow_sparks_rule(made: MadeUp) -> None:
+def test_checkpoint_ids_follow_sparks_rule(made: Made) -> None:
     """As `populateStartOffsets`: equal logs mean a new batch, anything else repeats the last planned."""
     nexts = {}
     for committed, planned in ((-1, -1), (-1, 0), (0, 0), (0, 1), (0, 3)):
         folder = Path(made.location).with_name(f"c{committed}{planned}")
-        found = checkpoints.read(MadeUp(folder).upto(committed, planned).location)
+        found = checkpoints.read(Made(folder).upto(committed, planned).location)
         assert found is not None
         nexts[committed, planned] = found.next_batch
     assert nexts == {(-1, -1): 0, (-1, 0): 0, (0, 0): 1, (0, 1): 1, (0, 3): 3}

@@ -50,7 +50,7 @@ class ClusterLook:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = dict(config)
-        self._said = ""
+        self._last_error: KafkaError | None = None
         self._pause = threading.Event()
         self._admin = SourceAdmin(config, "read_committed", _ADMIN_RETRIES, _ADMIN_PAUSE_MS)
 
@@ -81,12 +81,15 @@ class ClusterLook:
             except KafkaException as error:
                 if not is_transient(error):
                     raise classify(error, "reading the cluster's metadata") from error
+                client.poll(0)  # delivers what the client complained about
+                said = self._last_error or kafka_error(error)
+                if said.code() == KafkaError._AUTHENTICATION:
+                    raise classify(said, "reading the cluster's metadata") from error
                 if deadline.expired:
-                    client.poll(0)  # delivers what the client complained about
                     raise unreachable(
                         str(self._config.get("bootstrap.servers", "")),
                         deadline.budget_seconds * 1000,
-                        self._said or str(kafka_error(error)),
+                        said.str(),
                     ) from error
                 self._pause.wait(min(_PAUSE_SECONDS, deadline.remaining_seconds()))
             else:
@@ -119,4 +122,4 @@ class ClusterLook:
         return {tp: LogEnds(earliest[tp], stable[tp], end[tp]) for tp in partitions}
 
     def _on_error(self, error: KafkaError) -> None:
-        self._said = error.str()
+        self._last_error = error
