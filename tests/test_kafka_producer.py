@@ -7,11 +7,14 @@ import json
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import KafkaError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import FencedError, InvalidOptionError, KafkaEosError
 from kafka_eos_source.kafka import librdkafka
+from kafka_eos_source.kafka.native import client_pointer, function
 from kafka_eos_source.kafka.producer import RecordProducer, _by_topic, _needs_produceva
 from kafka_eos_source.kafka.transactional import Traffic, TransactionalProducer
 
@@ -125,9 +128,40 @@ def test_properties_that_do_not_go_together_are_named() -> None:
 def test_a_producer_closes_with_records_that_were_not_sent() -> None:
     producer = RecordProducer({"bootstrap.servers": "127.0.0.1:1"}, "test")
     producer.begin_count()
-    from kafka_eos_source.deadline import Deadline
-
     rows = pa.record_batch({"value": pa.array([b"a", None, b""], pa.binary())})
     producer.send(rows, "t", Deadline.after_seconds(5))
     assert producer.enqueued == 3
     producer.close()
+
+
+@pytest.mark.parametrize("columns", [{}, {"timestamp": pa.array([5])}], ids=["plain", "timestamp"])
+def test_without_a_transaction_no_record_is_lost_unsaid(columns: dict[str, pa.Array]) -> None:
+    """No broker takes it in time: whoever waits for the answers hears of it."""
+    config = {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 100, "log_level": 0}
+    producer = RecordProducer(config, "test")
+    try:
+        producer.begin_count()
+        producer.send(pa.record_batch({"value": pa.array([b"a"]), **columns}), "t", Deadline.after_seconds(5))
+        with pytest.raises(KafkaEosError, match="_MSG_TIMED_OUT"):
+            producer.flush(Deadline.after_seconds(30))
+    finally:
+        producer.close()
+
+
+def test_whoever_serves_the_clients_events_may_be_told_of_a_fatal_error() -> None:
+    """The client raises it in `flush` or in the polling thread, whichever comes first; neither dies of it."""
+    for _ in range(20):
+        producer = RecordProducer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, "test")
+        try:
+            fail = function(
+                "rd_kafka_test_fatal_error", ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
+            )
+            producer.begin_count()
+            rows = pa.record_batch({"value": pa.array([b"a"])})
+            producer.send(rows, "t", Deadline.after_seconds(5))
+            fail(client_pointer(producer._client), KafkaError._FENCED, b"test")
+            with pytest.raises(FencedError):
+                producer.flush(Deadline.after_seconds(30))
+            assert producer._poller.is_alive()
+        finally:
+            producer.close()
