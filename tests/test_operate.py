@@ -44,6 +44,7 @@ from kafka_eos_source.operate.inspect import Inspection, inspect
 from kafka_eos_source.operate.staging import Staged
 from kafka_eos_source.operate.target import Target, kafka_options, parse_properties, target
 from kafka_eos_source.operate.verdict import short_name
+from kafka_eos_source.options import parse_read
 from kafka_eos_source.plan.offsets import SourcePosition
 
 IN = TopicPartition("in", 0)
@@ -725,6 +726,20 @@ def test_the_commands_of_the_runbooks_are_commands() -> None:
         arguments = [argument for argument in arguments if argument.startswith("--")]
         known = {opt for parameter in main.commands[name].params for opt in parameter.opts}
         assert set(arguments) <= known, each
+
+
+def test_the_reads_of_the_runbooks_are_reads() -> None:
+    found = re.findall(r"```python\n(.*?)```", RUNBOOKS, re.DOTALL)
+    assert len(found) == 2
+    for each in found:
+        options = {
+            name: plain or single or number
+            for name, plain, single, number in re.findall(
+                r"\.option\(\"([\w.]+)\", (?:\"([^\"]*)\"|'([^']*)'|(\d+))\)", each
+            )
+        }
+        assert len(options) == each.count(".option(")
+        parse_read(options, streaming=False)
 
 
 def test_no_secret_is_asked_for_on_a_command_line() -> None:

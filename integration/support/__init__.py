@@ -29,6 +29,7 @@ Helpers
 
 - `kafka`: topics, groups, records and transactions through confluent-kafka alone: ``Admin``, ``produce``,
   ``transaction``, ``read_back(bootstrap, *topics, committed=True)``, ``values``, ``end_offsets``.
+- `checkpoint`: ``MadeUp``, the files that Spark leaves in a checkpoint, without Spark.
 - `reading`: ``Topics`` and ``Reader``, for tests of the source.
 - `tools`: Kafka's own command line tools: ``console_consumer``, ``transactions``,
   ``describe_transaction``, ``hanging_transactions``, ``abort_transaction``.
