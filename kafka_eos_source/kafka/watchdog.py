@@ -75,23 +75,32 @@ class Watchdog:
     def _serve(self) -> None:
         while (made := self._calls.get()) is not None:
             made.make()
+            del made
 
 
 class _Call:
+    """Holds the client no longer than the call takes: the client ends with the last reference to it."""
+
     def __init__(self, what: Callable[[], Any]) -> None:
         self.done = threading.Event()
-        self._what = what
+        self._what: Callable[[], Any] | None = what
         self._result: Any = None
         self._error: BaseException | None = None
 
     def make(self) -> None:
+        assert self._what is not None, "a call is made once"
         try:
             self._result = self._what()
         except BaseException as error:  # noqa: BLE001 - raised again where it was asked for
             self._error = error
+        self._what = None
         self.done.set()
 
     def result(self) -> Any:
-        if self._error is not None:
-            raise self._error
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # the traceback holds this frame
         return self._result
