@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from integration.support import broker as brokers
 from integration.support import processes
 from integration.support.driver import Driver
+from integration.support.faults import FAULTS, Table
 from integration.support.kafka import Admin
 from integration.support.security import PASSWORDS, SecuredCluster
 from integration.support.session import builder, end
@@ -41,6 +42,39 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         processes.kill_marked(processes.RUN, run)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         print("\nprocesses were left, and killed:", *left, sep="\n  ", file=sys.stderr)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--faults-table", type=Path, help="document whose table of faults is written anew")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption("--faults-table")
+    if path is not None and not hasattr(config, "workerinput"):  # of two processes the one that hears of all
+        config.pluginmanager.register(_FaultsTable(path))
+
+
+class _FaultsTable:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._table = Table()
+        self._passed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            self._passed.add(report.nodeid)
+        if report.when == "teardown" and report.nodeid in self._passed:
+            self._table.add(report.nodeid, report.user_properties)
+
+    def pytest_sessionfinish(self) -> None:
+        self._table.write(self._path)
+
+
+@pytest.fixture(autouse=True)
+def _faults(request: pytest.FixtureRequest) -> None:
+    marks = [mark.args for mark in request.node.iter_markers("fault")]
+    if marks:
+        request.node.user_properties.append((FAULTS, marks))
 
 
 @pytest.fixture(scope="session")

@@ -67,6 +67,10 @@ def killed_at(driver: Callable[..., Driver], query: Any, tmp_path: Path, steps: 
     driver(query).finish()
 
 
+@pytest.mark.fault("T03", "the driver is killed", "before begin")
+@pytest.mark.fault("T04", "the driver is killed", "within produce")
+@pytest.mark.fault("T05", "the driver is killed", "after send_offsets")
+@pytest.mark.fault("T07", "the driver dies after Kafka's commit and before Spark's", "commit")
 @pytest.mark.timeout(600)
 def test_the_driver_is_killed_before_within_and_after_the_transaction(
     broker: str, admin: Admin, topic: Callable[..., str], driver: Any, checkpoint: str, tmp_path: Path
@@ -93,6 +97,7 @@ def test_the_driver_is_killed_before_within_and_after_the_transaction(
     assert staged == []
 
 
+@pytest.mark.fault("T08", "the Python process that commits is killed", "ten steps")
 @pytest.mark.timeout(600)
 def test_the_committing_process_is_killed_at_every_step(
     broker: str, topic: Callable[..., str], driver: Any, checkpoint: str, tmp_path: Path

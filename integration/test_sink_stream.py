@@ -94,6 +94,7 @@ def test_topic_to_topic(query: Query, broker: str, admin: Admin) -> None:
     assert token(admin, query.group, query.sink).rows == 200
 
 
+@pytest.mark.fault("T01", "commits/N is deleted", "restart")
 @pytest.mark.core
 def test_a_replay_of_a_committed_batch_is_skipped(query: Query, broker: str) -> None:
     produce(broker, query.source, rows(0, 100))
@@ -191,6 +192,7 @@ def test_complete_mode_sends_the_whole_result_each_time(query: Query, broker: st
     ]
 
 
+@pytest.mark.fault("T48", "a batch without rows", "commit")
 def test_a_batch_without_rows_moves_the_offsets(query: Query, broker: str, admin: Admin) -> None:
     produce(broker, query.source, rows(0, 50))
     query.run(query.frame().where("value IS NULL"))
@@ -201,6 +203,7 @@ def test_a_batch_without_rows_moves_the_offsets(query: Query, broker: str, admin
     )
 
 
+@pytest.mark.fault("T42", "the checkpoint is deleted", "restart")
 def test_where_a_group_stands_is_where_a_new_query_starts(query: Query, broker: str, tmp_path: Path) -> None:
     application_id = f"app-{uuid.uuid4().hex[:8]}"
     produce(broker, query.source, rows(0, 50))
@@ -238,6 +241,7 @@ def test_another_application_id_on_the_same_checkpoint_is_refused(query: Query, 
     assert values(read_back(broker, query.sink)) == rows(0, 50)
 
 
+@pytest.mark.fault("T41", "the group is deleted", "restart with a replay")
 def test_a_lost_group_is_said_and_both_ways_out_work(query: Query, broker: str, admin: Admin) -> None:
     for first in (0, 20):
         produce(broker, query.source, rows(first, first + 20))
@@ -256,6 +260,7 @@ def test_a_lost_group_is_said_and_both_ways_out_work(query: Query, broker: str, 
     assert values(read_back(broker, query.sink)) == sorted(rows(0, 40) + rows(20, 40)), "as was said"
 
 
+@pytest.mark.fault("T43", "the checkpoint is restored from three batches ago", "restart")
 def test_a_rolled_back_checkpoint_catches_up_without_writing(
     query: Query, broker: str, tmp_path: Path
 ) -> None:
@@ -299,6 +304,7 @@ def guarded() -> Iterator[EmbeddedKafka]:
         yield kafka
 
 
+@pytest.mark.fault("T40", "the right on topic, group, transactional id is taken away", "commit")
 @pytest.mark.parametrize(
     ("resource", "operation", "said"),
     [
@@ -373,6 +379,7 @@ def spec(broker: str, source: str, sink: str, checkpoint: str, limit: int, **mor
     }
 
 
+@pytest.mark.fault("T24", "a driver comes back after another went on", "token, produce, commit")
 @pytest.mark.timeout(400)
 def test_a_zombie_driver_is_fenced_when_it_comes_back(
     query: Query, broker: str, driver: Callable[..., Driver], tmp_path: Path
@@ -398,6 +405,8 @@ def test_a_zombie_driver_is_fenced_when_it_comes_back(
     assert end_offsets(broker, query.sink) == ends, "the zombie wrote nothing that stayed"
 
 
+@pytest.mark.fault("T10", "a task fails after it staged", "staging")
+@pytest.mark.fault("T28", "every commit in another Python process", "always")
 @pytest.mark.timeout(400)
 def test_failed_tasks_and_commits_in_changing_processes(
     query: Query, broker: str, driver: Callable[..., Driver], tmp_path: Path

@@ -315,7 +315,7 @@ OPTIONS: tuple[Option, ...] = (
         values.text,
         None,
         "URI",
-        "Where rows wait for the commit; driver and executors must share it.",
+        "Where rows wait for the commit; driver and executors must share it. Queries may share one: each has its folder in it.",
         "`<checkpointLocation>/kafka-eos/staging`; a local folder for batch writes",
     ),
     Option(

@@ -27,7 +27,7 @@ from kafka_eos_source.commit import direct, identity, session
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.schema import SinkColumns, check_frame
-from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.files import StagingFolder, location_of_query
 from kafka_eos_source.stage.rows import from_arrow, from_rows, staged_schema
 from kafka_eos_source.stage.writer import stage
 
@@ -192,7 +192,7 @@ def _staging_of_stream(options: WriteOptions) -> str:
             "offsets belong to a batch.",
             fix="add .option('checkpointLocation', …) to writeStream.",
         )
-    return options.staging_location or f"{options.checkpoint_location.rstrip('/')}/kafka-eos/staging"
+    return location_of_query(options.checkpoint_location, options.staging_location)
 
 
 def _staging_of_batch(options: WriteOptions) -> str:

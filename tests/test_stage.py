@@ -31,7 +31,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.schema import SinkColumns, check_frame
-from kafka_eos_source.stage.files import PROBE, StagingFolder, file_system
+from kafka_eos_source.stage.files import PROBE, StagingFolder, file_system, location_of_query
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.stage.rows import from_arrow, from_rows, staged_schema
 from kafka_eos_source.stage.writer import highest_partitions, stage
@@ -299,3 +299,12 @@ def test_parts_of_many_topics_are_joined(folder: StagingFolder) -> None:
         StagedPart("", 0, 0, 0, topics=(("a", 4),)),
     ]
     assert StagedRows(folder, "3", parts).topics == {"a": 4, "b": -1}
+
+
+def test_two_queries_with_one_staging_location_do_not_meet(tmp_path: Path) -> None:
+    shared = str(tmp_path / "staging")
+    ours, theirs = (location_of_query(f"/checkpoints/{name}", shared) for name in ("a", "b"))
+    assert ours != theirs
+    assert os.path.dirname(ours) == os.path.dirname(theirs) == shared
+    assert location_of_query("file:///checkpoints/a/", shared + "/") == ours, "however it is spelt"
+    assert location_of_query("/checkpoints/a/", None) == "/checkpoints/a/kafka-eos/staging"

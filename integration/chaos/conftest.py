@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from integration.chaos.proxy import Proxy
 from integration.chaos.scenario import Scenario
 from integration.support import broker as brokers
 from integration.support.driver import Driver
+from integration.support.faults import MEASURES, Measures
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.embedded.cluster import free_ports
 
@@ -51,13 +52,35 @@ def proxied() -> Iterator[Proxied]:
 
 
 @pytest.fixture
-def scenario(broker: str, tmp_path: Path, driver: Callable[..., Driver]) -> Scenario:
+def scenario(
+    request: pytest.FixtureRequest, broker: str, tmp_path: Path, driver: Callable[..., Driver]
+) -> Iterator[Scenario]:
     """On the session's broker."""
-    return Scenario(broker, tmp_path, driver)
+    made = Scenario(broker, tmp_path, driver)
+    yield made
+    tell(request.node, made)
 
 
 @pytest.fixture
-def behind_proxy(proxied: Proxied, tmp_path: Path, driver: Callable[..., Driver]) -> Scenario:
+def behind_proxy(
+    request: pytest.FixtureRequest, proxied: Proxied, tmp_path: Path, driver: Callable[..., Driver]
+) -> Iterator[Scenario]:
     """On the broker behind the proxy."""
     proxied.proxy.catch_nothing()
-    return Scenario(proxied.bootstrap, tmp_path, driver)
+    made = Scenario(proxied.bootstrap, tmp_path, driver)
+    yield made
+    tell(request.node, made)
+
+
+def tell(item: pytest.Item, scenario: Scenario) -> None:
+    """What the table of faults says of the test."""
+    found = scenario.last_outcome
+    if found is not None:
+        measures = Measures(
+            drivers=scenario.starts,
+            batches=0 if found.token is None else found.token.batch_id + 1,
+            rows=found.rows.expected,
+            lost=found.rows.missing,
+            doubled=found.rows.doubled + found.rows.foreign,
+        )
+        item.user_properties.append((MEASURES, asdict(measures)))

@@ -28,6 +28,8 @@ class Scenario:
 
     Attributes:
         sent: key and value of every record sent to the source, in order.
+        starts: processes started.
+        last_outcome: the last verdict asked for.
     """
 
     def __init__(
@@ -48,6 +50,8 @@ class Scenario:
         self.checkpoint = folder / f"checkpoint-{name}"
         self.folder = folder
         self.sent: list[tuple[str, str]] = []
+        self.starts = 0
+        self.last_outcome: Outcome | None = None
         self._start = start
         self._batch = batch
 
@@ -63,11 +67,13 @@ class Scenario:
         failpoints: str = "",
         *,
         mutations: Sequence[str] = (),
+        source: Mapping[str, str] | None = None,
         sink: Mapping[str, str] | None = None,
         checkpoint: Path | None = None,
         **spec: Any,
     ) -> Driver:
         """A process that runs the query; ``restarts``, ``available_now`` as in `loop`."""
+        self.starts += 1
         servers = {"kafka.bootstrap.servers": self.bootstrap}
         return self._start(
             {
@@ -76,6 +82,7 @@ class Scenario:
                     "subscribe": self.source,
                     "startingOffsets": "earliest",
                     "maxOffsetsPerTrigger": str(self._batch),
+                    **(source or {}),
                 },
                 "sink": {
                     **servers,
@@ -114,4 +121,5 @@ class Scenario:
 
     def outcome(self) -> Outcome:
         """The verdict, once nothing runs any more."""
-        return outcome(self.bootstrap, self.source, self.sink, self.application_id, self.sent)
+        self.last_outcome = outcome(self.bootstrap, self.source, self.sink, self.application_id, self.sent)
+        return self.last_outcome

@@ -30,6 +30,7 @@ from integration.chaos.oracle import Outcome
 from integration.chaos.proxy import END_TXN, PRODUCE, TXN_OFFSET_COMMIT, Action, Rule
 from integration.chaos.scenario import Scenario
 from integration.support.driver import Driver
+from integration.support.faults import Measures
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.testing.checker import Findings, check
 from kafka_eos_source.testing.history import Record, Recorder, read_history
@@ -59,6 +60,15 @@ class Report:
     starts: int = 0
     outcome: Outcome | None = None
     findings: Findings | None = None
+
+    def measures(self) -> Measures:
+        """For the table of faults."""
+        assert self.outcome is not None
+        assert self.findings is not None
+        rows = self.outcome.rows
+        return Measures(
+            self.starts, self.findings.took_place, rows.expected, rows.missing, rows.doubled + rows.foreign
+        )
 
     @property
     def good(self) -> bool:

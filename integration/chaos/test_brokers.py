@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.chaos.conftest import Proxied
+from integration.chaos.conftest import Proxied, tell
 from integration.chaos.scenario import Scenario
 from integration.support import broker as brokers
 from integration.support.driver import Driver
@@ -17,7 +17,6 @@ from integration.support.processes import await_condition
 from kafka_eos_source.embedded import EmbeddedKafka
 
 _SECONDS = 120.0
-_BATCH = 50
 
 #: A dead broker is noticed within two seconds, not nine.
 _QUICK = {
@@ -35,8 +34,12 @@ def three() -> Iterator[EmbeddedKafka]:
 
 
 @pytest.fixture
-def on_three(three: EmbeddedKafka, tmp_path: Path, driver: Callable[..., Driver]) -> Iterator[Scenario]:
-    yield Scenario(three.bootstrap_servers, tmp_path, driver, batch=_BATCH)
+def on_three(
+    request: pytest.FixtureRequest, three: EmbeddedKafka, tmp_path: Path, driver: Callable[..., Driver]
+) -> Iterator[Scenario]:
+    made = Scenario(three.bootstrap_servers, tmp_path, driver)
+    yield made
+    tell(request.node, made)
     for node in three.nodes:
         three.start_node(node)
 
@@ -70,6 +73,7 @@ def undisturbed_end(scenario: Scenario, driver: Driver) -> None:
     assert found.exactly_once, found
 
 
+@pytest.mark.fault("T29", "the leader of an output partition is killed", "while it runs")
 def test_t29_the_leader_of_an_output_partition_is_killed(on_three: Scenario, three: EmbeddedKafka) -> None:
     on_three.feed(100)
     driver = on_three.start(available_now=False)
@@ -79,6 +83,7 @@ def test_t29_the_leader_of_an_output_partition_is_killed(on_three: Scenario, thr
     undisturbed_end(on_three, driver)
 
 
+@pytest.mark.fault("T30", "the transaction coordinator is killed", "init, flush, commit")
 @pytest.mark.parametrize("at", ["commit.after_init", "commit.after_flush", "commit.before_commit"])
 def test_t30_the_transaction_coordinator_is_killed(on_three: Scenario, three: EmbeddedKafka, at: str) -> None:
     on_three.feed(150)
@@ -90,6 +95,7 @@ def test_t30_the_transaction_coordinator_is_killed(on_three: Scenario, three: Em
     assert found.exactly_once, found
 
 
+@pytest.mark.fault("T31", "the group coordinator is killed", "send_offsets")
 def test_t31_the_group_coordinator_is_killed(on_three: Scenario, three: EmbeddedKafka) -> None:
     on_three.feed(150)
     driver = on_three.stopped_at("commit.after_flush", at_time=2)
@@ -100,6 +106,7 @@ def test_t31_the_group_coordinator_is_killed(on_three: Scenario, three: Embedded
     assert found.exactly_once, found
 
 
+@pytest.mark.fault("T32", "every broker restarts, one after the other", "while it runs")
 def test_t32_every_broker_restarts_one_after_the_other(on_three: Scenario, three: EmbeddedKafka) -> None:
     on_three.feed(50)
     driver = on_three.start(available_now=False)
@@ -111,6 +118,7 @@ def test_t32_every_broker_restarts_one_after_the_other(on_three: Scenario, three
     undisturbed_end(on_three, driver)
 
 
+@pytest.mark.fault("T33", "the network is cut for 5 s; transaction timeout 60 s and 2 s", "produce, flush")
 @pytest.mark.parametrize(
     ("timeout_ms", "at"),
     [(60_000, "commit.within_produce"), (2_000, "commit.after_flush")],

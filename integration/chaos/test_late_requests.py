@@ -16,6 +16,7 @@ from integration.support.processes import await_condition
 NONE, INVALID_PRODUCER_EPOCH, CONCURRENT_TRANSACTIONS = 0, 47, 51
 
 
+@pytest.mark.fault("T06", "the driver dies with its EndTxn on the way", "commit")
 @pytest.mark.parametrize("delivered", ["before the restart", "after the restart", "never"])
 def test_t06_the_driver_dies_with_its_commit_on_the_way(
     behind_proxy: Scenario, proxied: Proxied, delivered: str
@@ -65,13 +66,28 @@ def late_commit(scenario: Scenario, proxied: Proxied, *mutations: str) -> tuple[
     return answer, scenario.outcome()
 
 
-@pytest.mark.parametrize("late", [late_abort, late_commit], ids=["T16", "T17"])
+LATE = [
+    pytest.param(
+        late_abort,
+        id="T16",
+        marks=pytest.mark.fault("T16", "EndTxn(abort) of the batch before comes late", "after flush"),
+    ),
+    pytest.param(
+        late_commit,
+        id="T17",
+        marks=pytest.mark.fault("T17", "EndTxn(commit) of the batch before comes late", "within produce"),
+    ),
+]
+
+
+@pytest.mark.parametrize("late", LATE)
 def test_t16_t17_a_late_endtxn_of_the_batch_before(late, behind_proxy, proxied) -> None:  # type: ignore[no-untyped-def]
     answer, found = late(behind_proxy, proxied)
     assert answer == INVALID_PRODUCER_EPOCH, "a producer that had trouble is replaced, which raises the epoch"
     assert found.exactly_once, found
 
 
+@pytest.mark.fault("T54", "a rule is switched off; the others' tests must then fail", "its own")
 @pytest.mark.parametrize("late", [late_abort, late_commit], ids=["T16", "T17"])
 def test_t54_without_the_epoch_rule_it_ends_the_wrong_transaction(late, behind_proxy, proxied) -> None:  # type: ignore[no-untyped-def]
     answer, found = late(behind_proxy, proxied, "epoch rule")
@@ -79,6 +95,7 @@ def test_t54_without_the_epoch_rule_it_ends_the_wrong_transaction(late, behind_p
     assert not found.rows.exactly_once, "the tests above cannot fail"
 
 
+@pytest.mark.fault("T18", "the answer to EndTxn is lost", "commit")
 def test_t18_the_answer_to_a_commit_is_lost(behind_proxy: Scenario, proxied: Proxied) -> None:
     behind_proxy.feed(150)
     dropped = proxied.proxy.catch(END_TXN, Action.DROP_ANSWER, skip=1)
@@ -90,6 +107,7 @@ def test_t18_the_answer_to_a_commit_is_lost(behind_proxy: Scenario, proxied: Pro
     assert found.token.batch_id == 2, "nobody had to start anything again"
 
 
+@pytest.mark.fault("T19", "EndTxn is held until the next batch runs", "commit")
 def test_t19_a_commit_is_held_until_the_next_batch_runs(behind_proxy: Scenario, proxied: Proxied) -> None:
     behind_proxy.feed(200)
     held = proxied.proxy.catch(END_TXN, Action.HOLD, times=3)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from integration.chaos.oracle import Outcome
 from integration.chaos.scenario import Scenario
 
 
-def replayed(scenario: Scenario, *mutations: str):  # type: ignore[no-untyped-def]
+def replayed(scenario: Scenario, *mutations: str) -> Outcome:
     """T01, T07: the driver dies between Kafka's commit and Spark's."""
     scenario.feed(100)
     assert scenario.start("commit.after_commit=kill*2").wait() != 0
@@ -13,15 +16,18 @@ def replayed(scenario: Scenario, *mutations: str):  # type: ignore[no-untyped-de
     return scenario.outcome()
 
 
+@pytest.mark.fault("T07", "the driver dies after Kafka's commit and before Spark's", "commit")
 def test_t07_a_committed_batch_is_skipped(scenario: Scenario) -> None:
     found = replayed(scenario)
     assert found.exactly_once, found
 
 
+@pytest.mark.fault("T54", "a rule is switched off; the others' tests must then fail", "its own")
 def test_t54_without_the_token_check_it_is_written_again(scenario: Scenario) -> None:
     assert replayed(scenario, "token check").rows.doubled == 50
 
 
+@pytest.mark.fault("T36", "the client loses a record without a word", "produce")
 def test_t36_a_record_lost_on_the_way_into_the_client(scenario: Scenario) -> None:
     """Every attempt loses one: the batch must never be committed without it."""
     scenario.feed(50)
@@ -34,6 +40,7 @@ def test_t36_a_record_lost_on_the_way_into_the_client(scenario: Scenario) -> Non
     assert found.exactly_once, found
 
 
+@pytest.mark.fault("T54", "a rule is switched off; the others' tests must then fail", "its own")
 def test_t54_without_the_count_check_it_is_lost(scenario: Scenario) -> None:
     scenario.feed(50)
     scenario.run(mutations=["lose a record", "count check"])

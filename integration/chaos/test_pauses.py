@@ -16,7 +16,19 @@ _SECONDS = 60.0
 
 
 @pytest.mark.parametrize(
-    "at", ["commit.after_flush", "commit.before_commit"], ids=["T22-mid-produce", "T23-after-send-offsets"]
+    "at",
+    [
+        pytest.param(
+            "commit.after_flush",
+            marks=pytest.mark.fault("T22", "a pause longer than the transaction timeout", "within produce"),
+        ),
+        pytest.param(
+            "commit.before_commit",
+            marks=pytest.mark.fault(
+                "T23", "a pause longer than the transaction timeout", "after send_offsets"
+            ),
+        ),
+    ],
 )
 def test_t22_t23_a_pause_longer_than_the_transaction_timeout(scenario: Scenario, at: str) -> None:
     """The coordinator aborts and raises the epoch; the driver is fenced, reads the token and writes again."""
@@ -32,6 +44,7 @@ def test_t22_t23_a_pause_longer_than_the_transaction_timeout(scenario: Scenario,
     assert found.exactly_once, found
 
 
+@pytest.mark.fault("T24", "a driver comes back after another went on", "token, produce, commit")
 @pytest.mark.parametrize("at", ["commit.after_token", "commit.after_flush", "commit.before_commit"])
 def test_t24_a_driver_comes_back_after_another_went_on(scenario: Scenario, at: str) -> None:
     scenario.feed(150)
@@ -46,6 +59,7 @@ def test_t24_a_driver_comes_back_after_another_went_on(scenario: Scenario, at: s
     assert end_offsets(scenario.bootstrap, scenario.sink) == ends, "the zombie wrote nothing that stayed"
 
 
+@pytest.mark.fault("T25", "one application.id, two checkpoints", "start")
 def test_t25_one_application_id_and_two_checkpoints(scenario: Scenario) -> None:
     scenario.feed(100)
     first = scenario.stopped_at("commit.before_begin", at_time=2)
@@ -59,6 +73,7 @@ def test_t25_one_application_id_and_two_checkpoints(scenario: Scenario) -> None:
     assert found.exactly_once, found
 
 
+@pytest.mark.fault("T26", "two drivers on one checkpoint", "always")
 def test_t26_two_drivers_on_one_checkpoint(scenario: Scenario) -> None:
     scenario.feed(300)
     both = [scenario.start(), scenario.start()]
@@ -71,11 +86,12 @@ def test_t26_two_drivers_on_one_checkpoint(scenario: Scenario) -> None:
     assert codes != [1, 1] or found.rows.found == 300
 
 
-def test_t04_t54_without_init_before_the_token_a_batch_comes_twice(scenario: Scenario) -> None:
+def test_t24_a_driver_that_nobody_has_fenced_yet(scenario: Scenario) -> None:
     """B has read the token, and A, whom nobody fenced, commits the batch that B then writes."""
     assert _overtaken(scenario).exactly_once
 
 
+@pytest.mark.fault("T54", "a rule is switched off; the others' tests must then fail", "its own")
 def test_t54_init_before_token(scenario: Scenario) -> None:
     found = _overtaken(scenario, "init before token")
     assert found.rows.doubled, "the test above cannot fail"

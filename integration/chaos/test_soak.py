@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import random
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from integration.chaos.soak import soak
+from integration.support.faults import MEASURES
 
 MINUTES = 2.0
 
 
+@pytest.mark.fault("T53", "any of these at random, every few seconds", "any")
 @pytest.mark.timeout(600)
-def test_t53_random_faults(tmp_path: Path) -> None:
+def test_t53_random_faults(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(100_000)
     said: list[str] = [f"seed {seed}"]
     report = soak(MINUTES, seed, tmp_path, said.append)
+    request.node.user_properties.append((MEASURES, asdict(report.measures())))
     assert report.faults.total() >= 10, said
     assert report.good, f"{said}\n{report.outcome}\n{report.findings}\n./dev soak {MINUTES} --seed {seed}"

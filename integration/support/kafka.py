@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+)
 
 TIMEOUT_SECONDS = 60.0
 
@@ -41,6 +49,16 @@ class Admin:
 
     def grow(self, name: str, partitions: int) -> None:
         self.client.create_partitions([NewPartitions(name, partitions)])[name].result(TIMEOUT_SECONDS)
+
+    def configure(self, name: str, config: Mapping[str, str]) -> None:
+        """Changes properties of a topic."""
+        entries = [
+            ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+            for key, value in config.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
+        for future in self.client.incremental_alter_configs([resource]).values():
+            future.result(TIMEOUT_SECONDS)
 
     def delete_records(self, name: str, partition: int, before: int) -> None:
         futures = self.client.delete_records([TopicPartition(name, partition, before)])

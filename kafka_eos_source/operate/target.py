@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.options import parse_write
+from kafka_eos_source.stage.files import location_of_query
 
 _PREFIX = "kafka."
 _BOOTSTRAP = "kafka.bootstrap.servers"
@@ -40,9 +41,7 @@ class Target:
     @property
     def staging_location(self) -> str | None:
         """Where the rows are staged, as far as it is known."""
-        if self.staging is not None or self.checkpoint is None:
-            return self.staging
-        return f"{self.checkpoint.rstrip('/')}/kafka-eos/staging"
+        return self.staging if self.checkpoint is None else location_of_query(self.checkpoint, self.staging)
 
 
 def target(sink: Mapping[str, str | None], kafka: Mapping[str, str]) -> Target:

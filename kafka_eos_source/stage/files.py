@@ -5,11 +5,13 @@
     <location>/shared-path            proof that executors see what the driver sees
     <location>/<batch>/<uuid>.arrow   one task attempt's rows, an Arrow IPC stream
 
-``<location>`` is ``<checkpointLocation>/kafka-eos/staging``, or the option ``staging.location``.
+``<location>`` is ``<checkpointLocation>/kafka-eos/staging``, or a folder of the query's own in the option
+``staging.location``: batches of two queries have the same names.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import mmap
 import os
@@ -34,6 +36,20 @@ _log = logging.getLogger(__name__)
 
 #: Hadoop's names for a store → pyarrow's.
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasb": "abfs", "wasbs": "abfs"}
+
+
+def location_of_query(checkpoint: str, staging_location: str | None) -> str:
+    """Where the rows of a streaming query are staged.
+
+    Args:
+        checkpoint: option ``checkpointLocation``.
+        staging_location: option ``staging.location``; None = not given.
+    """
+    if staging_location is None:
+        return f"{checkpoint.rstrip('/')}/kafka-eos/staging"
+    fs, path = file_system(checkpoint)
+    own = hashlib.sha256(f"{fs.type_name}:{path.rstrip('/')}".encode()).hexdigest()[:16]
+    return f"{staging_location.rstrip('/')}/query-{own}"
 
 
 @lru_cache(maxsize=32)

@@ -1,0 +1,143 @@
+"""Topics and staged files that change under a query, and settings that a broker refuses."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from integration.chaos.scenario import Scenario
+from integration.support.kafka import produce
+from integration.support.processes import await_condition
+
+
+@pytest.mark.fault("T13", "a staged file is truncated", "between staging and commit")
+def test_t13_a_staged_file_is_truncated(scenario: Scenario) -> None:
+    scenario.feed(100)
+    inline = {"staging.inline.bytes": "100"}
+    driver = scenario.stopped_at("stage.after_close", at_time=2, sink=inline)
+    (staged,) = Path(scenario.checkpoint, "kafka-eos", "staging", "1").glob("*.arrow")
+    os.truncate(staged, staged.stat().st_size // 2)
+    os.kill(driver.process.pid, signal.SIGCONT)
+    assert driver.wait() == 1
+    assert "StagedPartError" in driver.log.read_text()
+    scenario.run(sink=inline)
+    found = scenario.outcome()
+    assert found.exactly_once, found
+
+
+@pytest.mark.fault("T34", "one record is larger than the topic takes", "produce")
+def test_t34_a_record_that_the_topic_does_not_take(scenario: Scenario) -> None:
+    scenario.feed(50)
+    scenario.run()
+    scenario.admin.configure(scenario.sink, {"max.message.bytes": "2000"})
+    poison = "x" * 5000
+    produce(scenario.bootstrap, scenario.source, [poison], keys=["k0"])
+    driver = scenario.start()
+    assert driver.wait() == 1
+    assert "InvalidRecordError" in driver.log.read_text()
+    assert "max.message.bytes" in driver.log.read_text()
+    found = scenario.outcome()
+    assert found.rows.exactly_once, "nothing of the batch is visible"
+    assert found.token is not None
+    assert found.token.batch_id == 0
+    assert found.group_is_behind, "its offsets have not moved"
+    # what the message says is what helps
+    scenario.admin.configure(scenario.sink, {"max.message.bytes": "1000000"})
+    scenario.sent.append(("k0", poison))
+    scenario.run()
+    found = scenario.outcome()
+    assert found.exactly_once, found
+
+
+@pytest.mark.fault("T37", "the output topic is deleted", "before and during the transaction")
+@pytest.mark.parametrize("at", ["commit.before_begin", "commit.within_produce"])
+def test_t37_the_output_topic_is_deleted(scenario: Scenario, at: str) -> None:
+    scenario.feed(50)
+    driver = scenario.stopped_at(at, sink={"commitTimeoutMs": "8000"})
+    scenario.admin.delete(scenario.sink)
+    os.kill(driver.process.pid, signal.SIGCONT)
+    assert driver.wait() == 1
+    assert scenario.sink in driver.log.read_text()
+    scenario.admin.create(scenario.sink, 2)
+    scenario.run()
+    found = scenario.outcome()
+    assert found.exactly_once, found
+
+
+@pytest.mark.fault("T38", "the source topic is made anew under its name", "between batches")
+def test_t38_the_source_topic_is_made_anew(scenario: Scenario) -> None:
+    scenario.feed(50)
+    scenario.run()
+    scenario.admin.delete(scenario.source)
+    _await_gone(scenario, scenario.source)
+    scenario.admin.create(scenario.source, 2)
+    produce(scenario.bootstrap, scenario.source, [f"new-{row}" for row in range(200)])
+    driver = scenario.start()
+    assert driver.wait() == 1
+    assert "TOPIC_RECREATED" in driver.log.read_text()
+
+
+@pytest.mark.fault("T39", "the output topic grows", "between batches")
+def test_t39_the_output_topic_grows(scenario: Scenario) -> None:
+    scenario.feed(50)
+    driver = scenario.stopped_at("commit.before_begin", at_time=2, available_now=False)
+    scenario.feed(100)
+    os.kill(driver.process.pid, signal.SIGCONT)
+    scenario.admin.grow(scenario.sink, 8)
+    scenario.feed(300)
+    await_condition(
+        lambda: driver.process.poll() is not None or not scenario.outcome().group_is_behind, 60, "all is read"
+    )
+    driver.tell("stop")
+    driver.finish()
+    rows = scenario.outcome().rows  # keys move to other partitions: their order over all is nobody's
+    assert rows.exactly_once, rows
+
+
+@pytest.mark.fault("T44", "an old checkpoint whose next batches are cut otherwise", "restart")
+def test_t44_an_old_checkpoint_whose_batches_are_cut_otherwise(scenario: Scenario) -> None:
+    scenario.feed(50)
+    scenario.run()
+    old = scenario.folder / "old"
+    shutil.copytree(scenario.checkpoint, old)
+    scenario.feed(200)
+    scenario.run()
+    committed = len(scenario.sent)
+    shutil.rmtree(scenario.checkpoint)
+    shutil.copytree(old, scenario.checkpoint)
+    scenario.feed(30)
+    driver = scenario.start(source={"maxOffsetsPerTrigger": "70"})
+    assert driver.wait() == 1
+    assert "CheckpointRolledBackError" in driver.log.read_text(), "50 + 3 * 70 is in part in the output"
+    assert scenario.outcome().rows.found == committed
+    # the way out that the message names
+    shutil.rmtree(scenario.checkpoint)
+    scenario.run(
+        source={"startingOffsets": "group", "application.id": scenario.application_id},
+        sink={"onForeignQuery": "adopt"},
+    )
+    found = scenario.outcome()
+    assert found.exactly_once, found
+
+
+@pytest.mark.fault("T52", "transaction.timeout.ms above what the broker allows", "start")
+def test_t52_a_transaction_timeout_that_the_broker_refuses(scenario: Scenario) -> None:
+    scenario.feed(10)
+    driver = scenario.start(sink={"kafka.transaction.timeout.ms": "1000000"})
+    assert driver.wait() == 1
+    said = driver.log.read_text()
+    assert "InvalidOptionError" in said
+    assert "transaction.max.timeout.ms" in said
+    scenario.run()
+    found = scenario.outcome()
+    assert found.exactly_once, found
+
+
+def _await_gone(scenario: Scenario, topic: str) -> None:
+    await_condition(
+        lambda: topic not in scenario.admin.client.list_topics(timeout=30).topics, 60, f"{topic} is gone"
+    )

@@ -1,0 +1,87 @@
+"""The table in `docs/faults.md`, made by the tests themselves: ``pytest … --faults-table docs/faults.md``.
+
+A test that injects a fault says which: ``@pytest.mark.fault("T07", "what breaks", "when")``, more than once
+if it shows more than one. What the run measured, if it measured anything, comes with the test's report.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+FAULTS, MEASURES = "faults", "measures"
+_BEGIN, _END = "<!-- table: begin -->", "<!-- table: end -->"
+
+
+@dataclass(frozen=True)
+class Measures:
+    """Of one run.
+
+    Attributes:
+        drivers: processes started.
+        batches: transactions committed.
+        rows: records that should be in the output.
+        lost, doubled: records that were missing, or there too often.
+    """
+
+    drivers: int
+    batches: int
+    rows: int
+    lost: int
+    doubled: int
+
+
+@dataclass
+class Line:
+    """One fault, over all the tests that inject it."""
+
+    what: str
+    when: str
+    injected: int = 0
+    measured: list[Measures] = field(default_factory=list)
+    tests: set[str] = field(default_factory=set)
+
+
+class Table:
+    """Collects the reports of a run."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, Line] = {}
+
+    def add(self, test: str, properties: Iterable[tuple[str, Any]]) -> None:
+        """A test that passed."""
+        told = dict(properties)
+        for name, what, when in told.get(FAULTS, ()):
+            line = self._lines.setdefault(name, Line(what, when))
+            line.injected += 1
+            line.tests.add(test.partition("[")[0])
+            if MEASURES in told:
+                line.measured.append(Measures(**told[MEASURES]))
+
+    def write(self, path: Path) -> None:
+        """Puts the table between the marks of the document."""
+        text = path.read_text()
+        before, _, rest = text.partition(_BEGIN)
+        _, _, after = rest.partition(_END)
+        path.write_text(f"{before}{_BEGIN}\n{self.markdown()}\n{_END}{after}")
+
+    def markdown(self) -> str:
+        """Sorted by id."""
+        head = ["id", "fault", "when", "runs", *(each.name for each in fields(Measures)), "test"]
+        rows = [head, ["---"] * len(head)]
+        for name, line in sorted(self._lines.items(), key=lambda item: _number(item[0])):
+            sums = [
+                str(sum(getattr(each, column.name) for each in line.measured)) if line.measured else "-"
+                for column in fields(Measures)
+            ]
+            tests = "<br>".join(f"`{each.rpartition('/')[2]}`" for each in sorted(line.tests))
+            rows.append([name, line.what, line.when, str(line.injected), *sums, tests])
+        return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _number(name: str) -> tuple[int, str]:
+    found = re.search(r"\d+", name)
+    return int(found.group()) if found else 0, name
