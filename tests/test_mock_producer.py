@@ -82,7 +82,10 @@ def stop_polling(producer: TransactionalProducer) -> None:
 def test_a_fatal_error_that_the_flush_hears_of_is_an_error_of_ours(
     mock: MockCluster, rows: dict[str, pa.Array]
 ) -> None:
-    """Of INVALID_TXN_STATE and fencing a raw `KafkaException` came out, or a `SystemError`, or none."""
+    """And no `SystemError`: with that ends a callback that ran while the fatal error was on its way.
+
+    If such a callback took a lock it kept it. The next statistics waited for it, and `close` for the poller.
+    """
     producer = begun(mock)
     stop_polling(producer)
     mock.fail(Api.ADD_PARTITIONS_TO_TXN, KafkaError.PRODUCER_FENCED)

@@ -22,8 +22,9 @@ from kafka_eos_source.kafka.watchdog import Watchdog
 
 #: Longest single wait inside a call of the client, so that deadlines are kept to about this.
 SLICE_SECONDS = 5.0
-#: The same for a flush: librdkafka may forget a record when its transaction fails, and waits for it.
-_FLUSH_SECONDS = 0.5
+#: The same for a call that delivers events. From 0.2 s on confluent-kafka makes several calls of one flush,
+#: and runs callbacks after one has failed, with its exception pending: a lock taken there is never released.
+_EVENTS_SECONDS = 0.1
 _CLOSE_SECONDS = 30.0
 
 _log = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ class RecordProducer:
             UnavailableError: brokers did not take the records before ``deadline``.
             KafkaEosError: a record failed; by what it failed.
         """
-        while self._serve(lambda: self._client.flush(deadline.remaining_seconds(_FLUSH_SECONDS))) > 0:
+        while self._serve(lambda: self._client.flush(deadline.remaining_seconds(_EVENTS_SECONDS))) > 0:
             self._raise_if_failed()
             if deadline.expired:
                 raise unreachable(self._bootstrap, deadline.budget_seconds * 1000, self._last_said)
@@ -194,8 +195,6 @@ class RecordProducer:
                         deadline.budget_seconds * 1000,
                         f"{doing}: {self._last_said or failure}",
                     ) from error
-            except SystemError as error:
-                raise classify(self._fatal_behind(error), doing) from error
 
     def _cause(self, failure: KafkaError, doing: str) -> KafkaEosError:
         """The client says "fatal" or "wrong state" when it knows better: look what it knows."""
@@ -277,27 +276,17 @@ class RecordProducer:
         """``call``, which delivers the client's events, and what it returns.
 
         confluent-kafka hands a fatal error to no callback. It raises it, once, from the call that happens to
-        deliver it, be that the poller's or ours; and when another callback is due in the same call, the
-        interpreter's complaint about that (`SystemError`) takes its place. That one is never freed, nor what
-        it holds: so ``call`` must not hold the client.
+        deliver it, be that the poller's or ours.
         """
         try:
             return call()
         except KafkaException as error:
             self._fatal = kafka_error(error)
-        except SystemError as error:
-            self._fatal = self._fatal_behind(error)
-        return len(self._client)
-
-    def _fatal_behind(self, error: SystemError) -> KafkaError:
-        fatal = self._fatal_error()
-        if fatal is None:
-            raise error
-        return fatal
+            return len(self._client)
 
     def _poll(self) -> None:
         while not self._closed.is_set():
-            self._serve(lambda: self._client.poll(0.5))
+            self._serve(lambda: self._client.poll(_EVENTS_SECONDS))
 
     def _on_error(self, error: KafkaError) -> None:
         self._last_said = error.str()

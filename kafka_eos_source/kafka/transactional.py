@@ -185,7 +185,7 @@ class TransactionalProducer(RecordProducer):
             self._watchdog.call(
                 "aborting the transaction", partial(self._client.abort_transaction, seconds), seconds
             )
-        except (KafkaException, SystemError, RetriableError) as error:  # as in `_serve`
+        except (KafkaException, RetriableError) as error:
             _log.info("abort of %s: %s", self.transactional_id, error)
 
     def _failure(self) -> KafkaError | None:
