@@ -31,8 +31,14 @@ from kafka_eos_source.errors import OutcomeUnknownError, UnavailableError
 ONCE = ["init", "token", "begin", "flush", "offsets", "commit"]
 LOST_MS = 20_000  #: an answer that comes after `QUICK` has given it up
 
-#: Errors of EndTxn: one that librdkafka does not know, one it calls fatal, one fenced, one for a new epoch.
-UNBELIEVABLE = ["UNKNOWN", "INVALID_TXN_STATE", "PRODUCER_FENCED", "INVALID_PRODUCER_ID_MAPPING"]
+#: Errors of EndTxn: two that librdkafka has no rule for, one it calls fatal, one fenced, one for a new epoch.
+UNBELIEVABLE = [
+    "UNKNOWN",
+    "REQUEST_TIMED_OUT",
+    "INVALID_TXN_STATE",
+    "PRODUCER_FENCED",
+    "INVALID_PRODUCER_ID_MAPPING",
+]
 QUICK = {"socket_timeout_ms": "1000"}
 
 
