@@ -57,11 +57,11 @@ def test_t34_a_record_that_the_topic_does_not_take(scenario: Scenario) -> None:
 @pytest.mark.parametrize("at", ["commit.before_begin", "commit.within_produce"])
 def test_t37_the_output_topic_is_deleted(scenario: Scenario, at: str) -> None:
     scenario.feed(50)
-    driver = scenario.stopped_at(at, sink={"commitTimeoutMs": "8000"})
+    driver = scenario.stopped_at(at)
     scenario.admin.delete(scenario.sink)
     os.kill(driver.process.pid, signal.SIGCONT)
     assert driver.wait() == 1
-    assert scenario.sink in driver.log.read_text()
+    assert f"output topic {scenario.sink!r}" in driver.log.read_text()
     scenario.admin.create(scenario.sink, 2)
     scenario.run()
     found = scenario.outcome()
@@ -84,9 +84,8 @@ def test_t38_the_source_topic_is_made_anew(scenario: Scenario) -> None:
 @pytest.mark.fault("T39", "the output topic grows", "between batches")
 def test_t39_the_output_topic_grows(scenario: Scenario) -> None:
     scenario.feed(50)
-    driver = scenario.stopped_at("commit.before_begin", at_time=2, available_now=False)
-    scenario.feed(100)
-    os.kill(driver.process.pid, signal.SIGCONT)
+    driver = scenario.start(available_now=False)
+    driver.await_text("BATCH 0")
     scenario.admin.grow(scenario.sink, 8)
     scenario.feed(300)
     await_condition(

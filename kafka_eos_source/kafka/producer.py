@@ -26,6 +26,8 @@ SLICE_SECONDS = 5.0
 #: and runs callbacks after one has failed, with its exception pending: a lock taken there is never released.
 _EVENTS_SECONDS = 0.1
 _CLOSE_SECONDS = 30.0
+#: A flush that takes longer looks whether its topics are still there: librdkafka waits for a deleted one.
+_LOOK_AGAIN_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ class RecordProducer:
         """
         self.name = name
         self.enqueued = 0
+        self._topics: set[str] = set()
         self._bootstrap = str(config.get("bootstrap.servers", ""))
         self._last_said = ""
         self._delivery_error: KafkaError | None = None
@@ -80,6 +83,7 @@ class RecordProducer:
     def begin_count(self) -> None:
         """Forgets what was enqueued and what failed before."""
         self.enqueued = 0
+        self._topics.clear()
         self._delivery_error = None
 
     def send(self, rows: pa.RecordBatch, topic: str | None, deadline: Deadline) -> None:
@@ -97,6 +101,7 @@ class RecordProducer:
         """
         columns = {name: rows.column(name) for name in rows.schema.names}
         for each_topic, part in _by_topic(columns, topic):
+            self._topics.add(each_topic)
             if self._batches is not None and self._reports_batches and not _needs_produceva(part):
                 batch = librdkafka.messages(part.get("key"), part["value"], part.get("partition"))
                 self._send_batch(each_topic, batch, deadline)
@@ -107,13 +112,17 @@ class RecordProducer:
         """Waits until every record was answered for.
 
         Raises:
-            UnavailableError: brokers did not take the records before ``deadline``.
+            UnavailableError: brokers did not take the records before ``deadline``, or a topic is gone.
             KafkaEosError: a record failed; by what it failed.
         """
+        look = Deadline.after_seconds(_LOOK_AGAIN_SECONDS)
         while self._serve(lambda: self._client.flush(deadline.remaining_seconds(_EVENTS_SECONDS))) > 0:
             self._raise_if_failed()
             if deadline.expired:
                 raise unreachable(self._bootstrap, deadline.budget_seconds * 1000, self._last_said)
+            if look.expired:
+                self.check_partitions(dict.fromkeys(self._topics, -1), deadline)
+                look = Deadline.after_seconds(_LOOK_AGAIN_SECONDS)
         self._raise_if_failed()
 
     def close(self) -> None:
