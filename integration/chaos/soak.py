@@ -110,22 +110,23 @@ class Soak:
     def run(self, minutes: float) -> Report:
         """Raises: AssertionError: what was started did not come to rest."""
         self.report.minutes = minutes
-        threads = [
+        feeder, keeper, reader = (
             threading.Thread(target=each, daemon=True)
             for each in (self._feed, self._keep_running, self._read)
-        ]
-        for each in threads:
+        )
+        for each in (feeder, keeper, reader):
             each.start()
         until = Deadline.after_seconds(60 * minutes)
         while not until.expired:
             self._over.wait(self._chance.uniform(2.0, 6.0))
             self._inject(self._chance.choice(list(self._FAULTS)))
         self._over.set()
+        self._proxied.proxy.catch_nothing()
+        for each in (feeder, keeper):  # nothing is sent, and no driver started, behind the last driver's back
+            _join(each)
         self._come_to_rest()
         self._done.set()
-        for each in threads:
-            each.join(_COMES_TO_REST_SECONDS)
-            assert not each.is_alive(), "a thread of the soak did not end"
+        _join(reader)
         self.report.outcome = self._scenario.outcome()
         self.report.findings = check(read_history(sorted(self._folder.glob("*.jsonl"))))
         return self.report
@@ -253,13 +254,17 @@ class Soak:
 
     def _come_to_rest(self) -> None:
         """No more faults: one more driver has to bring everything to its end by itself."""
-        self._proxied.proxy.catch_nothing()
         self._deliver_late()
         with self._lock:
             if self._driver is not None:
                 self._driver.kill()
             last = self._start(available_now=True, restarts=5)
         last.finish()
+
+
+def _join(thread: threading.Thread) -> None:
+    thread.join(_COMES_TO_REST_SECONDS)
+    assert not thread.is_alive(), "a thread of the soak did not end"
 
 
 @contextmanager
@@ -303,6 +308,8 @@ def main(minutes: float, seed: int | None, keep: Path | None) -> None:
     seed = random.SystemRandom().randrange(100_000) if seed is None else seed
     folder = keep or Path(tempfile.mkdtemp(prefix="kafka-eos-soak-"))
     folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.glob("*.jsonl")):
+        raise click.UsageError(f"{folder} holds the histories of another run.")
     began = time.monotonic()
     click.echo(f"seed {seed}, {minutes:g} minutes, histories in {folder}")
     report = soak(
