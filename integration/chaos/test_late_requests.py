@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 
 import pytest
 
@@ -12,6 +13,8 @@ from integration.chaos.oracle import Outcome
 from integration.chaos.proxy import END_TXN, PRODUCE, Action
 from integration.chaos.scenario import Scenario
 from integration.support.processes import await_condition
+
+Late = Callable[..., tuple[int, Outcome]]
 
 NONE, INVALID_PRODUCER_EPOCH, CONCURRENT_TRANSACTIONS = 0, 47, 51
 
@@ -81,7 +84,9 @@ LATE = [
 
 
 @pytest.mark.parametrize("late", LATE)
-def test_t16_t17_a_late_endtxn_of_the_batch_before(late, behind_proxy, proxied) -> None:  # type: ignore[no-untyped-def]
+def test_t16_t17_a_late_endtxn_of_the_batch_before(
+    late: Late, behind_proxy: Scenario, proxied: Proxied
+) -> None:
     answer, found = late(behind_proxy, proxied)
     assert answer == INVALID_PRODUCER_EPOCH, "a producer that had trouble is replaced, which raises the epoch"
     assert found.exactly_once, found
@@ -89,7 +94,9 @@ def test_t16_t17_a_late_endtxn_of_the_batch_before(late, behind_proxy, proxied) 
 
 @pytest.mark.fault("T54", "a rule is switched off; the others' tests must then fail", "its own")
 @pytest.mark.parametrize("late", [late_abort, late_commit], ids=["T16", "T17"])
-def test_t54_without_the_epoch_rule_it_ends_the_wrong_transaction(late, behind_proxy, proxied) -> None:  # type: ignore[no-untyped-def]
+def test_t54_without_the_epoch_rule_it_ends_the_wrong_transaction(
+    late: Late, behind_proxy: Scenario, proxied: Proxied
+) -> None:
     answer, found = late(behind_proxy, proxied, "epoch rule")
     assert answer == NONE
     assert not found.rows.exactly_once, "the tests above cannot fail"

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from integration.chaos.oracle import Outcome
 from integration.chaos.scenario import Scenario
 from integration.support.kafka import end_offsets
 from integration.support.processes import await_condition
@@ -97,7 +98,7 @@ def test_t54_init_before_token(scenario: Scenario) -> None:
     assert found.rows.doubled, "the test above cannot fail"
 
 
-def _overtaken(scenario: Scenario, *mutations: str):  # type: ignore[no-untyped-def]
+def _overtaken(scenario: Scenario, *mutations: str) -> Outcome:
     scenario.feed(50)
     first = scenario.stopped_at("commit.after_flush")
     second = scenario.stopped_at("commit.after_token", mutations=mutations)
