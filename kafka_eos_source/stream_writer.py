@@ -6,8 +6,6 @@ another one to commit or abort.
 
 from __future__ import annotations
 
-import os
-import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,7 +25,7 @@ from kafka_eos_source.commit import direct, identity, session
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.schema import SinkColumns, check_frame
-from kafka_eos_source.stage.files import StagingFolder, location_of_query
+from kafka_eos_source.stage.files import StagingFolder, location_of_batch_writes, location_of_query
 from kafka_eos_source.stage.rows import from_arrow, from_rows, staged_schema
 from kafka_eos_source.stage.writer import stage
 
@@ -197,4 +195,4 @@ def _staging_of_stream(options: WriteOptions) -> str:
 
 def _staging_of_batch(options: WriteOptions) -> str:
     """Batch writes have no checkpoint; their default is local, which the probe refuses on a real cluster."""
-    return options.staging_location or os.path.join(tempfile.gettempdir(), f"kafka-eos-staging-{os.getuid()}")
+    return options.staging_location or location_of_batch_writes()

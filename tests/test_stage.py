@@ -5,9 +5,12 @@ from __future__ import annotations
 import datetime
 import os
 import pickle
+import re
 import stat
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -23,6 +26,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+import kafka_eos_source
 from kafka_eos_source.errors import (
     InvalidOptionError,
     InvalidRecordError,
@@ -31,7 +35,13 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.schema import SinkColumns, check_frame
-from kafka_eos_source.stage.files import PROBE, StagingFolder, file_system, location_of_query
+from kafka_eos_source.stage.files import (
+    PROBE,
+    StagingFolder,
+    file_system,
+    location_of_batch_writes,
+    location_of_query,
+)
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.stage.rows import from_arrow, from_rows, staged_schema
 from kafka_eos_source.stage.writer import highest_partitions, stage
@@ -308,3 +318,196 @@ def test_two_queries_with_one_staging_location_do_not_meet(tmp_path: Path) -> No
     assert os.path.dirname(ours) == os.path.dirname(theirs) == shared
     assert location_of_query("file:///checkpoints/a/", shared + "/") == ours, "however it is spelt"
     assert location_of_query("/checkpoints/a/", None) == "/checkpoints/a/kafka-eos/staging"
+
+
+# -- nobody else's business
+
+
+@pytest.fixture
+def generous_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def mode(path: str | Path) -> int:
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+def test_only_the_owner_may_read_what_is_staged(tmp_path: Path, generous_umask: None) -> None:
+    folder = StagingFolder.at(str(tmp_path / "checkpoint" / "kafka-eos" / "staging"))
+    part = put(folder, value_only(100))
+    assert mode(folder.location) == mode(f"{folder.location}/3") == 0o700
+    assert mode(f"{folder.location}/3/{part.name}") == mode(f"{folder.location}/{PROBE}") == 0o600
+
+
+def test_a_folder_of_the_user_keeps_its_mode_and_parts_are_private(
+    tmp_path: Path, generous_umask: None
+) -> None:
+    tmp_path.chmod(0o755)
+    folder = StagingFolder.at(str(tmp_path))
+    part = put(folder, value_only(100))
+    assert mode(tmp_path) == 0o755
+    assert mode(tmp_path / "3") == 0o700
+    assert mode(tmp_path / "3" / part.name) == 0o600
+
+
+def test_a_folder_of_another_user_is_named(folder: StagingFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(fs: object, path: str) -> str:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr("kafka_eos_source.stage.files._read_text", denied)
+    with pytest.raises(InvalidOptionError, match="belongs to another user"):
+        put(StagingFolder(folder.location, probe="of a driver"), value_only(100))
+
+
+_GOOD = "0123456789abcdef" * 2 + ".arrow"
+_LEADING_OUT = [
+    "../4/" + _GOOD,
+    "/etc/passwd",
+    "..",
+    ".",
+    "",
+    "x/" + _GOOD,
+    _GOOD + "\n",
+    _GOOD + "\0",
+    "C:\\" + _GOOD,
+    _GOOD.upper(),
+    PROBE,
+]
+
+
+def claimed(part: StagedPart, name: str) -> StagedPart:
+    """The part, as a message with another name would have it: length and checksum are right."""
+    return StagedPart(name, part.rows, part.size_bytes, part.crc32)
+
+
+@pytest.mark.parametrize("name", _LEADING_OUT)
+def test_a_name_that_no_task_makes_is_refused(folder: StagingFolder, name: str) -> None:
+    part = put(folder, value_only(100))
+    with pytest.raises(StagedPartError, match="none of a staged batch or part"):
+        StagedRows(folder, "3", [claimed(part, name)])
+
+
+@given(st.text(max_size=60) | st.from_regex(r"[./0-9a-f]{30,40}\.arrow", fullmatch=True))
+def test_no_name_leads_out_of_the_folder(name: str) -> None:
+    with pytest.raises(StagedPartError) as caught:
+        StagingFolder("/nowhere/staging").read("3", StagedPart(name, 1, 1, 1))
+    assert "none of a staged" in str(caught.value) or re.fullmatch(r"[0-9a-f]{32}\.arrow", name)
+
+
+def test_a_name_that_leads_out_deletes_nothing(folder: StagingFolder, tmp_path: Path) -> None:
+    part = put(folder, value_only(100))
+    outside = tmp_path / "precious"
+    outside.mkdir()
+    kept = [outside / _GOOD, Path(folder.location, PROBE), Path(folder.location, "3", part.name)]
+    kept[0].write_bytes(b"kept")
+    folder.remove_parts("3", [f"../{PROBE}", f"../../precious/{_GOOD}", str(kept[0]), ".."])
+    folder.remove_parts("../../precious", [_GOOD])
+    folder.remove_parts("..", [_GOOD])
+    for batch in ("..", ".", "", "../../precious", str(outside)):
+        folder.remove_batch(batch)
+    assert all(each.exists() for each in kept)
+
+
+@pytest.mark.parametrize("linked", ["file", "folder"])
+def test_a_link_out_of_the_folder_is_neither_read_nor_followed_to_delete(
+    folder: StagingFolder, tmp_path: Path, linked: str
+) -> None:
+    part = put(folder, value_only(100))
+    staged, outside = Path(folder.location, "3"), tmp_path / "outside"
+    staged.rename(outside)
+    if linked == "folder":
+        staged.symlink_to(outside)
+    else:
+        staged.mkdir()
+        (staged / part.name).symlink_to(outside / part.name)
+    with pytest.raises(StagedPartError, match="is a link to"):
+        StagedRows(folder, "3", [part])
+    folder.remove_parts("3", [part.name])
+    folder.remove_batch("3")
+    assert (outside / part.name).exists()
+
+
+def test_a_staging_folder_that_is_reached_by_a_link_is_as_good(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    folder = StagingFolder.at(str(tmp_path / "link" / "staging"))
+    part = put(folder, value_only(100))
+    assert StagedRows(folder, "3", [part]).rows == 100
+    folder.remove_batch("3")
+    assert folder.batches() == []
+
+
+class Bomb:
+    """Leaves a trace where it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.trace),)
+
+
+def test_staged_files_are_never_unpickled(folder: StagingFolder, tmp_path: Path) -> None:
+    """Neither as what they are, nor as a type of Arrow's that old versions unpickled (CVE-2023-47248)."""
+    trace = tmp_path / "exploded"
+    pickled = pickle.dumps(Bomb(trace))
+    field = pa.field(
+        "value",
+        pa.binary(),
+        metadata={
+            b"ARROW:extension:name": b"arrow.py_extension_type",
+            b"ARROW:extension:metadata": pickled,
+        },
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, pa.schema([field])) as out:
+        out.write_batch(pa.record_batch([pa.array([b"v"])], schema=pa.schema([field])))
+    for content, opens in ((pickled, False), (sink.getvalue().to_pybytes(), True)):
+        Path(folder.location, "3").mkdir(exist_ok=True)
+        Path(folder.location, "3", _GOOD).write_bytes(content)
+        part = StagedPart(_GOOD, 1, len(content), zlib.crc32(content))
+        if opens:
+            list(StagedRows(folder, "3", [part]).batches())
+        else:
+            with pytest.raises(StagedPartError, match="is no Arrow stream"):
+                StagedRows(folder, "3", [part])
+        assert not trace.exists()
+    pickle.loads(pickled)
+    assert trace.exists(), "the bomb works"
+
+
+def test_nothing_of_the_product_unpickles() -> None:
+    """Spark does, of its own messages; this package has no reason to."""
+    package = Path(kafka_eos_source.__file__).parent
+    found = re.compile(
+        r"\b(pickle|cloudpickle|marshal|shelve|allow_pickle|py_extension_type|eval|exec)\b\s*[.(=]"
+    )
+    for path in package.rglob("*.py"):
+        assert not found.search(path.read_text()), path
+
+
+def test_the_folder_of_batch_writes_must_be_our_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, generous_umask: None
+) -> None:
+    """Its name is known to everybody, and the system's temporary folder is everybody's."""
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    location = location_of_batch_writes()
+    assert location == location_of_batch_writes() == f"{tmp_path}/kafka-eos-staging-{os.getuid()}"
+    assert mode(location) == 0o700
+    own = os.getuid()
+    monkeypatch.setattr("os.getuid", lambda: own + 1)
+    os.rename(location, f"{tmp_path}/kafka-eos-staging-{own + 1}")
+    with pytest.raises(InvalidOptionError, match=r"not this user's own.*staging\.location"):
+        location_of_batch_writes()
+
+
+def test_a_link_in_place_of_the_folder_of_batch_writes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"kafka-eos-staging-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InvalidOptionError, match="not this user's own"):
+        location_of_batch_writes()

@@ -39,7 +39,13 @@ class StagedRows:
 
 
 def _proved(buffer: pa.Buffer, part: StagedPart, batch: str) -> pa.Buffer:
-    rows = sum(each.num_rows for each in pa.ipc.open_stream(buffer))
+    try:
+        rows = sum(each.num_rows for each in pa.ipc.open_stream(buffer))
+    except pa.ArrowInvalid as error:
+        raise StagedPartError(
+            f"staged part {part.name or '(inline)'} of batch {batch} is no Arrow stream: {error}.",
+            fix="restart the query: the batch is staged anew. Nothing was sent to Kafka.",
+        ) from error
     if rows != part.rows:
         raise StagedPartError(
             f"staged part {part.name or '(inline)'} of batch {batch} has {rows:,} rows; "
