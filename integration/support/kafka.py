@@ -118,7 +118,9 @@ def transaction(bootstrap: str, transactional_id: str) -> Producer:
     return producer
 
 
-def read_back(bootstrap: str, *topics: str, committed: bool = True) -> list[Record]:
+def read_back(
+    bootstrap: str, *topics: str, committed: bool = True, config: Mapping[str, Any] | None = None
+) -> list[Record]:
     """Every record that is in the topics now, by partition and offset."""
     consumer = Consumer(
         {
@@ -129,6 +131,7 @@ def read_back(bootstrap: str, *topics: str, committed: bool = True) -> list[Reco
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
             "fetch.wait.max.ms": 20,
+            **(config or {}),
         }
     )
     found: list[Record] = []

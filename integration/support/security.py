@@ -1,28 +1,65 @@
-"""A cluster where clients log in and may do what ACLs allow them."""
+"""Clusters where clients log in and may do what ACLs allow them."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     ResourcePatternType,
     ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
 )
 
 from integration.support.kafka import TIMEOUT_SECONDS, Admin
-from kafka_eos_source.embedded import EmbeddedKafka
+from kafka_eos_source.embedded import EmbeddedKafka, java
+from kafka_eos_source.embedded.cluster import free_ports
+from kafka_eos_source.embedded.properties import HOST
 
 #: The first one may do everything.
 PASSWORDS = {"admin": "admin-pass-7f", "alice": "alice-pass-9c"}
+#: Of SCRAM, on the listener with TLS.
+SCRAM_PASSWORDS = {"reader": "reader-pass-3b", "writer": "writer-pass-5d"}
 
 
-class SecuredCluster:
-    """A running cluster with the users of `PASSWORDS`."""
+class Acls:
+    """Who may do what, on one cluster; ``admin`` may do everything."""
+
+    def __init__(self, admin: Admin) -> None:
+        self.admin = admin
+
+    def allow(self, user: str, kind: str, name: str, *operations: str) -> None:
+        """Lets the user do ``operations`` (``"READ"``, ...) to a ``kind`` (``"topic"``, ``"group"``, ...).
+
+        ``name*`` = whatever begins with ``name``.
+        """
+        acls = [_acl(user, kind, name, operation) for operation in operations]
+        for future in self.admin.client.create_acls(acls).values():
+            future.result(TIMEOUT_SECONDS)
+
+    def forbid(self, user: str, kind: str, name: str, operation: str) -> None:
+        """Takes back what `allow` gave."""
+        given = _acl(user, kind, name, operation, AclBindingFilter)
+        for future in self.admin.client.delete_acls([given]).values():
+            assert len(future.result(TIMEOUT_SECONDS)) == 1
+
+
+class SecuredCluster(Acls):
+    """A running cluster with the users of `PASSWORDS`, who log in by SASL/PLAIN."""
 
     def __init__(self, kafka: EmbeddedKafka) -> None:
         self.bootstrap_servers = kafka.bootstrap_servers
-        self.admin = Admin(self.bootstrap_servers, **self.login("admin"))
+        super().__init__(Admin(self.bootstrap_servers, **self.login("admin")))
 
     def login(self, user: str, password: str | None = None) -> dict[str, str]:
         """As librdkafka takes it."""
@@ -35,21 +72,112 @@ class SecuredCluster:
 
     def options(self, user: str, password: str | None = None) -> dict[str, str]:
         """As the source and the sink take it, the servers included."""
-        login = {f"kafka.{name}": value for name, value in self.login(user, password).items()}
-        return {"kafka.bootstrap.servers": self.bootstrap_servers, **login}
+        return as_options(self.bootstrap_servers, self.login(user, password))
 
-    def allow(self, user: str, kind: str, name: str, *operations: str) -> None:
-        """Lets the user do ``operations`` (``"READ"``, ...) to a ``kind`` (``"topic"``, ``"group"``, ...)."""
-        acls = [_acl(user, kind, name, operation) for operation in operations]
-        for future in self.admin.client.create_acls(acls).values():
+
+class TlsCluster(Acls):
+    """A running cluster with a second listener: TLS, SCRAM-SHA-512, the users of `SCRAM_PASSWORDS`.
+
+    Attributes:
+        bootstrap_servers: of that listener. Its certificate names 127.0.0.1 alone.
+        by_host_name: the same one, called ``localhost``.
+        ca, other_ca: PEM files: the authority that signed the certificate, and one that did not.
+    """
+
+    def __init__(self, plain: SecuredCluster, port: int, ca: Path, other_ca: Path) -> None:
+        self._plain = plain
+        self.bootstrap_servers, self.by_host_name = f"{HOST}:{port}", f"localhost:{port}"
+        self.ca, self.other_ca = ca, other_ca
+        super().__init__(plain.admin)
+        scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+        users = [
+            UserScramCredentialUpsertion(user, scram, password.encode())
+            for user, password in SCRAM_PASSWORDS.items()
+        ]
+        for future in self.admin.client.alter_user_scram_credentials(users).values():
             future.result(TIMEOUT_SECONDS)
 
+    @property
+    def admins(self) -> tuple[str, dict[str, str]]:
+        """Where and how ``admin`` comes in, for helpers that judge."""
+        return self._plain.bootstrap_servers, self._plain.login("admin")
 
-def _acl(user: str, kind: str, name: str, operation: str) -> AclBinding:
-    return AclBinding(
+    def options(self, user: str, **changed: str) -> dict[str, str]:
+        """As the source and the sink take it; ``changed`` with ``_`` for dots."""
+        login = {
+            "security.protocol": "SASL_SSL",
+            "ssl.ca.location": str(self.ca),
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.username": user,
+            "sasl.password": SCRAM_PASSWORDS[user],
+            **{name.replace("_", "."): value for name, value in changed.items()},
+        }
+        return as_options(login.pop("bootstrap.servers", self.bootstrap_servers), login)
+
+
+@contextmanager
+def tls_cluster(folder: Path, **arguments: Any) -> Iterator[TlsCluster]:
+    """One broker. ``arguments``: of `EmbeddedKafka`."""
+    keys = folder / "keys.p12"
+    ca, other_ca = folder / "ca.pem", folder / "other-ca.pem"
+    _keytool(keys, "-genkeypair", "-alias", "ca", "-dname", "CN=test CA", "-ext", "bc:c=ca:true", *_KEYS)
+    _keytool(
+        keys, "-genkeypair", "-alias", "broker", "-dname", "CN=broker", "-signer", "ca",
+        "-ext", f"san=ip:{HOST}", *_KEYS,
+    )  # fmt: skip
+    _keytool(keys, "-genkeypair", "-alias", "other", "-dname", "CN=other CA", "-ext", "bc:c=ca:true", *_KEYS)
+    _keytool(keys, "-exportcert", "-rfc", "-alias", "ca", "-file", str(ca))
+    _keytool(keys, "-exportcert", "-rfc", "-alias", "other", "-file", str(other_ca))
+    # the authorities' own keys are no business of the broker's
+    for alias in ("ca", "other"):
+        _keytool(keys, "-delete", "-alias", alias)
+    plain, secure, controller = free_ports([0, 0, 0])
+    config = {
+        "listeners": f"SASL_PLAINTEXT://{HOST}:{plain},SECURE://{HOST}:{secure},CONTROLLER://{HOST}:{controller}",
+        "controller.quorum.voters": f"1@{HOST}:{controller}",
+        "listener.security.protocol.map": (
+            "CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SECURE:SASL_SSL"
+        ),
+        "listener.name.secure.sasl.enabled.mechanisms": "SCRAM-SHA-512",
+        "listener.name.secure.scram-sha-512.sasl.jaas.config": (
+            "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+        ),
+        "listener.name.secure.ssl.keystore.type": "PKCS12",
+        "listener.name.secure.ssl.keystore.location": str(keys),
+        "listener.name.secure.ssl.keystore.password": _STORE_PASSWORD,
+    }
+    with EmbeddedKafka(port=plain, config=config, users=PASSWORDS, **arguments) as kafka:
+        yield TlsCluster(SecuredCluster(kafka), secure, ca, other_ca)
+
+
+_STORE_PASSWORD = "store-pass-1e"
+_STORE = ("-storetype", "PKCS12", "-storepass", _STORE_PASSWORD, "-noprompt")
+_KEYS = ("-keyalg", "EC", "-groupname", "secp256r1", "-validity", "2")
+
+
+def _keytool(store: Path, *command: str) -> None:
+    """Java's own, which is there wherever PySpark runs."""
+    program = os.path.join(os.path.dirname(java.find()), "keytool")
+    subprocess.run(
+        [program, "-J-XX:TieredStopAtLevel=1", *command, *_STORE, "-keystore", str(store)],
+        check=True,
+        capture_output=True,
+    )
+
+
+def as_options(bootstrap_servers: str, login: Mapping[str, str]) -> dict[str, str]:
+    """With Spark's prefix."""
+    return {
+        "kafka.bootstrap.servers": bootstrap_servers,
+        **{f"kafka.{name}": value for name, value in login.items()},
+    }
+
+
+def _acl(user: str, kind: str, name: str, operation: str, made: Any = AclBinding) -> Any:
+    return made(
         ResourceType[kind.upper()],
-        name,
-        ResourcePatternType.LITERAL,
+        name.removesuffix("*"),
+        ResourcePatternType.PREFIXED if name.endswith("*") else ResourcePatternType.LITERAL,
         f"User:{user}",
         "*",
         AclOperation[operation.upper()],

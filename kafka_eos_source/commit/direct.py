@@ -68,7 +68,7 @@ def produce(options: WriteOptions, batches: Iterable[pa.RecordBatch]) -> int:
         if producer.enqueued:  # an empty task has nothing that could be doubled
             failpoints.reach("direct.after_flush")
     except BaseException:
-        del _producers[key]
+        _producers.pop(key, None)
         producer.close()
         raise
     return producer.enqueued

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -20,8 +21,10 @@ from confluent_kafka import admin as client_admin
 
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import UnavailableError
-from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error
+from kafka_eos_source.kafka.clients import make
+from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error
 from kafka_eos_source.kafka.group import GroupOffsets
+from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.model import Offsets, TopicPartition
 
 _AdminClient: Any = client_admin.AdminClient
@@ -31,6 +34,8 @@ T = TypeVar("T")
 
 #: For one request. Times the retries it bounds how long a query waits for brokers that are not there.
 _REQUEST_SECONDS = 10.0
+#: How long an answer may take before anybody asks whether the client was let in at all.
+_LOOK_SECONDS = 1.0
 
 _MISSING = frozenset(
     {
@@ -80,6 +85,7 @@ class SourceAdmin:
         self._retry_interval_seconds = retry_interval_ms / 1000
         self._client: Any = None
         self._said = ""
+        self._login_refused: KafkaError | None = None
         self._known_cluster_id: str | None = None
         self._pause = threading.Event()
 
@@ -122,7 +128,7 @@ class SourceAdmin:
             futures = client.describe_topics(TopicCollection(list(names)), request_timeout=_REQUEST_SECONDS)
             for name, future in futures.items():
                 try:
-                    topic = future.result()
+                    topic = self._answer(client, future)
                 except KafkaException as failure:
                     if not matched or kafka_error(failure).code() not in _MISSING:
                         raise
@@ -175,7 +181,7 @@ class SourceAdmin:
                 request_timeout=_REQUEST_SECONDS,
             )
             found = {
-                TopicPartition(tp.topic, tp.partition): future.result().offset
+                TopicPartition(tp.topic, tp.partition): self._answer(client, future).offset
                 for tp, future in futures.items()
             }
             if OFFSET_INVALID in found.values():
@@ -188,23 +194,37 @@ class SourceAdmin:
 
     def _cluster_id(self, client: Any) -> str | None:
         if self._known_cluster_id is None:
-            self._known_cluster_id = (
-                client.describe_cluster(request_timeout=_REQUEST_SECONDS).result().cluster_id
-            )
+            asked = client.describe_cluster(request_timeout=_REQUEST_SECONDS)
+            self._known_cluster_id = self._answer(client, asked).cluster_id
         return self._known_cluster_id
+
+    def _answer(self, client: Any, future: Any) -> Any:
+        """What an admin call's future holds; not waited for to its end when the login was refused."""
+        while True:
+            try:
+                return future.result(_LOOK_SECONDS)
+            except concurrent.futures.TimeoutError:
+                client.poll(0)  # delivers what the client complained about
+                if self._login_refused is not None:
+                    raise KafkaException(self._login_refused) from None
 
     def _ask(self, doing: str, ask: Callable[[Any], T]) -> T:
         """``ask``, repeated with a new client while it fails for a reason that may pass."""
         for attempt in range(self._retries + 1):
             if self._client is None:
-                self._client = _AdminClient({**self._config, "error_cb": self._on_error})
+                self._client = make(_AdminClient, {**self._config, "error_cb": self._on_error})
             try:
-                return ask(self._client)
+                answer = ask(self._client)
+                self._login_refused = None
+                return answer
             except KafkaException as failure:
                 error = kafka_error(failure)
                 missing = error.code() in _MISSING
                 if not (missing or is_transient(error)):
                     raise classify(error, doing) from failure
+                self._client.poll(0)  # delivers what the client complained about
+                if self._login_refused is not None:
+                    raise classify(self._login_refused, doing) from failure
                 if attempt == self._retries:
                     raise self._gave_up(error, doing, missing) from failure
             if not missing:
@@ -213,11 +233,10 @@ class SourceAdmin:
         raise AssertionError("the last attempt returns or raises")
 
     def _gave_up(self, error: KafkaError, doing: str, missing: bool) -> UnavailableError:
-        tried = f"{doing}: {error.str()} ({error.name()}), tried {self._retries + 1} times"
+        tried = f"{doing}: {concealed(error.str())} ({error.name()}), tried {self._retries + 1} times"
         if missing:
             return UnavailableError(f"{tried}.", fix="create the topic, or correct its name.")
         servers = self._config.get("bootstrap.servers")
-        self._client.poll(0)  # delivers what the client complained about
         said = f" Last seen: {self._said}." if self._said else ""
         return UnavailableError(
             f"no answer from Kafka at kafka.bootstrap.servers={servers!r}: {tried}.{said}",
@@ -226,4 +245,6 @@ class SourceAdmin:
         )
 
     def _on_error(self, error: KafkaError) -> None:
-        self._said = error.str()
+        self._said = concealed(error.str())
+        if is_login(error):
+            self._login_refused = error

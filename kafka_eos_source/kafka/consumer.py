@@ -31,7 +31,9 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from kafka_eos_source.kafka.failure import classify
+from kafka_eos_source.kafka.clients import make
+from kafka_eos_source.kafka.failure import classify, is_login
+from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.model import TopicPartition
 
 _log = logging.getLogger(__name__)
@@ -52,7 +54,6 @@ _OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_
 _GONE = frozenset(
     {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 )
-_AUTHENTICATION = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})
 
 
 @dataclass(slots=True)
@@ -81,6 +82,9 @@ class AssignedConsumer:
 
     Args:
         conf: from `kafka.config.consumer_config`.
+
+    Raises:
+        InvalidOptionError: librdkafka refuses a property, or two of them together.
     """
 
     def __init__(self, conf: Mapping[str, str]) -> None:
@@ -90,10 +94,7 @@ class AssignedConsumer:
         #: What the client last complained about, without a partition: the likely reason of a time-out.
         self.last_complaint = ""
         self._refused: KafkaError | None = None
-        try:
-            self._client = Consumer(merged, logger=_log)
-        except KafkaException as failure:
-            raise classify(failure, "creating a consumer") from failure
+        self._client = make(Consumer, merged, logger=_log)
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         """Reads these partitions, each from its position, and no others."""
@@ -148,7 +149,7 @@ class AssignedConsumer:
             elif code in _GONE:
                 taken.gone.append(tp)
             elif error.retriable() or code == KafkaError._TRANSPORT:
-                self.last_complaint = f"{tp}: {error.str()}"
+                self.last_complaint = concealed(f"{tp}: {error.str()}")
             else:
                 raise classify(error, f"reading {tp}")
         return taken
@@ -177,8 +178,8 @@ class AssignedConsumer:
         self._client.close()
 
     def _on_error(self, error: KafkaError) -> None:
-        self.last_complaint = error.str()
-        if error.code() in _AUTHENTICATION or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        self.last_complaint = concealed(error.str())
+        if is_login(error) or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             self._refused = error
 
 

@@ -20,6 +20,7 @@ from kafka_eos_source.errors import (
     RetriableError,
     UnavailableError,
 )
+from kafka_eos_source.kafka.secrets import concealed
 
 _FENCED = frozenset(
     {
@@ -32,13 +33,22 @@ _FENCED = frozenset(
 
 #: Code → the ACL that is missing.
 _AUTHORIZATION = {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "the topic (Write and Describe for a sink, Read for a source)",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "the topic (Write and Describe for a sink, and Read of the topics "
+    "whose offsets it commits, its own among them; Read for a source)",
     KafkaError.GROUP_AUTHORIZATION_FAILED: "the consumer group (Read)",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "the transactional id (Write and Describe)",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "the cluster (IdempotentWrite)",
-    KafkaError.SASL_AUTHENTICATION_FAILED: "the credentials (kafka.sasl.*)",
-    KafkaError._AUTHENTICATION: "the credentials (kafka.sasl.*, kafka.ssl.*)",
 }
+
+_TLS_FIX = (
+    "kafka.ssl.ca.location is to hold the authority that signed the brokers' certificates; those must name "
+    "the addresses in kafka.bootstrap.servers; brokers that ask for a client's certificate want "
+    "kafka.ssl.certificate.location and kafka.ssl.key.location."
+)
+
+#: What a client complains about, apart from the call that it holds up. Java's clients do not try again either
+#: (SaslAuthenticationException and SslAuthenticationException, KIP-152).
+_LOGIN = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL})
 
 _RECORD = frozenset(
     {
@@ -109,6 +119,16 @@ def is_transient(failure: KafkaError | KafkaException) -> bool:
     return error.code() in _TRANSIENT or bool(error.retriable())
 
 
+def is_login(failure: KafkaError | KafkaException) -> bool:
+    """Whether client and broker do not trust each other: wrong credentials, certificate or authority.
+
+    Of the errors of TLS only those of the hand-shake count: librdkafka also has passing ones of its own
+    ("ssl3 ext invalid servername", seen where a coordinator's address is not known for a moment).
+    """
+    error = kafka_error(failure)
+    return error.code() in _LOGIN and (error.code() != KafkaError._SSL or "handshake" in error.str())
+
+
 def classify(failure: KafkaError | KafkaException, doing: str) -> KafkaEosError:
     """The error of ours to raise for one of Kafka's.
 
@@ -118,13 +138,17 @@ def classify(failure: KafkaError | KafkaException, doing: str) -> KafkaEosError:
     """
     error = kafka_error(failure)
     code = error.code()
-    text = f"{doing}: {error.str()} ({error.name()})"
+    text = concealed(f"{doing}: {error.str()} ({error.name()})")
     if code in _FENCED:
         return FencedError(
             text, fix="another driver took over, or the transaction timed out; the newer owner goes on."
         )
     if code in _AUTHORIZATION:
         return AuthorizationError(text, fix=f"grant the principal access to {_AUTHORIZATION[code]}.")
+    if code == KafkaError._SSL:
+        return AuthorizationError(text, fix=_TLS_FIX)
+    if code in _LOGIN:
+        return AuthorizationError(text, fix="correct the credentials: kafka.sasl.*, kafka.ssl.*.")
     if code in _RECORD:
         return InvalidRecordError(
             text,
@@ -156,7 +180,7 @@ def classify(failure: KafkaError | KafkaException, doing: str) -> KafkaEosError:
 
 def unreachable(bootstrap_servers: str, waited_ms: float, last: str = "") -> UnavailableError:
     """The error for brokers that did not answer in time. ``last`` is what the client said last."""
-    said = f" Last seen: {last}." if last else ""
+    said = f" Last seen: {concealed(last)}." if last else ""
     return UnavailableError(
         f"no answer from Kafka at kafka.bootstrap.servers={bootstrap_servers!r} "
         f"within {waited_ms / 1000:.0f} s.{said}",

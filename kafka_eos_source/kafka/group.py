@@ -10,6 +10,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.offset_fetch import fetch
 from kafka_eos_source.model import GroupOffset, TopicPartition
@@ -82,7 +83,7 @@ class GroupOffsets:
 
     def forget(self, group_id: str, deadline: Deadline) -> None:
         """Deletes the group, if it is there."""
-        client: Any = AdminClient(self._config)
+        client: Any = make(AdminClient, self._config)
         future = client.delete_consumer_groups(
             [group_id], request_timeout=deadline.remaining_seconds(_REQUEST_SECONDS)
         )[group_id]
@@ -117,7 +118,8 @@ class GroupOffsets:
                 if ends is not None and last.code() == ends:
                     return None
                 if not is_transient(error):
-                    raise classify(error, f"reading the offsets of group {group_id!r}") from error
+                    named = f" for {', '.join(map(str, sorted(partitions)))}" if partitions else ""
+                    raise classify(error, f"reading the offsets of group {group_id!r}{named}") from error
             if deadline.expired:
                 raise unreachable(
                     self._bootstrap,
@@ -133,7 +135,7 @@ class GroupOffsets:
         deadline: Deadline,
         stable: bool,
     ) -> dict[TopicPartition, GroupOffset]:
-        consumer = Consumer({**self._config, "group.id": group_id, "error_cb": self._on_error})
+        consumer = make(Consumer, {**self._config, "group.id": group_id, "error_cb": self._on_error})
         try:
             timeout_ms = int(1000 * max(0.5, deadline.remaining_seconds(_REQUEST_SECONDS)))
             fetched = fetch(consumer, group_id, partitions, timeout_ms, stable=stable)

@@ -11,11 +11,10 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import admin as client_admin
 
 from kafka_eos_source.deadline import Deadline
-from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka.admin import SourceAdmin
-from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
+from kafka_eos_source.kafka.clients import make
+from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.group import GroupOffsets
-from kafka_eos_source.kafka.secrets import redact
 from kafka_eos_source.model import GroupOffset, TopicPartition
 
 _AdminClient: Any = client_admin.AdminClient
@@ -68,13 +67,7 @@ class ClusterLook:
             UnavailableError: no broker answers before ``deadline``.
             AuthorizationError: the credentials are refused.
         """
-        try:
-            client = _AdminClient({**self._config, "error_cb": self._on_error})
-        except KafkaException as error:
-            raise InvalidOptionError(
-                f"librdkafka refuses the kafka.* options: {redact(kafka_error(error).str(), self._config)}.",
-                fix="change the option it names.",
-            ) from error
+        client = make(_AdminClient, {**self._config, "error_cb": self._on_error})
         while True:
             try:
                 found = client.list_topics(timeout=max(0.5, deadline.remaining_seconds(_REQUEST_SECONDS)))
@@ -83,7 +76,7 @@ class ClusterLook:
                     raise classify(error, "reading the cluster's metadata") from error
                 client.poll(0)  # delivers what the client complained about
                 said = self._last_error or kafka_error(error)
-                if said.code() == KafkaError._AUTHENTICATION:
+                if is_login(said):
                     raise classify(said, "reading the cluster's metadata") from error
                 if deadline.expired:
                     raise unreachable(

@@ -13,11 +13,12 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kafka_eos_source.deadline import Deadline
-from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, KafkaEosError
+from kafka_eos_source.errors import InvalidRecordError, KafkaEosError
 from kafka_eos_source.kafka import librdkafka
-from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
+from kafka_eos_source.kafka.clients import make
+from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.native import has_pointers
-from kafka_eos_source.kafka.secrets import redact
+from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.kafka.watchdog import Watchdog
 
 #: Longest single wait inside a call of the client, so that deadlines are kept to about this.
@@ -56,22 +57,19 @@ class RecordProducer:
         self._topics: set[str] = set()
         self._bootstrap = str(config.get("bootstrap.servers", ""))
         self._last_said = ""
+        self._login_refused: KafkaError | None = None
         self._delivery_error: KafkaError | None = None
+        self._topics: set[str] = set()
         self._fatal: KafkaError | None = None
-        try:
-            self._client: Any = Producer(
-                {
-                    **config,
-                    "error_cb": self._on_error,
-                    "delivery.report.only.error": True,
-                    "on_delivery": self._on_delivery,
-                }
-            )
-        except KafkaException as error:
-            raise InvalidOptionError(
-                f"librdkafka refuses the sink's kafka.* options: {redact(kafka_error(error).str(), config)}.",
-                fix="change the option it names.",
-            ) from error
+        self._client: Any = make(
+            Producer,
+            {
+                **config,
+                "error_cb": self._on_error,
+                "delivery.report.only.error": True,
+                "on_delivery": self._on_delivery,
+            },
+        )
         self._batches = librdkafka.BatchProducer(self._client) if has_pointers() else None
         self._watchdog = Watchdog(name)
         # confluent-kafka reports no record that was sent as a batch; only a transaction knows of its own
@@ -189,15 +187,22 @@ class RecordProducer:
         return count
 
     def _until(self, deadline: Deadline, doing: str, call: Callable[[float], Any]) -> Any:
-        """Repeats ``call`` while its error is transient: librdkafka's calls resume where they were."""
+        """Repeats ``call`` while its error is transient: librdkafka's calls resume where they were.
+
+        Not when the client complained meanwhile that credentials or certificates do not fit.
+        """
         while True:
             seconds = max(0.1, deadline.remaining_seconds(SLICE_SECONDS))
             try:
-                return self._watchdog.call(doing, partial(call, seconds), seconds)
+                answer = self._watchdog.call(doing, partial(call, seconds), seconds)
+                self._login_refused = None  # by one broker of several, for a while
+                return answer
             except KafkaException as error:
                 failure = kafka_error(error)
                 if failure.txn_requires_abort() or failure.fatal() or not is_transient(failure):
                     raise self._cause(failure, doing) from error
+                if self._login_refused is not None:
+                    raise classify(self._login_refused, doing) from error
                 if deadline.expired:
                     raise unreachable(
                         self._bootstrap,
@@ -275,7 +280,11 @@ class RecordProducer:
     def _raise_if_failed(self) -> None:
         failure = self._failure()
         if failure is not None:
-            raise classify(failure, "writing records")
+            raise classify(failure, self._writing())
+
+    def _writing(self) -> str:
+        """For messages."""
+        return f"writing records to {', '.join(map(repr, sorted(self._topics)))}"
 
     def _failure(self) -> KafkaError | None:
         """Why the records enqueued so far will not all be written, as far as it is known."""
@@ -298,8 +307,10 @@ class RecordProducer:
             self._serve(lambda: self._client.poll(_EVENTS_SECONDS))
 
     def _on_error(self, error: KafkaError) -> None:
-        self._last_said = error.str()
-        _log.info("producer of %s: %s", self.name, error)
+        self._last_said = concealed(error.str())
+        if is_login(error):
+            self._login_refused = error
+        _log.info("producer of %s: %s (%s)", self.name, self._last_said, error.name())
 
     def _on_delivery(self, error: KafkaError | None, _message: object) -> None:
         if error is not None and self._delivery_error is None:

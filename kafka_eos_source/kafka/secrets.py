@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -34,9 +34,33 @@ def masked(kafka: Mapping[str, Any]) -> dict[str, Any]:
     return {name: MASK if is_secret(name) else value for name, value in kafka.items()}
 
 
+#: Every secret that a client of this process was made with.
+_known: set[str] = set()
+
+
+def remember(kafka: Mapping[str, Any]) -> None:
+    """From now on `concealed` hides the secrets among these properties."""
+    _known.update(_secrets(kafka))
+
+
+def concealed(text: str) -> str:
+    """``text`` without any secret that this process knows."""
+    return _without(text, _known)
+
+
 def redact(text: str, kafka: Mapping[str, Any]) -> str:
     """``text`` without any secret of ``kafka``, in whatever way it was quoted."""
-    secrets = {str(value) for name, value in kafka.items() if is_secret(name) and str(value)}
+    return _without(text, _secrets(kafka))
+
+
+def _secrets(kafka: Mapping[str, Any]) -> set[str]:
+    found = {str(value) for name, value in kafka.items() if is_secret(name) and str(value)}
+    # librdkafka shows the rest of the line, from the word that it does not understand
+    line = str(kafka.get("sasl.oauthbearer.config", ""))
+    return found | {line[at.start() :] for at in re.finditer(r"\S+", line)}
+
+
+def _without(text: str, secrets: Iterable[str]) -> str:
     forms = {
         form
         for secret in secrets

@@ -24,6 +24,7 @@ from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import KafkaEosError, OutcomeUnknownError, RetriableError
+from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.failure import kafka_error
 from kafka_eos_source.kafka.producer import SLICE_SECONDS, RecordProducer
 from kafka_eos_source.model import GroupOffset
@@ -188,6 +189,9 @@ class TransactionalProducer(RecordProducer):
         except (KafkaException, RetriableError) as error:
             _log.info("abort of %s: %s", self.transactional_id, error)
 
+    def _writing(self) -> str:
+        return f"{super()._writing()} under transactional id {self.transactional_id!r}"
+
     def _failure(self) -> KafkaError | None:
         """Asks the transaction: a record that it took down with it reports no more than "purged"."""
         return self._fatal_error() or self._transaction_error() or self._delivery_error
@@ -207,7 +211,7 @@ class TransactionalProducer(RecordProducer):
 
     def _metadata_of(self, group_id: str) -> Any:
         """Only a consumer can make group metadata; it never joins, so its generation is -1 (accepted)."""
-        consumer = Consumer({**self._connection, "group.id": group_id})
+        consumer = make(Consumer, {**self._connection, "group.id": group_id})
         try:
             return consumer.consumer_group_metadata()
         finally:

@@ -1,0 +1,261 @@
+"""TLS, SCRAM and ACLs: what each right is for, and what is said when something is missing.
+
+Source and sink are driven without Spark (`chaos.loop`), which knows nothing of rights: Spark's own part is
+what it shows of the options.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.sql.types import StringType, StructField, StructType
+
+from integration.chaos.loop import Run
+from integration.support import broker as brokers
+from integration.support.kafka import produce, read_back, values
+from integration.support.security import SCRAM_PASSWORDS, TlsCluster, tls_cluster
+from kafka_eos_source.commit import direct, session
+from kafka_eos_source.datasource import KafkaEosDataSource
+from kafka_eos_source.errors import AuthorizationError, KafkaEosError
+from kafka_eos_source.kafka.consumer import POOL
+
+#: ``user, kind, name, operation``: all that a query from ``in`` to ``out`` needs, as docs/security.md has it.
+#: Read and Write imply Describe.
+LEAST = (
+    ("reader", "topic", "in", "READ"),
+    ("writer", "topic", "out", "WRITE"),
+    ("writer", "topic", "out", "READ"),
+    ("writer", "topic", "in", "READ"),
+    ("writer", "transactional_id", "app", "WRITE"),
+    ("writer", "group", "app", "READ"),
+)
+ROWS = ["a", "b", "c"]
+WRONG = "wrong-pass-77"
+SECRETS = (*SCRAM_PASSWORDS.values(), WRONG)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsCluster]:
+    with tls_cluster(tmp_path_factory.mktemp("tls"), java_options=brokers.JAVA_OPTIONS) as running:
+        yield running
+
+
+@pytest.fixture
+def query(cluster: TlsCluster, tmp_path: Path) -> Iterator[Query]:
+    yield Query(cluster, tmp_path)
+    TaskContext._taskContext = None
+    while session._owners:  # else they would look for a broker that is gone
+        session._owners.popitem()[1].drop()
+    while direct._producers:
+        direct._producers.popitem()[1].close()
+    POOL.close()
+
+
+class Query:
+    """From a topic to a topic: the source as ``reader``, the sink as ``writer``."""
+
+    def __init__(self, cluster: TlsCluster, folder: Path) -> None:
+        name = uuid.uuid4().hex[:8]
+        self.cluster = cluster
+        self.names = {each: f"{each}-{name}" for each in ("in", "out", "app")}
+        self.checkpoint = str(folder / "checkpoint")
+        self._servers, self._login = cluster.admins
+        for topic in ("in", "out"):
+            cluster.admin.create(self.names[topic])
+        produce(self._servers, self.names["in"], ROWS, config=self._login)
+
+    def allow(self, *rights: tuple[str, str, str, str]) -> None:
+        for user, kind, name, operation in rights:
+            self.cluster.allow(user, kind, self.names.get(name, name), operation)
+
+    def source(self, **changed: str) -> dict[str, str]:
+        options = {"subscribe": self.names["in"], "startingOffsets": "earliest"}
+        return {**self.cluster.options("reader", **changed), **options}
+
+    def sink(self, **changed: str) -> dict[str, str]:
+        return {
+            **self.cluster.options("writer", **changed),
+            "topic": self.names["out"],
+            "application.id": self.names["app"],
+            "checkpointLocation": self.checkpoint,
+            "commitTimeoutMs": "20000",
+        }
+
+    def run(self, **source: str) -> None:
+        spec = {
+            "source": {**self.source(), **source},
+            "sink": self.sink(),
+            "checkpoint": self.checkpoint,
+        }
+        Run(spec, threading.Event()).to_the_end()
+
+    def refused(self, *named: str, **source: str) -> AuthorizationError:
+        with pytest.raises(AuthorizationError) as caught:
+            self.run(**source)
+        for each in named:
+            assert each in str(caught.value)
+        return caught.value
+
+    def written(self, committed: bool = True) -> list[str]:
+        return values(read_back(self._servers, self.names["out"], committed=committed, config=self._login))
+
+
+@pytest.mark.core
+def test_the_least_privileges_are_enough(query: Query) -> None:
+    query.allow(*LEAST)
+    query.run()
+    assert query.written() == ROWS
+    query.run()  # from the checkpoint
+    assert query.written() == ROWS
+
+
+@pytest.mark.fault("T40", "the right on topic, group, transactional id is taken away", "commit")
+@pytest.mark.parametrize(
+    ("missing", "instead", "resource", "said"),
+    [
+        (LEAST[0], None, "in", "looking up the topics"),
+        (LEAST[0], "DESCRIBE", "in", "reading"),
+        (LEAST[1], None, "out", "writing records to"),
+        (LEAST[2], None, "out", "committing offsets"),
+        (LEAST[3], None, "in", "reading the offsets of group"),
+        (LEAST[3], "DESCRIBE", "in", "committing offsets"),
+        (LEAST[4], None, "app", "initialising transactional id"),
+        (LEAST[5], None, "app", "reading the offsets of group"),
+        (LEAST[5], "DESCRIBE", "app", "committing offsets of group"),
+    ],
+)
+def test_each_right_that_is_missing_is_named_and_the_grant_is_all_it_takes(
+    query: Query,
+    missing: tuple[str, str, str, str],
+    instead: str | None,
+    resource: str,
+    said: str,
+) -> None:
+    query.allow(*(each for each in LEAST if each != missing))
+    if instead is not None:
+        query.allow((*missing[:3], instead))
+    error = query.refused(said, query.names[resource])
+    kind = {"transactional_id": "transactional id", "group": "consumer group"}.get(missing[1], missing[1])
+    assert f"grant the principal access to the {kind}" in error.fix
+    assert not any(secret in str(error) for secret in SECRETS)
+    assert query.written() == []
+    query.allow(missing)
+    query.run()
+    assert query.written() == ROWS
+
+
+def test_a_right_that_is_taken_away_between_two_batches(query: Query) -> None:
+    query.allow(*LEAST)
+    query.run()
+    query.cluster.forbid("writer", "transactional_id", query.names["app"], "WRITE")
+    produce(*_to(query), ["d"], config=query.cluster.admins[1])
+    query.refused(query.names["app"])
+    assert query.written() == ROWS
+    query.allow(LEAST[4])
+    query.run()
+    assert query.written() == [*ROWS, "d"]
+
+
+def test_offsets_of_a_group_are_read_with_the_right_to_describe_it(query: Query) -> None:
+    query.allow(*LEAST)
+    begin = {"startingOffsets": "group", "kafka.group.id": query.names["app"]}
+    query.refused("reading the offsets of group", query.names["app"], **begin)
+    query.allow(("reader", "group", "app", "DESCRIBE"))
+    query.run(**begin)
+
+
+def _to(query: Query) -> tuple[str, str]:
+    return query.cluster.admins[0], query.names["in"]
+
+
+# -- batch
+
+SCHEMA = StructType([StructField("value", StringType())])
+
+
+def _write(query: Query, **changed: str) -> None:
+    """``df.write``, as Spark makes it."""
+    options = query.sink()
+    for name in ("application.id", "checkpointLocation"):
+        del options[name]
+    options |= changed
+    writer: Any = KafkaEosDataSource(options).writer(SCHEMA, overwrite=False)
+    context: Any = TaskContext()
+    context._localProperties = {}
+    context._attemptNumber = 0
+    TaskContext._taskContext = context
+    writer.commit([writer.write(iter([pa.record_batch({"value": ROWS})]))])
+
+
+#: Names that are made up for one write begin with this.
+DISPOSABLE = "kafka-eos-batch-*"
+
+
+def test_a_batch_write_deletes_its_group_if_it_may(query: Query) -> None:
+    query.allow(LEAST[1], LEAST[2])
+    query.allow(("writer", "transactional_id", DISPOSABLE, "WRITE"), ("writer", "group", DISPOSABLE, "READ"))
+    _write(query)  # the group is left to expire
+    left = [each for each in query.cluster.admin.groups() if each.startswith(DISPOSABLE[:-1])]
+    assert len(left) == 1
+    query.allow(("writer", "group", DISPOSABLE, "DELETE"))
+    _write(query)
+    assert [each for each in query.cluster.admin.groups() if each.startswith(DISPOSABLE[:-1])] == left
+    assert query.written() == sorted(ROWS * 2)
+
+
+def test_at_least_once_needs_to_write_the_topic_and_nothing_else(query: Query) -> None:
+    with pytest.raises(AuthorizationError, match=query.names["out"]):
+        _write(query, **{"processing.guarantee": "at_least_once"})
+    query.allow(LEAST[1])
+    _write(query, **{"processing.guarantee": "at_least_once"})
+    assert query.written() == ROWS
+
+
+# -- who is who
+
+_MISFITS = {
+    "password": ({"sasl_password": WRONG}, "Authentication failed", "correct the credentials"),
+    "user": ({"sasl_username": "nobody"}, "Authentication failed", "correct the credentials"),
+    "authority": ({"ssl_ca_location": "{other_ca}"}, "certificate verify failed", "kafka.ssl.ca.location"),
+    "host name": ({"bootstrap_servers": "{by_host_name}"}, "certificate verify failed", "must name"),
+}
+_MISFIT_SECONDS = 30
+
+
+def test_who_does_not_fit_is_told_so_at_once(query: Query) -> None:
+    """All of them at the same time: each waits a little."""
+    query.allow(*LEAST)
+
+    def attempt(side: str, misfit: str) -> tuple[KafkaEosError, float]:
+        changed = {name: value.format(**vars(query.cluster)) for name, value in _MISFITS[misfit][0].items()}
+        source: Any = KafkaEosDataSource(query.source(**changed))
+        sink = KafkaEosDataSource(query.sink(**changed))
+        begun = time.monotonic()
+        with pytest.raises(AuthorizationError) as caught:
+            (
+                source.streamReader(source.schema()).initialOffset()
+                if side == "source"
+                else sink.streamWriter(SCHEMA, overwrite=False)
+            )
+        return caught.value, time.monotonic() - begun
+
+    cases = [(side, misfit) for side in ("source", "sink") for misfit in _MISFITS]
+    with ThreadPoolExecutor(len(cases)) as threads:
+        found = dict(zip(cases, threads.map(lambda case: attempt(*case), cases), strict=True))
+    for (_, misfit), (error, seconds) in found.items():
+        _, said, fix = _MISFITS[misfit]
+        assert said in error.message
+        assert fix in error.fix
+        assert seconds < _MISFIT_SECONDS, "an error, not a hang"
+        assert not any(secret in str(error) for secret in SECRETS)
+    query.run()  # the same options, but for these
+    assert query.written() == ROWS
