@@ -89,6 +89,9 @@ class _StagedSink:
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> _Message:
         task = _task_properties()
+        if not self.name:
+            # at the start of a query, and not when a batch is first too large for its messages
+            self.folder.check_shared()
         return _Message(
             stage(
                 batches,

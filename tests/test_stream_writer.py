@@ -1,0 +1,54 @@
+"""What the sink asks of a task before it stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+from kafka_eos_source import stream_writer
+from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.options import parse_write
+from kafka_eos_source.schema import check_frame
+from kafka_eos_source.stage.files import StagingFolder
+
+FRAME = StructType([StructField("value", BinaryType())])
+Sink = Callable[[str], stream_writer._StagedSink]
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
+    """A sink in a task that sees another folder than the driver; its rows fit into messages."""
+    task = {
+        stream_writer._QUERY_ID: "q",
+        stream_writer._BATCH_ID: "0",
+        stream_writer._RUN_ID: "r",
+    }
+    monkeypatch.setattr(stream_writer, "_task_properties", lambda: task)
+    options = parse_write(
+        {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": str(tmp_path)},
+        streaming=True,
+    )
+    columns = check_frame(FRAME, topic_option="out", include_timestamp=False)
+    own = StagingFolder.at(str(tmp_path / "staging"))
+    folder = StagingFolder(own.location, "what the driver wrote")
+    return lambda name: stream_writer._StagedSink(options, columns, folder, name)
+
+
+def rows() -> list[pa.RecordBatch]:
+    return [pa.record_batch({"value": pa.array([b"x"], pa.binary())})]
+
+
+def test_a_query_is_refused_a_folder_that_is_not_shared_before_it_needs_it(elsewhere: Sink) -> None:
+    with pytest.raises(InvalidOptionError, match="is not shared"):
+        elsewhere("").write(rows())
+
+
+def test_a_batch_write_that_fits_into_messages_needs_no_folder(elsewhere: Sink) -> None:
+    """It has no checkpoint, and no later batch."""
+    part = elsewhere("write-1").write(rows()).part
+    assert part is not None
+    assert part.inline is not None
