@@ -59,7 +59,6 @@ class RecordProducer:
         self._last_said = ""
         self._login_refused: KafkaError | None = None
         self._delivery_error: KafkaError | None = None
-        self._topics: set[str] = set()
         self._fatal: KafkaError | None = None
         self._client: Any = make(
             Producer,
