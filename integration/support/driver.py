@@ -5,7 +5,10 @@ As a program: ``python -m integration.support.driver SPEC.json``. A spec is::
     {"sources": [{"format": …, "options": {…}}], "select": ["key", "value"],
      "sink": {"format": …, "options": {…}}, "trigger": {"availableNow": true}, "conf": {…},
      "count_by": "word", "checkpoint": …,   # update mode through foreachBatch
-     "restarts": 0}                         # how often a query that failed is started again
+     "directory": …,                        # its working directory, the repository's unless said
+     "restarts": 0,                         # how often a query that failed is started again,
+     "restart_when": FILE,                  # ... once this file is there
+     "stops": [FILE, …]}                    # when the file is there the query is stopped, and started again
 
 It ends when the process that started it does, and leaves what `Driver.result` tells.
 """
@@ -25,6 +28,7 @@ from typing import Any
 
 import psutil
 from pyspark.errors import StreamingQueryException
+from pyspark.sql.streaming import StreamingQuery
 
 from integration.support import processes
 from integration.support.processes import await_condition
@@ -133,11 +137,27 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def _stop_at(query: StreamingQuery, moment: Path) -> bool:
+    """Stops the query when this file is there; False = it ended by itself before."""
+    await_condition(
+        lambda: moment.exists() or not query.isActive, START_AND_RUN_SECONDS, f"the query reached {moment}"
+    )
+    if not moment.exists():
+        return False
+    stopping = threading.Thread(target=query.stop)  # it waits for the batch to end
+    stopping.start()
+    await_condition(lambda: not query.isActive, START_AND_RUN_SECONDS, "the query is told to stop")
+    print("QUERY STOPPING at", moment.name, flush=True)
+    stopping.join()
+    return True
+
+
 def main(path: str) -> None:
     from integration.support.session import builder
 
     _end_with_parent()
     spec = json.loads(Path(path).read_text())
+    os.chdir(spec.get("directory", os.curdir))
     session = builder()
     for name, value in spec.get("conf", {}).items():
         session = session.config(name, value)
@@ -165,16 +185,24 @@ def main(path: str) -> None:
         writer = writer.option("checkpointLocation", spec["checkpoint"])
     else:
         writer = frame.writeStream.format(sink["format"]).options(**sink["options"])
-    for restarts_left in range(spec.get("restarts", 0), -1, -1):
+    restarts_left = spec.get("restarts", 0)
+    stops = [Path(each) for each in spec.get("stops", ())]
+    while True:
         query = writer.trigger(**spec.get("trigger", {"availableNow": True})).start()
         print("QUERY STARTED", query.id, query.runId, flush=True)
         try:
+            if stops and _stop_at(query, stops[0]):
+                print("QUERY STOPPED at", stops.pop(0).name, flush=True)
+                continue
             query.awaitTermination()
             break
         except StreamingQueryException as error:
             print("QUERY FAILED", str(error).splitlines()[0], flush=True)
             if not restarts_left:
                 raise
+            restarts_left -= 1
+            if "restart_when" in spec:
+                await_condition(Path(spec["restart_when"]).exists, START_AND_RUN_SECONDS, "word to go on")
     print("QUERY DONE", flush=True)
     progress = [json.loads(each.json) for each in query.recentProgress]
     result = {"query_id": str(query.id), "run_id": str(query.runId), "progress": progress}

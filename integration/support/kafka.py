@@ -6,7 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -14,6 +20,7 @@ from confluent_kafka.admin import (
     ConfigResource,
     NewPartitions,
     NewTopic,
+    OffsetSpec,
     ResourceType,
 )
 
@@ -64,6 +71,13 @@ class Admin:
         futures = self.client.delete_records([TopicPartition(name, partition, before)])
         for future in futures.values():
             future.result(TIMEOUT_SECONDS)
+
+    def stable_offsets(self, name: str) -> dict[int, int]:
+        """Last stable offsets: with no transaction open they are the high watermarks."""
+        listed = self.client.list_topics(name, timeout=TIMEOUT_SECONDS).topics[name]
+        asked = {TopicPartition(name, number): OffsetSpec.latest() for number in listed.partitions}
+        found = self.client.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED)
+        return {tp.partition: future.result(TIMEOUT_SECONDS).offset for tp, future in found.items()}
 
     def group(self, group_id: str) -> dict[tuple[str, int], tuple[int, str]]:
         """Committed offsets and metadata."""

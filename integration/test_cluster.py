@@ -1,0 +1,333 @@
+"""Spark's ``local-cluster``: executors are processes of their own, and break on their own."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyspark
+import pytest
+
+from integration.support.driver import Driver
+from integration.support.faults import MEASURES, Measures
+from integration.support.kafka import Admin, end_offsets, produce, read_back
+from integration.support.processes import await_condition
+from kafka_eos_source.commit.token import Token
+from kafka_eos_source.embedded import java
+
+ROWS, ROWS_A_BATCH = 200, 100
+EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+REACHED_SECONDS = 120.0
+#: For what no second attempt changes.
+TRIED_ONCE = {"spark.task.maxFailures": "1"}
+
+pytestmark = [pytest.mark.timeout(400)]
+
+
+class Cluster:
+    """A query from topic to topic on two executors, and what became of it.
+
+    Every batch has two tasks, and each of them stages a file.
+    """
+
+    def __init__(
+        self,
+        broker: str,
+        admin: Admin,
+        topic: Callable[..., str],
+        driver: Callable[..., Driver],
+        folder: Path,
+    ) -> None:
+        self._broker, self._admin, self._start = broker, admin, driver
+        self.source, self.sink = topic(2), topic(2)
+        self.folder, self.checkpoint = folder, folder / "checkpoint"
+        self.wanted = [f"{row:05d}" for row in range(ROWS)]
+        self._drivers = 0
+        produce(broker, self.source, self.wanted, keys=self.wanted)
+
+    def moment(self, name: str) -> Path:
+        """A file that a failpoint makes when it fires."""
+        return self.folder / f"at-{name}"
+
+    def start(
+        self,
+        failpoints: str = "",
+        conf: Mapping[str, str] | None = None,
+        sink: Mapping[str, str] | None = None,
+        **more: Any,
+    ) -> Driver:
+        kafka = {"kafka.bootstrap.servers": self._broker}
+        reader = {
+            "subscribe": self.source,
+            "startingOffsets": "earliest",
+            "maxOffsetsPerTrigger": str(ROWS_A_BATCH),
+            "minPartitions": "2",
+        }
+        writer = {
+            "topic": self.sink,
+            "checkpointLocation": str(self.checkpoint),
+            "application.id": f"app-{self.sink}",
+            "staging.inline.bytes": "100",
+        }
+        self._drivers += 1
+        return self._start(
+            {
+                "sources": [{"format": "kafka-eos", "options": kafka | reader}],
+                "sink": {"format": "kafka-eos", "options": kafka | writer | dict(sink or {})},
+                "conf": {
+                    "spark.master": "local-cluster[2,1,1024]",
+                    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+                    **(conf or {}),
+                },
+                **more,
+            },
+            failpoints,
+        )
+
+    def nothing_visible(self) -> bool:
+        """Not a record nor a control record, whatever the isolation level."""
+        return set(end_offsets(self._broker, self.sink).values()) == {0}
+
+    def staged_files(self) -> list[Path]:
+        return list(self.folder.rglob("*.arrow"))
+
+    def verdict(self) -> Measures:
+        """Each record once, the group at the ends of the source, no transaction open, no file left.
+
+        Raises:
+            AssertionError: it is not so.
+        """
+        found = Counter((record.value or b"").decode() for record in read_back(self._broker, self.sink))
+        expected = Counter(self.wanted)
+        group = self._admin.group(f"app-{self.sink}")
+        token = Token.decode(group[(self.sink, 0)][1])
+        assert token is not None
+        measures = Measures(
+            drivers=self._drivers,
+            batches=token.batch_id + 1,
+            rows=ROWS,
+            lost=(expected - found).total(),
+            doubled=(found - expected).total(),
+        )
+        assert found == expected, measures
+        ends = end_offsets(self._broker, self.source)
+        assert {number: group[(self.source, number)][0] for number in ends} == ends
+        assert token.batch_id == ROWS // ROWS_A_BATCH - 1
+        assert self._admin.stable_offsets(self.sink) == end_offsets(self._broker, self.sink)
+        assert self.staged_files() == []
+        return measures
+
+
+@pytest.fixture
+def cluster(
+    request: pytest.FixtureRequest,
+    broker: str,
+    admin: Admin,
+    topic: Callable[..., str],
+    driver: Callable[..., Driver],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Cluster:
+    """Its executors' folders are made below ``SPARK_HOME``: that is one of the test's own."""
+    home = tmp_path / "spark"
+    home.mkdir()
+    for each in Path(pyspark.__file__).parent.iterdir():
+        if each.name != "work":
+            (home / each.name).symlink_to(each)
+    monkeypatch.setenv("SPARK_HOME", str(home))
+    return Cluster(broker, admin, topic, driver, tmp_path)
+
+
+@pytest.fixture
+def tell(request: pytest.FixtureRequest) -> Callable[[Measures], None]:
+    """For the table of faults."""
+    return lambda measures: request.node.user_properties.append((MEASURES, asdict(measures)))
+
+
+def stopped_worker(driver: Driver) -> psutil.Process:
+    """The Python process that a failpoint has stopped."""
+
+    def stopped() -> list[psutil.Process]:
+        return [
+            each
+            for each in psutil.Process(driver.process.pid).children(recursive=True)
+            if each.status() == psutil.STATUS_STOPPED
+        ]
+
+    await_condition(lambda: len(stopped()) == 1, REACHED_SECONDS, "one process has stopped itself")
+    return stopped()[0]
+
+
+def executor_of(worker: psutil.Process) -> psutil.Process:
+    """The JVM whose task a Python worker runs."""
+    return next(each for each in worker.parents() if each.name() == "java" and EXECUTOR in each.cmdline())
+
+
+def let_go(worker: psutil.Process) -> None:
+    """Lets a stopped process go on, unless Spark has ended it meanwhile."""
+    try:
+        worker.resume()
+    except psutil.NoSuchProcess:
+        return
+
+
+@pytest.mark.fault("T10", "a task fails on its executor after it staged", "staging")
+@pytest.mark.fault("T12", "an executor is killed", "staging")
+def test_an_executor_is_killed_while_it_stages_and_a_task_fails_after(
+    cluster: Cluster, tell: Callable[[Measures], None]
+) -> None:
+    staging, failed = cluster.moment("staging"), cluster.moment("failed")
+    driver = cluster.start(f"stage.before_close=stop@{staging},stage.after_close=raise*2@{failed}")
+    await_condition(staging.exists, REACHED_SECONDS, "a task is staging")
+    worker = stopped_worker(driver)
+    executor = executor_of(worker)
+    assert executor.pid != driver.jvm().pid
+    executor.kill()
+    # its worker outlives it, and ends its file when others have staged the same rows
+    executor.wait(30)
+    let_go(worker)
+    driver.finish()
+    assert failed.exists(), "an attempt failed after it had staged"
+    tell(cluster.verdict())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 127.0.0.2 without being told")
+@pytest.mark.fault("T11", "speculation on, one slow task", "staging")
+def test_two_attempts_of_a_task_stage_and_one_counts(
+    cluster: Cluster, tell: Callable[[Measures], None]
+) -> None:
+    staged = cluster.moment("staged")
+    driver = cluster.start(
+        # the file is whole, the message is not sent
+        f"stage.after_close=stop@{staged}",
+        {
+            "spark.speculation": "true",
+            "spark.speculation.interval": "50ms",
+            "spark.speculation.minTaskRuntime": "500ms",
+            "spark.speculation.quantile": "0.5",
+            "spark.executorEnv.JAVA_HOME": str(_java_with_hosts(cluster.folder / "java")),
+        },
+    )
+    await_condition(staged.exists, REACHED_SECONDS, "an attempt has staged")
+    slow = stopped_worker(driver)
+    (batch,) = {each.parent for each in cluster.staged_files()}
+    await_condition(lambda: not batch.exists(), REACHED_SECONDS, "the batch is committed without it")
+    let_go(slow)
+    driver.finish()
+    tell(cluster.verdict())
+
+
+def _java_with_hosts(home: Path) -> Path:
+    """A ``JAVA_HOME`` that gives each executor a host of its own.
+
+    Spark never starts a speculative attempt on the host of the first one (``TaskSetManager``), and
+    ``local-cluster`` has one host.
+    """
+    script = home / "bin" / "java"
+    script.parent.mkdir(parents=True)
+    script.write_text(
+        f"""#!{sys.executable}
+import os, sys
+arguments = sys.argv[1:]
+number = int(arguments[arguments.index("--executor-id") + 1])
+arguments[arguments.index("--hostname") + 1] = f"127.0.0.{{number + 2}}"
+os.execv({java.find()!r}, ["java", *arguments])
+"""
+    )
+    script.chmod(0o755)
+    return home
+
+
+@pytest.mark.fault("T09", "query.stop()", "before and after Kafka's commit")
+def test_a_query_is_stopped_while_it_commits(cluster: Cluster, tell: Callable[[Measures], None]) -> None:
+    """The committing process stands still until the query is told to stop: then it is in the middle.
+
+    Spark waits for it. First it dies, with its transaction open; then it goes on, and Kafka has a batch
+    that Spark does not know to be committed.
+    """
+    before, after = cluster.moment("before"), cluster.moment("after")
+    driver = cluster.start(
+        f"commit.before_commit=stop@{before},commit.after_commit=stop@{after}",
+        {"spark.master": "local[2]"},  # nothing of it is on an executor
+        stops=[str(before), str(after)],
+    )
+    driver.await_text(f"QUERY STOPPING at {before.name}")
+    stopped_worker(driver).kill()
+    driver.await_text(f"QUERY STOPPING at {after.name}")
+    stopped_worker(driver).resume()
+    driver.finish()
+    assert driver.log.read_text().count("QUERY STOPPED") == 2
+    tell(cluster.verdict())
+
+
+@pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="needs a path that differs by process")
+@pytest.mark.fault("T15", "the staging folder is not shared", "start")
+def test_a_staging_folder_that_executors_do_not_share_is_refused(cluster: Cluster) -> None:
+    """One path, another folder in each process: executors have working directories of their own.
+
+    The rows would fit into messages: what the first large batch will need is asked for at the start.
+    """
+    directory = cluster.folder / "driver"
+    directory.mkdir()
+    options = {"staging.location": "/proc/self/cwd/staging", "staging.inline.bytes": "1000000"}
+    driver = cluster.start(conf=TRIED_ONCE, sink=options, directory=str(directory))
+    assert driver.wait() != 0
+    assert list(directory.glob("staging/query-*/shared-path")), "the driver made it, where it saw the path"
+    said = driver.log.read_text()
+    assert "KAFKA_EOS.INVALID_OPTION" in said, driver.tail()
+    assert "the staging folder '/proc/self/cwd/staging/query-" in said
+    assert "is not shared: this executor" in said
+    assert cluster.nothing_visible()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """One MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "kafka-eos-test", str(disk)]
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("only root on Linux may mount a small tmpfs")
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"a small tmpfs cannot be mounted here: {shlex.join(mount)}: {mounted.stderr.strip()}")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@pytest.mark.fault("T14", "the staging disk is full", "staging")
+def test_a_full_disk_fails_clean_and_the_query_works_when_there_is_space(
+    cluster: Cluster, small_disk: Path, tell: Callable[[Measures], None]
+) -> None:
+    filler, freed = small_disk / "filler", cluster.moment("freed")
+    filler.write_bytes(b"x" * ((1 << 20) - (32 << 10)))
+    # 50 KB a task
+    select = ["rpad(CAST(key AS STRING), 1000, 'x') AS key", "value"]
+    driver = cluster.start(
+        conf=TRIED_ONCE,
+        sink={"staging.location": str(small_disk)},
+        restarts=1,
+        restart_when=str(freed),
+        select=select,
+    )
+    driver.await_text("QUERY FAILED")
+    said = driver.log.read_text()
+    assert "KAFKA_EOS.UNAVAILABLE" in said, driver.tail()
+    assert f"the staging folder '{small_disk}/query-" in said
+    assert "No space left on device" in said
+    assert cluster.staged_files() == []
+    assert cluster.nothing_visible()
+    filler.unlink()
+    freed.touch()
+    driver.finish()
+    tell(cluster.verdict())
