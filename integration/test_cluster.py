@@ -26,8 +26,8 @@ from kafka_eos_source.embedded import java
 ROWS, ROWS_A_BATCH = 200, 100
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 REACHED_SECONDS = 120.0
-#: For what no second attempt changes.
-TRIED_ONCE = {"spark.task.maxFailures": "1"}
+#: For what is the same without executors; they take ten seconds to start.
+NO_EXECUTORS = {"spark.master": "local[2]"}
 
 pytestmark = [pytest.mark.timeout(400)]
 
@@ -256,7 +256,7 @@ def test_a_query_is_stopped_while_it_commits(cluster: Cluster, tell: Callable[[M
     before, after = cluster.moment("before"), cluster.moment("after")
     driver = cluster.start(
         f"commit.before_commit=stop@{before},commit.after_commit=stop@{after}",
-        {"spark.master": "local[2]"},  # nothing of it is on an executor
+        NO_EXECUTORS,
         stops=[str(before), str(after)],
     )
     driver.await_text(f"QUERY STOPPING at {before.name}")
@@ -278,7 +278,8 @@ def test_a_staging_folder_that_executors_do_not_share_is_refused(cluster: Cluste
     directory = cluster.folder / "driver"
     directory.mkdir()
     options = {"staging.location": "/proc/self/cwd/staging", "staging.inline.bytes": "1000000"}
-    driver = cluster.start(conf=TRIED_ONCE, sink=options, directory=str(directory))
+    conf = {"spark.master": "local-cluster[1,1,1024]", "spark.task.maxFailures": "1"}
+    driver = cluster.start(conf=conf, sink=options, directory=str(directory))
     assert driver.wait() != 0
     assert list(directory.glob("staging/query-*/shared-path")), "the driver made it, where it saw the path"
     said = driver.log.read_text()
@@ -314,7 +315,7 @@ def test_a_full_disk_fails_clean_and_the_query_works_when_there_is_space(
     # 50 KB a task
     select = ["rpad(CAST(key AS STRING), 1000, 'x') AS key", "value"]
     driver = cluster.start(
-        conf=TRIED_ONCE,
+        conf=NO_EXECUTORS,  # and one attempt of a task
         sink={"staging.location": str(small_disk)},
         restarts=1,
         restart_when=str(freed),
