@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from kafka_eos_source.cli import main
 from kafka_eos_source.embedded import EmbeddedKafka, java
-from kafka_eos_source.embedded.cluster import free_ports
+from kafka_eos_source.embedded.cluster import free_ports, new_cluster_id
 from kafka_eos_source.embedded.jars import (
     BROKER,
     KAFKA_VERSION,
@@ -302,3 +302,9 @@ def test_the_command_line_gives_messages_and_not_tracebacks(
     result = CliRunner().invoke(main, ["broker", "--port", "0"])
     assert result.exit_code == 1
     assert result.output.startswith("[KAFKA_EOS.UNAVAILABLE] no Java found")
+
+
+def test_a_cluster_id_is_never_taken_for_an_option() -> None:
+    """One in 64 would be, and the start fail: kafka-storage reads ``-t -abc`` as two options."""
+    made = iter([b"\xf8" + bytes(15), bytes(16)])
+    assert new_cluster_id(lambda: next(made)) == "A" * 22

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -202,7 +202,7 @@ class EmbeddedKafka:
                     fix="start it with as many brokers as before, or give another directory.",
                 )
             return str(kept["id"])
-        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        cluster_id = new_cluster_id()
         path.write_text(json.dumps({"id": cluster_id, "brokers": self._brokers}))
         return cluster_id
 
@@ -242,6 +242,14 @@ class EmbeddedKafka:
         look = threading.Event()
         for node in started:
             node.await_start(known, login, deadline, look)
+
+
+def new_cluster_id(random_bytes: Callable[[], bytes] = lambda: uuid.uuid4().bytes) -> str:
+    """As Kafka makes them: 22 characters of base64, never with a dash first, which tools take for an option."""
+    while True:
+        made = base64.urlsafe_b64encode(random_bytes()).decode().rstrip("=")
+        if not made.startswith("-"):
+            return made
 
 
 def free_ports(wanted: list[int]) -> list[int]:
