@@ -245,7 +245,7 @@ class EmbeddedKafka:
 
 
 def new_cluster_id(random_bytes: Callable[[], bytes] = lambda: uuid.uuid4().bytes) -> str:
-    """As Kafka makes them: 22 characters of base64, never with a dash first, which tools take for an option."""
+    """As Kafka makes them: 22 characters of base64, never a dash first, which tools take for an option."""
     while True:
         made = base64.urlsafe_b64encode(random_bytes()).decode().rstrip("=")
         if not made.startswith("-"):
