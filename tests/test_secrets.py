@@ -1,0 +1,150 @@
+"""No secret in an error, a log line, a repr or a message that is pickled, whatever the secret is."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_eos_source.commit.session import KafkaCluster
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.embedded import EmbeddedKafka
+from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
+from kafka_eos_source.kafka import secrets
+from kafka_eos_source.kafka.admin import SourceAdmin
+from kafka_eos_source.kafka.clients import make
+from kafka_eos_source.kafka.consumer import AssignedConsumer
+from kafka_eos_source.kafka.failure import classify, unreachable
+from kafka_eos_source.kafka.group import GroupOffsets
+from kafka_eos_source.kafka.look import ClusterLook
+from kafka_eos_source.kafka.producer import RecordProducer
+from kafka_eos_source.kafka.secrets import MASK
+from kafka_eos_source.model import StagedPart
+from kafka_eos_source.operate.target import Target
+from kafka_eos_source.options import parse_read, parse_write
+from kafka_eos_source.read.fetch import ReadSettings
+from kafka_eos_source.stream_reader import stream_reader
+from kafka_eos_source.stream_writer import _Message
+
+SECRET = "hunter2-is-secret"
+NAMES = (
+    "sasl.password",
+    "ssl.key.password",
+    "ssl.keystore.password",
+    "ssl.key.pem",
+    "sasl.oauthbearer.config",
+    "sasl.oauthbearer.client.secret",
+)
+#: Longer than any word of a message, and not all of one letter: what is left of it would be seen.
+any_secret = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=12).filter(
+    lambda text: len(set(text)) > 8 and MASK not in text
+)
+
+
+@pytest.fixture(autouse=True)
+def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "_known", set())
+
+
+@given(st.sampled_from(NAMES), any_secret, st.sampled_from([KafkaError._TRANSPORT, KafkaError._SSL, 29, 58]))
+def test_whatever_client_or_broker_says_is_masked(name: str, secret: str, code: int) -> None:
+    secrets.remember({name: secret})
+    for said in (secret, repr(secret), f"refused {secret!r}: {secret}"):
+        for error in (
+            classify(KafkaError(code, said), f"reading with {secret}"),
+            unreachable("servers", 1000, said),
+        ):
+            assert secret not in str(error)
+            assert secret not in repr(error)
+            assert MASK in str(error)
+
+
+@given(st.lists(st.from_regex(r"[a-z]{3,8}=[A-Za-z0-9]{9,20}", fullmatch=True), min_size=1, max_size=4))
+def test_what_librdkafka_shows_of_a_line_is_masked(words: list[str]) -> None:
+    """Unrecognized sasl.oauthbearer.config beginning at: … has the rest of it."""
+    line = " ".join(words)
+    for at in range(len(words)):
+        rest = " ".join(words[at:])
+        said = secrets.redact(f"beginning at: {rest}", {"sasl.oauthbearer.config": line})
+        assert said == f"beginning at: {MASK}"
+
+
+@pytest.mark.parametrize("kind", [Producer, Consumer, AdminClient])
+def test_a_client_that_cannot_be_made_shows_no_secret(kind: Any) -> None:
+    class Refuses:
+        def __init__(self, config: Mapping[str, Any]) -> None:
+            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, f"cannot use {config['sasl.password']}"))
+
+    with pytest.raises(InvalidOptionError) as caught:
+        make(Refuses, {"sasl.password": SECRET})
+    shown = "".join(traceback.format_exception(caught.value))
+    assert SECRET not in shown
+    assert MASK in shown
+    # and the real ones: two properties that do not go together
+    with pytest.raises(InvalidOptionError, match="librdkafka refuses"):
+        make(kind, {**UNUSABLE, "group.id": "g"})
+
+
+#: librdkafka finds out when the client is made.
+UNUSABLE = {
+    "bootstrap.servers": "127.0.0.1:1",
+    "security.protocol": "ssl",
+    "ssl.key.pem": SECRET,
+    "ssl.key.password": SECRET,
+}
+
+
+@pytest.mark.parametrize(
+    "makes",
+    [
+        lambda: AssignedConsumer({**UNUSABLE, "group.id": "g"}),
+        lambda: RecordProducer(UNUSABLE, "p"),
+        lambda: SourceAdmin(UNUSABLE, "read_committed", 0, 1).named(["t"]),
+        lambda: ClusterLook(UNUSABLE).topics(Deadline.after_seconds(1)),
+        lambda: GroupOffsets(UNUSABLE).fetch("g", [], Deadline.after_seconds(1)),
+        lambda: GroupOffsets(UNUSABLE).forget("g", Deadline.after_seconds(1)),
+        lambda: KafkaCluster(UNUSABLE, "app").producer(),
+    ],
+)
+def test_every_way_to_a_client_hides_a_key_that_is_none(
+    makes: Any, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(KafkaEosError, match="librdkafka refuses") as caught:
+        makes()
+    printed = capfd.readouterr()
+    for shown in ("".join(traceback.format_exception(caught.value)), caplog.text, printed.out, printed.err):
+        assert SECRET not in shown
+
+
+OPTIONS = {"kafka.bootstrap.servers": "h:1", **{f"kafka.{name}": SECRET for name in NAMES}}
+
+
+def test_nothing_that_is_printed_holds_a_secret() -> None:
+    read = parse_read({**OPTIONS, "subscribe": "t"}, streaming=True)
+    write = parse_write({**OPTIONS, "topic": "t"}, streaming=False)
+    for each in (
+        read,
+        write,
+        stream_reader(read),
+        ReadSettings(conf=dict(read.kafka)),
+        KafkaCluster(write.kafka, "app"),
+        Target(kafka=write.kafka),
+        EmbeddedKafka(users={"admin": SECRET}),
+    ):
+        assert SECRET not in repr(each)
+        assert SECRET not in str(each)
+
+
+def test_commit_messages_hold_no_options() -> None:
+    """What a task tells the driver is its part alone."""
+    message = _Message(StagedPart("", 1, 2, 3, topics=(("t", -1),), inline=b"rows", run_id="r"))
+    assert set(vars(message)) == {"part"}
+    assert set(vars(message.part)) == set(StagedPart.__dataclass_fields__)
+    assert pickle.loads(pickle.dumps(message)) == message
