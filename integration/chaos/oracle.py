@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import Consumer, TopicPartition
 
-from integration.support.kafka import TIMEOUT_SECONDS, Admin, Record, read_back
+from integration.support.kafka import TIMEOUT_SECONDS, Record, read_back
 from kafka_eos_source.commit.token import Token
 from kafka_eos_source.testing.verdict import Verdict, judge
 
@@ -52,7 +52,7 @@ def outcome(
     sent = list(sent)
     found = read_back(bootstrap, sink)
     ends, stable = _ends(bootstrap, source, "read_committed"), _ends(bootstrap, sink, "read_committed")
-    group = Admin(bootstrap).group(group_id)
+    group = _group(bootstrap, group_id, [(source, number) for number in ends] + [(sink, 0)])
     tokens = [token for _, text in group.values() if (token := Token.decode(text)) is not None]
     return Outcome(
         rows=judge(sent, ((_text(each.key), _text(each.value)) for each in found)),
@@ -95,6 +95,24 @@ def _ends(bootstrap: str, topic: str, isolation_level: str) -> dict[int, int]:
         return {
             number: consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=TIMEOUT_SECONDS)[1]
             for number in numbers
+        }
+    finally:
+        consumer.close()
+
+
+def _group(
+    bootstrap: str, group_id: str, partitions: list[tuple[str, int]]
+) -> dict[tuple[str, int], tuple[int, str]]:
+    """Offsets and metadata. Not by an admin client, which does not survive a coordinator that moves."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group_id})
+    try:
+        found = consumer.committed(
+            [TopicPartition(topic, number) for topic, number in partitions], timeout=TIMEOUT_SECONDS
+        )
+        return {
+            (each.topic, each.partition): (each.offset, (each.metadata or "").rstrip("\0"))
+            for each in found
+            if each.offset >= 0
         }
     finally:
         consumer.close()
