@@ -281,8 +281,8 @@ def test_a_staging_folder_that_executors_do_not_share_is_refused(cluster: Cluste
     conf = {"spark.master": "local-cluster[1,1,1024]", "spark.task.maxFailures": "1"}
     driver = cluster.start(conf=conf, sink=options, directory=str(directory))
     assert driver.wait() != 0
-    assert list(directory.glob("staging/query-*/shared-path")), "the driver made it, where it saw the path"
     said = driver.log.read_text()
+    assert list(directory.glob("staging/query-*/shared-path")), f"the driver made none where it runs:\n{said}"
     assert "KAFKA_EOS.INVALID_OPTION" in said, driver.tail()
     assert "the staging folder '/proc/self/cwd/staging/query-" in said
     assert "is not shared: this executor" in said
