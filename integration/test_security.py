@@ -113,7 +113,6 @@ class Query:
         return values(read_back(self._servers, self.names["out"], committed=committed, config=self._login))
 
 
-@pytest.mark.core
 def test_the_least_privileges_are_enough(query: Query) -> None:
     query.allow(*LEAST)
     query.run()
