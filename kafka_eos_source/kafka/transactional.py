@@ -140,7 +140,7 @@ class TransactionalProducer(RecordProducer):
     def begin(self) -> None:
         self.begin_count()
         self._committed_at_us = None
-        doing = "beginning a transaction"
+        doing = f"beginning a transaction of transactional id {self.transactional_id!r}"
         try:
             self._watchdog.call(doing, self._client.begin_transaction, 0.0)
         except KafkaException as error:
@@ -172,7 +172,7 @@ class TransactionalProducer(RecordProducer):
         try:
             self._until(
                 deadline,
-                "committing the transaction",
+                f"committing the transaction of transactional id {self.transactional_id!r}",
                 lambda seconds: self._client.commit_transaction(seconds),
             )
         except KafkaEosError as error:
