@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from kafka_eos_source.testing.markers import varint
+
 _FETCH, _VERSION = 1, 4
 _NOT_LEADER = 6
 _CONTROL = 0x20
@@ -109,7 +111,7 @@ def _entries(records: bytes) -> Iterator[Entry]:
         assert attributes & 0x07 == 0, "compressed batches are not read"
         position = at + _HEADER_BYTES
         for _ in range(count):
-            size, position = _varint(records, position)
+            size, position = varint(records, position)
             end = position + size
             offset, key, value = _record(records, position)
             if attributes & _CONTROL:
@@ -124,28 +126,16 @@ def _entries(records: bytes) -> Iterator[Entry]:
 def _record(records: bytes, position: int) -> tuple[int, bytes | None, bytes | None]:
     """Offset (relative to the batch), key and value."""
     position += 1  # attributes
-    _, position = _varint(records, position)  # timestamp
-    offset, position = _varint(records, position)
+    _, position = varint(records, position)  # timestamp
+    offset, position = varint(records, position)
     key, position = _bytes(records, position)
     value, _ = _bytes(records, position)
     return offset, key, value
 
 
 def _bytes(records: bytes, position: int) -> tuple[bytes | None, int]:
-    size, position = _varint(records, position)
+    size, position = varint(records, position)
     return (None, position) if size < 0 else (records[position : position + size], position + size)
-
-
-def _varint(records: bytes, position: int) -> tuple[int, int]:
-    """A zigzag varint, and where it ends."""
-    value = shift = 0
-    while True:
-        byte = records[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if not byte & 0x80:
-            return (value >> 1) ^ -(value & 1), position
 
 
 def _string(text: str) -> bytes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import Consumer, TopicPartition
 
-from integration.support.kafka import TIMEOUT_SECONDS, Record, read_back
+from integration.support.kafka import TIMEOUT_SECONDS, Record, end_offsets, read_back
 from kafka_eos_source.commit.token import Token
 from kafka_eos_source.testing.verdict import Verdict, judge
 
@@ -51,7 +51,7 @@ def outcome(
     """
     sent = list(sent)
     found = read_back(bootstrap, sink)
-    ends, stable = _ends(bootstrap, source, "read_committed"), _ends(bootstrap, sink, "read_committed")
+    ends, stable = (end_offsets(bootstrap, topic, "read_committed") for topic in (source, sink))
     group = _group(bootstrap, group_id, [(source, number) for number in ends] + [(sink, 0)])
     tokens = [token for _, text in group.values() if (token := Token.decode(text)) is not None]
     return Outcome(
@@ -64,7 +64,7 @@ def outcome(
         ),
         open_partitions=tuple(
             f"{sink}-{number}"
-            for number, end in _ends(bootstrap, sink, "read_uncommitted").items()
+            for number, end in end_offsets(bootstrap, sink).items()
             if stable[number] != end
         ),
         token=max(tokens, key=lambda token: token.batch_id, default=None),
@@ -83,21 +83,6 @@ def _out_of_order(sent: list[tuple[str, str]], found: list[Record]) -> Iterable[
         numbers = [position[value] for value in seen[key] if value in position]
         if numbers != sorted(numbers):
             yield key
-
-
-def _ends(bootstrap: str, topic: str, isolation_level: str) -> dict[int, int]:
-    """Last stable offsets, or high watermarks."""
-    consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "oracle", "isolation.level": isolation_level}
-    )
-    try:
-        numbers = consumer.list_topics(topic, timeout=TIMEOUT_SECONDS).topics[topic].partitions
-        return {
-            number: consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=TIMEOUT_SECONDS)[1]
-            for number in numbers
-        }
-    finally:
-        consumer.close()
 
 
 def _group(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -97,7 +95,7 @@ def test_t30_the_transaction_coordinator_is_killed(on_three: Scenario, three: Em
     on_three.feed(150)
     driver = on_three.stopped_at(at, at_time=1 if at == "commit.after_init" else 2)
     three.kill_node(coordinator(on_three, "__transaction_state", on_three.application_id))
-    os.kill(driver.process.pid, signal.SIGCONT)
+    driver.resume()
     driver.finish()
     found = on_three.outcome()
     assert found.exactly_once, found
@@ -108,7 +106,7 @@ def test_t31_the_group_coordinator_is_killed(on_three: Scenario, three: Embedded
     on_three.feed(150)
     driver = on_three.stopped_at("commit.after_flush", at_time=2)
     three.kill_node(coordinator(on_three, "__consumer_offsets", on_three.application_id))
-    os.kill(driver.process.pid, signal.SIGCONT)
+    driver.resume()
     driver.finish()
     found = on_three.outcome()
     assert found.exactly_once, found
@@ -136,7 +134,7 @@ def test_t33_the_network_is_cut(behind_proxy: Scenario, proxied: Proxied, timeou
     behind_proxy.feed(150)
     options = {"kafka.transaction.timeout.ms": str(timeout_ms), "kafka.socket.timeout.ms": "1000"}
     driver = behind_proxy.stopped_at(at, at_time=2, sink=options)
-    os.kill(driver.process.pid, signal.SIGCONT)
+    driver.resume()
     proxied.proxy.cut_for(seconds=5.0)
     driver.finish()
     found = behind_proxy.outcome()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 
 import pytest
@@ -46,7 +44,7 @@ def late_abort(scenario: Scenario, proxied: Proxied, *mutations: str) -> tuple[i
     driver = scenario.stopped_at("commit.after_flush", at_time=2, mutations=mutations)
     (late,) = held.await_caught()
     answer = late.deliver(commit=False)
-    os.kill(driver.process.pid, signal.SIGCONT)
+    driver.resume()
     driver.wait()
     scenario.run()
     return answer, scenario.outcome()
@@ -60,7 +58,7 @@ def late_commit(scenario: Scenario, proxied: Proxied, *mutations: str) -> tuple[
     (late,) = held.await_caught()
     written = scenario.written()
     proxied.proxy.catch(PRODUCE, Action.HOLD, skip=1, times=1000)
-    os.kill(driver.process.pid, signal.SIGCONT)
+    driver.resume()
     await_condition(lambda: scenario.written() > written, 60, "one partition is written")
     answer = late.deliver()
     driver.kill()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import pytest
 
 from integration.chaos.oracle import Outcome
@@ -39,7 +36,7 @@ def test_t22_t23_a_pause_longer_than_the_transaction_timeout(scenario: Scenario,
     written = scenario.written()
     # the marker of the coordinator's abort is a record
     await_condition(lambda: scenario.written() > written, _SECONDS, "the coordinator aborts the transaction")
-    os.kill(driver.process.pid, signal.SIGCONT)
+    driver.resume()
     driver.finish()
     found = scenario.outcome()
     assert found.exactly_once, found
@@ -52,7 +49,7 @@ def test_t24_a_driver_comes_back_after_another_went_on(scenario: Scenario, at: s
     zombie = scenario.stopped_at(at)
     scenario.run()
     ends = end_offsets(scenario.bootstrap, scenario.sink)
-    os.kill(zombie.process.pid, signal.SIGCONT)
+    zombie.resume()
     assert zombie.wait() == 1
     assert "KAFKA_EOS.FENCED" in zombie.log.read_text()
     found = scenario.outcome()
@@ -67,7 +64,7 @@ def test_t25_one_application_id_and_two_checkpoints(scenario: Scenario) -> None:
     second = scenario.start(checkpoint=scenario.folder / "another")
     assert second.wait() == 1
     assert "ForeignQueryError" in second.log.read_text()
-    os.kill(first.process.pid, signal.SIGCONT)
+    first.resume()
     first.wait()  # fenced by the one that was refused, it may settle that by the token or ask for a restart
     scenario.run()
     found = scenario.outcome()
@@ -102,9 +99,9 @@ def _overtaken(scenario: Scenario, *mutations: str) -> Outcome:
     scenario.feed(50)
     first = scenario.stopped_at("commit.after_flush")
     second = scenario.stopped_at("commit.after_token", mutations=mutations)
-    os.kill(first.process.pid, signal.SIGCONT)
+    first.resume()
     first.wait()
-    os.kill(second.process.pid, signal.SIGCONT)
+    second.resume()
     second.wait()
     scenario.run()
     return scenario.outcome()

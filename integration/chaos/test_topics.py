@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ def test_t13_a_staged_file_is_truncated(scenario: Scenario) -> None:
     driver = scenario.stopped_at("stage.after_close", at_time=2, sink=inline)
     (staged,) = Path(scenario.checkpoint, "kafka-eos", "staging", "1").glob("*.arrow")
     os.truncate(staged, staged.stat().st_size // 2)
-    os.kill(driver.process.pid, signal.SIGCONT)
+    driver.resume()
     assert driver.wait() == 1
     assert "StagedPartError" in driver.log.read_text()
     scenario.run(sink=inline)
@@ -59,7 +58,7 @@ def test_t37_the_output_topic_is_deleted(scenario: Scenario, at: str) -> None:
     scenario.feed(50)
     driver = scenario.stopped_at(at)
     scenario.admin.delete(scenario.sink)
-    os.kill(driver.process.pid, signal.SIGCONT)
+    driver.resume()
     assert driver.wait() == 1
     assert f"output topic {scenario.sink!r}" in driver.log.read_text()
     scenario.admin.create(scenario.sink, 2)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -87,6 +88,10 @@ class Driver:
         assert self.process.stdin is not None
         self.process.stdin.write(word.encode())
         self.process.stdin.flush()
+
+    def resume(self) -> None:
+        """Lets a process go on that stopped at a failpoint, or was stopped (SIGCONT)."""
+        self.process.send_signal(signal.SIGCONT)
 
     def finish(self) -> None:
         """Waits for a good end."""

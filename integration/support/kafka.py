@@ -180,10 +180,11 @@ def values(records: Iterable[Record]) -> list[str]:
     return sorted("" if record.value is None else record.value.decode() for record in records)
 
 
-def end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
-    """High watermarks, control records included: any write at all moves them."""
-    config = {"bootstrap.servers": bootstrap, "group.id": "read-back", "isolation.level": "read_uncommitted"}
-    consumer = Consumer(config)
+def end_offsets(bootstrap: str, topic: str, isolation_level: str = "read_uncommitted") -> dict[int, int]:
+    """High watermarks, which any write at all moves; under read_committed the last stable offsets."""
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "read-back", "isolation.level": isolation_level}
+    )
     try:
         numbers = consumer.list_topics(topic, timeout=TIMEOUT_SECONDS).topics[topic].partitions
         return {

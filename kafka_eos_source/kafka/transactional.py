@@ -25,6 +25,7 @@ from confluent_kafka import TopicPartition as ClientTopicPartition
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import KafkaEosError, OutcomeUnknownError, RetriableError
 from kafka_eos_source.kafka.clients import make
+from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import kafka_error
 from kafka_eos_source.kafka.producer import SLICE_SECONDS, RecordProducer
 from kafka_eos_source.model import GroupOffset
@@ -32,10 +33,6 @@ from kafka_eos_source.model import GroupOffset
 STATISTICS_INTERVAL_MS = 100
 
 _log = logging.getLogger(__name__)
-
-#: Properties that say how to reach the cluster.
-_CONNECTION = frozenset({"bootstrap.servers", "client.id", "broker.address.family", "log_level"})
-_CONNECTION_PREFIXES = ("security.", "ssl.", "sasl.", "enable.ssl.", "socket.", "https.")
 
 
 @dataclass(frozen=True)
@@ -87,11 +84,7 @@ class TransactionalProducer(RecordProducer):
         self.transactional_id = str(config["transactional.id"])
         self._statistics: str | None = None
         self._statistics_changed = threading.Condition()
-        self._connection = {
-            name: value
-            for name, value in config.items()
-            if name in _CONNECTION or name.startswith(_CONNECTION_PREFIXES)
-        }
+        self._connection = admin_config(config)
         self._group_metadata: dict[str, Any] = {}
         self._before_commit = Traffic()
         self._committed_at_us: int | None = None

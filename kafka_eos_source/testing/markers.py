@@ -56,16 +56,16 @@ def _markers(partition: str, segment: bytes) -> Iterator[Marker]:
 
 
 def _control_type(segment: bytes, at: int) -> int:
-    _, at = _varint(segment, at)  # length
+    _, at = varint(segment, at)  # length
     at += 1  # attributes
-    _, at = _varint(segment, at)  # timestamp delta
-    _, at = _varint(segment, at)  # offset delta
-    _, at = _varint(segment, at)  # key length
+    _, at = varint(segment, at)  # timestamp delta
+    _, at = varint(segment, at)  # offset delta
+    _, at = varint(segment, at)  # key length
     return int(struct.unpack_from(">h", segment, at + 2)[0])
 
 
-def _varint(segment: bytes, at: int) -> tuple[int, int]:
-    """A zigzag number, and where it ends."""
+def varint(segment: bytes, at: int) -> tuple[int, int]:
+    """A zigzag number of Kafka's records, and where it ends."""
     value = shift = 0
     while True:
         byte = segment[at]
