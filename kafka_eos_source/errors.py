@@ -4,11 +4,14 @@
 
     KafkaEosError
     ├── RetriableError              call the same thing again
+    │   ├── StateLockedError        another process has the state open
+    │   └── NotUpToBoundError       the state is not as far yet as the reader asked for
     ├── AbortableError              abort the transaction, begin it again with a new producer
     ├── OutcomeUnknownError         a commit was sent and not answered: read the token, believe it
     ├── RestartQueryError           this query (or driver) is done; start it again
     │   ├── FencedError             another owner of the transactional id took over
-    │   └── StagedPartError         a staged part is missing or damaged; a replay stages it anew
+    │   ├── StagedPartError         a staged part is missing or damaged; a replay stages it anew
+    │   └── StateCorruptedError     a local database is damaged; it is restored from the changelog
     └── OperatorError               a person must look: nothing will change by trying again
         ├── InvalidOptionError      an option is unknown, malformed or out of range
         ├── InvalidSchemaError      the frame does not fit the sink's row contract
@@ -19,7 +22,15 @@
         ├── TokenMissingError       Kafka forgot which batch it holds
         ├── ForeignQueryError       the application.id belongs to another checkpoint
         ├── CheckpointRolledBackError  the checkpoint is older than what Kafka holds, and overlaps it
-        └── CheckpointAheadError    the checkpoint is newer than what Kafka holds
+        ├── CheckpointAheadError    the checkpoint is newer than what Kafka holds
+        └── StateError              the state of an operator, and how it is used
+            ├── StoreClosedError    a store or view was used after it was closed
+            ├── StateFormatError    the database was written by a newer version
+            ├── StateMismatchError  the state belongs to another query, store, schema or number of shards
+            ├── ChangelogError      the changelog topic is not what a changelog must be, or lost its beginning
+            ├── StateLostError      a batch was committed without the state that it made
+            ├── OffsetWentBackError a changelog offset was to become smaller
+            └── UncommittedBytesError  one micro-batch changes more state than memory may hold
 
 The classes follow KIP-1050 (one category, one action) rather than Kafka's error codes. Each message
 starts with a stable condition name in brackets, because Spark hands Python errors on as text only.
@@ -150,3 +161,69 @@ class CheckpointAheadError(OperatorError):
     """The checkpoint is more than one batch ahead of the token: batches went elsewhere or were lost."""
 
     condition = "KAFKA_EOS.CHECKPOINT_AHEAD"
+
+
+class StateLockedError(RetriableError):
+    """The database of a shard is open in another process, which the message names."""
+
+    condition = "KAFKA_EOS.STATE_LOCKED"
+
+
+class NotUpToBoundError(RetriableError):
+    """The state does not hold the input yet up to the position that the reader asked for (KIP-796)."""
+
+    condition = "KAFKA_EOS.STATE_NOT_UP_TO_BOUND"
+
+
+class StateCorruptedError(RestartQueryError):
+    """A local database is damaged. Its folder is set aside; the changelog has all that was in it."""
+
+    condition = "KAFKA_EOS.STATE_CORRUPTED"
+
+
+class StateError(OperatorError):
+    """Something about the state of an operator that no retry mends."""
+
+    condition = "KAFKA_EOS.STATE"
+
+
+class StoreClosedError(StateError):
+    """A store, view or iterator was used after it was closed."""
+
+    condition = "KAFKA_EOS.STATE_CLOSED"
+
+
+class StateFormatError(StateError):
+    """The database was written by a newer version of kafka-eos."""
+
+    condition = "KAFKA_EOS.STATE_FORMAT"
+
+
+class StateMismatchError(StateError):
+    """The state on disk or in the changelog belongs to another query, store, schema or number of shards."""
+
+    condition = "KAFKA_EOS.STATE_MISMATCH"
+
+
+class ChangelogError(StateError):
+    """The changelog topic is not compacted, has the wrong number of partitions, or lost records."""
+
+    condition = "KAFKA_EOS.CHANGELOG"
+
+
+class StateLostError(StateError):
+    """A batch is in Kafka without the state that it made, which was dropped on the way to the sink."""
+
+    condition = "KAFKA_EOS.STATE_LOST"
+
+
+class OffsetWentBackError(StateError):
+    """A changelog offset was to become smaller than the one stored."""
+
+    condition = "KAFKA_EOS.STATE_OFFSET"
+
+
+class UncommittedBytesError(StateError):
+    """One micro-batch changes more state than ``statestore.uncommitted.max.bytes`` allows."""
+
+    condition = "KAFKA_EOS.STATE_UNCOMMITTED_BYTES"
