@@ -65,6 +65,52 @@ class GroupOffset:
 
 
 @dataclass(frozen=True)
+class ShardReport:
+    """What one task attempt of an operator says of its shard, for the commit of the batch.
+
+    Attributes:
+        tp: partition of the changelog, whose number is the shard's.
+        attempt: the task attempt (UUID, hex).
+        shards: how many shards the operator has.
+        query_id, batch_id: Spark's.
+        next_offset: where the shard's changelog ended before this batch: next offset to read, 0 = empty.
+        time_ms: processing time of the batch in this shard, ms since the epoch.
+        event_time_ms: largest event time known to the shard; None = none yet.
+        packets, records: how many packets and changes there are, this report's packet included.
+        skipped: the batch was in Kafka already when the shard looked: it made nothing.
+    """
+
+    tp: TopicPartition
+    attempt: str
+    shards: int
+    query_id: str
+    batch_id: int
+    next_offset: int
+    time_ms: int
+    event_time_ms: int | None = None
+    packets: int = 0
+    records: int = 0
+    skipped: bool = False
+
+
+@dataclass(frozen=True)
+class ShardPart:
+    """The packets of one shard that came in one staged part.
+
+    Attributes:
+        tp: partition of the changelog.
+        attempt: the operator's task attempt that made them.
+        packets: their numbers.
+        report: when its packet is among them.
+    """
+
+    tp: TopicPartition
+    attempt: str
+    packets: tuple[int, ...]
+    report: ShardReport | None = None
+
+
+@dataclass(frozen=True)
 class StagedPart:
     """One task attempt's rows, made durable and invisible to readers.
 
@@ -76,6 +122,7 @@ class StagedPart:
         topics: each output topic in it with the highest partition asked for (-1 = none was).
         inline: the bytes themselves, when there are few.
         run_id: the streaming run that the task belonged to ("" in batch writes).
+        shards: changes of operators' state among the rows; None = the frame has no column for them.
     """
 
     name: str
@@ -85,3 +132,4 @@ class StagedPart:
     topics: tuple[tuple[str, int], ...] = ()
     inline: bytes | None = None
     run_id: str = ""
+    shards: tuple[ShardPart, ...] | None = None

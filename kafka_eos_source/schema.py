@@ -25,6 +25,7 @@ from pyspark.sql.types import (
 )
 
 from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.state.packet import CHANGELOG
 
 HEADERS_TYPE = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 HEADERS_ARROW = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
@@ -38,6 +39,9 @@ KEY, VALUE, TOPIC, PARTITION, HEADERS, TIMESTAMP = (
     "headers",
     "timestamp",
 )
+
+#: The staged column of the changes of operators' state (`CHANGELOG` in the frame).
+CHANGES = "changelog"
 
 
 def read_schema(include_headers: bool) -> StructType:
@@ -76,7 +80,8 @@ def read_arrow_schema(include_headers: bool) -> pa.Schema:
     return pa.schema(fields)
 
 
-#: What a row is staged as. ``timestamp`` is Kafka's: ms since the epoch, null = when it is sent.
+#: What a row is staged as. ``timestamp`` is Kafka's: ms since the epoch, null = when it is sent. A row with
+#: a ``changelog`` is a packet of an operator's changes (`state.packet`) and has nothing else.
 STAGED_ARROW = pa.schema(
     [
         pa.field(KEY, pa.binary()),
@@ -85,6 +90,7 @@ STAGED_ARROW = pa.schema(
         pa.field(PARTITION, pa.int32()),
         pa.field(HEADERS, HEADERS_ARROW),
         pa.field(TIMESTAMP, pa.int64()),
+        pa.field(CHANGES, pa.binary()),
     ]
 )
 
@@ -102,6 +108,7 @@ class SinkColumns:
     partition: int | None
     headers: int | None
     timestamp: int | None
+    changelog: int | None = None
 
 
 def check_frame(schema: StructType, *, topic_option: str | None, include_timestamp: bool) -> SinkColumns:
@@ -156,6 +163,8 @@ def check_frame(schema: StructType, *, topic_option: str | None, include_timesta
                 f"option 'includeTimestamp' is true but there is no column 'timestamp'; found {names}.",
                 fix="add the column, or drop the option to let Kafka set the time.",
             )
+    if CHANGELOG in position:
+        find(CHANGELOG, (BinaryType,), "binary")
     return SinkColumns(
         value=value,
         key=find(KEY, (StringType, BinaryType), "string or binary"),
@@ -163,6 +172,7 @@ def check_frame(schema: StructType, *, topic_option: str | None, include_timesta
         partition=find(PARTITION, (IntegerType,), "int"),
         headers=headers,
         timestamp=timestamp,
+        changelog=position.get(CHANGELOG),
     )
 
 

@@ -22,12 +22,13 @@ from pyspark.sql.datasource import (
 )
 
 from kafka_eos_source.commit import direct, identity, session
-from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.schema import SinkColumns, check_frame
 from kafka_eos_source.stage.files import StagingFolder, location_of_batch_writes, location_of_query
-from kafka_eos_source.stage.rows import from_arrow, from_rows, staged_schema
+from kafka_eos_source.stage.rows import from_batches, from_rows, staged_schema
 from kafka_eos_source.stage.writer import stage
+from kafka_eos_source.state.packet import CHANGELOG
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
@@ -50,6 +51,8 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
         UnavailableError: the topic or the brokers are not there, or the staging folder is not writable.
     """
     columns = check_frame(schema, topic_option=options.topic, include_timestamp=options.include_timestamp)
+    if columns.changelog is not None and options.guarantee == "at_least_once":
+        raise _stateless("processing.guarantee=at_least_once")
     direct.check_target(options)
     if options.guarantee == "at_least_once":
         sink: _Sink = _DirectSink(options, columns)
@@ -62,6 +65,8 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
 def batch_writer(options: WriteOptions, schema: StructType) -> DataSourceWriter:
     """The sink of ``df.write``. Raises as `stream_writer`."""
     columns = check_frame(schema, topic_option=options.topic, include_timestamp=options.include_timestamp)
+    if columns.changelog is not None:
+        raise _stateless("a batch write (df.write, foreachBatch)")
     direct.check_target(options)
     if options.guarantee == "at_least_once":
         return _BatchWriter(_DirectSink(options, columns), None)
@@ -151,7 +156,7 @@ class _RowStreamWriter(_StreamWriter):
 
 class _ArrowStreamWriter(_StreamWriter, *(() if _StreamArrowWriter is None else (_StreamArrowWriter,))):  # type: ignore[misc]
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._sink.write(from_arrow(batch, self._sink.columns) for batch in iterator)
+        return self._sink.write(from_batches(iterator, self._sink.columns))
 
 
 class _BatchWriter(DataSourceArrowWriter):
@@ -160,7 +165,7 @@ class _BatchWriter(DataSourceArrowWriter):
         self._who = who
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._sink.write(from_arrow(batch, self._sink.columns) for batch in iterator)
+        return self._sink.write(from_batches(iterator, self._sink.columns))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         if isinstance(self._sink, _StagedSink) and self._who is not None:
@@ -176,6 +181,14 @@ class _BatchWriter(DataSourceArrowWriter):
 def _parts(messages: Iterable[WriterCommitMessage | None]) -> list[StagedPart]:
     """Messages are None for tasks that failed."""
     return [m.part for m in messages if isinstance(m, _Message) and m.part is not None]
+
+
+def _stateless(what: str) -> InvalidSchemaError:
+    return InvalidSchemaError(
+        f"the frame has the column {CHANGELOG!r}, the state changes of an operator, which {what} cannot "
+        "commit with the batch they belong to.",
+        fix="write it with writeStream.format('kafka-eos') and processing.guarantee=exactly_once.",
+    )
 
 
 def _task_properties() -> Mapping[str, str]:

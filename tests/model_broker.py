@@ -5,14 +5,14 @@ Faults are put in at any call, before it takes effect or after (an answer that g
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import FencedError, KafkaEosError, OutcomeUnknownError
-from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
 
 CLUSTER_ID = "model-cluster"
 
@@ -108,6 +108,11 @@ class ModelProducer:
     def flush(self, deadline: Deadline) -> None:
         self._reach("flush")
 
+    def ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
+        self._reach("ends")
+        written = [*self.broker.log, *self.broker.open_rows]
+        return {tp: sum(row.startswith(f"{tp}/") for row in written) for tp in partitions}
+
     def send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None:
         self._reach("send_offsets")
         self._fence()
@@ -152,10 +157,17 @@ class ModelProducer:
 class ModelRows:
     """Staged rows that hold their own text."""
 
-    def __init__(self, rows: Iterable[str]) -> None:
+    def __init__(self, rows: Iterable[str], shards: Sequence[ShardReport] = ()) -> None:
         self._rows = list(rows)
-        self.rows = len(self._rows)
+        self.shards = shards
+        self.rows = len(self._rows) + sum(shard.records for shard in shards)
         self.topics: Mapping[str, int] = {"out": -1} if self._rows else {}
+
+    def changes(self) -> Iterable[tuple[TopicPartition, pa.RecordBatch]]:
+        for shard in self.shards:
+            if shard.records:
+                changes = [f"{shard.tp}/{number}" for number in range(shard.records)]
+                yield shard.tp, pa.record_batch({"value": pa.array(changes)})
 
     def batches(self) -> Iterable[pa.RecordBatch]:
         for start in range(0, len(self._rows), 2):

@@ -10,10 +10,11 @@ import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_eos_source import stream_writer
-from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.options import parse_write
 from kafka_eos_source.schema import check_frame
 from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.state.packet import CHANGELOG
 
 FRAME = StructType([StructField("value", BinaryType())])
 Sink = Callable[[str], stream_writer._StagedSink]
@@ -52,3 +53,15 @@ def test_a_batch_write_that_fits_into_messages_needs_no_folder(elsewhere: Sink) 
     part = elsewhere("write-1").write(rows()).part
     assert part is not None
     assert part.inline is not None
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_state_is_refused_where_it_could_not_commit_with_its_batch(streaming: bool, tmp_path: Path) -> None:
+    options = {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": str(tmp_path)}
+    frame = StructType([*FRAME.fields, StructField(CHANGELOG, BinaryType())])
+    with pytest.raises(InvalidSchemaError, match=CHANGELOG):
+        if streaming:
+            guarantee = {"processing.guarantee": "at_least_once"}
+            stream_writer.stream_writer(parse_write({**options, **guarantee}, streaming=True), frame)
+        else:
+            stream_writer.batch_writer(parse_write(options, streaming=False), frame)

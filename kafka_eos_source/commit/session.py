@@ -24,6 +24,7 @@ from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, StagedPart, TopicPartition
 from kafka_eos_source.options import WriteOptions
+from kafka_eos_source.stage import shards
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
 
@@ -67,9 +68,9 @@ def commit_micro_batch(
     if checkpoint is None:
         raise InvalidOptionError("the sink has no checkpointLocation.")
     name = str(batch_id)
-    staged = StagedRows(folder, name, parts)
-    failpoints.reach("commit.after_check")
     query_id = offset_log.query_id(checkpoint)
+    staged = StagedRows(folder, name, parts, shards.reports(parts, query_id, batch_id))
+    failpoints.reach("commit.after_check")
     logged = offset_log.read(checkpoint, batch_id)
     if logged is None:
         raise InvalidOptionError(

@@ -8,13 +8,29 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from kafka_eos_source.errors import OperatorError
 from kafka_eos_source.model import GroupOffset
 
 _VERSION = 1
 _MARK = '{"kafka-eos":'
+
+
+@dataclass(frozen=True)
+class ShardMark:
+    """What the token on a changelog partition says of its shard, beside the batch.
+
+    Attributes:
+        attempt: the operator's task attempt whose changes are in the changelog: no other one's pending
+            changes may ever be applied.
+        time_ms: processing time of the batch there, ms since the epoch.
+        event_time_ms: largest event time that any shard of the operator has seen; None = none.
+    """
+
+    attempt: str
+    time_ms: int
+    event_time_ms: int | None
 
 
 @dataclass(frozen=True)
@@ -29,6 +45,7 @@ class Token:
         start_digest, end_digest: of the batch's start and end offsets, all sources.
         rows: records written.
         attempt: how many transactions were begun for the batch by this commit call, this one included.
+        shard: on a changelog partition only.
     """
 
     application_id: str
@@ -39,6 +56,7 @@ class Token:
     end_digest: str
     rows: int
     attempt: int = 1
+    shard: ShardMark | None = None
 
     def encode(self) -> str:
         """Compact JSON, under 1 KB (a broker takes 4096 bytes of metadata)."""
@@ -53,6 +71,7 @@ class Token:
                 "end": self.end_digest,
                 "rows": self.rows,
                 "attempt": self.attempt,
+                **({} if self.shard is None else {"shard": list(astuple(self.shard))}),
             },
             separators=(",", ":"),
         )
@@ -84,6 +103,7 @@ class Token:
                 end_digest=found["end"],
                 rows=int(found["rows"]),
                 attempt=int(found["attempt"]),
+                shard=ShardMark(*found["shard"]) if "shard" in found else None,
             )
         except (ValueError, KeyError, TypeError) as error:
             raise OperatorError(

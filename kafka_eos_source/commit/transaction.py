@@ -25,17 +25,18 @@ import pyarrow as pa
 from kafka_eos_source import failpoints
 from kafka_eos_source.commit.decide import Batch, Verdict, decide
 from kafka_eos_source.commit.sources import SourceRange, on_cluster
-from kafka_eos_source.commit.token import Token, newest
+from kafka_eos_source.commit.token import ShardMark, Token, newest
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import (
     AbortableError,
     FencedError,
     KafkaEosError,
     OutcomeUnknownError,
+    RestartQueryError,
     RetriableError,
     UnavailableError,
 )
-from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ class Producer(Protocol):
     def begin(self) -> None: ...
     def send(self, rows: pa.RecordBatch, topic: str | None, deadline: Deadline) -> None: ...
     def flush(self, deadline: Deadline) -> None: ...
+    def ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]: ...
     def send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None: ...
     def commit(self, deadline: Deadline) -> None: ...
     def abort(self, deadline: Deadline) -> None: ...
@@ -115,7 +117,11 @@ class Staged(Protocol):
     rows: int
     topics: Mapping[str, int]
 
+    @property
+    def shards(self) -> Sequence[ShardReport]: ...
+
     def batches(self) -> Iterable[pa.RecordBatch]: ...
+    def changes(self) -> Iterable[tuple[TopicPartition, pa.RecordBatch]]: ...
 
 
 @dataclass
@@ -187,15 +193,25 @@ class Order:
         text = token.encode()
         own = on_cluster(self.sources, cluster_id, topics, self.source_cluster)
         left = {tp: each.offset for tp, each in inherited.items()}
+        # a shard's state is still that of the other query's attempt
+        marked = {tp: mark for tp, each in inherited.items() if (mark := _shard_mark(each)) is not None}
         there = {
             tp: end for tp, end in {**left, **own.ends}.items() if topics.get(tp.topic, 0) > tp.partition
         }
         ends = {**there, self.anchor: own.ends.get(self.anchor, max(0, self.batch.batch_id))}
-        return [GroupOffset(tp, end, text) for tp, end in sorted(ends.items())]
+        return [
+            GroupOffset(tp, end, replace(token, shard=marked[tp]).encode() if tp in marked else text)
+            for tp, end in sorted(ends.items())
+        ]
 
     def partitions(self) -> set[TopicPartition]:
         """Every partition that may carry the token of this batch."""
         return {self.anchor, *(tp for each in self.sources for tp in each.end or ())}
+
+
+def _shard_mark(offset: GroupOffset) -> ShardMark | None:
+    token = Token.decode(offset.metadata)
+    return None if token is None else token.shard
 
 
 @dataclass(frozen=True)
@@ -268,12 +284,21 @@ class Commit:
     def _attempt(self) -> Result:
         owner, order = self._owner, self._order
         verdict = Verdict.WRITE
-        if not self._may_go_on():
+        # shards that found the batch in Kafka know more than the token in memory
+        skipped = any(shard.skipped for shard in self._staged.shards)
+        if skipped or not self._may_go_on():
             owner.drop()
             verdict = self._open()
         if verdict is Verdict.SKIP:
             self._move(Step.SKIPPED)
             return Result(Step.SKIPPED, self._begun, settled_by_token=self._unknown is not None)
+        if skipped:
+            raise RestartQueryError(
+                f"operators found batch {order.batch.batch_id} in Kafka and made nothing of it; its token "
+                "says that it is not there.",
+                fix="restart the query; if it stays so, give operator and sink the same application.id, "
+                "kafka.group.id and cluster.",
+            )
         assert owner.producer is not None
         rows = self._staged.rows if verdict is Verdict.WRITE else 0
         token = Token(
@@ -361,6 +386,9 @@ class Commit:
             for batch in self._staged.batches():
                 producer.send(batch, order.topic, deadline)
                 failpoints.reach("commit.within_produce")
+            for tp, changes in self._staged.changes():
+                producer.send(changes, tp.topic, deadline)
+                failpoints.reach("commit.within_changelog")
             self._move(Step.FLUSH)
             producer.flush(deadline)
             if producer.enqueued != rows:
@@ -372,8 +400,11 @@ class Commit:
         if any(owner.topics.get(tp.topic, 0) <= tp.partition for tp in order.partitions()):
             # a partition is newer than this producer, or gone
             owner.cluster_id, owner.topics = producer.cluster(deadline)
-        offsets = order.offsets(token, owner.cluster_id, owner.topics, self._inherited)
         try:
+            offsets = [
+                *order.offsets(token, owner.cluster_id, owner.topics, self._inherited_elsewhere()),
+                *self._changelog_offsets(producer, token),
+            ]
             producer.send_offsets(offsets, order.group_id, deadline)
         except UnavailableError as error:
             if deadline.expired:
@@ -385,6 +416,27 @@ class Commit:
         producer.commit(deadline)
         failpoints.reach("commit.after_commit")
         self._move(Step.COMMITTED)
+
+    def _inherited_elsewhere(self) -> Mapping[TopicPartition, GroupOffset]:
+        own = {shard.tp for shard in self._staged.shards}
+        return {tp: each for tp, each in self._inherited.items() if tp not in own}
+
+    def _changelog_offsets(self, producer: Producer, token: Token) -> list[GroupOffset]:
+        """How far each shard's changelog is committed, and by which attempt.
+
+        The log's end is asked for after the flush: nobody else writes there, for this producer has fenced all
+        others and its transaction is the only one open.
+        """
+        changed = [shard.tp for shard in self._staged.shards if shard.records]
+        ends = producer.ends(changed) if changed else {}
+        return [
+            GroupOffset(
+                shard.tp,
+                ends.get(shard.tp, shard.next_offset),
+                replace(token, shard=ShardMark(shard.attempt, shard.time_ms, shard.event_time_ms)).encode(),
+            )
+            for shard in self._staged.shards
+        ]
 
     def _remember(self, error: KafkaEosError) -> None:
         """What the next attempt must know, and the rule of the second fencing."""

@@ -24,13 +24,18 @@ from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import KafkaEosError, OutcomeUnknownError, RetriableError
+from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import kafka_error
 from kafka_eos_source.kafka.producer import SLICE_SECONDS, RecordProducer
-from kafka_eos_source.model import GroupOffset
+from kafka_eos_source.model import GroupOffset, TopicPartition
 
 STATISTICS_INTERVAL_MS = 100
+
+#: How often the end of a log is asked for before the transaction is given up (and begun again).
+_LOOK_RETRIES = 3
+_LOOK_PAUSE_MS = 200
 
 _log = logging.getLogger(__name__)
 
@@ -85,6 +90,7 @@ class TransactionalProducer(RecordProducer):
         self._statistics: str | None = None
         self._statistics_changed = threading.Condition()
         self._connection = admin_config(config)
+        self._admin: SourceAdmin | None = None
         self._group_metadata: dict[str, Any] = {}
         self._before_commit = Traffic()
         self._committed_at_us: int | None = None
@@ -138,6 +144,16 @@ class TransactionalProducer(RecordProducer):
             self._watchdog.call(doing, self._client.begin_transaction, 0.0)
         except KafkaException as error:
             raise self._cause(kafka_error(error), doing) from error
+
+    def ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """The end of each partition's log, the records of this open transaction included.
+
+        Raises:
+            UnavailableError: a partition is gone, or no broker answers.
+        """
+        if self._admin is None:
+            self._admin = SourceAdmin(self._connection, "read_committed", _LOOK_RETRIES, _LOOK_PAUSE_MS)
+        return self._admin.high_watermarks(partitions)
 
     def send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None:
         """Makes ``offsets`` of the group part of the transaction (TxnOffsetCommit, KIP-98 and KIP-447)."""

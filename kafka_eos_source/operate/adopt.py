@@ -21,7 +21,7 @@ from kafka_eos_source.commit.sources import SourceRange, ranges
 from kafka_eos_source.commit.transaction import Commit, Order, Owner, Result
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, TokenMissingError
-from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.model import ShardReport, TopicPartition
 from kafka_eos_source.operate.checkpoint import Checkpoint
 from kafka_eos_source.operate.cluster import KafkaView
 from kafka_eos_source.operate.inspect import Inspection
@@ -247,6 +247,10 @@ class NoRows:
 
     rows = 0
     topics: Mapping[str, int] = {}
+    shards: Sequence[ShardReport] = ()
 
     def batches(self) -> Iterable[pa.RecordBatch]:
+        return ()
+
+    def changes(self) -> Iterable[tuple[TopicPartition, pa.RecordBatch]]:
         return ()

@@ -7,35 +7,82 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import pyarrow as pa
 
 from kafka_eos_source.errors import StagedPartError
-from kafka_eos_source.model import StagedPart
+from kafka_eos_source.model import ShardReport, StagedPart, TopicPartition
+from kafka_eos_source.schema import CHANGES
 from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.shards import batch_of
+from kafka_eos_source.state.batch_record import encode_batch
+from kafka_eos_source.state.layout import BATCH_KEY
+from kafka_eos_source.state.packet import unpack
 
 
 class StagedRows:
-    """All rows of a batch, in the order of its tasks.
+    """All rows of a batch, in the order of its tasks, and the changes of operators' state.
 
     Attributes:
-        rows: how many.
-        topics: each output topic, with the highest partition asked for (-1 = none was).
+        rows: how many records they become.
+        topics: each topic that is written, with the highest partition asked for (-1 = none was).
+        shards: the reports of operators' shards (`stage.shards.reports`).
     """
 
-    def __init__(self, folder: StagingFolder, batch: str, parts: Iterable[StagedPart]) -> None:
+    def __init__(
+        self,
+        folder: StagingFolder,
+        batch: str,
+        parts: Iterable[StagedPart],
+        shards: Sequence[ShardReport] = (),
+    ) -> None:
         """Proves length, checksum and number of rows of every part before anything is sent to Kafka.
 
         Raises:
             StagedPartError: a part is missing or not what its task wrote.
         """
         parts = list(parts)
+        self.shards = tuple(shards)
         self._buffers: Sequence[pa.Buffer] = [
             _proved(folder.read(batch, part), part, batch) for part in parts if part.rows
         ]
-        self.rows = sum(part.rows for part in parts)
+        packets = sum(len(shard.packets) for part in parts for shard in part.shards or ())
+        changes = sum(shard.records + 1 for shard in self.shards if shard.records)  # and the batch record
+        self.rows = sum(part.rows for part in parts) - packets + changes
         self.topics: Mapping[str, int] = _highest(parts)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Every staged Arrow batch; may be called again."""
+        """Every staged Arrow batch of records; may be called again."""
+        for each in self._staged():
+            if CHANGES not in each.schema.names:
+                yield each
+            elif each.column(CHANGES).null_count:
+                yield each.drop_columns([CHANGES])
+
+    def changes(self) -> Iterator[tuple[TopicPartition, pa.RecordBatch]]:
+        """The changes of operators' state, by changelog partition; may be called again.
+
+        Columns ``key``, ``value`` (null = tombstone) and ``partition``. The last of each partition is its
+        batch record, so that whoever reads the changelog knows which batch it is at.
+        """
+        if not self.shards:
+            return
+        for each in self._staged():
+            if each.column(CHANGES).null_count == 0:
+                for packed in each.column(CHANGES):
+                    packet = unpack(memoryview(packed.as_buffer()))
+                    for batch in packet.batches():
+                        yield packet.tp, _of_partition(batch, packet.tp.partition)
+        for shard in self.shards:
+            if shard.records:
+                record = pa.record_batch(
+                    [pa.array([BATCH_KEY]), pa.array([encode_batch(batch_of(shard))])], ["key", "value"]
+                )
+                yield shard.tp, _of_partition(record, shard.tp.partition)
+
+    def _staged(self) -> Iterator[pa.RecordBatch]:
         for buffer in self._buffers:
             yield from pa.ipc.open_stream(buffer)
+
+
+def _of_partition(batch: pa.RecordBatch, partition: int) -> pa.RecordBatch:
+    return batch.append_column("partition", pa.repeat(pa.scalar(partition, pa.int32()), batch.num_rows))
 
 
 def _proved(buffer: pa.Buffer, part: StagedPart, batch: str) -> pa.Buffer:
@@ -60,4 +107,6 @@ def _highest(parts: Iterable[StagedPart]) -> dict[str, int]:
     for part in parts:
         for topic, partition in part.topics:
             topics[topic] = max(partition, topics.get(topic, partition))
+        for shard in part.shards or ():
+            topics[shard.tp.topic] = max(shard.tp.partition, topics.get(shard.tp.topic, -1))
     return topics

@@ -15,6 +15,7 @@ from pyspark.sql.types import TimestampType
 
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.schema import (
+    CHANGES,
     HEADERS,
     HEADERS_ARROW,
     KEY,
@@ -35,8 +36,23 @@ def staged_schema(columns: SinkColumns) -> pa.Schema:
     return pa.schema([field for field in STAGED_ARROW if getattr(columns, field.name) is not None])
 
 
+def from_batches(batches: Iterable[pa.RecordBatch], columns: SinkColumns) -> Iterator[pa.RecordBatch]:
+    """Spark's Arrow batches, staged. Packets of an operator's changes come in batches of their own.
+
+    Raises:
+        InvalidRecordError: as `from_arrow`.
+    """
+    for batch in batches:
+        if columns.changelog is None or batch.column(columns.changelog).null_count == batch.num_rows:
+            yield from_arrow(batch, columns)
+            continue
+        packets = batch.column(columns.changelog)
+        yield from_arrow(batch.filter(packets.is_null()), columns)
+        yield _packets(packets.drop_null(), columns)
+
+
 def from_arrow(batch: pa.RecordBatch, columns: SinkColumns) -> pa.RecordBatch:
-    """One Arrow batch of Spark's, staged.
+    """One Arrow batch of records of Spark's, staged.
 
     Raises:
         InvalidRecordError: a row cannot be a record; names the column and the row's number in the batch.
@@ -54,13 +70,34 @@ def from_rows(rows: Iterable[Sequence[Any]], columns: SinkColumns) -> Iterator[p
     for row in rows:
         chunk.append(row)
         if len(chunk) == ROWS_PER_BATCH:
-            yield _from_chunk(chunk, columns)
+            yield from _from_chunk(chunk, columns)
             chunk = []
     if chunk:
-        yield _from_chunk(chunk, columns)
+        yield from _from_chunk(chunk, columns)
 
 
-def _from_chunk(chunk: list[Sequence[Any]], columns: SinkColumns) -> pa.RecordBatch:
+def _packets(packets: pa.Array, columns: SinkColumns) -> pa.RecordBatch:
+    """Packets of an operator's changes as staged rows, which have nothing else."""
+    schema = staged_schema(columns)
+    return pa.RecordBatch.from_arrays(
+        [
+            _binary(packets) if name == CHANGES else pa.nulls(len(packets), schema.field(name).type)
+            for name in schema.names
+        ],
+        schema=schema,
+    )
+
+
+def _from_chunk(chunk: list[Sequence[Any]], columns: SinkColumns) -> Iterator[pa.RecordBatch]:
+    if columns.changelog is not None:
+        packets = [packet for row in chunk if (packet := row[columns.changelog]) is not None]
+        if packets:
+            yield _packets(_binary_of(packets), columns)
+            chunk = [row for row in chunk if row[columns.changelog] is None]
+    yield _of_records(chunk, columns)
+
+
+def _of_records(chunk: list[Sequence[Any]], columns: SinkColumns) -> pa.RecordBatch:
     return _staged(
         {name: _FROM_PYTHON[name]([row[index] for row in chunk]) for name, index in _present(columns)},
         columns,
@@ -162,6 +199,7 @@ _STAGE = {
     PARTITION: _partition,
     HEADERS: _headers,
     TIMESTAMP: _timestamp,
+    CHANGES: _binary,
 }
 
 _FROM_PYTHON = {
@@ -171,4 +209,5 @@ _FROM_PYTHON = {
     PARTITION: lambda values: pa.array(values, pa.int32()),
     HEADERS: _headers_of,
     TIMESTAMP: _microseconds_of,
+    CHANGES: _binary_of,
 }

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source import failpoints
-from kafka_eos_source.model import StagedPart
-from kafka_eos_source.schema import PARTITION, TOPIC
+from kafka_eos_source.model import ShardPart, ShardReport, StagedPart, TopicPartition
+from kafka_eos_source.schema import CHANGES, PARTITION, TOPIC
 from kafka_eos_source.stage.files import StagingFolder, unwritable
+from kafka_eos_source.state.packet import unpack
 
 
 class _Spool:
@@ -109,18 +110,23 @@ def stage(
 
     Raises:
         InvalidRecordError: from ``batches``.
+        StateError: what is in the column of an operator's changes is no packet.
         UnavailableError: the folder cannot be written (full, read-only).
         InvalidOptionError: the folder is not the driver's.
     """
     spool = _Spool(folder, batch, inline_bytes)
     rows = 0
     topics: dict[str, int] = {}
+    shards: list[ShardPart] | None = [] if CHANGES in schema.names else None
     try:
         with pa.ipc.new_stream(pa.PythonFile(spool, mode="w"), schema) as stream:
             for each in batches:
                 if each.num_rows:
                     stream.write_batch(each)
                     rows += each.num_rows
+                    if shards is not None and each.column(CHANGES).null_count == 0:
+                        shards += shard_parts(each)
+                        continue
                     # so that the driver can check them before it begins
                     for name, partition in highest_partitions(each, topic).items():
                         topics[name] = max(partition, topics.get(name, partition))
@@ -138,7 +144,23 @@ def stage(
         topics=tuple(sorted(topics.items())),
         inline=spool.inline(),
         run_id=run_id,
+        shards=None if shards is None else tuple(shards),
     )
+
+
+def shard_parts(packets: pa.RecordBatch) -> list[ShardPart]:
+    """What a staged batch of packets brings, by shard and attempt."""
+    numbers: dict[tuple[TopicPartition, str], list[int]] = {}
+    reports: dict[tuple[TopicPartition, str], ShardReport] = {}
+    for each in packets.column(CHANGES):
+        packet = unpack(memoryview(each.as_buffer()))
+        numbers.setdefault((packet.tp, packet.attempt), []).append(packet.number)
+        if packet.report is not None:
+            reports[packet.tp, packet.attempt] = packet.report
+    return [
+        ShardPart(tp, attempt, tuple(found), reports.get((tp, attempt)))
+        for (tp, attempt), found in numbers.items()
+    ]
 
 
 def highest_partitions(batch: pa.RecordBatch, topic: str | None) -> dict[str, int]:

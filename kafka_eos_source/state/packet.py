@@ -1,0 +1,147 @@
+"""Changes of a shard on their way from the operator to the sink: in a reserved column of the same rows.
+
+A projection cannot mistake it for data, and the ``topic`` option cannot divert it. Each value is a packet:
+
+::
+
+    length of header (4 bytes, big endian) │ header (JSON) │ Arrow IPC stream: key, value (null = tombstone)
+
+The last packet of a shard carries its report. So the sink can tell whether anything was lost on the way.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from kafka_eos_source.errors import StateError
+from kafka_eos_source.model import ShardReport, TopicPartition
+
+#: The reserved column of an operator's result; its type is binary.
+CHANGELOG = "__kafka_eos_changelog"
+
+#: Columns of the changes.
+CHANGES = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary())])
+
+_VERSION = 1
+_LENGTH = struct.Struct(">I")
+
+
+@dataclass(frozen=True)
+class Packet:
+    """One packet, its changes still packed.
+
+    Attributes:
+        tp: partition of the changelog.
+        attempt: task attempt that made it (UUID, hex).
+        number: of this packet in its attempt, from 0.
+        report: of the whole attempt; only its last packet has one.
+        changes: an Arrow IPC stream; empty = none.
+    """
+
+    tp: TopicPartition
+    attempt: str
+    number: int
+    report: ShardReport | None
+    changes: memoryview
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The changes, of schema `CHANGES`."""
+        if self.changes.nbytes:
+            yield from pa.ipc.open_stream(pa.py_buffer(self.changes))
+
+
+def pack(report: ShardReport, changes: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
+    """The packets of one attempt, one for each batch of changes and one for the report.
+
+    Args:
+        report: its ``packets`` and ``records`` are counted here.
+        changes: of schema `CHANGES`.
+    """
+    number = records = 0
+    for each in changes:
+        if each.num_rows:
+            yield _packet(report, number, None, _stream(each))
+            number += 1
+            records += each.num_rows
+    done = {
+        "packets": number + 1,
+        "records": records,
+        "shards": report.shards,
+        "query": report.query_id,
+        "batch": report.batch_id,
+        "next": report.next_offset,
+        "time": report.time_ms,
+        "event": report.event_time_ms,
+        "skipped": report.skipped,
+    }
+    yield _packet(report, number, done, b"")
+
+
+def unpack(packet: bytes | memoryview) -> Packet:
+    """Raises: StateError: it is no packet, or one of a newer version."""
+    view = memoryview(packet)
+    try:
+        (length,) = _LENGTH.unpack_from(view)
+        header = json.loads(bytes(view[4 : 4 + length]))
+        version = header["v"]
+        if version == _VERSION:
+            tp = TopicPartition(header["topic"], header["shard"])
+            return Packet(
+                tp,
+                header["attempt"],
+                header["number"],
+                _report(tp, header["attempt"], header.get("report")),
+                view[4 + length :],
+            )
+    except (ValueError, KeyError, TypeError, struct.error) as error:
+        raise StateError(
+            f"column {CHANGELOG!r} holds what no operator put there ({error!r}): {bytes(view[:64])!r}.",
+            fix=f"hand the column {CHANGELOG!r} on as transform_with_changelog_state made it.",
+        ) from error
+    raise StateError(
+        f"column {CHANGELOG!r} is of version {version}, this sink reads {_VERSION}.",
+        fix="run operator and sink with one version of kafka-eos on driver and executors.",
+    )
+
+
+def _packet(report: ShardReport, number: int, done: object, changes: pa.Buffer | bytes) -> bytes:
+    header = {
+        "v": _VERSION,
+        "topic": report.tp.topic,
+        "shard": report.tp.partition,
+        "attempt": report.attempt,
+        "number": number,
+        **({} if done is None else {"report": done}),
+    }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return b"".join((_LENGTH.pack(len(text)), text, changes))
+
+
+def _stream(changes: pa.RecordBatch) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, CHANGES) as stream:
+        stream.write_batch(changes)
+    return sink.getvalue()
+
+
+def _report(tp: TopicPartition, attempt: str, found: dict[str, object] | None) -> ShardReport | None:
+    if found is None:
+        return None
+    return ShardReport(
+        tp=tp,
+        attempt=attempt,
+        shards=int(str(found["shards"])),
+        query_id=str(found["query"]),
+        batch_id=int(str(found["batch"])),
+        next_offset=int(str(found["next"])),
+        time_ms=int(str(found["time"])),
+        event_time_ms=None if found["event"] is None else int(str(found["event"])),
+        packets=int(str(found["packets"])),
+        records=int(str(found["records"])),
+        skipped=bool(found["skipped"]),
+    )

@@ -1,0 +1,121 @@
+"""The commit's state machine with operators' state: records, offsets and changelog move together, or not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from model_broker import Fault, ModelBroker, ModelRows
+from test_commit_transaction import IN, OUT, order, rows
+
+from kafka_eos_source.commit.token import ShardMark, Token
+from kafka_eos_source.commit.transaction import Commit, Owner, Result, Step
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import AbortableError, RestartQueryError, RetriableError, UnavailableError
+from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
+
+SHARDS = [TopicPartition("app-counts-changelog", 0), TopicPartition("app-counts-changelog", 1)]
+
+
+def report(batch_id: int, shard: int, *, records: int = 2, skipped: bool = False) -> ShardReport:
+    return ShardReport(
+        tp=SHARDS[shard],
+        attempt=f"{batch_id}-{shard}",
+        shards=2,
+        query_id="query",
+        batch_id=batch_id,
+        next_offset=1000,
+        time_ms=5,
+        event_time_ms=9,
+        records=records,
+        skipped=skipped,
+    )
+
+
+def commit(broker: ModelBroker, owner: Owner, batch_id: int, shards: list[ShardReport]) -> Result:
+    topics = {**broker.topics, "app-counts-changelog": 2}
+    broker.topics = topics
+    machine = Commit(
+        order(batch_id), ModelRows(rows(batch_id), shards), broker, owner, Deadline.after_seconds(30)
+    )
+    machine._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
+    return machine.run()
+
+
+def held(broker: ModelBroker, tp: TopicPartition) -> tuple[int, Token]:
+    found = broker.group[tp]
+    token = Token.decode(found.metadata)
+    assert token is not None
+    return found.offset, token
+
+
+def both(batch_id: int, **values: int) -> list[ShardReport]:
+    return [report(batch_id, 0, **values), report(batch_id, 1, **values)]
+
+
+def test_the_changelog_and_how_far_it_is_commit_with_the_records() -> None:
+    broker, owner = ModelBroker(), Owner()
+    for batch_id in range(2):
+        assert commit(broker, owner, batch_id, both(batch_id)) == Result(Step.COMMITTED, 1)
+    assert [row for row in broker.log if "changelog" not in row] == rows(0) + rows(1)
+    for number, tp in enumerate(SHARDS):
+        assert sum(row.startswith(f"{tp}/") for row in broker.log) == 4
+        offset, token = held(broker, tp)
+        assert (offset, token.batch_id) == (4, 1)
+        assert token.shard == ShardMark(f"1-{number}", 5, 9)
+    assert held(broker, IN)[1].shard is None
+
+
+def test_a_shard_without_changes_keeps_its_offset_and_gets_the_token() -> None:
+    broker = ModelBroker()
+    commit(broker, Owner(), 0, [report(0, 0), report(0, 1, records=0)])
+    assert held(broker, SHARDS[1])[0] == 1000
+    assert held(broker, SHARDS[1])[1].batch_id == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("send", AbortableError("broken")),
+        ("ends", AbortableError("broken")),
+        ("ends", RetriableError("not now")),
+        ("ends", UnavailableError("the topic is gone")),
+    ],
+)
+def test_what_fails_with_the_changelog_is_aborted_and_done_again(call: str, error: Exception) -> None:
+    broker = ModelBroker(faults=[Fault(call, error)])
+    assert commit(broker, Owner(), 0, both(0)) == Result(Step.COMMITTED, 2)
+    assert "abort" in broker.calls
+    assert sum("changelog" in row for row in broker.log) == 4
+    assert held(broker, SHARDS[0])[0] == 2
+
+
+def test_a_skipped_shard_makes_the_commit_look_at_the_token() -> None:
+    """A clean producer in memory would else commit batch 1 again as batch 1, without its state."""
+    broker, owner = ModelBroker(), Owner()
+    commit(broker, owner, 0, both(0))
+    commit(broker, Owner(), 1, both(1))  # by a zombie
+    skipped = [replace(each, skipped=True, records=0) for each in both(1)]
+    assert commit(broker, owner, 1, skipped).step is Step.SKIPPED
+    assert [row for row in broker.log if "changelog" not in row] == rows(0) + rows(1)
+
+
+def test_a_batch_that_shards_skipped_and_kafka_does_not_hold_is_never_written() -> None:
+    broker, owner = ModelBroker(), Owner()
+    commit(broker, owner, 0, both(0))
+    with pytest.raises(RestartQueryError, match="operators found batch 1 in Kafka"):
+        commit(broker, owner, 1, [report(1, 0), report(1, 1, records=0, skipped=True)])
+    assert [row for row in broker.log if "changelog" not in row] == rows(0)
+
+
+def test_an_adopted_querys_shards_keep_their_marks() -> None:
+    """Another query goes on with a batch without state changes: whose attempt the state is stays known."""
+    other = Token("app", "other", "run", 9, "d", "d", 1, shard=ShardMark("9-0", 4, 8))
+    inherited = {SHARDS[0]: GroupOffset(SHARDS[0], 77, other.encode())}
+    own = Token("app", "query", "run-1", 3, "d3", "d4", 0)
+    topics = {"out": 2, "in": 2, "app-counts-changelog": 2}
+    offsets = {each.tp: each for each in order(3).offsets(own, "model-cluster", topics, inherited)}
+    kept = Token.decode(offsets[SHARDS[0]].metadata)
+    assert kept == replace(own, shard=other.shard)
+    assert offsets[SHARDS[0]].offset == 77
+    assert Token.decode(offsets[OUT].metadata) == own

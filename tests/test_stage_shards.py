@@ -1,0 +1,192 @@
+"""Changes of operators' state on their way to the commit: packets, their reports, and what may be missing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from kafka_eos_source.errors import StagedPartError, StateError, StateLostError
+from kafka_eos_source.model import ShardReport, StagedPart, TopicPartition
+from kafka_eos_source.schema import SinkColumns, check_frame
+from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.parts import StagedRows
+from kafka_eos_source.stage.rows import from_batches, from_rows, staged_schema
+from kafka_eos_source.stage.shards import batch_of, reports
+from kafka_eos_source.stage.writer import stage
+from kafka_eos_source.state.batch_record import decode_batch
+from kafka_eos_source.state.layout import BATCH_KEY
+from kafka_eos_source.state.packet import CHANGELOG, CHANGES, pack, unpack
+
+COLUMNS = SinkColumns(
+    value=0, key=None, topic=None, partition=None, headers=None, timestamp=None, changelog=1
+)
+TOPIC = "app-counts-changelog"
+
+
+def report(shard: int = 0, *, shards: int = 2, attempt: str = "", **values: object) -> ShardReport:
+    made = ShardReport(
+        tp=TopicPartition(TOPIC, shard),
+        attempt=attempt or f"attempt-{shard}",
+        shards=shards,
+        query_id="query",
+        batch_id=7,
+        next_offset=40 + shard,
+        time_ms=1000,
+    )
+    return replace(made, **values)  # type: ignore[arg-type]
+
+
+def changes(*pairs: tuple[bytes, bytes | None]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [pa.array([key for key, _ in pairs], pa.binary()), pa.array([v for _, v in pairs], pa.binary())],
+        schema=CHANGES,
+    )
+
+
+def frame(values: list[bytes], packets: list[bytes]) -> pa.RecordBatch:
+    """As an operator emits it: output rows, then packets."""
+    return pa.record_batch(
+        [
+            pa.array([*values, *[None] * len(packets)], pa.binary()),
+            pa.array([*[None] * len(values), *packets], pa.binary()),
+        ],
+        ["value", CHANGELOG],
+    )
+
+
+def staged(values: list[bytes], packets: list[bytes]) -> StagedPart:
+    return stage(
+        from_batches([frame(values, packets)], COLUMNS),
+        staged_schema(COLUMNS),
+        folder=None,
+        batch="7",
+        inline_bytes=1 << 20,
+        topic="out",
+    )
+
+
+def both_shards() -> list[StagedPart]:
+    return [
+        staged([b"x"], list(pack(report(0, event_time_ms=5), [changes((b"\x01k", b"v"), (b"\x01d", None))]))),
+        staged([b"y", b"z"], list(pack(report(1, event_time_ms=9), []))),
+    ]
+
+
+def test_a_packet_says_what_was_packed() -> None:
+    first, last = map(unpack, pack(report(), [changes((b"\x01k", b"v"), (b"\x01d", None))]))
+    assert [batch.to_pylist() for batch in first.batches()] == [
+        [{"key": b"\x01k", "value": b"v"}, {"key": b"\x01d", "value": None}]
+    ]
+    assert (first.number, first.report, last.number) == (0, None, 1)
+    assert last.report == report(packets=2, records=2)
+    assert list(last.batches()) == []
+
+
+@pytest.mark.parametrize(
+    "junk", [b"", b"\x00", b"\x00\x00\x00\x02{}", b"\x00\x00\x00\xffjunk", b"hello world"]
+)
+def test_junk_is_no_packet(junk: bytes) -> None:
+    with pytest.raises(StateError, match=CHANGELOG):
+        unpack(junk)
+
+
+def test_a_packet_of_a_newer_version_is_refused() -> None:
+    (packet,) = pack(report(), [])
+    with pytest.raises(StateError, match="version 2"):
+        unpack(packet.replace(b'"v":1', b'"v":2'))
+
+
+def test_output_and_changes_are_kept_apart() -> None:
+    parts = both_shards()
+    found = reports(parts, "query", 7)
+    rows = StagedRows(StagingFolder("no file is written"), "7", parts, found)
+    assert [batch.to_pydict() for batch in rows.batches() if batch.num_rows] == [
+        {"value": [b"x"]},
+        {"value": [b"y", b"z"]},
+    ]
+    (tp, batch), (record_tp, record) = rows.changes()
+    assert tp == record_tp == TopicPartition(TOPIC, 0)
+    assert batch.to_pydict() == {"key": [b"\x01k", b"\x01d"], "value": [b"v", None], "partition": [0, 0]}
+    assert record.column("key").to_pylist() == [BATCH_KEY]
+    assert decode_batch(record.column("value")[0].as_py()) == batch_of(found[0])
+    assert rows.rows == 3 + 2 + 1, "records, changes, and the batch record of the one shard that has changes"
+    assert rows.topics == {"out": -1, TOPIC: 1}
+
+
+def test_rows_of_the_oldest_pyspark_are_kept_apart_too() -> None:
+    packets = list(pack(report(), [changes((b"\x01k", b"v"))]))
+    rows = [(b"x", None), (None, packets[0]), (b"y", None), (None, packets[1])]
+    batches = list(from_rows(rows, COLUMNS))
+    assert [batch.column("changelog").to_pylist() for batch in batches] == [packets, [None, None]]
+    assert batches[1].column("value").to_pylist() == [b"x", b"y"]
+
+
+def test_event_time_is_the_largest_of_all_shards() -> None:
+    assert [found.event_time_ms for found in reports(both_shards(), "query", 7)] == [9, 9]
+
+
+def test_no_operator_no_reports() -> None:
+    columns = replace(COLUMNS, changelog=None)
+    batch = pa.record_batch([pa.array([b"x"])], ["value"])
+    part = stage(
+        from_batches([batch], columns),
+        staged_schema(columns),
+        folder=None,
+        batch="7",
+        inline_bytes=1 << 20,
+        topic="out",
+    )
+    assert part.shards is None
+    assert reports([part], "query", 7) == ()
+
+
+def test_a_dropped_report_stops_the_commit() -> None:
+    packets = list(pack(report(0, shards=1), [changes((b"\x01k", b"v"))]))
+    with pytest.raises(StateLostError, match="report of shard 0"):
+        reports([staged([b"x"], packets[:1])], "query", 7)
+
+
+def test_a_dropped_packet_stops_the_commit() -> None:
+    packets = list(pack(report(0, shards=1), [changes((b"\x01k", b"v"))]))
+    with pytest.raises(StateLostError, match="of the 2 packets"):
+        reports([staged([b"x"], packets[1:])], "query", 7)
+
+
+def test_a_doubled_packet_stops_the_commit() -> None:
+    packets = list(pack(report(0, shards=1), [changes((b"\x01k", b"v"))]))
+    with pytest.raises(StateLostError, match="3 rows in all"):
+        reports([staged([b"x"], [*packets, packets[0]])], "query", 7)
+
+
+def test_a_shard_that_is_not_there_stops_the_commit() -> None:
+    with pytest.raises(StateLostError, match=r"\[0\] did not report"):
+        reports(both_shards()[1:], "query", 7)
+
+
+def test_all_dropped_stops_the_commit() -> None:
+    with pytest.raises(StateLostError, match="no shard reported"):
+        reports([staged([b"x"], [])], "query", 7)
+
+
+def test_two_attempts_stop_the_commit() -> None:
+    mixed = [
+        staged([], list(pack(report(0, shards=1), [changes((b"\x01k", b"v"))]))[:1]),
+        staged([], list(pack(report(0, shards=1, attempt="other"), [changes((b"\x01k", b"w"))]))[1:]),
+    ]
+    with pytest.raises(StagedPartError, match="2 attempts"):
+        reports(mixed, "query", 7)
+
+
+@pytest.mark.parametrize(("query", "batch"), [("query", 8), ("other", 7)])
+def test_changes_of_another_batch_stop_the_commit(query: str, batch: int) -> None:
+    with pytest.raises(StagedPartError, match="were made for batch 7 of query query"):
+        reports(both_shards(), query, batch)
+
+
+def test_the_column_is_found_in_a_frame() -> None:
+    from pyspark.sql.types import BinaryType, StringType, StructType
+
+    schema = StructType().add("value", StringType()).add(CHANGELOG, BinaryType())
+    assert check_frame(schema, topic_option="out", include_timestamp=False).changelog == 1
