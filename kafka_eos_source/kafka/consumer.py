@@ -91,10 +91,16 @@ class AssignedConsumer:
         merged: dict[str, Any] = {k: v for k, v in TUNED.items() if _ALIASES.get(k) not in conf}
         merged.update(conf)
         merged["error_cb"] = self._on_error
+        self.bootstrap_servers = str(conf.get("bootstrap.servers", ""))
         #: What the client last complained about, without a partition: the likely reason of a time-out.
         self.last_complaint = ""
         self._refused: KafkaError | None = None
         self._client = make(Consumer, merged, logger=_log)
+
+    @property
+    def client(self) -> Consumer:
+        """confluent-kafka's client, for the rest of this package."""
+        return self._client
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         """Reads these partitions, each from its position, and no others."""
@@ -169,6 +175,16 @@ class AssignedConsumer:
         except KafkaException as failure:
             raise classify(failure, f"looking up the offsets of {tp}") from failure
         return low, high
+
+    def raise_if_refused(self, doing: str) -> None:
+        """Hears what the client has to complain about. To be called while nothing is assigned.
+
+        Raises:
+            AuthorizationError: credentials.
+        """
+        self._client.poll(0)
+        if self._refused is not None:
+            raise classify(self._refused, doing)
 
     def release(self) -> None:
         """Stops all fetching; connections stay."""
