@@ -25,7 +25,8 @@ from kafka_eos_source.commit import direct, identity, session
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.schema import SinkColumns, check_frame
-from kafka_eos_source.stage.files import StagingFolder, location_of_batch_writes, location_of_query
+from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.paths import location_of_batch_writes, location_of_query
 from kafka_eos_source.stage.rows import from_batches, from_rows, staged_schema
 from kafka_eos_source.stage.writer import stage
 from kafka_eos_source.state.packet import CHANGELOG

@@ -35,14 +35,9 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.schema import SinkColumns, check_frame
-from kafka_eos_source.stage.files import (
-    PROBE,
-    StagingFolder,
-    file_system,
-    location_of_batch_writes,
-    location_of_query,
-)
+from kafka_eos_source.stage.files import PROBE, StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
+from kafka_eos_source.stage.paths import file_system, location_of_batch_writes, location_of_query
 from kafka_eos_source.stage.rows import from_arrow, from_rows, staged_schema
 from kafka_eos_source.stage.writer import highest_partitions, stage
 
@@ -356,7 +351,7 @@ def test_a_folder_of_another_user_is_named(folder: StagingFolder, monkeypatch: p
     def denied(fs: object, path: str) -> str:
         raise PermissionError(13, "Permission denied", path)
 
-    monkeypatch.setattr("kafka_eos_source.stage.files._read_text", denied)
+    monkeypatch.setattr("kafka_eos_source.stage.files.read_text", denied)
     with pytest.raises(InvalidOptionError, match="belongs to another user"):
         put(StagingFolder(folder.location, probe="of a driver"), value_only(100))
 

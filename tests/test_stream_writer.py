@@ -55,13 +55,16 @@ def test_a_batch_write_that_fits_into_messages_needs_no_folder(elsewhere: Sink) 
     assert part.inline is not None
 
 
-@pytest.mark.parametrize("streaming", [True, False])
-def test_state_is_refused_where_it_could_not_commit_with_its_batch(streaming: bool, tmp_path: Path) -> None:
-    options = {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": str(tmp_path)}
-    frame = StructType([*FRAME.fields, StructField(CHANGELOG, BinaryType())])
+FRAME_WITH_STATE = StructType([*FRAME.fields, StructField(CHANGELOG, BinaryType())])
+
+
+def test_a_sink_that_is_at_least_once_refuses_state() -> None:
+    options = {"kafka.bootstrap.servers": "b:9092", "topic": "out", "processing.guarantee": "at_least_once"}
     with pytest.raises(InvalidSchemaError, match=CHANGELOG):
-        if streaming:
-            guarantee = {"processing.guarantee": "at_least_once"}
-            stream_writer.stream_writer(parse_write({**options, **guarantee}, streaming=True), frame)
-        else:
-            stream_writer.batch_writer(parse_write(options, streaming=False), frame)
+        stream_writer.stream_writer(parse_write(options, streaming=True), FRAME_WITH_STATE)
+
+
+def test_a_batch_write_refuses_state() -> None:
+    options = {"kafka.bootstrap.servers": "b:9092", "topic": "out"}
+    with pytest.raises(InvalidSchemaError, match=CHANGELOG):
+        stream_writer.batch_writer(parse_write(options, streaming=False), FRAME_WITH_STATE)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from kafka_eos_source.commit.token import digest
 from kafka_eos_source.errors import InvalidOptionError, OperatorError
-from kafka_eos_source.stage.files import file_system
+from kafka_eos_source.stage.paths import file_system
 
 _NO_OFFSET = "-"
 

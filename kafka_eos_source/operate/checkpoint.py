@@ -13,7 +13,7 @@ from kafka_eos_source.commit.identity import Mark
 from kafka_eos_source.commit.offset_log import LoggedOffsets
 from kafka_eos_source.commit.sources import OwnOffsets, SourceRange, ranges
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.stage.files import file_system
+from kafka_eos_source.stage.paths import file_system
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 from kafka_eos_source import failpoints
 from kafka_eos_source.model import ShardPart, ShardReport, StagedPart, TopicPartition
 from kafka_eos_source.schema import CHANGES, PARTITION, TOPIC
-from kafka_eos_source.stage.files import StagingFolder, unwritable
+from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.paths import unwritable
 from kafka_eos_source.state.packet import unpack
 
 
