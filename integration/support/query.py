@@ -1,0 +1,51 @@
+"""A query from topic to topic in the session of the tests, run to its end as often as wanted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+
+class Query:
+    """One query from topic to topic, run to its end as often as wanted."""
+
+    def __init__(self, spark: SparkSession, broker: str, source: str, sink: str, checkpoint: str) -> None:
+        self.spark, self.broker, self.source, self.sink, self.checkpoint = (
+            spark,
+            broker,
+            source,
+            sink,
+            checkpoint,
+        )
+
+    def frame(self, topic: str | None = None, *, name: str | None = None, **options: str) -> DataFrame:
+        """One source. ``name``: for source evolution, since PySpark 4.2."""
+        reader = self.spark.readStream.format("kafka-eos").option("kafka.bootstrap.servers", self.broker)
+        reader = reader.option("subscribe", topic or self.source).option("startingOffsets", "earliest")
+        if name is not None:
+            reader = reader.name(name)
+        return reader.options(**options).load()
+
+    def run(self, frame: DataFrame | None = None, **options: str) -> None:
+        named = {name.replace("__", "."): value for name, value in options.items()}
+        selected = (self.frame() if frame is None else frame).selectExpr("key", "value")
+        writer = selected.writeStream.format("kafka-eos").option("kafka.bootstrap.servers", self.broker)
+        writer = writer.option("topic", self.sink).option("checkpointLocation", self.checkpoint)
+        query = writer.options(**named).trigger(availableNow=True).start()
+        query.awaitTermination(120)
+        assert not query.isActive
+
+    def forget_commit(self, batch_id: int) -> None:
+        """As if the driver had died after Kafka's commit and before Spark's."""
+        for name in (str(batch_id), f".{batch_id}.crc"):
+            Path(self.checkpoint, "commits", name).unlink(missing_ok=True)
+
+    @property
+    def query_id(self) -> str:
+        return str(json.loads(Path(self.checkpoint, "metadata").read_text())["id"])
+
+    @property
+    def group(self) -> str:
+        return f"kafka-eos-{self.query_id}"
