@@ -15,6 +15,8 @@ from kafka_eos_source.kafka import config
 STREAM_READ, BATCH_READ = "stream read", "batch read"
 STREAM_WRITE, BATCH_WRITE = "stream write", "batch write"
 READ, WRITE = (STREAM_READ, BATCH_READ), (STREAM_WRITE, BATCH_WRITE)
+OPERATOR = "stateful operator"
+STATE = (OPERATOR,)
 
 ISOLATION_LEVELS = ("read_committed", "read_uncommitted")
 
@@ -236,12 +238,12 @@ OPTIONS: tuple[Option, ...] = (
     # who
     Option(
         "application.id",
-        (*READ, *WRITE),
+        (*READ, *WRITE, *STATE),
         values.application_id,
         None,
         "text",
-        "Names the transactional id and, unless `kafka.group.id` is set, the consumer group; on a read the "
-        "group of `startingOffsets=group`.",
+        "Names the transactional id, the changelogs and, unless `kafka.group.id` is set, the consumer group; on "
+        "a read the group of `startingOffsets=group`. The same on an operator as on its sink.",
         "from the checkpoint's query id",
     ),
     # the sink
@@ -344,7 +346,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "onForeignQuery",
-        (STREAM_WRITE,),
+        (STREAM_WRITE, *STATE),
         values.choice("fail", "adopt"),
         "fail",
         "`fail`, `adopt`",
@@ -368,6 +370,75 @@ OPTIONS: tuple[Option, ...] = (
         "Topic whose partition 0 carries the token in the group's offsets.",
         "`topic`, else `__consumer_offsets`",
     ),
+    # state
+    Option(
+        "state.dir",
+        STATE,
+        values.text,
+        None,
+        "local path",
+        "Where each executor keeps its shards' databases. Kept between runs; what is lost comes from the changelog.",
+        "`kafka-eos-state-<user id>` in the system's temporary folder",
+    ),
+    Option(
+        "statestore.uncommitted.max.bytes",
+        STATE,
+        values.minus_one_or_positive,
+        64 << 20,
+        "bytes",
+        "Changes of one shard in one micro-batch that are kept in memory; beyond it a warning, beyond four times "
+        "of it an error that names the batch size that fits. -1 = no limit (KIP-892).",
+    ),
+    Option(
+        "state.changelog.replication.factor",
+        STATE,
+        values.minus_one_or_positive,
+        -1,
+        "number",
+        "Of changelog topics that are created; -1 = the broker's default. Three in production.",
+    ),
+    Option(
+        "state.changelog.min.insync.replicas",
+        STATE,
+        values.integer(1),
+        None,
+        "number",
+        "Of changelog topics that are created. Two in production.",
+        "the broker's default",
+    ),
+    Option(
+        "state.wal.sync",
+        STATE,
+        values.boolean,
+        False,
+        "boolean",
+        "Wait for the disk at each commit of local state. Without it a power cut costs a restore of some batches.",
+    ),
+    Option(
+        "state.lock.timeout.ms",
+        STATE,
+        values.integer(0),
+        30_000,
+        "ms",
+        "How long a task waits for a shard's database that another process has open.",
+    ),
+    Option(
+        "state.timeout.ms",
+        STATE,
+        values.integer(1000),
+        600_000,
+        "ms",
+        "How long a task waits for Kafka, restoring state included, before it fails.",
+    ),
+    Option(
+        "onMissingState",
+        STATE,
+        values.choice("fail", "changelog"),
+        "fail",
+        "`fail`, `changelog`",
+        "When a query that has run finds no token on its changelog, or an older one: `changelog` goes on with what "
+        "the changelog holds. Needed once for an operator that is new to a query.",
+    ),
 )
 
 BY_NAME = {option.name.lower(): option for option in OPTIONS}
@@ -385,7 +456,7 @@ def documentation() -> str:
         "`kafka.group.id` names the consumer group. Names that only Java's client has are translated or refused, "
         "with librdkafka's way named.",
     ]
-    for title, where in (("Source", READ), ("Sink", WRITE)):
+    for title, where in (("Source", READ), ("Sink", WRITE), ("Stateful operator", STATE)):
         lines += [
             "",
             f"## {title}",
@@ -402,5 +473,5 @@ def documentation() -> str:
                 meaning = option.meaning + (f" PySpark {option.since} or newer." if option.since else "")
                 lines.append(f"| `{option.name}` | {which} | {option.kind} | {default} | {meaning} |")
         idle = [f"`{option.name}`" for option in OPTIONS if set(option.idle) & set(where)]
-        lines += ["", f"Accepted where they have no effect: {', '.join(idle)}."]
+        lines += ["", f"Accepted where they have no effect: {', '.join(idle)}."] if idle else []
     return "\n".join([*lines, "", *config.documentation(), ""])

@@ -88,6 +88,14 @@ def integer(at_least: int) -> Parse[int]:
     return parse
 
 
+def minus_one_or_positive(name: str, value: str) -> int:
+    """A positive whole number, or -1 for "none of it"."""
+    found = integer(-1)(name, value)
+    if found == 0:
+        raise invalid(name, value, "a whole number, 1 or more, or -1")
+    return found
+
+
 def duration_ms(name: str, value: str) -> int:
     """Spark's time string: a number with us, ms, s, m, min, h or d; without a unit it is ms."""
     found = re.fullmatch(r"([0-9]{1,19})\s*([a-z]*)", value.strip().lower())

@@ -117,8 +117,8 @@ def parse_read(
         InvalidOptionError: an option is unknown, malformed, out of place, missing, or needs a newer PySpark.
     """
     where = STREAM_READ if streaming else BATCH_READ
-    found, kafka = _parse(options, where, pyspark_version)
-    group_id = _group_id(kafka)
+    found, kafka = parse_table(options, where, pyspark_version)
+    group_id = take_group_id(kafka)
     isolation_level = _isolation_level(options, found["isolation.level"], kafka)
     minimum, maximum = found["minOffsetsPerTrigger"], found["maxOffsetsPerTrigger"]
     if minimum is not None and maximum is not None and minimum > maximum:
@@ -163,8 +163,8 @@ def parse_write(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
     Raises:
         InvalidOptionError: an option is unknown, malformed, out of place, missing, or breaks exactly-once.
     """
-    found, kafka = _parse(options, STREAM_WRITE if streaming else BATCH_WRITE, pyspark.__version__)
-    group_id = _group_id(kafka)
+    found, kafka = parse_table(options, STREAM_WRITE if streaming else BATCH_WRITE, pyspark.__version__)
+    group_id = take_group_id(kafka)
     if (found["txnAppId"] is None) != (found["txnVersion"] is None):
         lone = "txnAppId" if found["txnVersion"] is None else "txnVersion"
         other = "txnVersion" if lone == "txnAppId" else "txnAppId"
@@ -214,10 +214,14 @@ def tells_stream(options: Iterable[str]) -> bool:
     return any(BY_NAME[name.lower()].where == (STREAM_READ,) for name in options if name.lower() in BY_NAME)
 
 
-def _parse(
-    options: Mapping[str, str], where: str, pyspark_version: str
+def parse_table(
+    options: Mapping[str, str], where: str, pyspark_version: str = pyspark.__version__
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Every option of the table with its value, and the ``kafka.*`` ones without their prefix."""
+    """Every option of the table with its value, and the ``kafka.*`` ones without their prefix.
+
+    Raises:
+        InvalidOptionError: an option is unknown, malformed, out of place, missing, or needs a newer PySpark.
+    """
     found = {option.name: option.default for option in OPTIONS}
     stated: dict[str, str] = {}
     kafka: dict[str, str] = {}
@@ -307,7 +311,8 @@ def _unknown(key: str, value: str, where: str) -> InvalidOptionError:
     )
 
 
-def _group_id(kafka: dict[str, str]) -> str | None:
+def take_group_id(kafka: dict[str, str]) -> str | None:
+    """``kafka.group.id``, which is no property of a client here."""
     stated = kafka.pop("group.id", None)
     return None if stated is None else values.text("kafka.group.id", stated)
 

@@ -1,0 +1,70 @@
+"""The options of a stateful operator, checked on the driver."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kafka_eos_source.kafka import config
+from kafka_eos_source.option_table import OPERATOR
+from kafka_eos_source.options import parse_table, take_group_id
+
+
+@dataclass(frozen=True)
+class StateOptions:
+    """The options of an operator, checked. Fields are named after the options.
+
+    ``kafka``: librdkafka properties that say how to reach the sink's cluster; may hold passwords, so not
+    printed.
+    """
+
+    application_id: str | None
+    group_id: str | None
+    state_dir: str | None
+    uncommitted_max_bytes: int
+    replication_factor: int
+    min_insync_replicas: int | None
+    wal_sync: bool
+    lock_timeout_ms: int
+    timeout_ms: int
+    missing_state: str
+    foreign_query: str
+    kafka: Mapping[str, str] = field(repr=False)
+
+    def application(self, query_id: str) -> str:
+        """The query's transactional id, as its sink has it."""
+        return self.application_id or f"kafka-eos-{query_id}"
+
+    def group(self, query_id: str) -> str:
+        """The consumer group that carries the token."""
+        return self.group_id or self.application(query_id)
+
+    def root(self) -> str:
+        """Where this machine keeps state: looked up in the task, not on the driver."""
+        return self.state_dir or os.path.join(tempfile.gettempdir(), f"kafka-eos-state-{os.getuid()}")
+
+
+def parse_state(options: Mapping[str, str]) -> StateOptions:
+    """The options of an operator. No broker is asked.
+
+    Raises:
+        InvalidOptionError: an option is unknown, malformed, out of place or missing.
+    """
+    found, kafka = parse_table(options, OPERATOR)
+    group_id = take_group_id(kafka)
+    return StateOptions(
+        application_id=found["application.id"],
+        group_id=group_id,
+        state_dir=found["state.dir"],
+        uncommitted_max_bytes=found["statestore.uncommitted.max.bytes"],
+        replication_factor=found["state.changelog.replication.factor"],
+        min_insync_replicas=found["state.changelog.min.insync.replicas"],
+        wal_sync=found["state.wal.sync"],
+        lock_timeout_ms=found["state.lock.timeout.ms"],
+        timeout_ms=found["state.timeout.ms"],
+        missing_state=found["onMissingState"],
+        foreign_query=found["onForeignQuery"],
+        kafka=config.check_consumer(kafka),
+    )

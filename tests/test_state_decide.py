@@ -1,0 +1,94 @@
+"""What a shard does before its batch, for everything that the token, the disk and Spark may say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kafka_eos_source.commit.token import ShardMark, Token
+from kafka_eos_source.errors import ForeignQueryError, StateLostError, TokenMissingError
+from kafka_eos_source.state.decide import Action, Local, Spark, decide, is_in_kafka
+from kafka_eos_source.state.model import BatchRecord, PendingBatch
+
+TOKEN = Token("app", "query", "run", 4, "s", "e", 10, shard=ShardMark("attempt-4", 1, 2))
+FOUR = BatchRecord("query", 4, "attempt-4")
+THREE = BatchRecord("query", 3, "attempt-3")
+END = 100
+
+
+def in_kafka(
+    batch_id: int,
+    token: Token | None = TOKEN,
+    *,
+    missing_state: str = "fail",
+    foreign_query: str = "fail",
+    query_id: str = "query",
+) -> bool:
+    return is_in_kafka(
+        Spark(query_id, batch_id), token, missing_state=missing_state, foreign_query=foreign_query
+    )
+
+
+@pytest.mark.parametrize(("batch_id", "there"), [(3, True), (4, True), (5, False)])
+def test_the_token_tells_whether_the_batch_is_in_kafka(batch_id: int, there: bool) -> None:
+    assert in_kafka(batch_id) is there
+
+
+def test_batches_that_went_without_their_state_are_noticed() -> None:
+    with pytest.raises(StateLostError, match="batches 5 to 6 were committed without"):
+        in_kafka(7)
+    assert in_kafka(7, missing_state="changelog") is False
+
+
+def test_the_first_batch_needs_no_token() -> None:
+    assert in_kafka(0, None) is False
+
+
+def test_a_later_batch_without_a_token_needs_a_person() -> None:
+    with pytest.raises(TokenMissingError, match="Spark is at batch 3"):
+        in_kafka(3, None)
+    assert in_kafka(3, None, missing_state="changelog") is False
+
+
+@pytest.mark.parametrize("batch_id", [0, 4, 5])
+def test_another_querys_state_is_adopted_only_when_asked(batch_id: int) -> None:
+    with pytest.raises(ForeignQueryError, match="query query"):
+        in_kafka(batch_id, query_id="mine")
+    assert in_kafka(batch_id, query_id="mine", foreign_query="adopt") is False
+
+
+@pytest.mark.parametrize(
+    ("local", "action"),
+    [
+        (Local(), Action.CATCH_UP),
+        (Local(FOUR, END), Action.READY),
+        (
+            Local(FOUR, END, [PendingBatch(replace(FOUR, batch_id=5, attempt="attempt-5"), FOUR, 1)]),
+            Action.READY,
+        ),
+        (Local(THREE, 90, [PendingBatch(FOUR, THREE, 1)]), Action.PROMOTE),
+        (Local(None, None, [PendingBatch(FOUR, None, 1)]), Action.PROMOTE),
+        # another attempt of the same batch is pending here: it lost
+        (Local(THREE, 90, [PendingBatch(replace(FOUR, attempt="loser"), THREE, 1)]), Action.CATCH_UP),
+        # made from a state that is not the one at hand
+        (Local(THREE, 90, [PendingBatch(FOUR, replace(THREE, attempt="other"), 1)]), Action.CATCH_UP),
+        (Local(THREE, 90), Action.CATCH_UP),
+        # the batch changed nothing in this shard
+        (Local(THREE, END), Action.READY),
+        (Local(replace(FOUR, attempt="loser"), 90), Action.CATCH_UP),
+    ],
+)
+def test_how_the_disk_gets_to_the_token(local: Local, action: Action) -> None:
+    assert decide(local, TOKEN, END) is action
+
+
+def test_an_adopted_token_names_the_attempt_of_the_other_query() -> None:
+    """`adopt` writes a batch of its own over the other query's: the state is still the other's attempt."""
+    adopted = replace(TOKEN, query_id="mine", batch_id=0)
+    assert decide(Local(FOUR, END), adopted, END) is Action.READY
+
+
+@pytest.mark.parametrize("local", [Local(), Local(FOUR, END)])
+def test_without_a_token_the_changelog_is_looked_at(local: Local) -> None:
+    assert decide(local, None, 0) is Action.START
