@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 
 class Query:
@@ -28,14 +29,19 @@ class Query:
             reader = reader.name(name)
         return reader.options(**options).load()
 
-    def run(self, frame: DataFrame | None = None, **options: str) -> None:
+    def start(
+        self, frame: DataFrame | None = None, *, sink: str = "kafka-eos", **options: str
+    ) -> StreamingQuery:
+        """``sink``: its format. ``options``: of the sink, with ``__`` for dots."""
         named = {name.replace("__", "."): value for name, value in options.items()}
         selected = (self.frame() if frame is None else frame).selectExpr("key", "value")
-        writer = selected.writeStream.format("kafka-eos").option("kafka.bootstrap.servers", self.broker)
+        writer = selected.writeStream.format(sink).option("kafka.bootstrap.servers", self.broker)
         writer = writer.option("topic", self.sink).option("checkpointLocation", self.checkpoint)
-        query = writer.options(**named).trigger(availableNow=True).start()
-        query.awaitTermination(120)
-        assert not query.isActive
+        return writer.options(**named).trigger(availableNow=True).start()
+
+    def run(self, frame: DataFrame | None = None, **options: str) -> None:
+        """To its end; ``options`` as of `start`."""
+        assert self.start(frame, **options).awaitTermination(120), "the query did not end"
 
     def forget_commit(self, batch_id: int) -> None:
         """As if the driver had died after Kafka's commit and before Spark's."""
