@@ -1,11 +1,12 @@
 """What a store holds, kept in the store itself: so that its state can be read without the query that made it.
 
 Every processor writes one entry, `META_KEY`: table 0x01 with an empty group key. The table is for nothing
-else, since an empty group key may be that of real rows. The entry belongs to every shard: a tool that re-shards
-copies it.
+else, since an empty group key may be that of real rows. The entry belongs to every shard: a tool that makes
+other shards of a store copies it.
 
 Types are written as names that Arrow knows (``"int64"``), or as ``["timestamp", "us", "UTC"]``,
-``["decimal", 10, 2]``, ``["list", type]``, ``["map", key, value]``, ``["struct", [[name, type, nullable], …]]``.
+``["decimal", 10, 2]``, ``["list", type]``, ``["map", key, value]``,
+``["struct", [[name, type, nullable], …]]``.
 """
 
 from __future__ import annotations
