@@ -4,6 +4,7 @@ As a program: ``python -m integration.support.driver SPEC.json``. A spec is::
 
     {"sources": [{"format": …, "options": {…}}], "select": ["key", "value"],
      "sink": {"format": …, "options": {…}}, "trigger": {"availableNow": true}, "conf": {…},
+     "state": {"options": {…}, …},          # see `integration.support.stateful.apply`
      "count_by": "word", "checkpoint": …,   # update mode through foreachBatch
      "directory": …,                        # its working directory, the repository's unless said
      "restarts": 0,                         # how often a query that failed is started again,
@@ -174,6 +175,10 @@ def main(path: str) -> None:
     ]
     selected = [frame.selectExpr(*spec.get("select", ["key", "value"])) for frame in frames]
     frame = reduce(lambda left, right: left.unionByName(right), selected)
+    if "state" in spec:
+        from integration.support import stateful
+
+        frame = stateful.apply(frame, spec["state"])
     sink = spec["sink"]
     if "count_by" in spec:
         counts = frame.groupBy(spec["count_by"]).count()

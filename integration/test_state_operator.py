@@ -1,0 +1,177 @@
+"""A stateful operator: its state commits with the batch, whatever is killed and whatever the disk loses."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.support.kafka import Admin, end_offsets, produce, read_back
+from integration.support.stateful import check_running_counts
+from kafka_eos_source.commit.token import Token
+
+ROWS, PER_BATCH, KEYS = 1200, 200, 17
+SHARDS = 2
+
+
+class Case:
+    """A query that counts rows per key, from topic to topic."""
+
+    def __init__(self, broker: str, topic: Callable[..., str], folder: Path) -> None:
+        self.broker = broker
+        self.source, self.sink = topic(2), topic(2)
+        self.application = f"app-{self.sink}"
+        self.changelog = f"{self.application}-counts-changelog"
+        self.state_dir = folder / "state"
+        self.checkpoint = str(folder / "checkpoint")
+        self.wanted: Counter[str] = Counter()
+        self.feed(ROWS)
+
+    def feed(self, rows: int) -> None:
+        keys = [f"k{row % KEYS:02d}" for row in range(rows)]
+        produce(self.broker, self.source, [str(row) for row in range(rows)], keys=keys)
+        self.wanted.update(keys)
+
+    def shared(self, **options: str) -> dict[str, str]:
+        return {
+            "kafka.bootstrap.servers": self.broker,
+            "application.id": self.application,
+            **options,
+        }
+
+    def spec(self, **state: Any) -> dict[str, Any]:
+        return {
+            "sources": [
+                {
+                    "format": "kafka-eos",
+                    "options": {
+                        "kafka.bootstrap.servers": self.broker,
+                        "subscribe": self.source,
+                        "startingOffsets": "earliest",
+                        "maxOffsetsPerTrigger": str(PER_BATCH),
+                    },
+                }
+            ],
+            "state": {
+                "options": self.shared(**{"state.dir": str(self.state_dir), **state.pop("options", {})}),
+                "shards": SHARDS,
+                **state,
+            },
+            "sink": {
+                "format": "kafka-eos",
+                "options": self.shared(topic=self.sink, checkpointLocation=self.checkpoint),
+            },
+        }
+
+    def check(self) -> None:
+        check_running_counts(self.wanted, read_back(self.broker, self.sink))
+
+
+@pytest.fixture
+def case(broker: str, topic: Callable[..., str], tmp_path: Path) -> Case:
+    return Case(broker, topic, tmp_path)
+
+
+#: In the order in which a batch meets them.
+TASK_STEPS = [
+    "state.after_open",
+    "test.within_process",
+    "state.after_process",
+    "state.before_pending",
+    "state.after_pending",
+    "state.after_emit",
+    "state.after_promote",
+]
+COMMIT_STEPS = [
+    "commit.after_check",
+    "commit.within_changelog",
+    "commit.after_flush",
+    "commit.before_commit",
+    "commit.after_commit",
+    "commit.before_cleanup",
+]
+
+
+def test_records_offsets_and_changelog_commit_together(
+    case: Case, admin: Admin, driver: Any, tmp_path: Path
+) -> None:
+    driver(case.spec()).finish()
+    case.check()
+    group = admin.group(case.application)
+    last_batch = ROWS // PER_BATCH - 1
+    ends = end_offsets(case.broker, case.changelog)
+    for shard in range(SHARDS):
+        offset, metadata = group[(case.changelog, shard)]
+        token = Token.decode(metadata)
+        assert token is not None
+        assert token.batch_id == last_batch
+        assert token.shard is not None
+        assert offset == ends[shard] - 1, "all but the marker of the commit"
+    kept = {
+        record.key: record.value
+        for record in read_back(case.broker, case.changelog)
+        if record.key[:1] == b"\x01"
+    }
+    assert {key[5:].decode(): int(value) for key, value in kept.items()} == dict(case.wanted)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.fault("S01", "the Python process of a stateful task is killed", "seven steps")
+@pytest.mark.fault("S02", "the committing process is killed while state commits", "six steps")
+def test_a_worker_is_killed_between_every_two_steps(case: Case, driver: Any, tmp_path: Path) -> None:
+    spec = case.spec()
+    steps = [*TASK_STEPS, *COMMIT_STEPS]
+    spec["restarts"] = len(steps)
+    armed = ",".join(f"{step}=kill-worker@{tmp_path}/once-{step}" for step in steps)
+    driver(spec, armed).finish()
+    reached = {path.name.removeprefix("once-") for path in tmp_path.glob("once-*")}
+    assert reached == set(steps)
+    case.check()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.fault("S03", "the driver is killed while state commits", "before, within and after the commit")
+@pytest.mark.fault("S04", "the state of one shard is deleted, then of all", "between two runs")
+def test_the_driver_is_killed_and_state_is_deleted(case: Case, driver: Any, tmp_path: Path) -> None:
+    for number, step in enumerate(["state.after_pending", "commit.before_commit", "commit.after_commit"]):
+        killed = driver(case.spec(), f"{step}=kill@{tmp_path}/once-{number}")
+        assert killed.wait() != 0
+        assert (tmp_path / f"once-{number}").exists(), f"{step} was not reached:\n{killed.tail()}"
+        if number == 1:
+            shutil.rmtree(case.state_dir / case.application / "counts" / "0")
+        if number == 2:
+            shutil.rmtree(case.state_dir)
+    driver(case.spec()).finish()
+    case.check()
+
+
+@pytest.mark.fault("S05", "a filter drops rows with state", "between operator and sink")
+def test_a_filter_that_drops_state_stops_the_batch_before_kafka(case: Case, driver: Any) -> None:
+    failed = driver(case.spec(drop="filter"))
+    assert failed.wait() != 0
+    assert "KAFKA_EOS.STATE_LOST" in failed.log.read_text()
+    assert read_back(case.broker, case.sink) == []
+    driver(case.spec()).finish()
+    case.check()
+
+
+@pytest.mark.fault("S06", "a projection drops the state's column", "between operator and sink")
+def test_a_projection_that_drops_state_stops_the_next_batch(case: Case, driver: Any) -> None:
+    failed = driver(case.spec(drop="column"))
+    assert failed.wait() != 0
+    assert "no batch of the query ever committed state" in failed.log.read_text()
+    found = Counter((record.key or b"").decode() for record in read_back(case.broker, case.sink))
+    assert set(found.values()) == {1}, "one batch and no more"
+
+
+def test_another_number_of_shards_is_refused(case: Case, driver: Any) -> None:
+    driver(case.spec()).finish()
+    failed = driver(case.spec(shards=3))
+    assert failed.wait() != 0
+    text = failed.log.read_text()
+    assert "KAFKA_EOS.STATE_MISMATCH" in text
+    assert "has 2 partitions; the operator has 3 shards" in text
