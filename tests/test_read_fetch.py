@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kafka_eos_source.cycles import cycle_collection_paused
 from kafka_eos_source.errors import DataLossError, RetriableError, UnavailableError
 from kafka_eos_source.kafka.consumer import ConsumerPool, Taken
 from kafka_eos_source.model import OffsetRange, TopicPartition
@@ -285,12 +286,12 @@ def test_nothing_arriving_is_an_error_that_says_where() -> None:
 
 def test_the_cycle_collector_is_left_as_it_was() -> None:
     assert gc.isenabled()
-    with fetch._cycle_collection_paused():
+    with cycle_collection_paused():
         assert not gc.isenabled()
     assert gc.isenabled()
     gc.disable()
     try:
-        with fetch._cycle_collection_paused():
+        with cycle_collection_paused():
             pass
         assert not gc.isenabled()
     finally:

@@ -32,6 +32,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from kafka_eos_source.kafka.clients import make
+from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import classify, is_login
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.model import TopicPartition
@@ -91,6 +92,8 @@ class AssignedConsumer:
         merged: dict[str, Any] = {k: v for k, v in TUNED.items() if _ALIASES.get(k) not in conf}
         merged.update(conf)
         merged["error_cb"] = self._on_error
+        #: Properties that say how to reach the cluster.
+        self.connection = admin_config(conf)
         self.bootstrap_servers = str(conf.get("bootstrap.servers", ""))
         #: What the client last complained about, without a partition: the likely reason of a time-out.
         self.last_complaint = ""

@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol
@@ -17,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from kafka_eos_source.cycles import cycle_collection_paused
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import DataLossError, RetriableError, UnavailableError
 from kafka_eos_source.kafka.consumer import POOL, Taken
@@ -96,25 +95,12 @@ def read_ranges(settings: ReadSettings, ranges: Sequence[OffsetRange]) -> Iterat
     with POOL.borrow(settings.conf) as consumer:
         reading = Reading(consumer, progress, settings)
         while not progress.done:
-            with _cycle_collection_paused():
+            with cycle_collection_paused():
                 runs = reading.next_runs()
                 batch = record_batch(runs, settings.include_headers) if runs else None
                 del runs
             if batch is not None:
                 yield batch
-
-
-@contextmanager
-def _cycle_collection_paused() -> Iterator[None]:
-    """Messages and timestamp tuples are made by the ten thousand, in no cycle: looking through them for
-    cycles took a third of the whole read. Reference counts free them as ever."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class Reading:

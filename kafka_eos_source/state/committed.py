@@ -40,13 +40,9 @@ SETTLE_AFTER_MS = 3_000
 #: Between two looks while a transaction is unfinished; doubled up to the second number.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.005, 0.1
 
-#: Under the user's settings. A restore reads one partition as fast as it can: room for two chunks ahead.
-_CHANGELOG_READ: Mapping[str, str] = {
-    "queued.min.messages": "100000",
-    # a client that lost all brokers would forget them, and wait for a coordinator among these (librdkafka's
-    # issue 5511)
-    "metadata.recovery.strategy": "none",
-}
+#: Under the user's settings. A client that lost all brokers would forget them, and wait for a coordinator
+#: among those that it forgot (librdkafka's issue 5511).
+_CLIENT: Mapping[str, str] = {"metadata.recovery.strategy": "none"}
 
 
 def changelog_client(kafka: Mapping[str, Any], group_id: str) -> AbstractContextManager[AssignedConsumer]:
@@ -58,7 +54,7 @@ def changelog_client(kafka: Mapping[str, Any], group_id: str) -> AbstractContext
         kafka: librdkafka properties, from `kafka.config.check_consumer`.
         group_id: the query's group. The consumer never joins it.
     """
-    ours = {name: value for name, value in _CHANGELOG_READ.items() if is_property(name)}
+    ours = {name: value for name, value in _CLIENT.items() if is_property(name)}
     return POOL.borrow(consumer_config({**ours, **kafka}, group_id, "read_committed"))
 
 
