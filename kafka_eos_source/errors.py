@@ -5,7 +5,8 @@
     KafkaEosError
     ├── RetriableError              call the same thing again
     │   ├── StateLockedError        another process has the state open
-    │   └── NotUpToBoundError       the state is not as far yet as the reader asked for
+    │   ├── NotUpToBoundError       the state is not as far yet as the reader asked for
+    │   └── ViewInvalidatedError    what a read_uncommitted view showed was rolled back
     ├── AbortableError              abort the transaction, begin it again with a new producer
     ├── OutcomeUnknownError         a commit was sent and not answered: read the token, believe it
     ├── RestartQueryError           this query (or driver) is done; start it again
@@ -175,10 +176,25 @@ class NotUpToBoundError(RetriableError):
     condition = "KAFKA_EOS.STATE_NOT_UP_TO_BOUND"
 
 
+class ViewInvalidatedError(RetriableError):
+    """What a read_uncommitted view showed was rolled back, or put by until the transaction is decided."""
+
+    condition = "KAFKA_EOS.STATE_VIEW_INVALIDATED"
+
+
 class StateCorruptedError(RestartQueryError):
-    """A local database is damaged. Its folder is set aside; the changelog has all that was in it."""
+    """A local database is damaged. Its folder is set aside; the changelog has all that was in it.
+
+    Args:
+        reason: ``corrupt``, ``no-offset`` (data that does not say how far it is) or ``topic`` (the changelog
+            topic was deleted and made anew), for metrics and for what to do with the folder.
+    """
 
     condition = "KAFKA_EOS.STATE_CORRUPTED"
+
+    def __init__(self, message: str, fix: str = "", *, reason: str = "corrupt") -> None:
+        super().__init__(message, fix)
+        self.reason = reason
 
 
 class StateError(OperatorError):

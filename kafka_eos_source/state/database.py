@@ -25,10 +25,13 @@ import shutil
 import socket
 import threading
 import time
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import Any, NoReturn
+from weakref import WeakSet
 
 import rocksdict
 
@@ -46,11 +49,20 @@ from kafka_eos_source.state.overlay import Pair
 FAMILIES = ("data", "pending", "offsets")
 
 _MIB = 1 << 20
+#: From so many keys on, reading them is planned.
+_MANY = 256
+#: Reading a pair in order costs about a quarter of looking up a key.
+_DENSE = 4
+#: A scan that ends within so many pairs needs no iterator that outlives the call.
+_SHORT_SCAN = 32
 #: The offsets' memtable holds a few records, again and again.
 _SMALL_BUFFER_BYTES = 1 * _MIB
 
 _opened_by: int | None = None
 _open_here: set[str] = set()
+_alive: WeakSet[Database] = WeakSet()
+#: Databases of the process that this one was forked from: dropping them would flush, which hangs.
+_inherited: list[Database] = []
 _cache: Any = None
 _cache_lock = threading.Lock()
 
@@ -72,6 +84,7 @@ class Database:
         self._families: dict[str, Any] = {name: db.get_column_family(name) for name in FAMILIES}
         self._handles: dict[str, Any] = {name: db.get_column_family_handle(name) for name in FAMILIES}
         self.get = self._families["data"].get
+        _alive.add(self)
 
     @classmethod
     def open(cls, path: Path, config: StoreConfig) -> Database:
@@ -133,6 +146,7 @@ class Database:
         Raises:
             StateError, StateCorruptedError: the disk is full or fails; the database must be opened anew.
         """
+        _check_not_forked()
         options = rocksdict.WriteOptions()
         options.sync = sync
         self._call(self._db.write, batch.raw, options)
@@ -141,10 +155,26 @@ class Database:
         return Writes(self._handles)
 
     def get_each(self, keys: list[bytes]) -> list[bytes | None]:
-        """Values in the order of the keys. One call per key is faster than rocksdict's call for many (0.10 s
-        against 0.14 s for 100,000)."""
-        values: list[bytes | None] = self._call(_collect, self.get, keys)
-        return values
+        """Values in the order of the keys.
+
+        Measured for 100,000 keys of as many, or of many more: in order, one call a key, 0.18 s; not in order
+        0.30 s; by rocksdict's call for many 0.21 s; by reading everything 0.06 s. So: in order, and if the
+        keys are a good part of what there is, all of it between the first and the last.
+        """
+        if len(keys) < _MANY:
+            few: list[bytes | None] = self._call(_collect, self.get, keys)
+            return few
+        wanted = sorted(set(keys))
+        found: dict[bytes, bytes | None] = {}
+        if self.property("estimate-num-keys") <= _DENSE * len(wanted):
+            found.update(islice(self.scan(wanted[0], wanted[-1] + b"\0"), _DENSE * len(wanted)))
+            if len(found) == _DENSE * len(wanted):  # the estimate was wrong
+                last = next(reversed(found))
+                wanted = wanted[bisect_right(wanted, last) :]
+            else:
+                wanted = []
+        found.update(zip(wanted, self._call(_collect, self.get, wanted), strict=True))
+        return list(map(found.get, keys))
 
     def read(self, family: str, key: bytes) -> bytes | None:
         value: bytes | None = self._call(self._families[family].get, key)
@@ -159,17 +189,47 @@ class Database:
         family: str = "data",
     ) -> Iterator[Pair]:
         """Pairs from ``low`` (included) to ``high`` (excluded) as they are at this moment."""
+        first, rest = self.scan_first(low, high, reverse=reverse, family=family)
+        return chain(first, rest) if rest else iter(first)
+
+    def scan_first(
+        self,
+        low: bytes | None = None,
+        high: bytes | None = None,
+        *,
+        reverse: bool = False,
+        family: str = "data",
+    ) -> tuple[list[Pair], Generator[Pair, None, None] | None]:
+        """The same in two parts: some pairs, and the iteration over those behind them, if there are any.
+
+        Most scans of a processor are short; they cost half without an iteration that has to be looked after.
+        """
         if low is not None and high is not None and low >= high:
-            return iter(())
-        options = None
+            return [], None
+        options = rocksdict.ReadOptions()
         if high is not None:
-            options = rocksdict.ReadOptions()
             options.set_iterate_upper_bound(high)
-        items = self._families[family].items
-        if not reverse:
-            return self._pairs(self._call(items, from_key=low, read_opt=options))
-        pairs = self._pairs(self._call(items, backwards=True, read_opt=options))
-        return pairs if low is None else _down_to(low, pairs)
+        try:
+            cursor = self._families[family].iter(options)
+            if not reverse:
+                cursor.seek_to_first() if low is None else cursor.seek(low)
+            else:
+                cursor.seek_to_last()
+            step = cursor.prev if reverse else cursor.next
+            first: list[Pair] = []
+            while cursor.valid():
+                key = cursor.key()
+                if reverse and low is not None and key < low:
+                    break
+                if len(first) == _SHORT_SCAN:
+                    items = self._families[family].items(backwards=reverse, from_key=key, read_opt=options)
+                    return first, self._pairs(items, low if reverse else None)
+                first.append((key, cursor.value()))
+                step()
+            cursor.status()
+        except Exception as error:
+            raise translate(error, self.path) from error
+        return first, None
 
     def cursor(self) -> Any:
         """An iterator over the data that stands still in time."""
@@ -188,17 +248,21 @@ class Database:
         """A RocksDB number, such as ``estimate-num-keys``; 0 = unknown."""
         return int(self._call(self._families[family].property_int_value, f"rocksdb.{name}") or 0)
 
-    def ingest(self, rows: Iterable[tuple[bytes, bytes | None]], scratch: Path, config: StoreConfig) -> None:
-        """Adds rows, unique and in order, as a file of sorted rows: quicker than a batch when they are many.
+    def ingest(self, rows: Mapping[bytes, bytes | None], scratch: Path, config: StoreConfig) -> None:
+        """Adds rows, None deletes, as a file of sorted rows: quicker than a batch when they are many.
         On the disk when this returns."""
         writer = rocksdict.SstFileWriter(_family_options(config))
         self._call(writer.open, str(scratch))
-        put, delete = writer.__setitem__, writer.__delitem__
-        for key, value in rows:
-            if value is None:
-                delete(key)
-            else:
-                put(key, value)
+        keys = sorted(rows)
+        values = list(map(rows.__getitem__, keys))
+        if None not in values:
+            deque(map(writer.__setitem__, keys, values), 0)
+        else:
+            for key, value in zip(keys, values, strict=True):
+                if value is None:
+                    writer.__delitem__(key)
+                else:
+                    writer[key] = value
         self._call(writer.finish)
         options = rocksdict.IngestExternalFileOptions()
         options.set_move_files(True)
@@ -206,7 +270,7 @@ class Database:
 
     def close(self) -> None:
         """Lets the files go. Iterators and snapshots must have been dropped."""
-        if self._db is None:
+        if self._db is None or self in _inherited:
             return
         self.get = _closed
         self._handles.clear()
@@ -219,9 +283,12 @@ class Database:
             if not self._read_only:
                 _open_here.discard(self.key)
 
-    def _pairs(self, items: Any) -> Iterator[Pair]:
+    def _pairs(self, items: Any, low: bytes | None) -> Generator[Pair, None, None]:
         try:
-            yield from items
+            if low is None:
+                yield from items
+            else:
+                yield from takewhile(lambda pair: pair[0] >= low, items)
         except Exception as error:
             raise translate(error, self.path) from error
 
@@ -377,6 +444,9 @@ def _check_not_forked() -> None:
         )
 
 
+os.register_at_fork(after_in_child=lambda: _inherited.extend(_alive))
+
+
 def _manifest(path: Path) -> tuple[str, int]:
     """Which list of files is in force, and how long it is: it grows with each flush and compaction."""
     try:
@@ -392,13 +462,6 @@ def owner_of(path: Path) -> str:
         return f"process {owner['pid']} on {owner['host']}"
     except (OSError, ValueError, KeyError):
         return "another process"
-
-
-def _down_to(low: bytes, pairs: Iterator[Pair]) -> Iterator[Pair]:
-    for pair in pairs:
-        if pair[0] < low:
-            return
-        yield pair
 
 
 def _collect(get: Callable[[bytes], bytes | None], keys: list[bytes]) -> list[bytes | None]:

@@ -25,6 +25,7 @@ from types import MappingProxyType
 
 from kafka_eos_source.errors import (
     StateCorruptedError,
+    StateError,
     StateFormatError,
     StateLockedError,
     StateMismatchError,
@@ -44,6 +45,9 @@ from kafka_eos_source.state.database import (
 )
 from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.records import Committed
+
+#: Damaged twice within this time is no accident: restoring again and again would hide a failing disk.
+_AGAIN_MS = 600_000
 
 _log = logging.getLogger(__name__)
 
@@ -109,14 +113,24 @@ def check_version(path: Path) -> bool:
 
 def set_aside(path: Path) -> Path | None:
     """See `TransactionalStateStore.set_aside`."""
+    now_ms = int(time.time() * 1000)
     with _unlocked(path):
         if not path.exists():
             return None
-        aside = path.with_name(f"{path.name}.corrupt-{int(time.time() * 1000)}")
+        aside = path.with_name(f"{path.name}.corrupt-{now_ms}")
+        earlier = [
+            other for other in path.parent.glob(f"{path.name}.corrupt-*") if other.name[-13:].isdecimal()
+        ]
+        for other in earlier:
+            since_ms = now_ms - int(other.name.rpartition("-")[2])
+            if since_ms < _AGAIN_MS:
+                raise StateError(
+                    f"{path} is damaged, {since_ms // 1000} s after it was before ({other})",
+                    fix="see to the disk; remove that folder to have the state restored once more",
+                )
         path.rename(aside)
-    for old in sorted(path.parent.glob(f"{path.name}.corrupt-*")):
-        if old != aside:
-            remove_tree(old)
+    for other in earlier:
+        remove_tree(other)
     return aside
 
 
@@ -141,13 +155,17 @@ def _settled(path: Path, found: Committed, identity: StoreIdentity, *, has_data:
         if has_data:
             last = (read_last_offsets(path / CHECKPOINT) or {}).get(changelog)
             if last is None:
-                raise StateCorruptedError(f"the store {path} has data and does not say from which offsets")
+                raise StateCorruptedError(
+                    f"the store {path} has data and does not say how far it is", reason="no-offset"
+                )
             offsets = {changelog: last + 1}
             _log.info("store %s: took over %s", path, CHECKPOINT)
         settled = replace(settled, identity=identity, offsets=MappingProxyType(offsets))
     else:
         if changelog not in found.offsets:
-            raise StateCorruptedError(f"the store {path} has no offset of its changelog {changelog}")
+            raise StateCorruptedError(
+                f"the store {path} has no offset of its changelog {changelog}", reason="no-offset"
+            )
         settled = replace(settled, identity=_checked(path, found.identity, identity))
     position = read_last_offsets(path / POSITION)
     if position:
@@ -178,7 +196,8 @@ def _checked(path: Path, found: StoreIdentity, identity: StoreIdentity) -> Store
     if found.topic_id and identity.topic_id and found.topic_id != identity.topic_id:
         raise StateCorruptedError(
             f"the store {path} is of changelog topic {identity.changelog_topic} with id {found.topic_id}, "
-            f"which was deleted; the one there now has id {identity.topic_id}"
+            f"which was deleted; the one there now has id {identity.topic_id}",
+            reason="topic",
         )
     return identity if identity.topic_id else found
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
-from typing import Any, NoReturn
+from collections.abc import Generator, Iterator
 from weakref import WeakSet
 
 from kafka_eos_source.errors import StoreClosedError
@@ -18,46 +16,47 @@ class Scan(Iterator[Pair]):
         StoreClosedError: by the next step, once the store or view is closed.
     """
 
-    def __init__(self, pairs: Iterator[Pair], *bases: Iterator[Any]) -> None:
+    def __init__(self, scans: Scans, pairs: Iterator[Pair], base: Generator[Pair, None, None] | None) -> None:
+        self._scans = scans
         self._pairs = pairs
-        self._bases = bases
+        self._base = base
 
     def __iter__(self) -> Scan:
         return self
 
     def __next__(self) -> Pair:
+        if self._scans.closed:
+            raise StoreClosedError("the store or view that this scan reads is closed")
         return next(self._pairs)
 
     def close(self) -> None:
         """Lets the database's iterator go. Idempotent."""
-        pairs, self._pairs = self._pairs, _Refused()
-        bases, self._bases = self._bases, ()
-        for iterator in (pairs, *bases):
-            with suppress(AttributeError):  # not a generator: holds nothing
-                iterator.close()  # type: ignore[attr-defined]
+        self._pairs = iter(())
+        base, self._base = self._base, None
+        if base is not None:
+            base.close()
 
 
 class Scans:
-    """The scans of one store or view that are still in somebody's hands."""
+    """The scans of one store or view that are still in somebody's hands and hold an iterator."""
 
     def __init__(self) -> None:
         self._open: WeakSet[Scan] = WeakSet()
+        self.closed = False
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def track(self, pairs: Iterator[Pair], *bases: Iterator[Any]) -> Scan:
-        """A scan over ``pairs``, which draw from ``bases``."""
-        scan = Scan(pairs, *bases)
-        self._open.add(scan)
+    def track(self, pairs: Iterator[Pair], base: Generator[Pair, None, None] | None = None) -> Scan:
+        """A scan over ``pairs``, which draw from ``base``, the database's iteration, if that is not None."""
+        scan = Scan(self, pairs, base)
+        if base is not None:
+            self._open.add(scan)
         return scan
 
     def close(self) -> None:
+        """For good."""
+        self.closed = True
         for scan in list(self._open):
             scan.close()
         self._open.clear()
-
-
-class _Refused(Iterator[Pair]):
-    def __next__(self) -> NoReturn:
-        raise StoreClosedError("the store or view that this scan reads is closed")

@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from weakref import WeakSet
@@ -38,6 +38,7 @@ from kafka_eos_source.errors import (
     StateError,
     StateMismatchError,
     StoreClosedError,
+    ViewInvalidatedError,
 )
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state import folder, records
@@ -143,6 +144,7 @@ class TransactionalStateStore:
 
         Raises:
             StateLockedError: somebody has it open.
+            StateError: it was damaged within the last ten minutes already; nothing was moved.
         """
         return folder.set_aside(Path(path))
 
@@ -229,11 +231,12 @@ class TransactionalStateStore:
             return self._scans.track(iter(()))
         with self._lock:
             staged = self._overlay.slice(low, high, reverse=reverse)
-            base = self._database.scan(low, high, reverse=reverse)
+            first, rest = self._database.scan_first(low, high, reverse=reverse)
             ranges = self._overlay.ranges
-        if not staged and not ranges:
-            return self._scans.track(base)
-        return self._scans.track(merge(staged, base, ranges, reverse=reverse), base)
+        base = chain(first, rest) if rest else iter(first)
+        if staged or ranges:
+            base = merge(staged, base, ranges, reverse=reverse)
+        return self._scans.track(base, rest)
 
     def reverse_range(self, low: bytes | None = None, high: bytes | None = None) -> Scan:
         """The same pairs as `range`, from the last to the first."""
@@ -517,7 +520,8 @@ class TransactionalStateStore:
         self._check_open()
         overlay = self._overlay
         for low, high in overlay.ranges.spans:
-            base = self._scans.track(self._database.scan(low, high))
+            first, rest = self._database.scan_first(low, high)
+            base = self._scans.track(chain(first, rest or ()), rest)
             yield from _key_batches(key for key, _ in base if key not in overlay.rows)
         yield from _row_batches(overlay.rows)
 
@@ -655,12 +659,11 @@ class TransactionalStateStore:
                     self._apply(first, replace(self._committed, restoring=True))
                 self._ingest(rows)
             self._apply(writes, committed)
-            self._generation += 1
         self._metrics.count("restore-records-total", len(keys))
 
     def _ingest(self, rows: dict[bytes, bytes | None]) -> None:
         try:
-            self._database.ingest(sorted(rows.items()), self.path / "restore.sst", self.config)
+            self._database.ingest(rows, self.path / "restore.sst", self.config)
         except KafkaEosError:
             self._shut()
             raise
@@ -726,8 +729,8 @@ class TransactionalStateStore:
             if not self._open:
                 raise StoreClosedError(f"store {self.name} is closed")
             if self._generation != generation:
-                raise StoreClosedError(
-                    "what this read_uncommitted view showed was committed or rolled back",
+                raise ViewInvalidatedError(
+                    "what this read_uncommitted view showed was rolled back",
                     fix="take a new view",
                 )
 

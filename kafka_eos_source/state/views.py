@@ -184,7 +184,8 @@ class UncommittedView(StateView):
 
     Args:
         overlay: what is staged now.
-        still_valid: raises once the owner committed or rolled back what this view showed.
+        still_valid: raises once the owner rolled back what this view showed. After a commit it still is what
+        it was.
     """
 
     def __init__(
@@ -220,7 +221,7 @@ class UncommittedView(StateView):
             staged = self._overlay.foreign_slice(low, high, reverse=reverse)
             ranges = self._overlay.ranges
         base = self._cursor.scan(low, high, reverse=reverse)
-        return self._scans.track(merge(staged, base, ranges, reverse=reverse), base)
+        return self._scans.track(merge(staged, base, ranges, reverse=reverse))
 
     def position(self) -> Offsets:
         return self._position()
