@@ -82,8 +82,8 @@ class ChangelogSource(Protocol):
 
 
 _FIND_PRODUCER = (
-    "find its producer with `kafka-transactions.sh find-hanging` and end it; nobody but the query may write to "
-    "its changelog."
+    "find its producer with `kafka-transactions.sh find-hanging` and end it; nobody but the query may write "
+    "to its changelog."
 )
 
 
@@ -169,8 +169,8 @@ def _settled_log(source: ChangelogSource, tp: TopicPartition, deadline: Deadline
     while (ends := source.ends()).stable < ends.end:
         if deadline.expired:
             raise ChangelogError(
-                f"an unfinished transaction of another producer holds {tp} at offset {ends.stable}, and the log "
-                f"goes on to {ends.end}; waited {deadline.budget_seconds:.0f} s.",
+                f"an unfinished transaction of another producer holds {tp} at offset {ends.stable}, and the "
+                f"log goes on to {ends.end}; waited {deadline.budget_seconds:.0f} s.",
                 fix=_FIND_PRODUCER,
             )
         time.sleep(min(_WAIT_SECONDS, deadline.remaining_seconds()))  # there is nothing to be woken by
@@ -300,10 +300,10 @@ class _Restoring:
         end, ends = self._plan.end, self._source.ends()
         if ends.end < end:
             raise ChangelogError(
-                f"changelog {self._tp} is committed up to offset {end} and ends at {ends.end}: it lost records, "
-                "or was created anew.",
-                fix="bring the topic back, or start the query with another application.id and a new checkpoint; "
-                "the state cannot be restored.",
+                f"changelog {self._tp} is committed up to offset {end} and ends at {ends.end}: it lost "
+                "records, or was created anew.",
+                fix="bring the topic back, or start the query with another application.id and a new "
+                "checkpoint; the state cannot be restored.",
             )
         if not self._deadline.expired:
             self._short_since = time.monotonic()
@@ -311,8 +311,8 @@ class _Restoring:
         waited = f"waited {self._patience_seconds:.0f} s"
         if ends.stable < end:
             raise ChangelogError(
-                f"an unfinished transaction of another producer holds {self._tp} at offset {ends.stable}, below "
-                f"the committed end {end}; {waited}.",
+                f"an unfinished transaction of another producer holds {self._tp} at offset {ends.stable}, "
+                f"below the committed end {end}; {waited}.",
                 fix=_FIND_PRODUCER,
             )
         raise UnavailableError(
@@ -322,7 +322,7 @@ class _Restoring:
         )
 
     def _out_of_range(self) -> WipeNeeded | None:
-        """The broker has no such offset; asked again where it should: a new leader may be behind (KIP-207)."""
+        """The broker has no such offset; asked again where it should: a new leader may be behind."""
         log_start, stable = self._source.readable(self._deadline)
         if self._at < log_start:
             return WipeNeeded(

@@ -1,0 +1,543 @@
+"""Restoring a store: what is decided, and what becomes of it over a model of a log. Without a broker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import ChangelogError, StateFormatError, UnavailableError
+from kafka_eos_source.kafka.changelog_reader import Pulled
+from kafka_eos_source.kafka.look import LogEnds
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.state import restore as module
+from kafka_eos_source.state.changelog import encode_batch
+from kafka_eos_source.state.layout import BATCH_KEY
+from kafka_eos_source.state.model import BatchRecord
+from kafka_eos_source.state.restore import Restored, restore
+from kafka_eos_source.state.restore_plan import (
+    ReadOn,
+    Reason,
+    WipeNeeded,
+    decide,
+    marked,
+    unmarked,
+)
+from kafka_eos_source.state.restore_progress import RestoreProgress
+
+TP = TopicPartition("app-s-changelog", 3)
+BATCH = BatchRecord("q", 7, "a1", "r", 1_000_000)
+HOUR_MS = 3_600_000
+NOW_MS = BATCH.time_ms + HOUR_MS
+
+
+class Killed(Exception):
+    """The process is no more."""
+
+
+@dataclass
+class Store:
+    """As a `TransactionalStateStore`: what a chunk brings is there at once, or not at all."""
+
+    data: dict[bytes, bytes] = field(default_factory=dict)
+    next: int | None = 0
+    batch: BatchRecord | None = None
+    restoring: bool = False
+    chunks: int = 0
+    killed_after: int = 1 << 60
+
+    def next_offset(self, tp: TopicPartition) -> int | None:
+        assert tp == TP
+        return self.next
+
+    def last_batch(self) -> BatchRecord | None:
+        return self.batch
+
+    def restore_chunk(
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[bytes | None],
+        changelog_offsets: Mapping[TopicPartition, int],
+        *,
+        batch: BatchRecord | None = None,
+        done: bool | None = None,
+    ) -> None:
+        if self.chunks >= self.killed_after:
+            raise Killed
+        self.chunks += 1
+        assert len(set(keys)) == len(keys) == len(values)
+        assert BATCH_KEY not in keys
+        for key, value in zip(keys, values, strict=True):
+            if value is None:
+                self.data.pop(key, None)
+            else:
+                self.data[key] = value
+        assert changelog_offsets[TP] >= (self.next or 0), "offsets never go back"
+        self.next = changelog_offsets[TP]
+        self.batch = batch or self.batch
+        assert done is not None
+        self.restoring = not done
+
+
+Record = tuple[int, "bytes | None", "bytes | None"]
+
+
+class Log:
+    """A partition, read_committed: offsets without a record are markers, aborted or compacted away."""
+
+    def __init__(
+        self, records: Sequence[Record], end: int, *, start: int = 0, stable: int | None = None
+    ) -> None:
+        self.records = list(records)
+        self.start_offset, self.end, self.stable = start, end, end if stable is None else stable
+        self.at = -1
+        self.assigned = False
+        self.asked: list[str] = []
+        self.told_end: int | None = None
+        self.last_complaint = "the model says nothing"
+
+    def start(self, position: int) -> None:
+        self.at, self.assigned, self.told_end = position, True, None
+
+    def stop(self) -> None:
+        self.assigned = False
+
+    def take(self, at_most: int, wait_seconds: float, end: int) -> Pulled:
+        assert self.assigned
+        assert at_most > 0
+        if not self.start_offset <= self.at <= self.end:
+            return Pulled(out_of_range=True)
+        found = [each for each in self.records if self.at <= each[0] < self.stable][:at_most]
+        pulled = Pulled()
+        if found:
+            self.at = found[-1][0] + 1
+            kept = [each for each in found if each[0] < end]
+            pulled = Pulled([key for _, key, _ in kept], [value for _, _, value in kept], min(self.at, end))
+        elif self.told_end != self.stable:
+            self.at = max(self.at, self.stable)
+            self.told_end = self.stable
+            pulled.log_end = self.stable
+        self.came()
+        return pulled
+
+    def came(self) -> None:
+        """What happens to the log between two looks."""
+
+    def readable(self, deadline: Deadline) -> tuple[int, int]:
+        self.asked.append("readable")
+        return self.start_offset, self.stable
+
+    def ends(self) -> LogEnds:
+        self.asked.append("ends")
+        return LogEnds(self.start_offset, self.stable, self.end)
+
+
+def run(store: Store, log: Log, end: int | None, seconds: float = 5.0, **more: Any) -> Restored:
+    more.setdefault("now_ms", NOW_MS)
+    outcome = restore(store, TP, end, log, deadline=Deadline.after_seconds(seconds), **more)
+    assert isinstance(outcome, Restored), outcome
+    assert not log.assigned, "nothing is fetched any more"
+    return outcome
+
+
+def records(*pairs: tuple[int, bytes, bytes | None]) -> list[Record]:
+    return list(pairs)
+
+
+@pytest.fixture
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SHORT_LOG_GRACE_SECONDS", -1.0)
+
+
+# -- what is decided
+
+
+def plan(next_offset: int | None, batch: BatchRecord | None, start: int, end: int, **more: Any) -> Any:
+    more = {"now_ms": NOW_MS, "delete_retention_ms": 24 * HOUR_MS, **more}
+    return decide(next_offset, batch, start, end, **more)
+
+
+@pytest.mark.parametrize("held", [None, 0])
+def test_an_empty_store_reads_everything(held: int | None) -> None:
+    assert plan(held, None, 0, 10) == ReadOn(0, 10, Reason.EMPTY, NOW_MS)
+    assert plan(held, None, 4, 10) == ReadOn(4, 10, Reason.EMPTY, NOW_MS)
+    assert plan(held, None, 0, 0) == ReadOn(0, 0, Reason.NONE, NOW_MS)
+
+
+def test_a_store_that_is_there_reads_nothing_however_old_it_is() -> None:
+    assert plan(10, BATCH, 0, 10, now_ms=10**15).start == 10
+    assert plan(10, BATCH, 20, 10, now_ms=10**15).reason is Reason.NONE
+
+
+def test_a_store_behind_reads_on() -> None:
+    assert plan(6, BATCH, 0, 10) == ReadOn(6, 10, Reason.CATCH_UP, BATCH.time_ms)
+    assert plan(6, BATCH, 6, 10).start == 6
+
+
+@pytest.mark.parametrize(
+    ("next_offset", "start", "end", "reason"),
+    [
+        (None, 0, 10, Reason.NO_OFFSET),
+        (5, 6, 10, Reason.OUT_OF_RANGE),
+        (11, 0, 10, Reason.OUT_OF_RANGE),
+        (5, 0, 0, Reason.OUT_OF_RANGE),
+    ],
+)
+def test_a_store_that_cannot_be_caught_up(
+    next_offset: int | None, start: int, end: int, reason: Reason
+) -> None:
+    assert plan(next_offset, BATCH, start, end).reason is reason
+    assert isinstance(plan(next_offset, BATCH, start, end), WipeNeeded)
+
+
+def test_too_old_is_half_of_what_deletions_are_kept() -> None:
+    half = {"delete_retention_ms": 2 * HOUR_MS}
+    assert isinstance(plan(6, BATCH, 0, 10, **half), ReadOn)
+    late = plan(6, BATCH, 0, 10, **half, now_ms=NOW_MS + 1)
+    assert isinstance(late, WipeNeeded)
+    assert late.reason is Reason.TOO_OLD
+    assert "1.0 h old" in late.why
+    assert isinstance(plan(6, BATCH, 0, 10, delete_retention_ms=None, now_ms=10**15), ReadOn)
+
+
+def test_a_restore_cut_short_is_as_old_as_itself_not_as_what_it_read() -> None:
+    half_way = marked(BATCH, NOW_MS)
+    soon = plan(6, half_way, 0, 10, now_ms=NOW_MS + 5 * HOUR_MS, delete_retention_ms=12 * HOUR_MS)
+    assert soon == ReadOn(6, 10, Reason.RESUMED, NOW_MS)
+    late = plan(6, half_way, 0, 10, now_ms=NOW_MS + 7 * HOUR_MS, delete_retention_ms=12 * HOUR_MS)
+    assert isinstance(late, WipeNeeded)
+
+
+@given(st.none() | st.text().map(lambda attempt: replace(BATCH, attempt=attempt)), st.integers(0, 2**62))
+def test_a_mark_comes_off(batch: BatchRecord | None, since_ms: int) -> None:
+    expected = batch or BatchRecord("", -1, "")
+    assert unmarked(marked(batch, since_ms)) == (expected, since_ms)
+
+
+def test_an_attempt_is_no_mark() -> None:
+    assert unmarked(BATCH) == (BATCH, None)
+
+
+# -- what becomes of the store
+
+
+def test_d1_one_record() -> None:
+    store = Store()
+    found = run(store, Log(records((0, b"k", b"v")), 1), 1)
+    assert (store.data, store.next, found.records) == ({b"k": b"v"}, 1, 1)
+    assert found.reason is Reason.EMPTY
+
+
+@pytest.mark.parametrize("end", [4, 9])
+def test_d2_what_is_left_may_be_markers_only(end: int) -> None:
+    store = Store()
+    found = run(store, Log(records((0, b"k", b"v"), (2, b"l", b"w")), end), end)
+    assert (store.next, found.records, found.skipped) == (end, 2, end - 2)
+
+
+@pytest.mark.parametrize("end", [0, 6])
+def test_d3_nothing_in_the_log(end: int) -> None:
+    store = Store()
+    log = Log([], end)
+    assert run(store, log, end).records == 0
+    assert (store.data, store.next, store.batch, store.restoring) == ({}, end, None, False)
+
+
+def test_d4_d5_out_of_range_is_for_the_caller() -> None:
+    store = Store({b"old": b"1"}, next=5, batch=BATCH)
+    for log in (Log([], 9, start=6), Log([], 3)):
+        outcome = restore(store, TP, log.end, log, deadline=Deadline.after_seconds(1), now_ms=NOW_MS)
+        assert isinstance(outcome, WipeNeeded)
+        assert outcome.reason is Reason.OUT_OF_RANGE
+    assert store.data == {b"old": b"1"}, "nothing was done yet"
+
+
+def test_a_log_that_lost_its_start_meanwhile_is_for_the_caller_too() -> None:
+    class Losing(Log):
+        def take(self, at_most: int, wait_seconds: float, end: int) -> Pulled:
+            self.start_offset = 7
+            return super().take(at_most, wait_seconds, end)
+
+    store = Store(next=2, batch=BATCH)
+    outcome = restore(store, TP, 9, Losing([], 9), deadline=Deadline.after_seconds(1), now_ms=NOW_MS)
+    assert isinstance(outcome, WipeNeeded)
+    assert outcome.why == "it holds the changelog up to offset 2; the log starts at 7 now"
+
+
+def test_nothing_is_asked_when_the_store_is_there() -> None:
+    store = Store({b"k": b"v"}, next=9, batch=BATCH)
+    log = Log(records((8, b"k", b"other")), 12)
+    found = run(store, log, 9)
+    assert (found.records, found.skipped, found.reason) == (0, 0, Reason.NONE)
+    assert not log.asked
+    assert not store.chunks
+
+
+def test_only_what_is_committed_is_read() -> None:
+    """Records behind the committed end are of a batch that is pending elsewhere."""
+    store = Store()
+    log = Log(records((0, b"k", b"1"), (1, b"k", b"2"), (2, b"k", b"3"), (3, b"l", b"4")), 5)
+    assert run(store, log, 2).records == 2
+    assert (store.data, store.next) == ({b"k": b"2"}, 2)
+
+
+def test_the_last_value_of_a_key_counts_and_null_deletes() -> None:
+    store = Store({b"gone": b"1", b"back": b"1"}, next=0, batch=BATCH)
+    log = Log(
+        records(
+            (0, b"gone", b"2"),
+            (1, b"gone", None),
+            (2, b"back", None),
+            (3, b"back", b"2"),
+            (4, b"never", None),
+        ),
+        5,
+    )
+    run(store, log, 5)
+    assert store.data == {b"back": b"2"}
+
+
+def test_the_batch_record_is_no_data() -> None:
+    store = Store()
+    log = Log(
+        records(
+            (0, BATCH_KEY, encode_batch(replace(BATCH, batch_id=6))),
+            (1, b"k", b"v"),
+            (2, BATCH_KEY, encode_batch(BATCH)),
+            (3, b"l", b"w"),
+        ),
+        5,
+    )
+    run(store, log, 5)
+    assert (store.batch, store.restoring, set(store.data)) == (BATCH, False, {b"k", b"l"})
+
+
+def test_without_a_batch_record_the_state_is_older_than_all_batches() -> None:
+    store = Store()
+    run(store, Log(records((0, b"k", b"v")), 1), 1)
+    assert store.batch == BatchRecord("", -1, "")
+
+
+def test_a_newer_format_stops_the_restore() -> None:
+    with pytest.raises(StateFormatError):
+        run(Store(), Log(records((0, BATCH_KEY, b'{"v":9}')), 1), 1)
+
+
+@pytest.mark.parametrize("key", [None, b""])
+def test_a_foreign_record_stops_the_restore(key: bytes | None) -> None:
+    store = Store()
+    with pytest.raises(ChangelogError, match="without a key between offsets 0 and 2"):
+        run(store, Log([(0, b"k", b"v"), (1, key, b"v")], 2), 2)
+    assert not store.data
+
+
+def test_d8_a_foreign_transaction_is_waited_for_and_then_named() -> None:
+    log = Log(records((0, b"k", b"v")), 5, stable=1)
+    with pytest.raises(ChangelogError, match=r"unfinished transaction.*at offset 1, .*goes on to 5.*\.sh"):
+        run(Store(), log, None, seconds=0.05)
+
+
+def test_and_when_it_ends_the_restore_goes_on() -> None:
+    class Ending(Log):
+        def ends(self) -> LogEnds:
+            found = super().ends()
+            self.stable = self.end
+            return found
+
+    store = Store()
+    found = run(store, Ending(records((0, b"k", b"v"), (3, b"k", b"w")), 5, stable=1), None)
+    assert (found.records, store.data, store.next) == (2, {b"k": b"w"}, 5)
+
+
+@pytest.mark.usefixtures("no_grace")
+def test_d20_the_changelogs_marker_may_come_after_the_groups() -> None:
+    """The committed offset is known and the transaction that wrote it is still open in the changelog."""
+
+    class Late(Log):
+        looks = 0
+
+        def came(self) -> None:
+            self.looks += 1
+            if self.looks == 5:
+                self.stable = self.end
+
+    store = Store()
+    log = Late(records((0, b"k", b"1"), (2, b"k", b"2"), (3, b"l", b"3")), 5, stable=1)
+    assert run(store, log, 4).records == 3
+    assert (store.next, store.data) == (4, {b"k": b"2", b"l": b"3"})
+
+
+def test_and_if_it_never_comes_that_is_said() -> None:
+    log = Log(records((0, b"k", b"1"), (2, b"k", b"2")), 5, stable=1)
+    with pytest.raises(ChangelogError, match=r"at offset 1, below the committed end 4"):
+        run(Store(), log, 4, seconds=0.05)
+
+
+@pytest.mark.usefixtures("no_grace")
+@pytest.mark.parametrize("position", [0, 3])
+def test_a_changelog_that_lost_its_end(position: int) -> None:
+    log = Log(records((0, b"k", b"1")), 2)
+    with pytest.raises(ChangelogError, match=r"committed up to offset 9 and ends at 2"):
+        run(Store(next=position, batch=BATCH), log, 9)
+
+
+def test_a_broker_that_sends_nothing() -> None:
+    class Silent(Log):
+        def take(self, at_most: int, wait_seconds: float, end: int) -> Pulled:
+            assert 0 <= wait_seconds <= 0.2
+            return Pulled()
+
+    log = Silent([], 5)
+    log.last_complaint = "broker 1 is down"
+    with pytest.raises(UnavailableError, match=r"at offset 2 of 5.*broker 1 is down"):
+        run(Store(next=2, batch=BATCH), log, 5, seconds=0.05)
+    assert not log.assigned
+
+
+def test_a_deleted_topic() -> None:
+    class Gone(Log):
+        def take(self, at_most: int, wait_seconds: float, end: int) -> Pulled:
+            return Pulled(gone=True)
+
+    with pytest.raises(UnavailableError, match="was deleted"):
+        run(Store(), Gone([], 5), 5)
+
+
+def test_time_begins_anew_with_each_answer() -> None:
+    """A long restore is not an error: only silence is."""
+
+    class Slow(Log):
+        waits: Iterator[bool] = iter([])
+
+        def take(self, at_most: int, wait_seconds: float, end: int) -> Pulled:
+            if self.looks % 3:
+                self.looks += 1
+                return self._wait(wait_seconds)
+            self.looks += 1
+            return super().take(1, wait_seconds, end)
+
+        looks = 0
+
+        @staticmethod
+        def _wait(wait_seconds: float) -> Pulled:
+            import time
+
+            time.sleep(min(0.02, wait_seconds))
+            return Pulled()
+
+    store = Store()
+    log = Slow([(at, b"k%d" % at, b"v") for at in range(12)], 12)
+    assert run(store, log, 12, seconds=0.2).records == 12
+
+
+def test_chunks_are_small_where_values_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK_BYTES", 1000)
+    store = Store()
+    run(store, Log([(at, b"%d" % at, b"x" * 100) for at in range(200)], 200), 200)
+    assert 10 <= store.chunks <= 15, "one of 100 while the size is not known, then of 10"
+
+
+# -- killed and begun again
+
+keys = st.sampled_from([b"\x01a", b"\x01b", b"\x01c", b"\x81d"])
+history = st.lists(
+    st.one_of(
+        st.tuples(keys, st.none() | st.binary(max_size=3)),
+        st.builds(
+            lambda number: (BATCH_KEY, encode_batch(replace(BATCH, batch_id=number))), st.integers(0, 9)
+        ),
+        st.none(),
+    ),
+    max_size=40,
+)
+
+
+@given(history, st.lists(st.integers(0, 4), max_size=4), st.integers(1, 7), st.data())
+def test_d9_d13_d15_the_end_is_the_same_whatever_happens(
+    log_: Any, kills: list[int], at_most: int, data: st.DataObject
+) -> None:
+    """Holes anywhere, killed after any chunk, begun from any earlier offset: the same state as in one go."""
+    found = [(at, *each) for at, each in enumerate(log_) if each is not None]
+    end = len(log_)
+    expected = Store()
+    run(expected, Log(found, end), end)
+
+    class Small(Log):
+        def take(self, _: int, wait_seconds: float, until: int) -> Pulled:
+            return super().take(at_most, wait_seconds, until)
+
+    store = Store()
+    for chunks in kills:
+        store.chunks, store.killed_after = 0, chunks
+        try:
+            run(store, Small(found, end), end)
+        except Killed:
+            pass
+        else:
+            break
+    store.killed_after = 1 << 60
+    run(store, Small(found, end), end)
+    assert (store.data, store.next, store.batch) == (expected.data, expected.next, expected.batch)
+    assert not store.restoring
+
+    again = replace(store, data=dict(store.data), next=data.draw(st.integers(0, end)), chunks=0)
+    run(again, Small(found, end), end)
+    assert (again.data, again.next) == (expected.data, expected.next), "read twice, the same"
+
+
+def test_a_killed_restore_goes_on_where_it_was() -> None:
+    found = [(at, b"k%d" % at, b"v") for at in range(1000)]
+    store = Store(killed_after=1)
+    with pytest.raises(Killed):
+        run(store, Log(found, 1000), 1000)
+    reached = store.next
+    assert reached == 100
+    assert store.restoring
+    store.killed_after = 1 << 60
+    outcome = run(store, Log(found, 1000), 1000)
+    assert (outcome.records, outcome.reason) == (1000 - reached, Reason.RESUMED)
+    assert len(store.data) == 1000
+
+
+# -- progress
+
+
+def test_progress_is_told_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    now = [100.0]
+    progress = RestoreProgress(TP, clock=lambda: now[0])
+    progress.begin(Reason.CATCH_UP, 50, 1050)
+    with caplog.at_level(logging.INFO):
+        now[0] += 9
+        progress.advance(100, 200)
+        assert not caplog.records
+        now[0] += 1
+        progress.advance(400, 650)
+    assert (
+        "restoring app-s-changelog-3 (catch-up): 500 records in 10.0 s (50/s), at offset 650 of 1050"
+        in caplog.text
+    )
+    assert progress.metrics() == {
+        "restore-records-total": 500,
+        "restore-remaining-records": 400,
+        "restore-rate": 50.0,
+        "restore-time-ms": 10_000.0,
+        "restore-reason": "catch-up",
+    }
+    progress.done()
+    now[0] += 100
+    assert progress.metrics()["restore-time-ms"] == 10_000.0
+
+
+def test_after_a_wipe_its_reason_stays() -> None:
+    progress = RestoreProgress(TP, wiped=Reason.TOO_OLD)
+    store = Store()
+    outcome = run(store, Log(records((0, b"k", b"v")), 1), 1, progress=progress)
+    assert outcome.reason is Reason.TOO_OLD
+    assert progress.metrics()["restore-reason"] == "too-old"
+    assert progress.metrics()["restore-remaining-records"] == 0
