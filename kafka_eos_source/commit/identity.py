@@ -117,10 +117,12 @@ def mark(checkpoint: str, wanted: Mark) -> Mark:
         found = read_mark(checkpoint)
         if found is None:
             fs.create_dir(path.rsplit("/", 1)[0], recursive=True)
-            with fs.open_output_stream(f"{path}.new") as out:
+            # another driver may be here at this moment, until Spark's log or Kafka stops one of the two
+            own = f"{path}.{uuid.uuid4().hex}.new"
+            with fs.open_output_stream(own) as out:
                 out.write(json.dumps(asdict(wanted)).encode())
-            fs.move(f"{path}.new", path)
-            return wanted
+            fs.move(own, path)
+            found = read_mark(checkpoint) or wanted
     except OSError as error:
         raise UnavailableError(
             f"the checkpoint {checkpoint!r} cannot be written: {error}.",
