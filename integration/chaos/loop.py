@@ -40,7 +40,7 @@ _COLUMNS = ["key", "value"]
 
 
 class Checkpoint:
-    """The logs of one query, as Spark writes them: each file whole or not there."""
+    """The logs of one query, as Spark writes them: each file once, and whole or not there."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -66,10 +66,14 @@ class Checkpoint:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
         temporary.write_text(text)
-        if name.startswith(("offsets/", "commits/")) and target.exists():
+        try:
+            os.link(temporary, target)
+        except FileExistsError:
+            raise RuntimeError(
+                f"{name}: multiple streaming queries are concurrently using this checkpoint"
+            ) from None
+        finally:
             temporary.unlink()
-            raise RuntimeError(f"{name}: multiple streaming queries are concurrently using this checkpoint")
-        os.rename(temporary, target)
 
 
 class Run:
