@@ -89,23 +89,25 @@ def test_t29_the_leader_of_an_output_partition_is_killed(on_three: Scenario, thr
     undisturbed_end(on_three, driver)
 
 
-@pytest.mark.fault("T30", "the transaction coordinator is killed", "init, flush, commit")
-@pytest.mark.parametrize("at", ["commit.after_init", "commit.after_flush", "commit.before_commit"])
-def test_t30_the_transaction_coordinator_is_killed(on_three: Scenario, three: EmbeddedKafka, at: str) -> None:
-    on_three.feed(150)
-    driver = on_three.stopped_at(at, at_time=1 if at == "commit.after_init" else 2)
-    three.kill_node(coordinator(on_three, "__transaction_state", on_three.application_id))
-    driver.resume()
-    driver.finish()
-    found = on_three.outcome()
-    assert found.exactly_once, found
+_OF_TRANSACTIONS = pytest.mark.fault("T30", "the transaction coordinator is killed", "init, flush, commit")
+_OF_GROUPS = pytest.mark.fault("T31", "the group coordinator is killed", "send_offsets")
 
 
-@pytest.mark.fault("T31", "the group coordinator is killed", "send_offsets")
-def test_t31_the_group_coordinator_is_killed(on_three: Scenario, three: EmbeddedKafka) -> None:
+@pytest.mark.parametrize(
+    ("of", "at", "at_time"),
+    [
+        pytest.param("__transaction_state", "commit.after_init", 1, marks=_OF_TRANSACTIONS),
+        pytest.param("__transaction_state", "commit.after_flush", 2, marks=_OF_TRANSACTIONS),
+        pytest.param("__transaction_state", "commit.before_commit", 2, marks=_OF_TRANSACTIONS),
+        pytest.param("__consumer_offsets", "commit.after_flush", 2, marks=_OF_GROUPS),
+    ],
+)
+def test_t30_t31_a_coordinator_is_killed(
+    on_three: Scenario, three: EmbeddedKafka, of: str, at: str, at_time: int
+) -> None:
     on_three.feed(150)
-    driver = on_three.stopped_at("commit.after_flush", at_time=2)
-    three.kill_node(coordinator(on_three, "__consumer_offsets", on_three.application_id))
+    driver = on_three.stopped_at(at, at_time=at_time)
+    three.kill_node(coordinator(on_three, of, on_three.application_id))
     driver.resume()
     driver.finish()
     found = on_three.outcome()
