@@ -31,7 +31,8 @@
             ├── ChangelogError      the changelog topic is not what a changelog must be, or lost its beginning
             ├── StateLostError      a batch was committed without the state that it made
             ├── OffsetWentBackError a changelog offset was to become smaller
-            └── UncommittedBytesError  one micro-batch changes more state than memory may hold
+            ├── UncommittedBytesError  one micro-batch changes more state than memory may hold
+            └── StatefulProcessorError  a StatefulProcessor used its handle, state or timers wrongly
 
 The classes follow KIP-1050 (one category, one action) rather than Kafka's error codes. Each message
 starts with a stable condition name in brackets, because Spark hands Python errors on as text only.
@@ -243,3 +244,9 @@ class UncommittedBytesError(StateError):
     """One micro-batch changes more state than ``statestore.uncommitted.max.bytes`` allows."""
 
     condition = "KAFKA_EOS.STATE_UNCOMMITTED_BYTES"
+
+
+class StatefulProcessorError(StateError):
+    """A `StatefulProcessor` did what Spark's handle refuses; the message begins with Spark's condition."""
+
+    condition = "KAFKA_EOS.STATEFUL_PROCESSOR"

@@ -1,0 +1,315 @@
+"""A row of a state variable (a tuple that fits a `StructType`) as bytes and back.
+
+::
+
+    version (1) │ nulls (1 bit a field, the first field's is the lowest) │ slot of each field │ tails
+
+    slot    a fixed-width type: its value, big endian; others: the length of its tail (4)
+    tail    string: UTF-8 · binary: itself · decimal: unscaled integer, two's complement · struct: a row again
+            array: count (4) │ 1 + nulls, or 0 = none │ fixed-width values, or lengths (4 each) │ tails
+            map: length of what follows (4) │ array of keys │ array of values
+
+*Version* numbers the schemas that a variable has had (`registry`). Equal rows are equal bytes, so that keys of
+a map state can be looked up by them. Values are read and written as Spark's types do it (``toInternal`` and
+``fromInternal`` of `pyspark.sql.types`): a `TimestampType` comes back naive, in the local time zone.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Context, Decimal
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+from pyspark.sql import Row
+from pyspark.sql import types as t
+
+from kafka_eos_source.errors import InvalidSchemaError, StatefulProcessorError
+
+Value = tuple[Any, ...]
+_LENGTH = struct.Struct(">I")
+_WIDE = Context(prec=100)
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    """A type of a fixed width: its `struct` format, and how values become what that packs (None: as is)."""
+
+    format: str
+    encode: Callable[[Any], Any] | None = None
+    decode: Callable[[Any], Any] | None = None
+
+
+@dataclass(frozen=True)
+class _Tail:
+    """A type whose values vary in length."""
+
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+
+
+def make_row(names: Sequence[str], values: Value) -> Row:
+    """A `pyspark.sql.Row` with these field names, without its constructor's checks."""
+    row = tuple.__new__(Row, values)
+    row.__fields__ = names
+    return row
+
+
+class StructCodec:
+    """Rows of one schema, compiled once.
+
+    Args:
+        schema: of the rows; null is allowed in every field, as in Spark's state.
+        version: first byte of what is written, 0 to 255.
+
+    Raises:
+        InvalidSchemaError: a field is of a type that state cannot hold.
+    """
+
+    def __init__(self, schema: t.StructType, version: int = 0) -> None:
+        self.schema = schema
+        self.names: list[str] = schema.names
+        self._count = len(schema.fields)
+        kinds = [_kind(field.dataType, field.name) for field in schema.fields]
+        self._fixed = [(i, kind) for i, kind in enumerate(kinds) if isinstance(kind, _Fixed)]
+        self._tails = [(i, kind) for i, kind in enumerate(kinds) if isinstance(kind, _Tail)]
+        self._encoders = [(i, kind.encode) for i, kind in self._fixed if kind.encode is not None]
+        self._decoders = [(i, kind.decode) for i, kind in self._fixed if kind.decode is not None]
+        #: No value needs to be converted: `struct` alone does it.
+        self._plain = not (self._tails or self._encoders or self._decoders)
+        width = 1 + (self._count + 7) // 8
+        self._version = bytes([version])
+        self._head = self._version + bytes(width - 1)
+        slots = "".join(kind.format if isinstance(kind, _Fixed) else "I" for kind in kinds)
+        packer = struct.Struct(f">{width}s{slots}")
+        self._pack, self._unpack, self._size = packer.pack, packer.unpack_from, packer.size
+
+    def encode(self, row: Value) -> bytes:
+        """The row as bytes.
+
+        Raises:
+            StatefulProcessorError: it is no tuple (or list), or does not fit the schema.
+        """
+        try:
+            if self._plain and isinstance(row, tuple) and None not in row:
+                return self._pack(self._head, *row)
+            return self._encode(row)
+        except (struct.error, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            raise StatefulProcessorError(
+                f"STATE_STORE_VALUE: {_shown(row)} is no row of {self.schema.simpleString()}: {error}",
+                fix="give a tuple with one value for each field, of the field's type",
+            ) from error
+
+    def _encode(self, row: Any) -> bytes:
+        if not isinstance(row, (tuple, list)):
+            raise TypeError(f"a {type(row).__name__}, no tuple")
+        slots = list(row)
+        head = self._head
+        nulls = sum(1 << i for i, slot in enumerate(slots) if slot is None)
+        if nulls:
+            head = self._version + nulls.to_bytes(len(head) - 1, "little")
+        for i, encode in self._encoders:
+            if slots[i] is not None:
+                slots[i] = encode(slots[i])
+        tails: list[bytes] = []
+        for i, kind in self._tails:
+            if slots[i] is not None:
+                tail = kind.encode(slots[i])
+                slots[i] = len(tail)
+                tails.append(tail)
+        if nulls:
+            slots = [0 if slot is None else slot for slot in slots]
+        return self._pack(head, *slots) + b"".join(tails)
+
+    def decode(self, data: bytes) -> Value:
+        """The row that `encode` was given, as a tuple.
+
+        Raises:
+            StatefulProcessorError: these bytes are none of this schema.
+        """
+        try:
+            values = self._unpack(data)
+            if self._plain and values[0] == self._head:
+                return values[1:]
+            return self._decode(values[0], list(values[1:]), data)
+        except (struct.error, ValueError, IndexError) as error:
+            raise StatefulProcessorError(
+                f"STATE_STORE_VALUE: {data[:64]!r} ({len(data)} bytes) is no {self.schema.simpleString()}",
+                fix="the state is damaged, or was written with another schema",
+            ) from error
+
+    def _decode(self, head: bytes, values: list[Any], data: bytes) -> Value:
+        nulls = int.from_bytes(head[1:], "little")
+        for i, decode in self._decoders:
+            values[i] = decode(values[i])
+        at = self._size
+        for i, kind in self._tails:
+            if nulls >> i & 1:
+                continue
+            end = at + values[i]
+            if end > len(data):
+                raise ValueError(f"cut short at {len(data)} bytes")
+            values[i] = kind.decode(data[at:end])
+            at = end
+        if nulls:
+            for i in range(self._count):
+                if nulls >> i & 1:
+                    values[i] = None
+        return tuple(values)
+
+    def decode_row(self, data: bytes) -> Row:
+        """As `decode`, with the fields' names."""
+        return make_row(self.names, self.decode(data))
+
+
+def _shown(row: object) -> str:
+    text = repr(row)
+    return text if len(text) <= 200 else text[:200] + "…"
+
+
+def _kind(type_: t.DataType, name: str) -> _Fixed | _Tail:
+    """How values of a type are kept.
+
+    Raises:
+        InvalidSchemaError: state cannot hold them.
+    """
+    if type(type_) in _SIMPLE:
+        return _SIMPLE[type(type_)]
+    if isinstance(type_, (t.DateType, t.TimestampType, t.TimestampNTZType, t.DayTimeIntervalType)):
+        kept = "i" if isinstance(type_, t.DateType) else "q"
+        return _Fixed(kept, type_.toInternal, type_.fromInternal)
+    if isinstance(type_, (t.StringType, t.CharType, t.VarcharType)):
+        return _Tail(_encode_text, _decode_text)
+    if isinstance(type_, t.DecimalType):
+        return _decimal(type_)
+    if isinstance(type_, t.StructType):
+        return _struct(type_)
+    if isinstance(type_, t.ArrayType):
+        return _array(_kind(type_.elementType, name))
+    if isinstance(type_, t.MapType):
+        return _map(_kind(type_.keyType, name), _kind(type_.valueType, name))
+    raise InvalidSchemaError(
+        f"field {name!r} is of type {type_.simpleString()}, which state cannot hold",
+        fix="use boolean, numbers, string, binary, date, timestamp, day-time interval; arrays, maps, structs",
+    )
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise TypeError(f"{value!r} is no boolean")
+
+
+def _encode_text(value: str) -> bytes:
+    return value.encode()
+
+
+def _decode_text(data: bytes) -> str:
+    return data.decode()
+
+
+def _encode_binary(value: Any) -> bytes:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    raise TypeError(f"{value!r} is no bytes")
+
+
+_SIMPLE: dict[type[t.DataType], _Fixed | _Tail] = {
+    t.BooleanType: _Fixed("?", _boolean),
+    t.ByteType: _Fixed("b"),
+    t.ShortType: _Fixed("h"),
+    t.IntegerType: _Fixed("i"),
+    t.LongType: _Fixed("q"),
+    t.FloatType: _Fixed("f"),
+    t.DoubleType: _Fixed("d"),
+    t.BinaryType: _Tail(_encode_binary, bytes),
+}
+
+
+def _decimal(type_: t.DecimalType) -> _Tail:
+    unit = Decimal(1).scaleb(-type_.scale)
+    limit = 10**type_.precision
+
+    def encode(value: Any) -> bytes:
+        rounded = Decimal(value).quantize(unit, ROUND_HALF_UP, _WIDE)  # as Spark's Decimal.changePrecision
+        unscaled = int(rounded.scaleb(type_.scale, _WIDE))
+        if abs(unscaled) >= limit:
+            raise ValueError(f"{value} does not fit {type_.simpleString()}")
+        return unscaled.to_bytes(unscaled.bit_length() // 8 + 1, "big", signed=True)
+
+    def decode(data: bytes) -> Decimal:
+        return Decimal(int.from_bytes(data, "big", signed=True)).scaleb(-type_.scale, _WIDE)
+
+    return _Tail(encode, decode)
+
+
+def _struct(type_: t.StructType) -> _Tail:
+    codec = StructCodec(type_)
+    names = type_.names
+
+    def encode(value: Any) -> bytes:
+        if isinstance(value, dict):
+            value = tuple(value.get(name) for name in names)
+        return codec.encode(value)
+
+    return _Tail(encode, codec.decode_row)
+
+
+def _array(element: _Fixed | _Tail) -> _Tail:
+    def encode(values: Any) -> bytes:
+        if isinstance(values, (str, bytes, dict)):
+            raise TypeError(f"{values!r} is no list")
+        items = values.tolist() if isinstance(values, np.ndarray) else list(values)
+        count = len(items)
+        nulls = b"\0"
+        if None in items:
+            bits = sum(1 << i for i, item in enumerate(items) if item is None)
+            nulls = b"\1" + bits.to_bytes((count + 7) // 8, "little")
+        if isinstance(element, _Fixed):
+            convert = element.encode
+            if convert is not None:
+                items = [item if item is None else convert(item) for item in items]
+            slots = [0 if item is None else item for item in items]
+            return _LENGTH.pack(count) + nulls + struct.pack(f">{count}{element.format}", *slots)
+        tails = [b"" if item is None else element.encode(item) for item in items]
+        return b"".join((_LENGTH.pack(count), nulls, struct.pack(f">{count}I", *map(len, tails)), *tails))
+
+    def decode(data: bytes) -> list[Any]:
+        (count,) = _LENGTH.unpack_from(data)
+        at, bits = 5, 0
+        if data[4]:
+            at += (count + 7) // 8
+            bits = int.from_bytes(data[5:at], "little")
+        if isinstance(element, _Fixed):
+            items = list(struct.unpack_from(f">{count}{element.format}", data, at))
+            if element.decode is not None:
+                items = [element.decode(item) for item in items]
+        else:
+            lengths = struct.unpack_from(f">{count}I", data, at)
+            edges = list(accumulate(lengths, initial=at + 4 * count))
+            if edges[-1] > len(data):
+                raise ValueError(f"an array cut short at {len(data)} bytes")
+            items = [
+                None if bits >> i & 1 else element.decode(data[start:end])
+                for i, (start, end) in enumerate(pairwise(edges))
+            ]
+        return [None if bits >> i & 1 else item for i, item in enumerate(items)] if bits else items
+
+    return _Tail(encode, decode)
+
+
+def _map(key: _Fixed | _Tail, value: _Fixed | _Tail) -> _Tail:
+    keys, values = _array(key), _array(value)
+
+    def encode(mapping: Any) -> bytes:
+        packed = keys.encode(mapping.keys())
+        return _LENGTH.pack(len(packed)) + packed + values.encode(mapping.values())
+
+    def decode(data: bytes) -> dict[Any, Any]:
+        (length,) = _LENGTH.unpack_from(data)
+        return dict(zip(keys.decode(data[4 : 4 + length]), values.decode(data[4 + length :]), strict=True))
+
+    return _Tail(encode, decode)

@@ -1,0 +1,188 @@
+"""Schemas written as DDL, ``"count LONG, tags ARRAY<STRING>"``, read without a JVM.
+
+A processor's ``init`` runs in Python workers, where nobody parses DDL: Spark's own handle asks the JVM. Here
+the types that state can hold (`codec`) are read, as Spark's grammar writes them: names may be in backticks, a
+colon may stand between name and type, ``COMMENT '…'`` and ``COLLATE`` are skipped over.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pyspark.sql import types as t
+
+from kafka_eos_source.errors import InvalidSchemaError
+
+_TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)*`)|('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|(\w+)|(.))", re.DOTALL)
+
+_SIMPLE: dict[str, t.DataType] = {
+    "BOOLEAN": t.BooleanType(),
+    "BYTE": t.ByteType(),
+    "TINYINT": t.ByteType(),
+    "SHORT": t.ShortType(),
+    "SMALLINT": t.ShortType(),
+    "INT": t.IntegerType(),
+    "INTEGER": t.IntegerType(),
+    "LONG": t.LongType(),
+    "BIGINT": t.LongType(),
+    "FLOAT": t.FloatType(),
+    "REAL": t.FloatType(),
+    "DOUBLE": t.DoubleType(),
+    "STRING": t.StringType(),
+    "BINARY": t.BinaryType(),
+    "DATE": t.DateType(),
+    "TIMESTAMP": t.TimestampType(),
+    "TIMESTAMP_LTZ": t.TimestampType(),
+    "TIMESTAMP_NTZ": t.TimestampNTZType(),
+}
+_DECIMALS = ("DECIMAL", "DEC", "NUMERIC")
+_INTERVAL_UNITS = ("DAY", "HOUR", "MINUTE", "SECOND")
+
+
+def as_struct(schema: t.StructType | str, what: str) -> t.StructType:
+    """The schema of a state variable, given as a `StructType` or as DDL.
+
+    Args:
+        what: names it in errors.
+
+    Raises:
+        InvalidSchemaError: it is neither, or not DDL of types that state can hold.
+    """
+    if isinstance(schema, t.StructType):
+        return schema
+    if not isinstance(schema, str):
+        raise InvalidSchemaError(f"the schema of {what} is {schema!r}, expected a StructType or DDL")
+    return _Parser(schema, what).whole()
+
+
+class _Parser:
+    """Recursive descent over the tokens of one schema."""
+
+    def __init__(self, text: str, what: str) -> None:
+        self._text = text
+        self._what = what
+        self._tokens = [m.group().strip() for m in _TOKEN.finditer(text.strip())]
+        self._at = 0
+
+    def whole(self) -> t.StructType:
+        tokens = [token.upper() for token in self._tokens[:2]]
+        if tokens == ["STRUCT", "<"]:  # as StructType.simpleString() writes it
+            parsed = self._type()
+            struct = parsed if isinstance(parsed, t.StructType) else t.StructType()
+        else:
+            struct = self._fields(end=None)
+        if self._at < len(self._tokens):
+            raise self._error(f"{self._tokens[self._at]!r} is not expected there")
+        return struct
+
+    def _fields(self, end: str | None) -> t.StructType:
+        fields: list[t.StructField] = []
+        if end is not None and self._peek() == end:
+            self._at += 1
+            return t.StructType(fields)
+        while True:
+            fields.append(self._field())
+            token = self._next() if self._at < len(self._tokens) else None
+            if token == end:
+                return t.StructType(fields)
+            if token != ",":
+                raise self._error(f"after field {fields[-1].name!r} comes {token!r}")
+
+    def _field(self) -> t.StructField:
+        name = self._next()
+        if name.startswith("`"):
+            name = name[1:-1].replace("``", "`")
+        elif not re.fullmatch(r"\w+", name):
+            raise self._error(f"{name!r} is no name of a field")
+        if self._peek() == ":":
+            self._at += 1
+        type_ = self._type()
+        nullable = True
+        if self._peek() == "NOT":
+            self._at += 1
+            self._expect("NULL")
+            nullable = False
+        if self._peek() == "COMMENT":
+            self._at += 2
+        return t.StructField(name, type_, nullable)
+
+    def _type(self) -> t.DataType:
+        name = self._next().upper()
+        if name in _SIMPLE:
+            if name == "STRING" and self._peek() == "COLLATE":
+                self._at += 2
+            return _SIMPLE[name]
+        if name in _DECIMALS:
+            sizes = self._sizes()
+            return t.DecimalType(*sizes) if sizes else t.DecimalType()
+        if name in ("CHAR", "VARCHAR"):
+            self._sizes()
+            return t.StringType()
+        if name == "ARRAY":
+            self._expect("<")
+            element = self._type()
+            self._expect(">")
+            return t.ArrayType(element)
+        if name == "MAP":
+            self._expect("<")
+            key = self._type()
+            self._expect(",")
+            value = self._type()
+            self._expect(">")
+            return t.MapType(key, value)
+        if name == "STRUCT":
+            self._expect("<")
+            return self._fields(end=">")
+        if name == "INTERVAL":
+            return self._interval()
+        raise self._error(f"{name!r} is no type that state can hold")
+
+    def _interval(self) -> t.DataType:
+        start = self._unit()
+        end = start
+        if self._peek() == "TO":
+            self._at += 1
+            end = self._unit()
+        return t.DayTimeIntervalType(start, end)
+
+    def _unit(self) -> int:
+        unit = self._next().upper()
+        if unit not in _INTERVAL_UNITS:
+            raise self._error(f"an interval of {unit!r}, expected one of {', '.join(_INTERVAL_UNITS)}")
+        return _INTERVAL_UNITS.index(unit)
+
+    def _sizes(self) -> list[int]:
+        sizes: list[int] = []
+        if self._peek() != "(":
+            return sizes
+        self._at += 1
+        while True:
+            size = self._next()
+            if not size.isdigit():
+                raise self._error(f"{size!r} is no size")
+            sizes.append(int(size))
+            token = self._next()
+            if token == ")":
+                return sizes
+            if token != ",":
+                raise self._error(f"{token!r} among sizes")
+
+    def _peek(self) -> str | None:
+        return self._tokens[self._at].upper() if self._at < len(self._tokens) else None
+
+    def _next(self) -> str:
+        if self._at >= len(self._tokens):
+            raise self._error("it ends too early")
+        self._at += 1
+        return self._tokens[self._at - 1]
+
+    def _expect(self, token: str) -> None:
+        found = self._next()
+        if found.upper() != token:
+            raise self._error(f"{found!r} stands where {token!r} is expected")
+
+    def _error(self, problem: str) -> InvalidSchemaError:
+        return InvalidSchemaError(
+            f"the schema of {self._what}, {self._text!r}: {problem}",
+            fix="write it as 'name TYPE, name TYPE', or give a StructType",
+        )
