@@ -9,9 +9,9 @@
             array: count (4) │ 1 + nulls, or 0 = none │ fixed-width values, or lengths (4 each) │ tails
             map: length of what follows (4) │ array of keys │ array of values
 
-*Version* numbers the schemas that a variable has had (`registry`). Equal rows are equal bytes, so that keys of
-a map state can be looked up by them. Values are read and written as Spark's types do it (``toInternal`` and
-``fromInternal`` of `pyspark.sql.types`): a `TimestampType` comes back naive, in the local time zone.
+*Version* numbers the schemas that a variable has had (`registry`). Equal rows are equal bytes, so that keys
+of a map state can be looked up by them. Values are read and written as Spark's types do it (``toInternal``
+and ``fromInternal`` of `pyspark.sql.types`): a `TimestampType` comes back naive, in the local time zone.
 """
 
 from __future__ import annotations

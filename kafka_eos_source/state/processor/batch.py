@@ -1,0 +1,140 @@
+"""A batch of a shard, step by step: which method of the processor is called with what, in the order of `run`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor
+
+from kafka_eos_source.state.describe import META_KEY
+from kafka_eos_source.state.layout import TIMED, Entry
+from kafka_eos_source.state.model import StateAccess
+from kafka_eos_source.state.processor import registry
+from kafka_eos_source.state.processor.clock import Clock
+from kafka_eos_source.state.processor.handle import Phase, StatefulProcessorHandle
+from kafka_eos_source.state.processor.output import Output
+from kafka_eos_source.state.processor.registry import Registry
+from kafka_eos_source.state.processor.rows import Groups, KeyColumns
+from kafka_eos_source.state.processor.window import WINDOW_KEYS
+
+
+class ProcessorBatch:
+    """One call of `StatefulProcessorRunner.process`.
+
+    Args:
+        processor: whose ``init`` was called with the handle.
+        handle: in CREATED.
+        clock: of the batch.
+        columns: the grouping columns.
+        output: collects what the processor returns.
+    """
+
+    def __init__(
+        self,
+        processor: StatefulProcessor,
+        handle: StatefulProcessorHandle,
+        clock: Clock,
+        columns: KeyColumns,
+        output: Output,
+    ) -> None:
+        self._processor = processor
+        self._handle = handle
+        self._keys = handle.keys
+        self._clock = clock
+        self._columns = columns
+        self._output = output
+
+    def open(self, state: StateAccess, declared: Registry) -> None:
+        """Let what ``init`` declared meet what the store holds.
+
+        Raises:
+            StateMismatchError: they do not fit.
+        """
+        handle = self._handle
+        stored = registry.read(state)
+        now, dropped = registry.reconcile(stored, declared, handle.declarations, frozenset(handle.deleted))
+        for variable in dropped:
+            for table in (variable.table, variable.table | TIMED):
+                state.delete_range(bytes([table]), bytes([table + 1]))
+        if now != stored:
+            state.put(META_KEY, now.description().to_json())
+        handle.bind(now.variables, self._clock.now_ms)
+        handle.move_to(Phase.INITIALIZED)
+
+    def handle_initial(self, batches: list[pa.RecordBatch]) -> None:
+        """``handleInitialState`` for each row (or frame) of these."""
+        if not batches:
+            return
+        handle = self._processor.handleInitialState
+        for groups, start, end in self._windows(pa.Table.from_batches(batches)):
+            for i, states in enumerate(self._columns.values(groups, start, end)):
+                self._keys.section = self._keys.sections[i]
+                for one in states:
+                    handle(groups.keys[start + i], one, self._clock.values)
+
+    def handle_rows(self, table: pa.Table) -> Iterator[pa.RecordBatch]:
+        """``handleInputRows`` for each key."""
+        handle = self._processor.handleInputRows
+        for groups, start, end in self._windows(table):
+            for i, rows in enumerate(self._columns.values(groups, start, end)):
+                self._keys.section = self._keys.sections[i]
+                results = handle(groups.keys[start + i], rows, self._clock.values)
+                self._output.add(results, "handleInputRows")
+                if self._output.is_full:
+                    yield from self._output.take()
+        self._handle.flush()
+        self._handle.move_to(Phase.DATA_PROCESSED)
+
+    def handle_timers(self) -> Iterator[pa.RecordBatch]:
+        """``handleExpiredTimer`` for each timer that is due now."""
+        if self._clock.due_ms is not None:
+            due = self._handle.timers.due(self._clock.due_ms)
+            while window := list(islice(due, WINDOW_KEYS)):
+                yield from self._fire(window)
+            self._handle.flush()
+        self._handle.move_to(Phase.TIMER_PROCESSED)
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Remove what has expired; the rest of the output."""
+        self._handle.sweep()
+        yield from self._output.take()
+
+    def close(self) -> None:
+        """``close`` of the processor, whatever happened before."""
+        self._keys.section = None
+        self._processor.close()
+        self._handle.move_to(Phase.CLOSED)
+
+    def _windows(self, table: pa.Table) -> Iterator[tuple[Groups, int, int]]:
+        """Each window of keys that have rows in this table, entered."""
+        if not table.num_rows:
+            return
+        groups = self._columns.group(table)
+        for start, end in groups.windows():
+            self._enter(groups.group_keys.slice(start, end - start))
+            yield groups, start, end
+
+    def _fire(self, window: list[Entry]) -> Iterator[pa.RecordBatch]:
+        keys, timers = self._keys, self._handle.timers
+        position = {key: i for i, key in enumerate(dict.fromkeys(entry.group_key for entry in window))}
+        group_keys = pa.array(list(position), pa.binary())
+        self._enter(group_keys)
+        seen = self._columns.keys(group_keys)
+        for entry in window:
+            i, time_ms = position[entry.group_key], entry.time_ms or 0
+            keys.section = keys.sections[i]
+            if not timers.is_set(time_ms):
+                continue  # an earlier handler of this pass deleted it
+            results = self._processor.handleExpiredTimer(
+                seen[i], self._clock.values, ExpiredTimerInfo(time_ms)
+            )
+            self._output.add(results, "handleExpiredTimer")
+            timers.delete(time_ms)
+            if self._output.is_full:
+                yield from self._output.take()
+
+    def _enter(self, group_keys: pa.BinaryArray) -> None:
+        self._handle.flush()
+        self._keys.enter(group_keys)

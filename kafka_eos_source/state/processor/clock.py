@@ -1,0 +1,80 @@
+"""The times of a batch: what timers and rows are measured by.
+
+*Processing time* is the batch's, the same for all of it. The *watermark* is the largest event time of the
+batches before, less the delay; never below 0 and never going back, as in Spark. Rows are late when their
+event time is not above the watermark of the batch *before*, again as in Spark (its ``LateEvents`` watermark,
+SPARK-40925): what came in one batch with the rows that moved the watermark is not late yet.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.streaming.stateful_processor import TimerValues
+
+from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.state import layout
+from kafka_eos_source.state.describe import META_TABLE
+from kafka_eos_source.state.model import BatchContext, StateAccess
+
+_WATERMARK_KEY = layout.keyed(META_TABLE, b"", b"watermark")
+_MS = struct.Struct(">q")
+_US_PER_MS = 1000
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Times of one batch, in ms since the epoch.
+
+    Attributes:
+        now_ms: processing time.
+        values: what handlers are told; -1 = not known in this time mode.
+        due_ms: timers up to here (included) fire; None = there are no timers.
+        late_ms: rows up to here (included) are late; None = no row is.
+    """
+
+    now_ms: int
+    values: TimerValues
+    due_ms: int | None
+    late_ms: int | None
+
+
+def read_clock(state: StateAccess, context: BatchContext, time_mode: str, delay_ms: int) -> Clock:
+    """The times of this batch. In event time its watermark is left in the store, for the next one."""
+    now_ms = context.time_ms
+    if time_mode == "None":
+        return Clock(now_ms, TimerValues(-1, -1), None, None)
+    if time_mode == "ProcessingTime":
+        return Clock(now_ms, TimerValues(now_ms, -1), now_ms, None)
+    stored = state.get(_WATERMARK_KEY)
+    late_ms = None if stored is None else int(_MS.unpack(stored)[0])
+    watermark_ms = max(context.watermark_ms(delay_ms) or 0, late_ms or 0)
+    if watermark_ms != late_ms:
+        state.put(_WATERMARK_KEY, _MS.pack(watermark_ms))
+    return Clock(now_ms, TimerValues(now_ms, watermark_ms), watermark_ms, late_ms)
+
+
+def drop_late(table: pa.Table, event_time: str, late_ms: int | None) -> tuple[pa.Table, int | None]:
+    """The rows that are not late, and the largest event time of all (ms, rounded down; None = there is none).
+
+    Rows without an event time are never late.
+
+    Raises:
+        InvalidSchemaError: the column is no timestamp.
+    """
+    column = table.column(event_time)
+    if not pa.types.is_timestamp(column.type):
+        raise InvalidSchemaError(
+            f"event time column {event_time!r} is {column.type}, expected a timestamp",
+            fix="cast it to a timestamp",
+        )
+    times_us = column.cast(pa.timestamp("us", column.type.tz), safe=False).cast(pa.int64())
+    latest_us = pc.max(times_us).as_py()
+    if late_ms is not None:
+        late = pc.less_equal(times_us, late_ms * _US_PER_MS).fill_null(False)
+        if pc.any(late).as_py():
+            table = table.filter(pc.invert(late))
+    return table, None if latest_us is None else latest_us // _US_PER_MS

@@ -1,0 +1,63 @@
+"""What a variable's schema may become: the rules of Spark's Avro-encoded state, less what loses data unseen.
+
+Fields are told apart by name. They may be added (null in what is there), dropped, put in another order,
+widened. Added *and* dropped at once looks like a rename, which would lose the values: refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+
+from pyspark.sql import types as t
+
+from kafka_eos_source.state.processor.codec import Value
+
+_INTS: tuple[type[t.DataType], ...] = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
+_WIDER: dict[type[t.DataType], tuple[type[t.DataType], ...]] = {
+    t.ByteType: (*_INTS[1:], t.FloatType, t.DoubleType),
+    t.ShortType: (*_INTS[2:], t.FloatType, t.DoubleType),
+    t.IntegerType: (t.LongType, t.DoubleType),
+    t.FloatType: (t.DoubleType,),
+}
+
+
+def shape(type_: t.DataType) -> str:
+    """A type as text, less what does not change how values are kept (nullability, comments)."""
+    return type_.simpleString()
+
+
+def problem(old: t.StructType, new: t.StructType) -> str | None:
+    """Why rows of ``old`` cannot be read as rows of ``new``; None = they can."""
+    was = {field.name: field.dataType for field in old.fields}
+    now = {field.name: field.dataType for field in new.fields}
+    dropped = [name for name in was if name not in now]
+    added = [name for name in now if name not in was]
+    if dropped and added:
+        return f"{', '.join(dropped)} gone and {', '.join(added)} new, which looks like a rename"
+    for name in was.keys() & now.keys():
+        if not _widens(was[name], now[name]):
+            return f"{name} was {shape(was[name])} and is {shape(now[name])}"
+    return None
+
+
+def converter(old: t.StructType, new: t.StructType) -> Callable[[Value], Value]:
+    """Rows of ``old`` to rows of ``new``; only where there is no `problem`."""
+    position = {name: i for i, name in enumerate(old.names)}
+    sources = [position.get(name, -1) for name in new.names]
+    floats = [isinstance(field.dataType, (t.FloatType, t.DoubleType)) for field in new.fields]
+
+    def convert(row: Value) -> Value:
+        extended = tuple(chain(row, (None,)))  # -1, a field that is new, is the null behind the last one
+        return tuple(
+            float(extended[i]) if is_float and extended[i] is not None else extended[i]
+            for i, is_float in zip(sources, floats, strict=True)
+        )
+
+    return convert
+
+
+def _widens(old: t.DataType, new: t.DataType) -> bool:
+    if isinstance(old, t.DecimalType) and isinstance(new, t.DecimalType):
+        return old.scale == new.scale and old.precision <= new.precision
+    return shape(old) == shape(new) or type(new) in _WIDER.get(type(old), ())

@@ -1,0 +1,245 @@
+"""The handle that a processor gets in ``init``: Spark's `StatefulProcessorHandle` on a store of this package.
+
+::
+
+    CREATED -> INITIALIZED -> DATA_PROCESSED -> TIMER_PROCESSED -> CLOSED, which follows on each
+    PRE_INIT -> CLOSED
+
+State variables are made in CREATED (a task) or PRE_INIT (the driver, which only wants to know them); timers
+are used from INITIALIZED to DATA_PROCESSED. What is refused otherwise, and the names of the conditions, are
+Spark's (`StatefulProcessorHandleImplBase`, `StateStoreErrors`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal, TypeVar
+
+from pyspark import TaskContext
+from pyspark.sql.streaming import stateful_processor as spark
+from pyspark.sql.types import StructType
+
+from kafka_eos_source.errors import StatefulProcessorError
+from kafka_eos_source.state.processor.ddl import as_struct
+from kafka_eos_source.state.processor.list_state import ListState
+from kafka_eos_source.state.processor.map_state import MapState
+from kafka_eos_source.state.processor.registry import Declaration, VariableInfo, VariableKind, check_types
+from kafka_eos_source.state.processor.timers import Timers
+from kafka_eos_source.state.processor.value_state import ValueState
+from kafka_eos_source.state.processor.variable import Variable
+from kafka_eos_source.state.processor.window import KeyWindow
+
+TimeMode = Literal["None", "ProcessingTime", "EventTime"]
+V = TypeVar("V", bound=Variable)
+
+
+class Phase(Enum):
+    """How far the batch is; names are Spark's."""
+
+    PRE_INIT = "PRE_INIT"
+    CREATED = "CREATED"
+    INITIALIZED = "INITIALIZED"
+    DATA_PROCESSED = "DATA_PROCESSED"
+    TIMER_PROCESSED = "TIMER_PROCESSED"
+    CLOSED = "CLOSED"
+
+
+_MOVES: dict[Phase, tuple[Phase, ...]] = {
+    Phase.PRE_INIT: (Phase.CLOSED,),
+    Phase.CREATED: (Phase.INITIALIZED, Phase.CLOSED),
+    Phase.INITIALIZED: (Phase.DATA_PROCESSED, Phase.CLOSED),
+    Phase.DATA_PROCESSED: (Phase.TIMER_PROCESSED, Phase.CLOSED),
+    Phase.TIMER_PROCESSED: (Phase.CLOSED,),
+    Phase.CLOSED: (),
+}
+_DECLARING = (Phase.PRE_INIT, Phase.CREATED)
+_INVALID_STATE = "CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE"
+_TIMING = (Phase.INITIALIZED, Phase.DATA_PROCESSED)
+
+
+@dataclass(frozen=True)
+class QueryInfo:
+    """Which query and batch a processor works for (Spark's Scala handle tells it, `QueryInfo`)."""
+
+    query_id: str
+    run_id: str
+    batch_id: int
+
+    def getQueryId(self) -> str:
+        """Spark's id of the query; "" outside of a Spark task."""
+        return self.query_id
+
+    def getRunId(self) -> str:
+        """Spark's id of the run; "" outside of a Spark task."""
+        return self.run_id
+
+    def getBatchId(self) -> int:
+        """Number of the micro-batch."""
+        return self.batch_id
+
+
+class StatefulProcessorHandle(spark.StatefulProcessorHandle):
+    """See Spark's class for what each method does.
+
+    Args:
+        time_mode: of the operator.
+        keys: the window of keys that variables and timers speak of.
+        batch_id: of the micro-batch; -1 = none, on the driver.
+        phase: CREATED, or PRE_INIT on the driver.
+
+    Attributes:
+        declarations: what ``init`` declared so far, in order.
+        deleted: what it gave to ``deleteIfExists``.
+        keys: the window.
+        timers: of the shard.
+    """
+
+    def __init__(
+        self, time_mode: TimeMode, keys: KeyWindow, batch_id: int = -1, phase: Phase = Phase.CREATED
+    ) -> None:
+        self.declarations: list[Declaration] = []
+        self.deleted: set[str] = set()
+        self.timers = Timers(keys)
+        self._time_mode = time_mode
+        self.keys = keys
+        self._batch_id = batch_id
+        self._phase = phase
+        self._variables: dict[str, Variable] = {}
+
+    def getValueState(
+        self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
+    ) -> ValueState:
+        """A variable with one row a key."""
+        return self._declare("value", ValueState, stateName, schema, ttlDurationMs)
+
+    def getListState(
+        self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
+    ) -> ListState:
+        """A variable with a list of rows a key; each row has a time to live of its own."""
+        return self._declare("list", ListState, stateName, schema, ttlDurationMs)
+
+    def getMapState(
+        self,
+        stateName: str,
+        userKeySchema: StructType | str,
+        valueSchema: StructType | str,
+        ttlDurationMs: int | None = None,
+    ) -> MapState:
+        """A variable with rows by map key; each row has a time to live of its own."""
+        return self._declare("map", MapState, stateName, valueSchema, ttlDurationMs, userKeySchema)
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        """Set a timer for the current key. One that lies in the past fires in this batch."""
+        self._check_timing("register_timer")
+        self.timers.register(expiryTimestampMs)
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        """Remove a timer of the current key."""
+        self._check_timing("delete_timer")
+        self.timers.delete(expiryTimestampMs)
+
+    def listTimers(self) -> Iterator[int]:
+        """The times of the current key's timers, the one that fires just now among them; earliest first."""
+        self._check_timing("list_timers")
+        return iter(self.timers.times_ms())
+
+    def deleteIfExists(self, stateName: str) -> None:
+        """Remove a variable and all its state, that of all keys."""
+        self._check_declaring("delete_if_exists")
+        self.deleted.add(stateName)
+
+    def getQueryInfo(self) -> QueryInfo:
+        """Query, run and batch."""
+        context = TaskContext.get()
+        if context is None:
+            return QueryInfo("", "", self._batch_id)
+        # What Spark's StreamExecution sets for the tasks of a query.
+        query = context.getLocalProperty("sql.streaming.queryId") or ""
+        return QueryInfo(query, context.getLocalProperty("spark.jobGroup.id") or "", self._batch_id)
+
+    def move_to(self, phase: Phase) -> None:
+        """The runner only: go on to the next phase.
+
+        Raises:
+            StatefulProcessorError: it does not follow the present one.
+        """
+        if phase not in _MOVES[self._phase]:
+            raise StatefulProcessorError(f"the handle cannot go from {self._phase.value} to {phase.value}")
+        self._phase = phase
+
+    def bind(self, variables: tuple[VariableInfo, ...], now_ms: int) -> None:
+        """The runner only: give the variables their tables, after ``init``."""
+        by_name = {info.name: info for info in variables}
+        for declaration in self.declarations:
+            info = by_name[declaration.name]
+            self._variables[declaration.name].bind(info, now_ms, declaration.ttl_ms)
+
+    def flush(self) -> None:
+        """The runner only: hand what was written for the keys of the window to the store."""
+        for variable in self._variables.values():
+            variable.flush()
+
+    def sweep(self) -> int:
+        """The runner only: remove values that have expired. Returns how many."""
+        return sum(variable.sweep() for variable in self._variables.values())
+
+    def _declare(
+        self,
+        kind: VariableKind,
+        make: Callable[[str, KeyWindow], V],
+        name: str,
+        schema: StructType | str,
+        ttl_ms: int | None,
+        map_key: StructType | str | None = None,
+    ) -> V:
+        self._check_declaring(f"get_{kind}_state")
+        if name in self._variables:
+            raise StatefulProcessorError(
+                f"STATEFUL_PROCESSOR_DUPLICATE_STATE_VARIABLE_DEFINED: {name!r} was created before",
+                fix="give each state variable a name of its own",
+            )
+        if ttl_ms is not None:
+            self._check_ttl(name, ttl_ms)
+        what = f"state variable {name!r}"
+        key = None if map_key is None else as_struct(map_key, f"the keys of {what}")
+        declaration = Declaration(name, kind, as_struct(schema, what), key, ttl_ms)
+        check_types(declaration)
+        self.declarations.append(declaration)
+        variable = make(name, self.keys)
+        self._variables[name] = variable
+        return variable
+
+    def _check_declaring(self, operation: str) -> None:
+        if self._phase not in _DECLARING:
+            raise self._wrong_phase(operation, "create and delete state variables in init() only")
+
+    def _check_timing(self, operation: str) -> None:
+        if self._time_mode == "None":
+            raise StatefulProcessorError(
+                f"STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE: {operation} with "
+                "timeMode 'None'",
+                fix="give the operator timeMode 'ProcessingTime' or 'EventTime'",
+            )
+        if self._phase not in _TIMING:
+            raise self._wrong_phase(operation, "use timers in the handlers, not in init() or close()")
+
+    def _check_ttl(self, name: str, ttl_ms: int) -> None:
+        if self._time_mode != "ProcessingTime":
+            raise StatefulProcessorError(
+                f"STATEFUL_PROCESSOR_INCORRECT_TIME_MODE_TO_ASSIGN_TTL: state variable {name!r} has a time to "
+                f"live with timeMode {self._time_mode!r}",
+                fix="give the operator timeMode 'ProcessingTime', or the variable no ttlDurationMs",
+            )
+        if isinstance(ttl_ms, bool) or not isinstance(ttl_ms, int) or ttl_ms <= 0:
+            raise StatefulProcessorError(
+                f"STATEFUL_PROCESSOR_TTL_DURATION_MUST_BE_POSITIVE: ttlDurationMs of {name!r} is {ttl_ms!r}",
+                fix="give a whole number of milliseconds above 0, or None for no time to live",
+            )
+
+    def _wrong_phase(self, operation: str, fix: str) -> StatefulProcessorError:
+        return StatefulProcessorError(
+            f"STATEFUL_PROCESSOR_{_INVALID_STATE}: {operation} in handle state {self._phase.value}",
+            fix=fix,
+        )

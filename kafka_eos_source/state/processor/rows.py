@@ -1,0 +1,145 @@
+"""The rows of a shard grouped by key, and as Spark hands them to a processor: `Row` or pandas.
+
+All rows of the shard are in memory while they are grouped, once as they came and once in order of the keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from kafka_eos_source.state.keys import KeyCodec
+from kafka_eos_source.state.processor.codec import make_row
+from kafka_eos_source.state.processor.window import WINDOW_KEYS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RowStyle = Literal["rows", "pandas"]
+Key = tuple[Any, ...]
+
+#: Rows that are turned into Python objects at a time; a key with more gets them in several goes.
+SLICE_ROWS = 16_384
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Rows in order of their keys; those of a key in order of arrival.
+
+    Attributes:
+        table: the rows.
+        group_keys: one of each, in order of arrival of their first rows.
+        keys: the same, as a processor sees them.
+        edges: rows of key ``i`` are ``edges[i]`` to ``edges[i + 1]`` (excluded).
+    """
+
+    table: pa.Table
+    group_keys: pa.BinaryArray
+    keys: list[Key]
+    edges: list[int]
+
+    def windows(self) -> Iterator[tuple[int, int]]:
+        """Ranges of keys that make a window: `WINDOW_KEYS` and about `SLICE_ROWS` rows at most."""
+        start, count = 0, len(self.keys)
+        while start < count:
+            end = int(np.searchsorted(self.edges, self.edges[start] + SLICE_ROWS, "right")) - 1
+            end = min(max(end, start + 1), start + WINDOW_KEYS)
+            yield start, end
+            start = end
+
+
+class KeyColumns:
+    """The grouping columns of a shard: rows to keys, and keys to what a processor sees of them.
+
+    Args:
+        schema: of the grouping columns.
+        style: what the processor takes.
+    """
+
+    def __init__(self, schema: pa.Schema, style: RowStyle) -> None:
+        self._schema = schema
+        self._style = style
+        self.codec = KeyCodec(schema)
+
+    def group(self, table: pa.Table) -> Groups:
+        """The rows in order of their keys."""
+        # Cast: Spark may have sent another time zone, or strings with 64-bit offsets.
+        columns = [_whole(table.column(field.name).cast(field.type)) for field in self._schema]
+        encoded = self.codec.encode(columns).dictionary_encode()
+        codes = encoded.indices.to_numpy()
+        order = np.argsort(codes, kind="stable")
+        counts = np.bincount(codes, minlength=len(encoded.dictionary))
+        edges = np.concatenate([[0], np.cumsum(counts)])
+        first = pa.array(order[edges[:-1]])
+        keys = self._tuples([column.take(first) for column in columns])
+        ordered = table if _is_sorted(codes) else table.take(pa.array(order))
+        return Groups(ordered, encoded.dictionary, keys, edges.tolist())
+
+    def keys(self, group_keys: pa.BinaryArray) -> list[Key]:
+        """Group keys as a processor sees them."""
+        return self._tuples(self.codec.decode(group_keys))
+
+    def values(self, groups: Groups, start: int, end: int) -> Iterator[Iterator[Any]]:
+        """The rows of each key from ``start`` to ``end`` (excluded), as a processor takes them."""
+        first, last = groups.edges[start], groups.edges[end]
+        if end - start == 1 and last - first > SLICE_ROWS:
+            yield self._lazily(groups.table.slice(first, last - first))
+            return
+        part = groups.table.slice(first, last - first)
+        edges = [edge - first for edge in groups.edges[start : end + 1]]
+        if self._style == "pandas":
+            frame = to_pandas(part)
+            yield from (iter([_cut(frame, low, high)]) for low, high in pairwise(edges))
+        else:
+            rows = to_rows(part)
+            yield from (iter(rows[low:high]) for low, high in pairwise(edges))
+
+    def _lazily(self, table: pa.Table) -> Iterator[Any]:
+        for start in range(0, table.num_rows, SLICE_ROWS):
+            part = table.slice(start, SLICE_ROWS)
+            if self._style == "pandas":
+                yield to_pandas(part)
+            else:
+                yield from to_rows(part)
+
+    def _tuples(self, columns: Sequence[pa.Array]) -> list[Key]:
+        table = pa.Table.from_arrays(list(columns), names=[str(i) for i in range(len(columns))])
+        if self._style == "pandas":
+            return list(to_pandas(table).itertuples(index=False, name=None))
+        return list(zip(*(column.to_pylist() for column in columns), strict=True))
+
+
+def to_rows(table: pa.Table) -> list[Any]:
+    """Each row as a `Row` with all columns; values as Arrow's ``as_py`` gives them, as in Spark's worker."""
+    names = table.column_names
+    return [make_row(names, values) for values in zip(*(c.to_pylist() for c in table.columns), strict=True)]
+
+
+def to_pandas(table: pa.Table) -> pd.DataFrame:
+    """A frame of all columns; timestamps naive, in the time zone of their column: that of Spark's session."""
+    frame = table.to_pandas(date_as_object=True)
+    for name, field in zip(frame.columns, table.schema, strict=True):
+        if pa.types.is_timestamp(field.type) and field.type.tz is not None:
+            frame[name] = frame[name].dt.tz_localize(None)
+    return frame
+
+
+def _cut(whole: pd.DataFrame, low: int, high: int) -> pd.DataFrame:
+    part = whole.iloc[low:high].copy()  # its own, to be changed as the processor likes
+    part.index = range(high - low)
+    return part
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    combined = column.combine_chunks()
+    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
+
+
+def _is_sorted(codes: NDArray[Any]) -> bool:
+    return bool((codes[1:] >= codes[:-1]).all())
