@@ -1,4 +1,4 @@
-"""A batch of a shard, step by step: which method of the processor is called with what, in the order of `run`."""
+"""A batch of a shard, step by step: which method of the processor gets what, in the order of `run`."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ _MOVES: dict[Phase, tuple[Phase, ...]] = {
     Phase.CLOSED: (),
 }
 _DECLARING = (Phase.PRE_INIT, Phase.CREATED)
-_INVALID_STATE = "CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE"
+_INVALID_STATE = "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE"
 _TIMING = (Phase.INITIALIZED, Phase.DATA_PROCESSED)
 
 
@@ -228,8 +228,8 @@ class StatefulProcessorHandle(spark.StatefulProcessorHandle):
     def _check_ttl(self, name: str, ttl_ms: int) -> None:
         if self._time_mode != "ProcessingTime":
             raise StatefulProcessorError(
-                f"STATEFUL_PROCESSOR_INCORRECT_TIME_MODE_TO_ASSIGN_TTL: state variable {name!r} has a time to "
-                f"live with timeMode {self._time_mode!r}",
+                f"STATEFUL_PROCESSOR_INCORRECT_TIME_MODE_TO_ASSIGN_TTL: state variable {name!r} has a time "
+                f"to live with timeMode {self._time_mode!r}",
                 fix="give the operator timeMode 'ProcessingTime', or the variable no ttlDurationMs",
             )
         if isinstance(ttl_ms, bool) or not isinstance(ttl_ms, int) or ttl_ms <= 0:
@@ -240,6 +240,6 @@ class StatefulProcessorHandle(spark.StatefulProcessorHandle):
 
     def _wrong_phase(self, operation: str, fix: str) -> StatefulProcessorError:
         return StatefulProcessorError(
-            f"STATEFUL_PROCESSOR_{_INVALID_STATE}: {operation} in handle state {self._phase.value}",
+            f"{_INVALID_STATE}: {operation} in handle state {self._phase.value}",
             fix=fix,
         )

@@ -8,7 +8,6 @@ was written goes out in one `put_many` when the window is left.
 from __future__ import annotations
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kafka_eos_source.errors import StatefulProcessorError
 from kafka_eos_source.state.keys import keyed_keys
@@ -40,7 +39,7 @@ class KeyWindow:
     def enter(self, group_keys: pa.BinaryArray) -> None:
         """Turn to these keys. Tables must have been flushed."""
         self.group_keys = group_keys
-        self.sections = pc.binary_slice(keyed_keys(1, group_keys), 1).to_pylist()
+        self.sections = [key[1:] for key in keyed_keys(1, group_keys).to_pylist()]
         self.section = None
 
     def current(self) -> bytes:

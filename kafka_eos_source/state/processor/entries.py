@@ -1,0 +1,93 @@
+"""What is in a store, as Python values: for whoever reads state without running the processor.
+
+Works on keys and values as the store and its changelog have them, so on both.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from kafka_eos_source.state import layout
+from kafka_eos_source.state.processor.arrow import arrow_schema
+from kafka_eos_source.state.processor.codec import StructCodec, Value
+from kafka_eos_source.state.processor.registry import TIMERS, Registry, VariableInfo
+from kafka_eos_source.state.processor.rows import KeyColumns
+from kafka_eos_source.state.processor.ttl import EXPIRY_BYTES
+from kafka_eos_source.state.processor.versions import VersionedCodec
+
+TIMER_NAME = "$timers"
+_BATCH = 4096
+_SIGN = 1 << 63
+_POSITION = struct.Struct(">Q")
+
+
+class StateEntry(NamedTuple):
+    """One row of a variable, or one timer.
+
+    Attributes:
+        variable: its name; `TIMER_NAME` for a timer.
+        key: values of the grouping columns.
+        map_key: of a map state; None for others.
+        position: of an element of a list state, rising in the order of the list; None for others.
+        value: the row; () for a timer.
+        expiry_ms: when the row expires or the timer fires; None = never.
+    """
+
+    variable: str
+    key: tuple[Any, ...]
+    map_key: Value | None
+    position: int | None
+    value: Value
+    expiry_ms: int | None
+
+
+def read_entries(registry: Registry, pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[StateEntry]:
+    """The rows and timers among these keys and values, in their order; all else is passed over.
+
+    Expired rows that no sweep has removed yet are among them: compare ``expiry_ms`` with the last batch's time.
+
+    Raises:
+        StatefulProcessorError: a value is no row of its variable.
+    """
+    readers = {variable.table: _Reader(variable) for variable in registry.variables}
+    columns = KeyColumns(arrow_schema(registry.key), "rows")
+    pairs = iter(pairs)
+    while batch := list(islice(pairs, _BATCH)):
+        found = [
+            (entry, value)
+            for entry, value in ((layout.split(key), value) for key, value in batch if key[0])
+            if entry.table == TIMERS or (entry.table in readers and readers[entry.table].holds(entry))
+        ]
+        keys = columns.keys(pa.array([entry.group_key for entry, _ in found], pa.binary()))
+        for key, (entry, value) in zip(keys, found, strict=True):
+            if entry.table == TIMERS:
+                yield StateEntry(TIMER_NAME, key, None, None, (), int.from_bytes(entry.rest, "big") - _SIGN)
+            else:
+                yield readers[entry.table].read(key, entry, value)
+
+
+class _Reader:
+    """Entries of one variable."""
+
+    def __init__(self, variable: VariableInfo) -> None:
+        self._variable = variable
+        self._codec = VersionedCodec(variable.schemas)
+        self._map_keys = None if variable.map_key is None else StructCodec(variable.map_key)
+
+    def holds(self, entry: layout.Entry) -> bool:
+        """Whether the entry is a row: the head of a list is none."""
+        return self._variable.kind != "list" or bool(entry.rest)
+
+    def read(self, key: tuple[Any, ...], entry: layout.Entry, value: bytes) -> StateEntry:
+        expiry_ms = None
+        if self._variable.ttl:
+            expiry_ms = int.from_bytes(value[:EXPIRY_BYTES], "big") - _SIGN
+            value = value[EXPIRY_BYTES:]
+        map_key = None if self._map_keys is None else self._map_keys.decode(entry.rest)
+        position = _POSITION.unpack(entry.rest)[0] if self._variable.kind == "list" else None
+        return StateEntry(self._variable.name, key, map_key, position, self._codec.decode(value), expiry_ms)
