@@ -41,11 +41,15 @@ class JarSet:
         name: of the folder.
         artifacts: organisation, module, revision.
         about: how many jars that makes, for the progress shown.
+        version: of the set, in the folder's name.
+        transitive: whether what the artifacts need is fetched with them; else they alone.
     """
 
     name: str
     artifacts: tuple[tuple[str, str, str], ...]
     about: int
+    version: str = KAFKA_VERSION
+    transitive: bool = True
 
 
 BROKER = JarSet(
@@ -84,7 +88,7 @@ def jars(jar_set: JarSet = BROKER, cache: Path | None = None, fetch: Fetch | Non
         UnavailableError: the jars cannot be fetched, or no Java is there to do it.
     """
     cache = cache or cache_directory()
-    folder = cache / f"{jar_set.name}-{KAFKA_VERSION}"
+    folder = cache / f"{jar_set.name}-{jar_set.version}"
     if is_whole(folder):  # also where the cache can only be read
         return folder
     with _locked(cache):
@@ -173,7 +177,7 @@ def _ivy(jar_set: JarSet, into: Path, ivy_cache: Path) -> None:
         code, said = _run(command, jar_set)
     if code or not any(into.glob("*.jar")):
         raise UnavailableError(
-            f"the jars of {jar_set.name} {KAFKA_VERSION} could not be fetched: {what_went_wrong(said)}",
+            f"the jars of {jar_set.name} {jar_set.version} could not be fetched: {what_went_wrong(said)}",
             fix="check the network or the proxy (JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=…), then try again; "
             "what was fetched is kept.",
         )
@@ -181,7 +185,7 @@ def _ivy(jar_set: JarSet, into: Path, ivy_cache: Path) -> None:
 
 def _run(command: list[str], jar_set: JarSet) -> tuple[int, list[str]]:
     """Ivy's exit code and output; its progress is shown meanwhile."""
-    print(f"fetching the jars of {jar_set.name} {KAFKA_VERSION}, once", file=sys.stderr, flush=True)
+    print(f"fetching the jars of {jar_set.name} {jar_set.version}, once", file=sys.stderr, flush=True)
     said: list[str] = []
     fetched = 0
     with subprocess.Popen(
@@ -216,7 +220,8 @@ def what_went_wrong(said: list[str]) -> str:
 
 def _ivy_module(jar_set: JarSet) -> str:
     dependencies = "".join(
-        f'<dependency org="{org}" name="{name}" rev="{rev}" conf="default->default"/>'
+        f'<dependency org="{org}" name="{name}" rev="{rev}" conf="default->default" '
+        f'transitive="{str(jar_set.transitive).lower()}"/>'
         for org, name, rev in jar_set.artifacts
     )
     return (

@@ -1,0 +1,25 @@
+"""The contenders, each a small module with one interface."""
+
+from __future__ import annotations
+
+from benchmarks.contenders.base import Contender, Job
+from benchmarks.contenders.kafka_streams import KafkaStreams
+from benchmarks.contenders.quix import Quix
+from benchmarks.contenders.spark import SparkState
+from benchmarks.report import Target
+
+ALL: tuple[Contender, ...] = (
+    KafkaStreams("kafka-streams", commit_interval_ms=100),
+    KafkaStreams("kafka-streams-1s", commit_interval_ms=1_000),
+    Quix("quix"),
+    Quix("quix-scaled", every_core=True),
+    SparkState("spark-tws", pandas=False),
+    SparkState("spark-tws-pandas", pandas=True),
+)
+
+#: Names of those that are kafka-eos.
+OURS: tuple[str, ...] = ()
+
+TARGETS: tuple[Target, ...] = ()
+
+__all__ = ["ALL", "OURS", "TARGETS", "Contender", "Job"]

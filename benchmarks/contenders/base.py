@@ -1,0 +1,71 @@
+"""What the bench knows of a contender."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from benchmarks.processes import Command
+
+#: Where the programs are that run in the contenders' own processes.
+PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run's work.
+
+    Attributes:
+        name: of the run; application id, consumer group.
+        bootstrap: of the cluster.
+        topic_in, topic_out: as they are called; both exist, the output is empty.
+        partitions: of each.
+        cores: to be used, by whatever the contender calls its parallelism.
+        batch_records: of a micro-batch, for those that have such.
+        folder: for state, checkpoints, logs.
+    """
+
+    name: str
+    bootstrap: str
+    topic_in: str
+    topic_out: str
+    partitions: int
+    cores: int
+    batch_records: int
+    folder: Path
+
+
+class Contender(Protocol):
+    """Counts records by key, with state that survives, and writes each key's count to the output as it grows.
+
+    Attributes:
+        name: as the command line has it.
+        title: as the table has it, with the version.
+        guarantee: what it promises.
+        exactly_once: whether that is exactly once.
+        settings: what was set, other than the defaults.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def guarantee(self) -> str: ...
+    @property
+    def exactly_once(self) -> bool: ...
+    @property
+    def settings(self) -> str: ...
+
+    def prepare(self) -> None:
+        """Fetches and installs what it needs, once.
+
+        Raises:
+            UnavailableError: something cannot be had.
+        """
+
+    def commands(self, job: Job) -> Sequence[Command]:
+        """The processes that do the job. Each prints ``FIRST <time.time()>`` when its first record is
+        processed, and ends by itself or on SIGTERM."""

@@ -1,0 +1,46 @@
+"""Quix Streams: Kafka Streams' idea in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks import versions
+from benchmarks.contenders.base import PROGRAMS, Job
+from benchmarks.environments import python_with
+from benchmarks.processes import Command
+
+
+@dataclass(frozen=True)
+class Quix:
+    """A stateful ``apply`` over RocksDB with a changelog topic. It uses one core; more by more processes."""
+
+    name: str
+    every_core: bool = False
+    guarantee: str = "exactly once"
+    exactly_once: bool = True
+
+    @property
+    def title(self) -> str:
+        processes = "a process per core" if self.every_core else "one process"
+        return f"Quix Streams {versions.QUIX_VERSION}, {processes}"
+
+    @property
+    def settings(self) -> str:
+        return "processing_guarantee=exactly-once, commit_interval=1 s"
+
+    def prepare(self) -> None:
+        python_with("quix", versions.QUIX)
+
+    def commands(self, job: Job) -> Sequence[Command]:
+        python = python_with("quix", versions.QUIX)
+        processes = min(job.cores, job.partitions) if self.every_core else 1
+        arguments = [
+            str(python),
+            str(PROGRAMS / "quix_count.py"),
+            job.bootstrap,
+            job.topic_in,
+            job.topic_out,
+            job.name,
+        ]
+        return [Command([*arguments, str(job.folder / f"state-{number}")]) for number in range(processes)]

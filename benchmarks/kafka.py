@@ -1,0 +1,167 @@
+"""Sending, looking and reading back with confluent-kafka alone: nothing of ours judges ours."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import admin as client_admin
+
+from benchmarks.progress import Output
+from benchmarks.workload import Workload, key_numbers
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import UnavailableError
+from kafka_eos_source.kafka.failure import is_transient
+
+_AdminClient: Any = client_admin.AdminClient
+_NewTopic: Any = client_admin.NewTopic  # type: ignore[attr-defined]
+_OffsetSpec: Any = client_admin.OffsetSpec  # type: ignore[attr-defined]
+
+_SECONDS = 60.0
+_PAUSE_SECONDS = 0.1
+_AT_ONCE = 10_000
+
+
+class Cluster:
+    """One cluster, seen from outside."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+        self._admin = _AdminClient({"bootstrap.servers": bootstrap})
+
+    def create(self, topic: str, partitions: int, config: Mapping[str, str] | None = None) -> None:
+        """Raises: KafkaException: it could not be made."""
+        made = self._admin.create_topics([_NewTopic(topic, partitions, -1, config=dict(config or {}))])
+        made[topic].result(_SECONDS)
+
+    def delete(self, topics: Sequence[str]) -> None:
+        """Raises: KafkaException: one could not be deleted."""
+        for future in self._admin.delete_topics(list(topics)).values() if topics else ():
+            future.result(_SECONDS)
+
+    def topics(self) -> list[str]:
+        """All there are, but for the brokers' own."""
+        found = self._admin.list_topics(timeout=_SECONDS).topics
+        return sorted(name for name in found if not name.startswith("__"))
+
+    def partitions(self, topic: str) -> int:
+        """How many it has."""
+        return len(self._admin.list_topics(topic, timeout=_SECONDS).topics[topic].partitions)
+
+    def preload(self, workload: Workload, topic: str) -> None:
+        """Sends the workload's records; partitioned as Java's producers do, acknowledged by all.
+
+        Raises:
+            UnavailableError: not every record was taken.
+        """
+        producer = Producer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "acks": "all",
+                "enable.idempotence": True,
+                "linger.ms": 20,
+                "batch.size": 1_000_000,
+                "partitioner": "murmur2_random",
+                "queue.buffering.max.messages": 1_000_000,
+                "delivery.report.only.error": True,
+            }
+        )
+        payload = workload.payload()
+        for keys in workload.chunks():
+            for key in keys:
+                producer.produce(topic, payload, key)
+            while len(producer) > _AT_ONCE * 50:
+                producer.poll(0.01)
+        producer.flush(_SECONDS)
+        ends = sum(self.stable(topic, workload.partitions))
+        if ends != workload.records:
+            raise UnavailableError(f"{ends} of {workload.records} records are in {topic!r}.")
+
+    def stable(self, topic: str, partitions: int) -> tuple[int, ...]:
+        """The last stable offset of each partition.
+
+        Raises:
+            KafkaException: no answer.
+        """
+        asked = {TopicPartition(topic, number): _OffsetSpec.latest() for number in range(partitions)}
+        deadline, pause = Deadline.after_seconds(_SECONDS), threading.Event()
+        while True:
+            try:
+                futures = self._admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED)
+                found = {at.partition: future.result(_SECONDS).offset for at, future in futures.items()}
+                return tuple(int(found[number]) for number in range(partitions))
+            except KafkaException as error:  # leaders of a new topic are not known everywhere at once
+                if deadline.expired or not is_transient(error):
+                    raise
+            pause.wait(_PAUSE_SECONDS)
+
+
+class CountReader:
+    """Reads the counts of an output topic, ``read_committed``, on from where it was.
+
+    Attributes:
+        output: of each partition, as far as it was read.
+    """
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
+        self.output = [Output() for _ in range(partitions)]
+        self._topic = topic
+        self._next = [0] * partitions
+        self._client: Any = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": f"{topic}-reader",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+                "fetch.wait.max.ms": 20,
+            }
+        )
+
+    def read(self) -> None:
+        """Reads what is visible now.
+
+        Raises:
+            KafkaException: a partition cannot be read.
+            UnavailableError: nothing came for a minute.
+            ValueError: a record is no count.
+        """
+        for number, part in enumerate(self.output):
+            self._read(number, part)
+
+    def __enter__(self) -> CountReader:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._client.close()
+
+    def _read(self, number: int, part: Output) -> None:
+        self._client.assign([TopicPartition(self._topic, number, self._next[number])])
+        offsets: list[int] = []
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        silence = Deadline.after_seconds(_SECONDS)
+        at_end = False
+        while not at_end:
+            messages = self._client.consume(_AT_ONCE, 0.05)
+            if messages:
+                silence = Deadline.after_seconds(_SECONDS)
+            elif silence.expired:
+                raise UnavailableError(f"nothing more can be read of {self._topic}-{number}.")
+            for message in messages:
+                error = message.error()
+                if error is None:
+                    offsets.append(message.offset())
+                    keys.append(message.key())
+                    values.append(message.value())
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    at_end = True
+                    self._next[number] = message.offset()
+                else:
+                    raise KafkaException(error)
+        self._client.unassign()
+        part.add(np.array(offsets, np.int64), key_numbers(keys), np.array(values, "S20").astype(np.int64))

@@ -1,0 +1,110 @@
+"""The processes of a contender: started, watched, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+#: What a contender's program prints, with its `time.time`, when its first record is processed.
+_FIRST = re.compile(r"^FIRST (\d+(?:\.\d+)?)$", re.MULTILINE)
+_END_SECONDS = 20.0
+_TAIL_LINES = 15
+#: Spark's of the bench's own environment must not reach another Spark.
+_FOREIGN = ("PYSPARK_SUBMIT_ARGS", "PYTHONPATH", "SPARK_HOME", "JAVA_TOOL_OPTIONS")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One process of a contender.
+
+    Attributes:
+        arguments: program and arguments.
+        environment: added to ours.
+    """
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class Processes:
+    """All processes of one run; a context manager that leaves none behind."""
+
+    def __init__(self, commands: Sequence[Command], folder: Path) -> None:
+        self._commands = commands
+        self._logs = [folder / f"process-{number}.log" for number in range(len(commands))]
+        self._folder = folder
+        self._started: list[psutil.Popen] = []
+
+    def __enter__(self) -> Processes:
+        for command, log in zip(self._commands, self._logs, strict=True):
+            environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+            with open(log, "wb") as out:
+                self._started.append(
+                    psutil.Popen(
+                        list(command.arguments),
+                        env={**environment, **command.environment},
+                        cwd=self._folder,
+                        stdin=subprocess.DEVNULL,
+                        stdout=out,
+                        stderr=out,
+                    )
+                )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Asks them to end, then ends whatever is left of their trees."""
+        trees = [each for process in self._started for each in _tree(process)]
+        for process in self._started:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGTERM)
+        _, left = psutil.wait_procs(trees, timeout=_END_SECONDS)
+        for each in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        psutil.wait_procs(left, timeout=_END_SECONDS)
+
+    def cpu_seconds(self) -> float:
+        """Used by all of them and by those of their children that ended."""
+        total = 0.0
+        for process in self._started:
+            for each in _tree(process):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    used = each.cpu_times()
+                    total += used.user + used.system + used.children_user + used.children_system
+        return total
+
+    def failed(self) -> str:
+        """How one of them failed, with the end of its log; empty while none did."""
+        for process, log in zip(self._started, self._logs, strict=True):
+            code = process.poll()
+            if code:
+                tail = "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
+                return f"process ended with {code}; the end of {log}:\n{tail}"
+        return ""
+
+    def ended(self) -> bool:
+        """Whether all of them ended."""
+        return all(process.poll() is not None for process in self._started)
+
+    def first_seconds(self) -> float | None:
+        """When the first record was processed, as the programs tell; None as long as none does."""
+        told = [found for log in self._logs for found in _FIRST.findall(log.read_text(errors="replace"))]
+        return min(map(float, told), default=None)
+
+
+def _tree(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []

@@ -1,0 +1,120 @@
+"""Counts records by key with Spark's own Kafka connector and its Python transformWithState.
+
+Arguments: bootstrap servers, topic to read, topic to write, folder, cores, records of a micro-batch, jars of
+the connector, ``row`` or ``pandas``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+_OUTPUT = "key string, value string"
+
+
+class CountRows(StatefulProcessor):
+    """One row in, one row out."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._count = handle.getValueState("count", "count long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        known = self._count.get()
+        counted = (known[0] if known is not None else 0) + sum(1 for _ in rows)
+        self._count.update((counted,))
+        yield Row(key=key[0], value=str(counted))
+
+    def close(self) -> None:
+        pass
+
+
+class CountPandas(CountRows):
+    """The same over pandas."""
+
+    def handleInputRows(
+        self,
+        key: Any,
+        rows: Iterator[pd.DataFrame],
+        timerValues: Any,
+    ) -> Iterator[pd.DataFrame]:
+        known = self._count.get()
+        counted = (known[0] if known is not None else 0) + sum(map(len, rows))
+        self._count.update((counted,))
+        yield pd.DataFrame({"key": [key[0]], "value": [str(counted)]})
+
+
+def session(folder: str, cores: str, jars: str) -> SparkSession:
+    state = "spark.sql.streaming.stateStore"
+    return (
+        SparkSession.builder.master(f"local[{cores}]")
+        .config("spark.jars", jars)
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.local.dir", f"{folder}/local")
+        .config("spark.sql.warehouse.dir", f"{folder}/warehouse")
+        .config("spark.sql.shuffle.partitions", cores)
+        .config(
+            f"{state}.providerClass",
+            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+        )
+        .config(f"{state}.rocksdb.changelogCheckpointing.enabled", "true")
+        .getOrCreate()
+    )
+
+
+def tell_first(query: StreamingQuery) -> bool:
+    """Once the first micro-batch with records is done, tells when it began; whether it did."""
+    for progress in query.recentProgress:
+        if progress["numInputRows"] > 0:
+            began = datetime.datetime.fromisoformat(progress["timestamp"].replace("Z", "+00:00"))
+            print(f"FIRST {began.timestamp():.3f}", flush=True)
+            return True
+    return False
+
+
+def main(
+    bootstrap: str, topic_in: str, topic_out: str, folder: str, cores: str, batch: str, jars: str, form: str
+) -> None:
+    spark = session(folder, cores, jars)
+    spark.sparkContext.setLogLevel("WARN")
+    source = (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", bootstrap)
+        .option("subscribe", topic_in)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", batch)
+        .load()
+        .selectExpr("cast(key as string) as key")
+        .groupBy("key")
+    )
+    if form == "pandas":
+        counts = source.transformWithStateInPandas(CountPandas(), _OUTPUT, "Update", "None")
+    else:
+        counts = source.transformWithState(CountRows(), _OUTPUT, "Update", "None")
+    query = (
+        counts.writeStream.format("kafka")
+        .outputMode("update")
+        .option("kafka.bootstrap.servers", bootstrap)
+        .option("topic", topic_out)
+        .option("checkpointLocation", f"{folder}/checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
+    told = False
+    while not query.awaitTermination(1):
+        told = told or tell_first(query)
+    if not told:
+        tell_first(query)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,155 @@
+"""The tables: what each contender did, and how many times faster one is than the other."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.measure import Run
+
+MILLION = 1_000_000
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a contender did, over all of its runs.
+
+    Attributes:
+        name, title, guarantee, settings: of the contender.
+        records: of the workload.
+        runs: in order.
+    """
+
+    name: str
+    title: str
+    guarantee: str
+    settings: str
+    records: int
+    runs: Sequence[Run]
+
+    @property
+    def problem(self) -> str:
+        """Of the first run that has one: a contender that is wrong once has no figures."""
+        return next((run.problem for run in self.runs if run.problem), "" if self.runs else "did not run")
+
+    @property
+    def rate(self) -> float:
+        """Records a second from the first record processed; the median of the runs. 0 without figures."""
+        return self._median([self.records / run.seconds for run in self.runs]) if not self.problem else 0.0
+
+    @property
+    def with_start_rate(self) -> float:
+        """The same from the start of the process."""
+        return self._median([self.records / run.with_start_seconds for run in self.runs])
+
+    @property
+    def sustained(self) -> float:
+        """The rate after the first quarter of the records."""
+        return self._median([run.sustained for run in self.runs])
+
+    @property
+    def cpu_per_million(self) -> float:
+        """CPU seconds for a million records, the start left out."""
+        return self._median([run.cpu_seconds * MILLION / self.records for run in self.runs])
+
+    def _median(self, values: Sequence[float]) -> float:
+        return statistics.median(values)
+
+
+@dataclass(frozen=True)
+class Target:
+    """So many times as fast as a peer is what a contender of ours is to be."""
+
+    ours: str
+    peer: str
+    times: float
+
+
+def contenders_table(results: Sequence[Result]) -> str:
+    """Markdown: a row for each contender."""
+    rows = [
+        [
+            "",
+            "guarantee",
+            "records/s",
+            "process start included",
+            "after the first quarter",
+            "CPU s per million",
+        ],
+        ["---", "---", "--:", "--:", "--:", "--:"],
+    ]
+    for result in results:
+        if result.problem:
+            figures = [verdict(result.problem), "", "", ""]
+        else:
+            rates = [result.rate, result.with_start_rate, result.sustained]
+            figures = [f"{round(rate, -2):,.0f}" if rate else "one commit" for rate in rates]
+            figures.append(f"{result.cpu_per_million:.1f}")
+        rows.append([result.title, result.guarantee, *figures])
+    return _markdown(rows)
+
+
+def ratios_table(results: Sequence[Result], ours: Sequence[str]) -> str:
+    """Markdown: a row for each contender of ours, a column for each peer; empty if either is missing."""
+    rows_of = [result for result in results if result.name in ours]
+    peers = [result for result in results if result.name not in ours]
+    if not rows_of or not peers:
+        return ""
+    rows = [["times as fast as", *(peer.title for peer in peers)], ["---", *("--:" for _ in peers)]]
+    rows += [[each.title, *(times(each, peer) for peer in peers)] for each in rows_of]
+    return _markdown(rows)
+
+
+def times(one: Result, other: Result) -> str:
+    """How many times as fast; a dash where either has no figures."""
+    return "–" if one.problem or other.problem else f"{one.rate / other.rate:.1f} ×"
+
+
+def verdict(problem: str) -> str:
+    """What the table says instead of a number."""
+    return "WRONG" if problem.startswith("WRONG") else "FAILED"
+
+
+def targets_lines(results: Sequence[Result], targets: Sequence[Target]) -> list[str]:
+    """A line for each target whose contenders ran."""
+    by_name: Mapping[str, Result] = {result.name: result for result in results}
+    lines = []
+    for target in targets:
+        if target.ours in by_name and target.peer in by_name:
+            ours, peer = by_name[target.ours], by_name[target.peer]
+            reached = not ours.problem and not peer.problem and ours.rate >= target.times * peer.rate
+            lines.append(
+                f"{'reached' if reached else 'MISSED '}: {ours.title} ≥ {target.times:g} × {peer.title}: "
+                f"{times(ours, peer)}"
+            )
+    return lines
+
+
+def as_json(results: Sequence[Result], about: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that was measured."""
+    return {
+        **about,
+        "contenders": [
+            {
+                **asdict(result),
+                "problem": result.problem,
+                **(
+                    {}
+                    if result.problem
+                    else {
+                        "rate": result.rate,
+                        "with_start_rate": result.with_start_rate,
+                        "sustained": result.sustained,
+                        "cpu_seconds_per_million": result.cpu_per_million,
+                    }
+                ),
+            }
+            for result in results
+        ],
+    }
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)

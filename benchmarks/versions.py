@@ -1,0 +1,38 @@
+"""Every peer's version, in this one place."""
+
+from __future__ import annotations
+
+from kafka_eos_source.embedded.jars import KAFKA_VERSION, JarSet
+
+#: Kafka Streams of the broker's own version.
+STREAMS = JarSet(
+    "kafka-streams",
+    (("org.apache.kafka", "kafka-streams", KAFKA_VERSION), ("org.slf4j", "slf4j-simple", "1.7.36")),
+    11,
+)
+
+QUIX_VERSION = "3.28.1"
+QUIX = (f"quixstreams=={QUIX_VERSION}",)
+
+#: The newest Spark whose Kafka connector is published together with all that it needs.
+SPARK_VERSION = "4.2.0"
+SPARK = (
+    f"pyspark=={SPARK_VERSION}",
+    "pandas>=2.2,<3",
+    "pyarrow>=15",
+    "protobuf>=5",  # what transformWithState asks of a Python worker
+)
+#: Named one by one: the token provider of that version is not to be had; what the connector asks of it, the
+#: one of 4.0.0 has too.
+SPARK_KAFKA = JarSet(
+    "spark-kafka",
+    (
+        ("org.apache.spark", "spark-sql-kafka-0-10_2.13", SPARK_VERSION),
+        ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
+        ("org.apache.kafka", "kafka-clients", "3.9.1"),
+        ("org.apache.commons", "commons-pool2", "2.12.1"),
+    ),
+    4,
+    version=SPARK_VERSION,
+    transitive=False,
+)
