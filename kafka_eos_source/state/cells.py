@@ -60,6 +60,8 @@ def width(type_: pa.DataType) -> int | None:
 
 def raw(array: pa.Array, dtype: Any) -> NDArray[Any]:
     """The values of a column of fixed width as numpy has them; those of nulls are zero."""
+    if len(array) == 0:
+        return np.zeros(0, dtype)
     values = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * np.dtype(dtype).itemsize)
     return np.where(valid(array), values, values.dtype.type(0)) if array.null_count else values
 
@@ -131,3 +133,8 @@ def from_order(bits: NDArray[Any]) -> NDArray[Any]:
     size = bits.dtype.itemsize
     sign = bits.dtype.type(1 << (8 * size - 1))
     return np.where(bits & sign, bits ^ sign, ~bits).view(f"<f{size}")
+
+
+def zero(type_: pa.DataType) -> pa.Array:
+    """One zero of a type of fixed width: false, the epoch."""
+    return pa.Array.from_buffers(type_, 1, [None, pa.py_buffer(bytes(16))])

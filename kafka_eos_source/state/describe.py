@@ -14,12 +14,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
 import pyarrow as pa
 
 from kafka_eos_source.errors import StateFormatError, StateMismatchError
 from kafka_eos_source.state import layout
+from kafka_eos_source.state.model import StateAccess
 
 #: The table that holds the description, and nothing else. Tables of processors are 2 to 127 and 129 to 255.
 META_TABLE = 0x01
@@ -103,6 +105,10 @@ class Description:
         }
         return json.dumps(document, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
 
+    def fingerprint(self) -> str:
+        """For `StoreIdentity.schema`: another one for whatever is described in another way."""
+        return sha256(self.to_json()).hexdigest()[:32]
+
     @classmethod
     def from_json(cls, value: bytes) -> Description:
         """The description that `to_json` wrote.
@@ -139,6 +145,13 @@ class Description:
             f"the description of the store has version {version}, expected {VERSION}",
             fix="read it with the version of kafka-eos that the query runs on",
         )
+
+
+def describe(state: StateAccess, description: Description) -> None:
+    """Writes the description into a store that has none, or an older one."""
+    written = description.to_json()
+    if state.get(META_KEY) != written:
+        state.put(META_KEY, written)
 
 
 def fields_to_json(schema: pa.Schema | pa.StructType) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
@@ -104,6 +104,7 @@ class BatchContext:
         event_time_ms: largest event time seen by *all* shards up to the batch before; None = none yet. The
             watermark of the batch is this less the operator's delay.
         seen_event_time_ms: set by the processor: largest event time among its own rows of this batch.
+        metrics: counted by the processor, by name (``late_rows``); added up over batches by who reports them.
     """
 
     batch_id: int
@@ -113,6 +114,11 @@ class BatchContext:
     time_ms: int
     event_time_ms: int | None = None
     seen_event_time_ms: int | None = None
+    metrics: dict[str, int] = field(default_factory=dict)
+
+    def count(self, metric: str, more: int) -> None:
+        """Adds to a metric."""
+        self.metrics[metric] = self.metrics.get(metric, 0) + more
 
     def watermark_ms(self, delay_ms: int) -> int | None:
         """Nothing earlier than this is expected any more; None = no event was seen yet."""

@@ -44,16 +44,18 @@ class RowCodec:
         schema: bool, int8 to int64, float, double, decimal, string, binary, date, time and timestamp columns.
             Those that are declared not nullable have no null byte.
         normal: -0.0 as 0.0 and one NaN, as Spark groups them.
+        lead: bytes that every row begins with: a version, as a rule.
 
     Raises:
         InvalidSchemaError: a column of another type.
     """
 
-    def __init__(self, schema: pa.Schema, *, normal: bool = False) -> None:
+    def __init__(self, schema: pa.Schema, *, normal: bool = False, lead: bytes = b"") -> None:
         self.schema = schema
         self._normal = normal
+        self._lead = lead
         self._cells: list[_Cell] = []
-        at = 0
+        at = len(lead)
         for field in schema:
             variable = cells.is_variable(field.type)
             size = 4 if variable else cells.width(field.type)
@@ -70,9 +72,7 @@ class RowCodec:
         self.width = at
         self.variable = any(cell.variable for cell in self._cells)
         #: The cells of a row that is null in every column (zero where a column is not nullable).
-        self.nothing = b"".join(
-            (b"\xff" * 4 if cell.variable else bytes(cell.end - cell.start)) for cell in self._cells
-        )
+        self.nothing = lead + b"".join(map(_nothing, self._cells))
 
     def encode(self, columns: Sequence[pa.Array]) -> pa.BinaryArray:
         """One value a row.
@@ -91,6 +91,7 @@ class RowCodec:
             InvalidSchemaError: a null in a column that is declared not nullable.
         """
         head = np.empty((len(columns[0]), self.width), np.uint8)
+        head[:, : len(self._lead)] = np.frombuffer(self._lead, np.uint8)
         bodies: list[pa.BinaryArray] = []
         for cell, field, column in zip(self._cells, self.schema, columns, strict=True):
             if column.null_count and not cell.nullable:
@@ -115,7 +116,7 @@ class RowCodec:
             ValueError: a value is not one of this codec.
         """
         if rows.null_count:
-            rows = rows.fill_null(self.nothing)
+            rows = rows.fill_null(pa.scalar(self.nothing, pa.binary()))
         begins = binary.offsets(rows).astype(np.int64)
         head = binary.head(rows, self.width)
         columns, ends = self.cut(head, rows, begins[:-1] + self.width)
@@ -124,10 +125,15 @@ class RowCodec:
         return columns
 
     def cut(self, head: Bytes, bodies: pa.BinaryArray, starts: Ints) -> tuple[list[pa.Array], Ints]:
-        """The columns, given the cells of all rows and where in the data of ``bodies`` each one's begin.
+        """Columns, given the cells of all rows and where in the data of ``bodies`` each one's begin.
 
         Returns: the columns, and where each row's bodies end.
+
+        Raises:
+            ValueError: a value is not one of this codec.
         """
+        if not bool((head[:, : len(self._lead)] == np.frombuffer(self._lead, np.uint8)).all()):
+            raise ValueError(f"a value that does not begin with {self._lead!r}")
         columns = []
         for cell in self._cells:
             if not cell.variable:
@@ -136,13 +142,34 @@ class RowCodec:
                     cells.unpack(head[:, cell.start + cell.nullable : cell.end], cell.type, is_valid)
                 )
                 continue
-            packed = np.ascontiguousarray(head[:, cell.start : cell.end])
-            lengths = packed.reshape(-1).view(">u4").astype(np.int64)
-            is_valid = lengths != _NULL
-            ends = starts + np.where(is_valid, lengths, 0)
-            columns.append(_variable(bodies, starts, ends, is_valid, cell.type))
-            starts = ends
+            is_valid, lengths = _lengths(head, cell)
+            columns.append(_variable(bodies, starts, starts + lengths, is_valid, cell.type))
+            starts = starts + lengths
         return columns, starts
+
+    def body_lengths(self, head: Bytes) -> Ints:
+        """Bytes of the bodies of each row, given the cells of all rows."""
+        total = np.zeros(len(head), np.int64)
+        for cell in self._cells:
+            if cell.variable:
+                total += _lengths(head, cell)[1]
+        return total
+
+
+def _nothing(cell: _Cell) -> bytes:
+    """The cell of a null; that of zero if the column is not nullable."""
+    if cell.variable:
+        return b"\xff" * 4
+    if cell.nullable:
+        return bytes(cell.end - cell.start)
+    return cells.pack(cells.zero(cell.type)).tobytes()
+
+
+def _lengths(head: Bytes, cell: _Cell) -> tuple[NDArray[np.bool_], Ints]:
+    packed = np.ascontiguousarray(head[:, cell.start : cell.end])
+    lengths = packed.reshape(-1).view(">u4").astype(np.int64)
+    is_valid = lengths != _NULL
+    return is_valid, np.where(is_valid, lengths, 0)
 
 
 def _variable(

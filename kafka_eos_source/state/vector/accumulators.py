@@ -1,0 +1,243 @@
+"""How each aggregate is computed: from rows to states of groups, from states to one, from that to the result.
+
+A state is one or more columns. Three ways lead to it, and all must agree whatever the rows are split into:
+
+* ``of_rows`` and ``of_states`` plan a grouping (by Arrow) of rows, or of states that were computed of parts;
+* ``combine`` takes two states of the same groups, row by row: what is stored, and what a batch adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.state import cells
+from kafka_eos_source.state.vector import exact, order
+from kafka_eos_source.state.vector.aggregates import Aggregate
+from kafka_eos_source.state.vector.group import NO_NULLS_ONLY, ZERO_FOR_NULLS, Plan
+
+# #: Digits that a mean of decimals has more than its column, in front of and behind the point: Spark's
+# `Average`.
+_MEAN_DIGITS = 4
+
+
+class Accumulator(Protocol):
+    """One aggregate over columns of known types.
+
+    Attributes:
+        state: its columns, named after the result.
+        result: type of the result.
+    """
+
+    state: list[pa.Field]
+    result: pa.DataType
+
+    def of_rows(self, rows: Mapping[str, pa.Array]) -> Plan: ...
+    def of_states(self, states: Sequence[pa.Array]) -> Plan: ...
+    def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]: ...
+    def finish(self, states: Sequence[pa.Array]) -> pa.Array: ...
+
+
+def accumulator(name: str, aggregate: Aggregate, schema: pa.Schema) -> Accumulator:
+    """The accumulator of a declared aggregate.
+
+    Raises:
+        InvalidSchemaError: a column is missing, or of a type that the aggregate is not for.
+    """
+    types = []
+    for column in aggregate.columns():
+        if column not in schema.names:
+            raise InvalidSchemaError(
+                f"{aggregate.kind} of column {column!r} for {name!r}: there is no such column",
+                fix=f"the columns are {', '.join(schema.names)}",
+            )
+        types.append(schema.field(column).type)
+    return _KINDS[aggregate.kind](name, aggregate, types)
+
+
+class _Count:
+    def __init__(self, name: str, aggregate: Aggregate, _types: list[pa.DataType]) -> None:
+        self._column = aggregate.column
+        self.state = [pa.field(f"{name}__count", pa.int64(), nullable=False)]
+        self.result = pa.int64()
+
+    def of_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
+        if self._column is None:
+            return Plan([(None, "count_all", None)], lambda counts: counts)
+        return Plan([(rows[self._column], "count", pc.CountOptions("only_valid"))], lambda counts: counts)
+
+    def of_states(self, states: Sequence[pa.Array]) -> Plan:
+        return Plan([(states[0], "sum", ZERO_FOR_NULLS)], lambda sums: sums)
+
+    def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
+        return [pc.add(old[0], new[0])]
+
+    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
+        return states[0]
+
+
+class _Sum:
+    def __init__(self, name: str, aggregate: Aggregate, types: list[pa.DataType]) -> None:
+        self._column = str(aggregate.column)
+        self.result = _sum_type(name, aggregate, types[0])
+        self.state = [pa.field(f"{name}__sum", self.result)]
+
+    def of_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
+        return exact.plan_sum(rows[self._column], self.result, self._column)
+
+    def of_states(self, states: Sequence[pa.Array]) -> Plan:
+        return exact.plan_sum(states[0], self.result, self._column)
+
+    def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
+        return [exact.add(old[0], new[0], self._column)]
+
+    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
+        return states[0]
+
+
+class _Mean:
+    def __init__(self, name: str, aggregate: Aggregate, types: list[pa.DataType]) -> None:
+        self._column = str(aggregate.column)
+        sum_type = _sum_type(name, aggregate, types[0])
+        if pa.types.is_decimal(sum_type):
+            digits, scale = types[0].precision + _MEAN_DIGITS, types[0].scale + _MEAN_DIGITS
+            self.result = pa.decimal128(min(38, digits), min(38, scale))
+        else:
+            # Spark's mean of integers adds doubles too: it cannot overflow.
+            self.result = sum_type = pa.float64()
+        self._sum_type = sum_type
+        self.state = [
+            pa.field(f"{name}__sum", sum_type),
+            pa.field(f"{name}__count", pa.int64(), nullable=False),
+        ]
+
+    def of_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
+        column = rows[self._column]
+        if pa.types.is_floating(self._sum_type):
+            column = column.cast(pa.float64(), safe=False)
+        total = exact.plan_sum(column, self._sum_type, self._column)
+        counted = (column, "count", pc.CountOptions("only_valid"))
+        return Plan([*total.requests, counted], lambda found: [*total.collect(found[:-1]), found[-1]])
+
+    def of_states(self, states: Sequence[pa.Array]) -> Plan:
+        total = exact.plan_sum(states[0], self._sum_type, self._column)
+        counted = (states[1], "sum", ZERO_FOR_NULLS)
+        return Plan([*total.requests, counted], lambda found: [*total.collect(found[:-1]), found[-1]])
+
+    def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
+        return [exact.add(old[0], new[0], self._column), pc.add(old[1], new[1])]
+
+    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
+        total, counts = states
+        some = pc.if_else(pc.equal(counts, 0), pa.scalar(None, pa.int64()), counts)
+        if pa.types.is_floating(self.result):
+            return pc.divide(total, some.cast(pa.float64()))
+        # One digit more than is kept, then rounded half up, as Spark's decimals are.
+        wide = pa.decimal256(76 - 20, self.result.scale + 1)
+        quotient = pc.divide(total.cast(wide), some.cast(pa.decimal256(19, 0)))
+        rounded = pc.round(quotient, self.result.scale, round_mode="half_towards_infinity")
+        return rounded.cast(self.result, safe=False)
+
+
+class _Extreme:
+    """min and max."""
+
+    def __init__(self, name: str, aggregate: Aggregate, types: list[pa.DataType]) -> None:
+        self._column = str(aggregate.column)
+        self._function = aggregate.kind
+        self.result = _held(name, aggregate, types[0])
+        self.state = [pa.field(f"{name}__{aggregate.kind}", self.result)]
+
+    def of_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
+        return self._plan(rows[self._column])
+
+    def of_states(self, states: Sequence[pa.Array]) -> Plan:
+        return self._plan(states[0])
+
+    def _plan(self, column: pa.Array) -> Plan:
+        def collect(found: list[pa.Array]) -> list[pa.Array]:
+            return [order.restored(found[0], self.result)]
+
+        return Plan([(order.comparable(column), self._function, NO_NULLS_ONLY)], collect)
+
+    def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
+        one, other = (new[0], old[0]) if self._function == "min" else (old[0], new[0])
+        better = pc.or_(order.less(one, other), old[0].is_null())
+        return [pc.if_else(better, new[0], old[0])]
+
+    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
+        return states[0]
+
+
+class _Latest:
+    """The state is the value and, if declared, the columns that tell how new it is."""
+
+    def __init__(self, name: str, aggregate: Aggregate, types: list[pa.DataType]) -> None:
+        self._column = str(aggregate.column)
+        self._by = aggregate.by
+        self.result, *by_types = [_held(name, aggregate, type_) for type_ in types]
+        self.state = [pa.field(f"{name}__latest", self.result)]
+        self.state += [pa.field(f"{name}__by{index}", type_) for index, type_ in enumerate(by_types)]
+
+    def of_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
+        return self._plan([rows[self._column], *(rows[by] for by in self._by)])
+
+    def of_states(self, states: Sequence[pa.Array]) -> Plan:
+        return self._plan(states)
+
+    def _plan(self, columns: Sequence[pa.Array]) -> Plan:
+        ranks = order.Ranks(columns[1:], len(columns[0]))
+
+        def collect(found: list[pa.Array]) -> list[pa.Array]:
+            newest = ranks.rows(found[0])
+            return [column.take(newest) for column in columns]
+
+        return Plan([(ranks.ranks, "max", NO_NULLS_ONLY)], collect)
+
+    def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
+        if not self._by:
+            return list(new)
+        newer = pc.or_(order.not_before(new[1:], old[1:]), pc.and_(old[1].is_null(), new[1].is_valid()))
+        return [pc.if_else(newer, after, before) for before, after in zip(old, new, strict=True)]
+
+    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
+        return states[0]
+
+
+_KINDS: dict[str, Callable[[str, Aggregate, list[pa.DataType]], Accumulator]] = {
+    "count": _Count,
+    "sum": _Sum,
+    "mean": _Mean,
+    "min": _Extreme,
+    "max": _Extreme,
+    "latest": _Latest,
+}
+
+
+def _sum_type(name: str, aggregate: Aggregate, type_: pa.DataType) -> pa.DataType:
+    found = exact.sum_type(type_)
+    if found is None:
+        raise _not_for(name, aggregate, type_, "an integer, float, double or decimal column")
+    return found
+
+
+def _held(name: str, aggregate: Aggregate, type_: pa.DataType) -> pa.DataType:
+    if (cells.width(type_) is None and not cells.is_variable(type_)) or pa.types.is_duration(type_):
+        raise _not_for(
+            name,
+            aggregate,
+            type_,
+            "bool, int8 to int64, float, double, decimal, string, binary, date or timestamp",
+        )
+    return type_
+
+
+def _not_for(name: str, aggregate: Aggregate, type_: pa.DataType, expected: str) -> InvalidSchemaError:
+    return InvalidSchemaError(
+        f"{aggregate.kind} of column {aggregate.column!r} for {name!r}: it is {type_}, expected {expected}",
+        fix="cast the column before the aggregation",
+    )

@@ -1,0 +1,56 @@
+"""Aggregates of a key over all its rows: one value a key, for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import pyarrow as pa
+
+from kafka_eos_source.state.describe import TableDescription
+from kafka_eos_source.state.keys import keyed_keys, split_keys
+from kafka_eos_source.state.model import BatchContext, StateAccess
+from kafka_eos_source.state.vector.grouping import VALUES, Grouping, stored
+
+
+class Running(Grouping):
+    """Without windows.
+
+    ::
+
+        keyed 0x02 │ group key    →    version │ states
+    """
+
+    extra: ClassVar[pa.Schema] = pa.schema([])
+
+    @property
+    def output(self) -> pa.Schema:
+        return pa.schema([*self.keys, *self.aggregation.results])
+
+    @property
+    def tables(self) -> dict[int, TableDescription]:
+        return {VALUES: TableDescription("aggregates", self.aggregation.state)}
+
+    def of_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        columns = {name: rows.column(name) for name in self.aggregation.columns}
+        return self.batch(self.aggregation.of_rows(self.columns(rows), columns))
+
+    def of_partials(self, partial: pa.RecordBatch) -> pa.RecordBatch:
+        keys, _, states = self.split(partial)
+        return self.batch(self.aggregation.of_states(keys, states))
+
+    def update(
+        self, partial: pa.RecordBatch, state: StateAccess, _context: BatchContext
+    ) -> Iterator[list[pa.Array]]:
+        if not partial.num_rows:
+            return
+        keys, _, new = self.split(partial)
+        places = keyed_keys(VALUES, self.codec.encode(keys))
+        states, _ = stored(state, places, self.values, self.aggregation, new)
+        state.put_many(places, self.values.encode(states))
+        yield [*keys, *self.aggregation.finish(states)]
+
+    def read(self, _table: int, keys: pa.BinaryArray, values: pa.BinaryArray) -> pa.Table:
+        columns = self.codec.decode(split_keys(keys).group_keys)
+        results = self.aggregation.finish(self.values.decode(values))
+        return pa.Table.from_arrays([*columns, *results], schema=self.output)

@@ -1,0 +1,344 @@
+"""Aggregates in sessions: all open sessions of a key in one value, until they close."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from kafka_eos_source.state import binary, cells
+from kafka_eos_source.state.binary import Ints
+from kafka_eos_source.state.describe import TableDescription
+from kafka_eos_source.state.keys import keyed_keys, split_keys
+from kafka_eos_source.state.model import BatchContext, StateAccess
+from kafka_eos_source.state.vector import due, sessions
+from kafka_eos_source.state.vector.aggregation import Aggregation, Grouped
+from kafka_eos_source.state.vector.group import NO_NULLS_ONLY, ZERO_FOR_NULLS, Request
+from kafka_eos_source.state.vector.grouping import TIMES, VALUES, Grouping, closed_until, seen
+from kafka_eos_source.state.vector.lists import ListCodec
+from kafka_eos_source.state.vector.windows import Session, of_ms, of_times_ms, times_ms
+
+_Mask = NDArray[np.bool_]
+
+
+@dataclass
+class _Sessions:
+    """Sessions of several keys.
+
+    Attributes:
+        key: number of the key of each.
+        first_ms, last_ms: event time of the first and the last row of each.
+        states: columns of `Aggregation.state`.
+    """
+
+    key: Ints
+    first_ms: Ints
+    last_ms: Ints
+    states: list[pa.Array]
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    def where(self, mask: _Mask) -> _Sessions:
+        """Those that a mask has."""
+        only = pa.array(mask)
+        states = [column.filter(only) for column in self.states]
+        return _Sessions(self.key[mask], self.first_ms[mask], self.last_ms[mask], states)
+
+    def with_(self, other: _Sessions) -> _Sessions:
+        """These, and then others."""
+        return _Sessions(
+            np.concatenate([self.key, other.key]),
+            np.concatenate([self.first_ms, other.first_ms]),
+            np.concatenate([self.last_ms, other.last_ms]),
+            [pa.concat_arrays(pair) for pair in zip(self.states, other.states, strict=True)],
+        )
+
+
+class _Parts(NamedTuple):
+    """Rows, or partial rows, put in order, and the session that each is of.
+
+    Attributes:
+        order: where each stood.
+        session: of each in that order, from 0.
+        key: number of its key.
+        group_keys: by number.
+    """
+
+    order: pa.Array
+    session: pa.Array
+    key: pa.Array
+    group_keys: pa.BinaryArray
+
+
+class Sessionized(Grouping):
+    """Session windows.
+
+    ::
+
+        keyed 0x02 │ group key           →    list of: first │ last │ states    (`lists`)
+        timed 0x81 │ time │ group key    →    nothing
+
+    A key's open sessions are few and close together in time, so one value holds them: a batch reads and
+    writes each of its keys once, however many sessions join. The timed table says when to look at a key
+    again (`due`).
+
+    Partial rows are sessions too, of the rows of one input partition. Joining them is what joining rows is.
+    """
+
+    extra: ClassVar[pa.Schema] = pa.schema(
+        [
+            pa.field("__first_ms", pa.int64()),
+            pa.field("__last_ms", pa.int64()),
+            pa.field("__rows", pa.int64(), nullable=False),
+        ]
+    )
+
+    def __init__(
+        self, keys: pa.Schema, aggregation: Aggregation, window: Session, time: pa.DataType, emit: str
+    ) -> None:
+        super().__init__(keys, aggregation)
+        self._window = window
+        self._time = time
+        self._on_close = emit == "on_close"
+        span = [pa.field(name, pa.int64(), nullable=False) for name in ("first_ms", "last_ms")]
+        self._lists = ListCodec(pa.schema([*span, *aggregation.state]))
+
+    @property
+    def output(self) -> pa.Schema:
+        window = [pa.field("window_start", self._time), pa.field("window_end", self._time)]
+        removed = [] if self._on_close else [pa.field("removed", pa.bool_(), nullable=False)]
+        return pa.schema([*self.keys, *window, *self.aggregation.results, *removed])
+
+    @property
+    def tables(self) -> dict[int, TableDescription]:
+        return {
+            VALUES: TableDescription("sessions", self._lists.rows.schema, encoding="lists"),
+            TIMES: TableDescription("due", encoding="due"),
+        }
+
+    # -- partial rows
+
+    def of_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        times, is_valid = times_ms(rows.column(self._window.on))
+        columns = {name: rows.column(name) for name in self.aggregation.columns}
+        joined = self._join_parts(self.columns(rows), times, times, is_valid)
+        moments = of_ms(times, is_valid).take(joined.order)
+        return self._parts(
+            joined,
+            [(moments, "min", NO_NULLS_ONLY), (moments, "max", NO_NULLS_ONLY), (None, "count_all", None)],
+            rows={name: column.take(joined.order) for name, column in columns.items()},
+        )
+
+    def of_partials(self, partial: pa.RecordBatch) -> pa.RecordBatch:
+        keys, (first, last, counts), states = self.split(partial)
+        begins, ends = cells.raw(first, np.int64), cells.raw(last, np.int64)
+        joined = self._join_parts(keys, begins, ends, binary.valid(first))
+        extra = [
+            (first.take(joined.order), "min", NO_NULLS_ONLY),
+            (last.take(joined.order), "max", NO_NULLS_ONLY),
+            (counts.take(joined.order), "sum", ZERO_FOR_NULLS),
+        ]
+        return self._parts(joined, extra, states=[column.take(joined.order) for column in states])
+
+    def _join_parts(self, keys: list[pa.Array], first: Ints, last: Ints, is_valid: _Mask) -> _Parts:
+        number, group_keys = _numbered(self.codec.encode(keys))
+        # Spans without a time are sessions of their own: they are counted when they come to the state.
+        joined = sessions.join(
+            np.where(is_valid, number, number + len(group_keys)), first, last + self._window.gap_ms
+        )
+        order = pa.array(joined.order)
+        return _Parts(order, pa.array(joined.session), pa.array(number).take(order), group_keys)
+
+    def _parts(
+        self,
+        joined: _Parts,
+        extra: list[Request],
+        *,
+        rows: dict[str, pa.Array] | None = None,
+        states: list[pa.Array] | None = None,
+    ) -> pa.RecordBatch:
+        """Partial rows of rows, or of states, that are in the order of the sessions they are of."""
+        asked = [(joined.key, "min", NO_NULLS_ONLY), *extra]
+        if rows is not None:
+            _, (key, *more), merged = self.aggregation.of_rows([joined.session], rows, asked)
+        else:
+            _, (key, *more), merged = self.aggregation.of_states([joined.session], states or [], asked)
+        keys = self.codec.decode(joined.group_keys.take(key))
+        return self.batch(Grouped(keys, more, merged))
+
+    # -- state
+
+    def update(
+        self, partial: pa.RecordBatch, state: StateAccess, context: BatchContext
+    ) -> Iterator[list[pa.Array]]:
+        partial = self._with_time(partial, context)
+        seen(context, cells.raw(partial.column("__last_ms"), np.int64))
+        until_ms = closed_until(context, self._window.grace_ms)
+        if partial.num_rows:
+            yield from self._merge(partial, until_ms, state, context)
+        for group_keys in due.take_keys(state, TIMES, until_ms):
+            yield from self._close(group_keys, until_ms, state)
+
+    def _merge(
+        self, partial: pa.RecordBatch, until_ms: int | None, state: StateAccess, context: BatchContext
+    ) -> Iterator[list[pa.Array]]:
+        keys, (first, last, counts), states = self.split(partial)
+        number, group_keys = _numbered(self.codec.encode(keys))
+        new = _Sessions(number, cells.raw(first, np.int64), cells.raw(last, np.int64), states)
+        old, due_ms = self._load(group_keys, state)
+        watermark = context.watermark_ms(self._window.grace_ms)
+        # What closed by the watermark takes no rows any more, even if nobody has looked at it since.
+        over = self._closed(old, watermark)
+        joined, is_new, changed, late = self._join(
+            old.where(~over), new, cells.raw(counts, np.int64), watermark
+        )
+        if late:
+            context.count("late_rows", late)
+        closed = self._closed(joined, until_ms)
+        self._store(group_keys, joined.where(~closed), due_ms, until_ms, state)
+        if self._on_close:
+            yield self._row(group_keys, old.where(over).with_(joined.where(closed)))
+        else:
+            gone = old.where(~over).where(changed)
+            yield self._row(group_keys, gone, removed=True)
+            yield self._row(group_keys, joined.where(is_new))
+
+    def _join(
+        self, old: _Sessions, new: _Sessions, counts: Ints, watermark: int | None
+    ) -> tuple[_Sessions, _Mask, _Mask, int]:
+        """Joins stored sessions and new ones.
+
+        Returns: all sessions that there are now; which of them have new rows; which of the old ones are no
+            more, as they have another first or last row now; and how many rows were late, in sessions that
+            had closed.
+        """
+        both = old.with_(new)
+        joined = sessions.join(both.key, both.first_ms, both.last_ms + self._window.gap_ms)
+        order = pa.array(joined.order)
+        is_new = np.arange(len(both)) >= len(old)
+        extra = [
+            (pa.array(both.key[joined.order]), "min", NO_NULLS_ONLY),
+            (pa.array(both.first_ms[joined.order]), "min", NO_NULLS_ONLY),
+            (pa.array(both.last_ms[joined.order]), "max", NO_NULLS_ONLY),
+            (pa.array(is_new[joined.order].astype(np.int64)), "max", NO_NULLS_ONLY),
+            (pa.array((~is_new[joined.order]).astype(np.int64)), "max", NO_NULLS_ONLY),
+            (
+                pa.array(np.concatenate([np.zeros(len(old), np.int64), counts])[joined.order]),
+                "sum",
+                NO_NULLS_ONLY,
+            ),
+        ]
+        _, more, states = self.aggregation.of_states(
+            [pa.array(joined.session)], [column.take(order) for column in both.states], extra
+        )
+        key, first, last, has_new, has_old, rows = (cells.raw(column, np.int64) for column in more)
+        found = _Sessions(key, first, last, states)
+        session_of = np.empty(len(both), np.int64)
+        session_of[joined.order] = joined.session
+        of_old = session_of[: len(old)]
+        changed = (first[of_old] != old.first_ms) | (last[of_old] != old.last_ms)
+        late = self._closed(found, watermark) & (has_old == 0)
+        return found.where(~late), has_new[~late] == 1, changed, int(rows[late].sum())
+
+    def _close(
+        self, group_keys: pa.BinaryArray, until_ms: int | None, state: StateAccess
+    ) -> Iterator[list[pa.Array]]:
+        """Closes what is over of keys whose entry was due, and gives them another entry."""
+        found, _ = self._load(group_keys, state)
+        closed = self._closed(found, until_ms)
+        none = pa.nulls(len(group_keys), pa.int64())  # the entry that was due has been taken
+        self._store(group_keys, found.where(~closed), none, until_ms, state)
+        if self._on_close and bool(closed.any()):
+            yield self._row(group_keys, found.where(closed))
+
+    def _load(self, group_keys: pa.BinaryArray, state: StateAccess) -> tuple[_Sessions, pa.Int64Array]:
+        """The stored sessions of keys, and when each key's entry is."""
+        due_ms, counts, columns = self._lists.decode(state.get_many(keyed_keys(VALUES, group_keys)))
+        first, last, *states = columns
+        key = np.repeat(np.arange(len(counts)), counts)
+        return _Sessions(key, cells.raw(first, np.int64), cells.raw(last, np.int64), states), due_ms
+
+    def _store(
+        self,
+        group_keys: pa.BinaryArray,
+        kept: _Sessions,
+        due_ms: pa.Int64Array,
+        until_ms: int | None,
+        state: StateAccess,
+    ) -> None:
+        """Writes the sessions that keys have now, in the order of keys, and moves the keys' entries."""
+        counts = np.bincount(kept.key, minlength=len(group_keys))
+        ends = kept.last_ms + self._window.gap_ms
+        first_end = np.full(len(group_keys), np.iinfo(np.int64).max)
+        np.minimum.at(first_end, kept.key, ends)
+        entry = due.moved(due_ms, first_end, counts > 0, until_ms)
+        columns = [pa.array(kept.first_ms), pa.array(kept.last_ms), *kept.states]
+        values = self._lists.encode(np.asarray(entry.fill_null(0), np.int64), counts, columns)
+        state.put_many(keyed_keys(VALUES, group_keys), values)
+        differs = pc.not_equal(entry.fill_null(-1), due_ms.fill_null(-1))
+        differs = pc.or_(differs, pc.not_equal(entry.is_null(), due_ms.is_null()))
+        due.move(state, TIMES, group_keys.filter(differs), due_ms.filter(differs), entry.filter(differs))
+
+    def _closed(self, found: _Sessions, until_ms: int | None) -> _Mask:
+        if until_ms is None:
+            return np.zeros(len(found), np.bool_)
+        return found.last_ms + self._window.gap_ms <= until_ms
+
+    def _with_time(self, partial: pa.RecordBatch, context: BatchContext) -> pa.RecordBatch:
+        """Partial rows that have a time; rows without one are in no session, and counted."""
+        times = partial.column("__first_ms")
+        if not times.null_count:
+            return partial
+        none = partial.column("__rows").filter(times.is_null())
+        context.count("null_time_rows", int(cells.raw(none, np.int64).sum()))
+        return partial.filter(times.is_valid())
+
+    # -- output
+
+    def _row(self, group_keys: pa.BinaryArray, found: _Sessions, *, removed: bool = False) -> list[pa.Array]:
+        keys = self.codec.decode(group_keys.take(pa.array(found.key)))
+        span = self._span(found)
+        results = self.aggregation.finish(found.states)
+        if self._on_close:
+            return [*keys, *span, *results]
+        if removed:
+            results = [pa.nulls(len(found), column.type) for column in results]
+        return [*keys, *span, *results, pa.repeat(pa.scalar(removed), len(found))]
+
+    def _span(self, found: _Sessions) -> list[pa.Array]:
+        ends = found.last_ms + self._window.gap_ms
+        return [of_times_ms(found.first_ms, self._time), of_times_ms(ends, self._time)]
+
+    def read(self, table: int, keys: pa.BinaryArray, values: pa.BinaryArray) -> pa.Table:
+        entries = split_keys(keys)
+        columns = self.codec.decode(entries.group_keys)
+        if table == TIMES:
+            names = [*self.keys, pa.field("due", self._time)]
+            return pa.Table.from_arrays(
+                [*columns, of_times_ms(entries.times_ms, self._time)], schema=pa.schema(names)
+            )
+        _, counts, (first, last, *states) = self._lists.decode(values)
+        key = np.repeat(np.arange(len(counts)), counts)
+        found = _Sessions(key, cells.raw(first, np.int64), cells.raw(last, np.int64), states)
+        index = pa.array(key)
+        arrays = [
+            *(column.take(index) for column in columns),
+            *self._span(found),
+            *self.aggregation.finish(states),
+        ]
+        window = [pa.field("window_start", self._time), pa.field("window_end", self._time)]
+        return pa.Table.from_arrays(
+            arrays, schema=pa.schema([*self.keys, *window, *self.aggregation.results])
+        )
+
+
+def _numbered(group_keys: pa.BinaryArray) -> tuple[Ints, pa.BinaryArray]:
+    """A number for each distinct group key, from 0 in the order in which they come first, and these keys."""
+    encoded = group_keys.dictionary_encode()
+    return np.asarray(encoded.indices, np.int64), encoded.dictionary
