@@ -1,1 +1,37 @@
-"""State that commits with the micro-batch's transaction (KIP-892), and the operators that use it."""
+"""State that commits with the micro-batch's transaction (KIP-892), and the operators that use it.
+
+What users need; it is imported when it is asked for, since most processes of a query need a part of it only.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kafka_eos_source.state.packet import CHANGELOG
+    from kafka_eos_source.state.store import TransactionalStateStore
+    from kafka_eos_source.state.transform import (
+        aggregate_with_changelog_state,
+        transform_with_changelog_state,
+    )
+
+__all__ = [
+    "CHANGELOG",
+    "TransactionalStateStore",
+    "aggregate_with_changelog_state",
+    "transform_with_changelog_state",
+]
+
+_WHERE = {
+    "CHANGELOG": "packet",
+    "TransactionalStateStore": "store",
+    "aggregate_with_changelog_state": "transform",
+    "transform_with_changelog_state": "transform",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
