@@ -164,8 +164,8 @@ def test_a_projection_that_drops_state_stops_the_next_batch(case: Case, driver: 
     failed = driver(case.spec(drop="column"))
     assert failed.wait() != 0
     assert "no batch of the query ever committed state" in failed.log.read_text()
-    found = Counter((record.key or b"").decode() for record in read_back(case.broker, case.sink))
-    assert set(found.values()) == {1}, "one batch and no more"
+    keys = [record.key for record in read_back(case.broker, case.sink) if record.key is not None]
+    assert len(keys) == len(set(keys)), "one batch and no more; the rows that carried state are null records"
 
 
 def test_another_number_of_shards_is_refused(case: Case, driver: Any) -> None:

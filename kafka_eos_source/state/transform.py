@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.option_values import duration_ms
-from kafka_eos_source.state.frame import combined, grouping, with_operator
+from kafka_eos_source.state.frame import SHARDS, combined, grouping, with_operator
+from kafka_eos_source.state.initial import InitialTopic, publish
+from kafka_eos_source.state.options import parse_state
 from kafka_eos_source.state.packet import CHANGELOG
 from kafka_eos_source.state.processor.arrow import arrow_schema
 from kafka_eos_source.state.processor.ddl import as_struct
@@ -37,6 +39,7 @@ def transform_with_changelog_state(
     event_time: str | None = None,
     delay: str = "0s",
     style: RowStyle = "rows",
+    initial_state: DataFrame | None = None,
 ) -> DataFrame:
     """Runs a `StatefulProcessor` on state that commits in the sink's transaction.
 
@@ -57,6 +60,8 @@ def transform_with_changelog_state(
         delay: how far the watermark lags behind the largest event time.
         style: ``"rows"`` for processors that take rows, ``"pandas"`` for those of
             ``transformWithStateInPandas``.
+        initial_state: a batch frame with the key columns, for ``handleInitialState`` in the first batch;
+            needs ``application.id``.
 
     Returns:
         The output columns and `CHANGELOG`, which the sink needs: hand it on in every projection.
@@ -68,18 +73,27 @@ def transform_with_changelog_state(
     frame, keys = grouping(rows, key)
     zone = _timezone(frame)
     visible = _rows_of(frame)
-    runner = StatefulProcessorRunner(
-        processor,
-        StructType([visible[name] for name in keys]),
-        visible,
-        as_struct(output_schema, "the output"),
-        time_mode=time_mode,
-        event_time=event_time,
-        delay_ms=duration_ms("delay", delay),
-        rows=style,
-        timezone=zone,
-    )
-    return with_operator(frame, keys, runner, store=store, shards=shards, options=options)
+
+    def runner(initial: InitialTopic | None) -> StatefulProcessorRunner:
+        return StatefulProcessorRunner(
+            processor,
+            StructType([visible[name] for name in keys]),
+            visible,
+            as_struct(output_schema, "the output"),
+            time_mode=time_mode,
+            event_time=event_time,
+            delay_ms=duration_ms("delay", delay),
+            rows=style,
+            timezone=zone,
+            initial=initial,
+        )
+
+    made = runner(None)  # checked before anything is written
+    if initial_state is not None:
+        count = SHARDS if shards is None else shards
+        checked = parse_state(options)
+        made = runner(publish(initial_state, keys, store=store, shards=count, options=checked, own=options))
+    return with_operator(frame, keys, made, store=store, shards=shards, options=options)
 
 
 def aggregate_with_changelog_state(
