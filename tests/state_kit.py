@@ -1,0 +1,182 @@
+"""What the tests of the state store share: a store to open, another process, a workload that can be
+foretold."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.state.config import StoreConfig
+from kafka_eos_source.state.model import BatchRecord, StoreIdentity
+from kafka_eos_source.state.store import TransactionalStateStore
+
+TOPIC = "app-counts-changelog"
+TP = TopicPartition(TOPIC, 0)
+INPUT = TopicPartition("input", 0)
+IDENTITY = StoreIdentity("app", "counts", 0, 4, TOPIC)
+
+#: 1 = quick; more = as many times the examples, rounds and crashes.
+EFFORT = int(os.environ.get("KAFKA_EOS_TEST_EFFORT", "1"))
+
+#: Memtables so small that RocksDB flushes and compacts all the time.
+TINY = StoreConfig(write_buffer_bytes=64 << 10, max_wal_bytes=128 << 10)
+
+Model = dict[bytes, bytes]
+
+
+def record(batch_id: int, attempt: str = "") -> BatchRecord:
+    return BatchRecord("query", batch_id, attempt or f"attempt{batch_id}")
+
+
+def key(number: int) -> bytes:
+    return b"\1k%05d" % number
+
+
+@dataclass
+class Workload:
+    """Commits that follow from a seed: what the store must hold after the n-th is known to everybody.
+
+    The n-th commit sets the changelog offset, the position and the batch id to n, and the key ``last`` too.
+    """
+
+    seed: int
+    model: Model = field(default_factory=dict)
+    done: int = 0
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    def step(self, store: TransactionalStateStore | None) -> None:
+        """The next commit, to the model and, unless that is None, to the store."""
+        number = self.done + 1
+        rng = self._random
+        kind = rng.choice(("commit", "commit", "promote", "restore", "ranges"))
+        rows: dict[bytes, bytes | None] = {}
+        for _ in range(rng.choice((3, 40, 300))):
+            value = b"%d-" % number * rng.choice((1, 30))
+            rows[key(rng.randrange(2000))] = None if rng.random() < 0.25 else value
+        low = rng.randrange(2000)
+        span = (key(low), key(low + rng.choice((20, 600))))
+        if kind == "ranges":
+            for gone in [k for k in self.model if span[0] <= k < span[1]]:
+                del self.model[gone]
+        rows[b"\1last"] = b"%d" % number
+        for k, value in rows.items():
+            if value is None:
+                self.model.pop(k, None)
+            else:
+                self.model[k] = value
+        self.done = number
+        if store is not None:
+            self._apply(store, kind, rows, span, number)
+
+    def _apply(
+        self,
+        store: TransactionalStateStore,
+        kind: str,
+        rows: dict[bytes, bytes | None],
+        span: tuple[bytes, bytes],
+        number: int,
+    ) -> None:
+        if kind == "restore":
+            store.restore_chunk(list(rows), list(rows.values()), {TP: number}, batch=record(number))
+            return
+        if kind == "ranges":
+            store.delete_range(*span)
+        store.put_all(list(rows.items()))
+        store.stage_position({INPUT: number})
+        if kind == "promote":
+            store.persist_pending(record(number, "loser"))
+            if kind == "ranges":
+                store.delete_range(*span)
+            store.put_all(list(rows.items()))
+            store.stage_position({INPUT: number})
+            store.persist_pending(record(number))
+            store.promote(record(number), {TP: number})
+        else:
+            store.commit({TP: number}, batch=record(number))
+
+    @classmethod
+    def after(cls, seed: int, done: int) -> Model:
+        """What a store holds after so many commits."""
+        workload = cls(seed)
+        for _ in range(done):
+            workload.step(None)
+        return workload.model
+
+
+_LOOP = """
+import json, os, sys, traceback
+from pathlib import Path
+from state_kit import *
+space = dict(globals())
+for line in sys.stdin:
+    space["result"] = None
+    try:
+        exec(json.loads(line), space)
+        answer = {"result": space["result"]}
+    except BaseException:
+        answer = {"error": traceback.format_exc()}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+class OtherProcess:
+    """A Python process that runs what it is told: to be stopped, killed, or to hold a lock."""
+
+    def __init__(self) -> None:
+        root = Path(__file__).resolve().parent
+        path = os.pathsep.join([str(root.parent), str(root)])
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _LOOP],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        self.pid = self._process.pid
+
+    def tell(self, code: str) -> None:
+        """Sends statements, without waiting for them."""
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps(code) + "\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> Any:
+        """What the statements told earliest left in ``result``."""
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        assert line, f"the process ended with {self._process.wait()}"
+        answer = json.loads(line)
+        assert "error" not in answer, answer["error"]
+        return answer["result"]
+
+    def run(self, code: str) -> Any:
+        self.tell(code)
+        return self.answer()
+
+    def kill(self) -> None:
+        """SIGKILL, and waits until the process is gone."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream:
+                stream.close()
+
+
+@contextmanager
+def other_process() -> Iterator[OtherProcess]:
+    other = OtherProcess()
+    try:
+        yield other
+    finally:
+        other.kill()

@@ -1,0 +1,209 @@
+"""The store against a dict (state A12): any sequence of writes, commits, pendings, reopenings."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pyarrow as pa
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from state_kit import EFFORT, IDENTITY, INPUT, TINY, TP, Model, record
+
+from kafka_eos_source.state.layout import upper_bound
+from kafka_eos_source.state.store import TransactionalStateStore
+
+# Few keys that are prefixes of each other and that end in 0xff, so that bounds and ranges meet them.
+KEYS = st.one_of(
+    st.builds(bytes, st.lists(st.sampled_from([1, 2, 0x7F, 0xFE, 0xFF]), min_size=1, max_size=3)),
+    st.integers(0, 399).map(lambda n: b"\1x%03d" % n),
+)
+VALUES = st.one_of(st.none(), st.binary(max_size=4))
+ROWS = st.lists(st.tuples(KEYS, VALUES), max_size=12)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """`committed` and `seen` are what others and what the owner should find."""
+
+    @initialize()
+    def start(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="state-model-"))
+        self.store = TransactionalStateStore.open(self.folder / "s", IDENTITY, TINY)
+        self.committed: Model = {}
+        self.seen: Model = {}
+        self.offset = 0
+        self.batch = -1
+        self.position = self.staged_position = -1
+        self.kept: dict[str, tuple[int, int, Model, int]] = {}  # attempt → batch, base batch, state, position
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.store.close()
+            shutil.rmtree(self.folder)
+
+    def _write(self, key: bytes, value: bytes | None) -> None:
+        if value is None:
+            self.seen.pop(key, None)
+        else:
+            self.seen[key] = value
+
+    @rule(key=KEYS, value=VALUES)
+    def put(self, key: bytes, value: bytes | None) -> None:
+        self.store.put(key, value)
+        self._write(key, value)
+
+    @rule(key=KEYS, value=st.binary(max_size=4))
+    def put_if_absent(self, key: bytes, value: bytes) -> None:
+        assert self.store.put_if_absent(key, value) == self.seen.get(key)
+        self.seen.setdefault(key, value)
+
+    @rule(rows=ROWS)
+    def put_many(self, rows: list[tuple[bytes, bytes | None]]) -> None:
+        keys, values = [k for k, _ in rows], [v for _, v in rows]
+        self.store.put_many(pa.array(keys, pa.binary()), pa.array(values, pa.binary()))
+        for k, v in rows:
+            self._write(k, v)
+
+    @rule(value=st.binary(max_size=2))
+    def put_a_run_of_keys(self, value: bytes) -> None:
+        rows = [(b"\1x%03d" % n, value) for n in range(400)]
+        self.store.put_all(rows)
+        self.seen.update(rows)
+
+    @rule(low=KEYS, high=st.one_of(st.none(), KEYS))
+    def delete_range(self, low: bytes, high: bytes | None) -> None:
+        self.store.delete_range(low, high)
+        for k in [k for k in self.seen if low <= k and (high is None or k < high)]:
+            del self.seen[k]
+
+    @rule(keys=st.lists(KEYS, max_size=10))
+    def get(self, keys: list[bytes]) -> None:
+        expected = [self.seen.get(k) for k in keys]
+        assert [self.store.get(k) for k in keys] == expected
+        assert self.store.get_many(pa.array(keys, pa.binary())).to_pylist() == expected
+
+    @rule()
+    def get_all_keys(self) -> None:
+        keys = [b"\1x%03d" % n for n in range(400)] * 2
+        assert self.store.get_many(pa.array(keys, pa.binary())).to_pylist() == [
+            self.seen.get(k) for k in keys
+        ]
+
+    @rule(low=st.one_of(st.none(), KEYS), high=st.one_of(st.none(), KEYS), reverse=st.booleans())
+    def scan(self, low: bytes | None, high: bytes | None, reverse: bool) -> None:
+        expected = sorted(
+            (
+                (k, v)
+                for k, v in self.seen.items()
+                if (low is None or low <= k) and (high is None or k < high)
+            ),
+            reverse=reverse,
+        )
+        assert list(self.store.range(low, high, reverse=reverse)) == expected
+        if low:
+            end = upper_bound(low)
+            assert [k for k, _ in self.store.prefix_scan(low)] == sorted(
+                k for k in self.seen if k.startswith(low)
+            )
+            assert end is None or all(k < end for k in self.seen if k.startswith(low))
+
+    @rule()
+    def changes_lead_from_the_committed_state_to_what_the_owner_sees(self) -> None:
+        state = dict(self.committed)
+        keys: list[bytes] = []
+        for rows in self.store.staged_changes():
+            for k, v in zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True):
+                keys.append(k)
+                state.pop(k, None) if v is None else state.update({k: v})
+        assert state == self.seen
+        assert len(keys) == len(set(keys))
+
+    @rule()
+    def stage_position(self) -> None:
+        self.staged_position = max(self.position, self.staged_position) + 1
+        self.store.stage_position({INPUT: self.staged_position})
+
+    @rule(ahead=st.integers(0, 3))
+    def commit(self, ahead: int) -> None:
+        self.offset += ahead
+        self.batch += 1
+        self.store.commit({TP: self.offset}, batch=record(self.batch))
+        self.committed = dict(self.seen)
+        self.position = max(self.position, self.staged_position)
+
+    @rule()
+    def rollback(self) -> None:
+        self.store.rollback()
+        self._forget_staged()
+
+    @rule(attempt=st.sampled_from("ab"))
+    def persist_pending(self, attempt: str) -> None:
+        self.store.persist_pending(record(self.batch + 1, attempt))
+        if attempt in self.kept and self.kept[attempt][0] != self.batch + 1:
+            self.store.drop_pending([attempt])  # of an earlier batch: as an opener does
+            self.store.rollback()
+        self.kept = {a: k for a, k in self.kept.items() if k[0] == self.batch + 1}
+        position = max(self.position, self.staged_position)
+        self.kept[attempt] = (self.batch + 1, self.batch, dict(self.seen), position)
+        self._forget_staged()
+
+    @precondition(lambda self: self.kept)
+    @rule(ahead=st.integers(0, 3))
+    def promote(self, ahead: int) -> None:
+        self.store.rollback()
+        self._forget_staged()
+        attempt, (batch, base, state, position) = sorted(self.kept.items())[0]
+        if base != self.batch:
+            self.store.drop_pending()
+        else:
+            self.offset += ahead
+            self.batch = batch
+            self.store.promote(record(batch, attempt), {TP: self.offset})
+            self.committed, self.seen = dict(state), dict(state)
+            self.position = position
+        self.kept = {}
+        assert self.store.pending() == []
+
+    @rule(rows=ROWS)
+    def restore_chunk(self, rows: list[tuple[bytes, bytes | None]]) -> None:
+        self.store.rollback()
+        self._forget_staged()
+        self.batch += 1
+        keys, values = [k for k, _ in rows], [v for _, v in rows]
+        self.store.restore_chunk(keys, values, {TP: self.offset}, batch=record(self.batch))
+        for k, v in rows:
+            self._write(k, v)
+        self.committed = dict(self.seen)
+
+    @rule()
+    def reopen(self) -> None:
+        self.store.close()
+        self.store = TransactionalStateStore.open(self.folder / "s", IDENTITY, TINY)
+        self._forget_staged()
+
+    def _forget_staged(self) -> None:
+        self.seen = dict(self.committed)
+        self.staged_position = -1
+
+    @invariant()
+    def all_agree(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        assert list(self.store.all()) == sorted(self.seen.items())
+        assert self.store.next_offset(TP) == self.offset
+        last = self.store.last_batch()
+        assert (-1 if last is None else last.batch_id) == self.batch
+        assert self.store.committed_position().get(INPUT, -1) == self.position
+        assert self.store.position().get(INPUT, -1) == max(self.position, self.staged_position)
+        with self.store.view("read_committed") as view:
+            assert list(view.all()) == sorted(self.committed.items())
+        with self.store.view("read_uncommitted") as view:
+            assert list(view.reverse_range()) == sorted(self.seen.items(), reverse=True)
+
+
+TestStoreMachine = StoreMachine.TestCase
+TestStoreMachine.settings = settings(
+    max_examples=40 * EFFORT, stateful_step_count=30, deadline=None, print_blob=True
+)
