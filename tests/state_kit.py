@@ -108,10 +108,14 @@ class Workload:
     @classmethod
     def after(cls, seed: int, done: int) -> Model:
         """What a store holds after so many commits."""
-        workload = cls(seed)
-        for _ in range(done):
+        workload, models = _AFTER.setdefault(seed, (cls(seed), [{}]))
+        while len(models) <= done:
             workload.step(None)
-        return workload.model
+            models.append(dict(workload.model))
+        return models[done]
+
+
+_AFTER: dict[int, tuple[Workload, list[Model]]] = {}
 
 
 _LOOP = """

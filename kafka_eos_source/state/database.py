@@ -366,13 +366,18 @@ def remove_owner(path: Path) -> bool:
     return True
 
 
-def replace_text(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str, *, sync: bool = False) -> None:
     """The whole new text or the whole old one is there at any time, also when this process dies.
 
-    Not synced: such files tell of the database, which does not need them.
+    Args:
+        sync: also when the machine does. Files that only tell of the database do not need that.
     """
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(text)
+    with scratch.open("w") as file:
+        file.write(text)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
     scratch.replace(path)
 
 

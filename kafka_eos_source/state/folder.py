@@ -61,7 +61,7 @@ def open_store(path: Path, identity: StoreIdentity, config: StoreConfig) -> tupl
     if known and db_path.exists() and any(db_path.iterdir()) and not (db_path / "CURRENT").exists():
         raise StateCorruptedError(f"the database {db_path} has lost its CURRENT file")
     if not known:
-        replace_text(path / "VERSION", f"{records.FORMAT}\n")
+        replace_text(path / "VERSION", f"{records.FORMAT}\n", sync=True)
     database = Database.open(db_path, config)
     try:
         if remove_owner(db_path):
@@ -99,7 +99,7 @@ def check_version(path: Path) -> bool:
         StateCorruptedError: the file says nothing.
     """
     try:
-        text = (path / "VERSION").read_text().strip()
+        text = (path / "VERSION").read_bytes().decode(errors="replace").strip()
     except FileNotFoundError:
         return False
     if not text.isdecimal():

@@ -1,0 +1,349 @@
+"""Kills at any moment, logs cut and flipped, full disks, forks, locks (state C and E, without a broker).
+
+A process is stopped while it commits, its folder is copied, and it goes on: each copy is what a SIGKILL at
+that moment would have left behind. What the store must hold after each commit is known beforehand, so a copy
+must hold exactly the state of *some* commit, and no older one than was acknowledged.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from state_kit import EFFORT, IDENTITY, INPUT, TINY, TP, OtherProcess, Workload, key, other_process, record
+
+from kafka_eos_source.errors import StateCorruptedError, StateLockedError
+from kafka_eos_source.state.config import StoreConfig
+from kafka_eos_source.state.store import TransactionalStateStore
+
+SEED = 11
+CRASHES = 12 * EFFORT
+
+
+@pytest.fixture(scope="module")
+def crashes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, int]]:
+    """Folders as kills left them, each with the number of commits that were acknowledged before."""
+    folder = tmp_path_factory.mktemp("crashes")
+    rng = random.Random(SEED)
+    images = []
+    with other_process() as other:
+        other.run(
+            f"work = Workload({SEED}); path = Path({str(folder)!r})\n"
+            "store = TransactionalStateStore.open(path / 'live', IDENTITY, TINY)\n"
+            "acknowledged = open(path / 'acknowledged', 'ab', buffering=0)"
+        )
+        acknowledged = folder / "acknowledged"
+        other.tell("while True:\n    work.step(store)\n    acknowledged.write(b'.')")
+        process = psutil.Process(other.pid)
+        for number in range(CRASHES):
+            enough = _number(acknowledged) + rng.randrange(1, 40)
+            _until(lambda enough=enough: _number(acknowledged) >= enough)  # type: ignore[misc]
+            process.suspend()
+            _until(lambda: process.status() == psutil.STATUS_STOPPED)
+            image = folder / f"image{number}"
+            done = _number(acknowledged)
+            shutil.copytree(folder / "live", image)
+            images.append((image, done))
+            process.resume()
+        other.kill()
+        done = _number(acknowledged)
+        images.append((folder / "live", done))
+    return images
+
+
+def _number(path: Path) -> int:
+    """A byte for each commit, so that no moment shows a wrong number."""
+    return path.stat().st_size if path.exists() else 0
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, "the other process does not get on"
+        time.sleep(0.002)
+
+
+def _verify(path: Path) -> int:
+    """The store holds exactly the state after one commit, and says so in every way. Which one?"""
+    with TransactionalStateStore.open(path, IDENTITY, TINY) as store:
+        done = store.next_offset(TP)
+        assert done is not None
+        last = store.last_batch()
+        assert last == (record(done) if done else None)
+        assert store.get(b"\1last") == (b"%d" % done if done else None)
+        assert dict(store.all()) == Workload.after(SEED, done)
+        assert store.position().get(INPUT, 0) <= done
+        # and it can go on
+        store.put(b"\1last", b"again")
+        store.persist_pending(record(done + 1, "next"))
+        store.promote(record(done + 1, "next"), {TP: done + 1})
+        return done
+
+
+def test_after_a_kill_every_acknowledged_commit_is_there_and_nothing_by_halves(
+    crashes: list[tuple[Path, int]], tmp_path: Path
+) -> None:
+    for image, acknowledged in crashes:
+        copy = shutil.copytree(image, tmp_path / image.name)
+        assert _verify(copy) in (acknowledged, acknowledged + 1), "at most the commit in flight is more"
+
+
+def test_a_damaged_log_gives_an_older_commit_or_says_that_it_is_damaged(
+    crashes: list[tuple[Path, int]], tmp_path: Path
+) -> None:
+    """C2: what a machine that lost its power, or a bad disk, leaves: logs cut off or with bits turned."""
+    rng = random.Random(SEED)
+    outcomes = set()
+    for number in range(3 * len(crashes)):
+        image, acknowledged = crashes[number % len(crashes)]
+        copy = shutil.copytree(image, tmp_path / f"{image.name}-{number}")
+        logs = sorted((copy / "db").glob("*.log"))
+        log = rng.choice(logs)
+        content = bytearray(log.read_bytes())
+        if not content:
+            continue
+        at = rng.randrange(len(content))
+        if rng.random() < 0.5:
+            del content[at:]
+        else:
+            content[at] ^= 1 << rng.randrange(8)
+        log.write_bytes(content)
+        try:
+            done = _verify(copy)
+            assert done <= acknowledged + 1
+            outcomes.add("older" if done < acknowledged else "whole")
+        except StateCorruptedError:
+            outcomes.add("damaged")
+            _restored(copy)
+        shutil.rmtree(copy)
+    assert "older" in outcomes, outcomes
+
+
+def _restored(path: Path) -> None:
+    """What the caller does about damage: put aside, begin anew, restore."""
+    TransactionalStateStore.set_aside(path)
+    with TransactionalStateStore.open(path, IDENTITY, TINY) as store:
+        assert store.next_offset(TP) == 0
+        store.restore_chunk([b"\1a"], [b"1"], {TP: 1}, batch=record(0))
+        assert list(store.all()) == [(b"\1a", b"1")]
+
+
+@pytest.mark.parametrize("what", ["CURRENT", "MANIFEST-*", "*.sst", "VERSION"])
+@pytest.mark.parametrize("how", ["cut", "flip", "remove"])
+def test_a_damaged_file_is_recognised_the_store_put_aside_and_restored(
+    crashes: list[tuple[Path, int]], tmp_path: Path, what: str, how: str
+) -> None:
+    """E4. A store whose damaged part is not read when it is opened says so when it is."""
+    copy = shutil.copytree(crashes[-1][0], tmp_path / "s")
+    files = sorted([*copy.glob(f"db/{what}"), *copy.glob(what)])
+    assert files
+    for path in files:
+        content = bytearray(path.read_bytes())
+        if how == "remove":
+            path.unlink()
+        elif how == "cut":
+            path.write_bytes(content[: len(content) // 3])
+        else:
+            for at in range(0, len(content), max(1, len(content) // 7)):
+                content[at] ^= 0xFF
+            path.write_bytes(content)
+    if (what, how) == ("VERSION", "remove"):
+        _verify(copy)  # whose the database is and how far is in the database
+        return
+    with pytest.raises(StateCorruptedError) as raised:  # noqa: PT012
+        store = TransactionalStateStore.open(copy, IDENTITY, TINY)
+        with store:
+            list(store.all())
+    assert raised.value.reason == "corrupt"
+    _restored(copy)
+
+
+@pytest.fixture(scope="module")
+def other() -> Iterator[OtherProcess]:
+    with other_process() as process:
+        yield process
+
+
+def test_close_closes_although_views_and_scans_live_on(other: OtherProcess, tmp_path: Path) -> None:
+    """C4: the files are free for another process, and everything is in them."""
+    path = tmp_path / "s"
+    other.run(
+        f"store = TransactionalStateStore.open({str(path)!r}, IDENTITY)\n"
+        "for number in range(1, 21):\n"
+        "    store.put_all([(key(n), b'%d' % number) for n in range(100)])\n"
+        "    store.commit({TP: number})\n"
+        "managers = [store.view('read_committed'), store.view('read_uncommitted')]\n"
+        "views = [manager.__enter__() for manager in managers]\n"
+        "scans = [store.all(), store.reverse_range(), *(view.all() for view in views)]\n"
+        "for scan in scans: next(scan)\n"
+        "store.close()"
+    )
+    with TransactionalStateStore.open(path, IDENTITY, StoreConfig(lock_timeout_ms=0)) as store:
+        assert store.next_offset(TP) == 20
+        assert dict(store.all()) == {key(n): b"20" for n in range(100)}
+
+
+def test_a_store_in_use_is_waited_for_and_then_its_owner_named(other: OtherProcess, tmp_path: Path) -> None:
+    """E6, C7: the failed opener changes nothing about the owner's close."""
+    path = tmp_path / "s"
+    other.run(f"store = TransactionalStateStore.open({str(path)!r}, IDENTITY)")
+    with pytest.raises(StateLockedError, match=f"process {other.pid} "):
+        TransactionalStateStore.open(path, IDENTITY, StoreConfig(lock_timeout_ms=50))
+    for put_away in (TransactionalStateStore.destroy, TransactionalStateStore.set_aside):
+        with pytest.raises(StateLockedError, match=f"process {other.pid} "):
+            put_away(path)
+    other.tell("import time; time.sleep(0.3); store.put(b'\\1a', b'1'); store.commit({TP: 1}); store.close()")
+    with TransactionalStateStore.open(path, IDENTITY) as store:
+        assert store.get(b"\1a") == b"1"
+        with pytest.raises(StateLockedError, match=f"process {os.getpid()} "):
+            TransactionalStateStore.open(path, IDENTITY, StoreConfig(lock_timeout_ms=20))
+        with pytest.raises(StateLockedError, match="in this process"):
+            TransactionalStateStore.destroy(path)
+    other.answer()
+    TransactionalStateStore.destroy(path)
+    assert not path.exists()
+
+
+def test_another_process_reads_commits_while_the_owner_writes(other: OtherProcess, tmp_path: Path) -> None:
+    """B10: data and offset of the same commit, at any time, without the owner's lock."""
+    path = tmp_path / "s"
+    other.run(
+        f"store = TransactionalStateStore.open({str(path)!r}, IDENTITY, TINY)\n"
+        "store.put(b'\\1last', b'0'); store.commit({TP: 0})"
+    )
+    other.tell(
+        f"for number in range(1, {300 * EFFORT}):\n"
+        "    store.put_all([(key(n), b'%d' % number * 20) for n in range(50)])\n"
+        "    store.put(b'\\1last', b'%d' % number)\n"
+        "    store.commit({TP: number})\n"
+        "store.put(b'\\1staged', b'')"
+    )
+    seen = []
+    with TransactionalStateStore.open_read_only(path) as reader:
+        while not seen or seen[-1] < 300 * EFFORT - 1:
+            number = reader.next_offset(TP)
+            assert number is not None
+            assert number >= (seen[-1] if seen else 0)
+            rows = dict(reader.all())
+            assert rows.pop(b"\1last") == b"%d" % number
+            assert set(rows.values()) == ({b"%d" % number * 20} if number else set())
+            assert reader.get(b"\1last") == b"%d" % number
+            seen.append(number)
+            reader.refresh()
+        assert reader.identity == IDENTITY
+    assert len(set(seen)) > 1
+    other.answer()
+    other.run("store.close()")
+
+
+def test_a_forked_process_is_refused_and_does_not_hang(other: OtherProcess, tmp_path: Path) -> None:
+    """C15: with the parent's store open, and with it closed again."""
+    path = tmp_path / "s"
+    code = f"""
+def forked(act):
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        import signal; signal.alarm(20)
+        try:
+            act(); said = 'nothing'
+        except BaseException as error:
+            said = type(error).__name__ + str(error)
+        os.write(writing, said.encode())
+        os._exit(0)
+    os.close(writing)
+    said = os.read(reading, 10000).decode()
+    os.waitpid(pid, 0); os.close(reading)
+    return said
+path = {str(path)!r}
+store = TransactionalStateStore.open(path + '1', IDENTITY)
+store.put(b'\\1a', b'1'); store.commit({{TP: 1}}); store.put(b'\\1b', b'2')
+result = [
+    forked(lambda: TransactionalStateStore.open(path + '2', IDENTITY)),
+    forked(lambda: store.commit({{TP: 2}})),
+    forked(lambda: store.close()),
+]
+store.commit({{TP: 3}})
+store.close()
+result.append(forked(lambda: TransactionalStateStore.open(path + '2', IDENTITY)))
+"""
+    opened, committed, closed, opened_later = other.run(code)
+    assert opened.startswith("StateError[KAFKA_EOS.STATE] process")
+    assert committed.startswith("StateError[KAFKA_EOS.STATE] process")
+    assert "was forked from" in opened
+    assert closed == "nothing"
+    assert opened_later.startswith("StateError")
+    with TransactionalStateStore.open(tmp_path / "s1", IDENTITY) as store:
+        assert store.next_offset(TP) == 3
+        assert dict(store.all()) == {b"\1a": b"1", b"\1b": b"2"}
+
+
+def test_a_full_disk_ends_the_store_and_loses_nothing(tmp_path: Path) -> None:
+    """C13, B8: the failed commit is not believed, nor is it taken for damage."""
+    path = tmp_path / "s"
+    with other_process() as other:
+        said = other.run(
+            "import resource\n"
+            f"store = TransactionalStateStore.open({str(path)!r}, IDENTITY, TINY)\n"
+            "store.put(b'\\1a', b'1'); store.stage_position({INPUT: 7}); store.commit({TP: 1})\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))\n"
+            "result = []\n"
+            "store.put_all([(key(n), b'x' * 500) for n in range(3000)]); store.stage_position({INPUT: 9})\n"
+            "acts = lambda: store.commit({TP: 2}), lambda: store.get(b'\\1a'), store.committed_position\n"
+            "for act in acts:\n"
+            "    try:\n"
+            "        act(); result.append('nothing')\n"
+            "    except Exception as error:\n"
+            "        result.append(type(error).__name__)\n"
+            "store.close()"
+        )
+        assert said == ["StateError", "StoreClosedError", "StoreClosedError"]
+    with TransactionalStateStore.open(path, IDENTITY) as store:
+        assert store.next_offset(TP) == 1
+        assert dict(store.all()) == {b"\1a": b"1"}
+        assert store.committed_position() == {INPUT: 7}
+
+
+def test_opening_and_closing_leaks_nothing(tmp_path: Path) -> None:
+    """C14, failing opens included."""
+    path = tmp_path / "s"
+    me = psutil.Process()
+    fds: list[int] = []
+    threads: list[int] = []
+    for _ in range(24 * EFFORT):
+        with TransactionalStateStore.open(path, IDENTITY) as store:
+            store.put(b"\1a", b"1")
+            scan = store.all()
+            next(scan)
+            with pytest.raises(StateLockedError):
+                TransactionalStateStore.open(path, IDENTITY, StoreConfig(lock_timeout_ms=0))
+        fds.append(me.num_fds())
+        threads.append(me.num_threads())
+    half = len(fds) // 2
+    assert max(fds[half:]) <= max(fds[:half])
+    assert max(threads[half:]) <= max(threads[:half])
+
+
+def test_a_store_that_is_seldom_written_stays_where_it_is(other: OtherProcess, tmp_path: Path) -> None:
+    """C5: one commit, then thousands in another store; a kill changes nothing about either."""
+    with other_process() as busy:
+        busy.run(
+            f"quiet = TransactionalStateStore.open({str(tmp_path / 'quiet')!r}, IDENTITY, TINY)\n"
+            f"store = TransactionalStateStore.open({str(tmp_path / 'busy')!r}, IDENTITY, TINY)\n"
+            "quiet.put(b'\\1a', b'1'); quiet.commit({TP: 5}, batch=record(1))\n"
+            f"for number in range(1, {2000 * EFFORT} + 1):\n"
+            "    store.put(key(number % 100), b'%d' % number); store.commit({TP: number})"
+        )
+        os.kill(busy.pid, signal.SIGKILL)
+    with TransactionalStateStore.open(tmp_path / "quiet", IDENTITY) as store:
+        assert (store.next_offset(TP), store.last_batch()) == (5, record(1))
+    with TransactionalStateStore.open(tmp_path / "busy", IDENTITY) as store:
+        assert store.next_offset(TP) == 2000 * EFFORT
+        assert store.get(key(0)) == b"%d" % (2000 * EFFORT)
