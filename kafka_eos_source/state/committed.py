@@ -149,7 +149,7 @@ class CommittedShard:
 
     def _unfinished(self, seconds: float, settled: bool) -> UnavailableError:
         if settled:
-            whose = " It is not one of this query's transactional id, which was initialised meanwhile."
+            whose = " It is not one of this query's: its transactional id was initialised meanwhile."
             fix = f"find out which other program commits offsets in group {self._group_id!r}, and end it."
         else:
             whose = ""

@@ -1,0 +1,196 @@
+"""A shard's committed offset: what is waited for, what is settled, what is never taken for "no offset"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import TopicPartition as ClientTopicPartition
+from mock_cluster import Api, MockCluster
+
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import AuthorizationError, UnavailableError
+from kafka_eos_source.kafka.consumer import AssignedConsumer, ConsumerPool
+from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.state import committed
+from kafka_eos_source.state.committed import CommittedShard, changelog_client
+
+GROUP = "orders"
+TP = TopicPartition("orders-counts-changelog", 1)
+ANCHOR = TopicPartition("out", 0)
+HELD = GroupOffset(TP, 42, "token")
+
+Answers = Callable[..., list[list[TopicPartition]]]
+
+
+def after(seconds: float = 30.0) -> Deadline:
+    return Deadline.after_seconds(seconds)
+
+
+# -- the machine, over scripted answers
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    """None = unstable; the last one for ever. Gives the partitions that were asked for."""
+
+    def script(*given: dict[TopicPartition, GroupOffset] | None) -> list[list[TopicPartition]]:
+        left = list(given)
+        asked: list[list[TopicPartition]] = []
+
+        def stable_offsets(
+            _consumer: Any, group_id: str, partitions: Collection[TopicPartition], _deadline: Deadline
+        ) -> dict[TopicPartition, GroupOffset] | None:
+            assert group_id == GROUP
+            asked.append(list(partitions))
+            return left.pop(0) if len(left) > 1 else left[0]
+
+        monkeypatch.setattr(committed, "stable_offsets", stable_offsets)
+        return asked
+
+    return script
+
+
+def shard(settle: Callable[[Deadline], None] | None = None, settle_after_ms: int = 0) -> CommittedShard:
+    return CommittedShard(None, GROUP, TP, settle=settle, settle_after_ms=settle_after_ms)  # type: ignore[arg-type]
+
+
+def test_an_offset_and_none(answers: Answers) -> None:
+    asked = answers({TP: HELD}, {})
+    assert shard().offset(after()) == HELD
+    assert shard().offset(after()) is None
+    assert asked == [[TP], [TP]]
+
+
+def test_others_are_asked_for_in_the_same_request(answers: Answers) -> None:
+    asked = answers({TP: HELD})
+    assert shard().offsets([ANCHOR, TP], after()) == {TP: HELD}
+    assert asked == [[TP, ANCHOR]]
+
+
+def test_an_unfinished_transaction_is_waited_for(answers: Answers) -> None:
+    asked = answers(None, None, None, {TP: HELD})
+    assert shard().offset(after()) == HELD
+    assert len(asked) == 4
+
+
+def test_it_is_settled_once(answers: Answers) -> None:
+    answers(None, None, None, {})
+    settled: list[Deadline] = []
+    assert shard(settled.append).offset(after()) is None
+    assert len(settled) == 1
+
+
+def test_not_before_its_time(answers: Answers) -> None:
+    answers(None, None, None, {TP: HELD})
+    settled: list[Deadline] = []
+    assert shard(settled.append, settle_after_ms=60_000).offset(after()) == HELD
+    assert not settled
+
+
+def test_running_out_of_time_is_never_no_offset(answers: Answers) -> None:
+    answers(None)
+    with pytest.raises(UnavailableError, match=r"unfinished transaction holds the offset of .*-1 in group"):
+        shard().offset(after(0.05))
+    with pytest.raises(UnavailableError, match="not one of this query's: its transactional id was"):
+        shard(lambda _: None).offset(after(0.05))
+
+
+def test_a_failed_settling_is_not_hidden(answers: Answers) -> None:
+    def refused(_deadline: Deadline) -> None:
+        raise AuthorizationError("no")
+
+    answers(None)
+    with pytest.raises(AuthorizationError):
+        shard(refused).offset(after())
+
+
+# -- the look, against librdkafka's mock brokers
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[MockCluster]:
+    with MockCluster() as running:
+        running.create_topic(TP.topic, 4)
+        consumer = Consumer({"bootstrap.servers": running.bootstrap_servers, "group.id": GROUP})
+        held = ClientTopicPartition(TP.topic, TP.partition, 42, "token")
+        consumer.commit(offsets=[held], asynchronous=False)
+        consumer.close()
+        yield running
+
+
+@pytest.fixture
+def consumer(cluster: MockCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[AssignedConsumer]:
+    pool = ConsumerPool()
+    monkeypatch.setattr(committed, "POOL", pool)
+    with changelog_client({"bootstrap.servers": cluster.bootstrap_servers}, GROUP) as client:
+        yield client
+    cluster.clear_failures(Api.OFFSET_FETCH)
+    pool.close()
+
+
+def test_offset_and_metadata_come_back(consumer: AssignedConsumer) -> None:
+    look = CommittedShard(consumer, GROUP, TP)
+    assert look.offset(after()) == HELD
+    assert look.offsets([TopicPartition(TP.topic, 2)], after()) == {TP: HELD}
+
+
+def test_a_look_is_one_request(cluster: MockCluster, consumer: AssignedConsumer) -> None:
+    look = CommittedShard(consumer, GROUP, TP)
+    look.offset(after())
+    before = cluster.requests()
+    for _ in range(5):
+        look.offset(after())
+    asked = cluster.requests() - before
+    assert asked[Api.OFFSET_FETCH] == 5
+    assert asked[Api.FIND_COORDINATOR] < 5, "the client asks for itself, once in a while"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        KafkaError.UNSTABLE_OFFSET_COMMIT,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError._TRANSPORT,
+    ],
+)
+def test_what_passes_is_asked_again(cluster: MockCluster, consumer: AssignedConsumer, code: int) -> None:
+    cluster.fail(Api.OFFSET_FETCH, code, code)
+    assert CommittedShard(consumer, GROUP, TP).offset(after()) == HELD
+
+
+def test_instability_is_told_apart(cluster: MockCluster, consumer: AssignedConsumer) -> None:
+    cluster.fail(Api.OFFSET_FETCH, *[KafkaError.UNSTABLE_OFFSET_COMMIT] * 3)
+    settled: list[Deadline] = []
+    look = CommittedShard(consumer, GROUP, TP, settle=settled.append, settle_after_ms=0)
+    assert look.offset(after()) == HELD
+    assert len(settled) == 1
+    cluster.fail(Api.OFFSET_FETCH, *[KafkaError.COORDINATOR_LOAD_IN_PROGRESS] * 3)
+    assert look.offset(after()) == HELD
+    assert len(settled) == 1, "a coordinator that moves is no transaction"
+
+
+def test_a_missing_acl_is_named(cluster: MockCluster, consumer: AssignedConsumer) -> None:
+    cluster.fail(Api.OFFSET_FETCH, KafkaError.GROUP_AUTHORIZATION_FAILED)
+    with pytest.raises(AuthorizationError, match=r"offsets of group 'orders' for .*-changelog-1"):
+        CommittedShard(consumer, GROUP, TP).offset(after())
+
+
+def test_no_coordinator_is_an_error(cluster: MockCluster, consumer: AssignedConsumer) -> None:
+    cluster.fail(Api.OFFSET_FETCH, *[KafkaError.COORDINATOR_NOT_AVAILABLE] * 1000)
+    with pytest.raises(UnavailableError, match="offsets of group 'orders'"):
+        CommittedShard(consumer, GROUP, TP).offset(after(0.3))
+
+
+def test_the_client_is_kept_between_tasks(cluster: MockCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = ConsumerPool()
+    monkeypatch.setattr(committed, "POOL", pool)
+    kafka = {"bootstrap.servers": cluster.bootstrap_servers}
+    with changelog_client(kafka, GROUP) as first:
+        pass
+    with changelog_client(kafka, GROUP) as second:
+        assert second is first
+    pool.close()
