@@ -71,7 +71,6 @@ class Store:
         if self.chunks >= self.killed_after:
             raise Killed
         self.chunks += 1
-        assert len(set(keys)) == len(keys) == len(values)
         assert BATCH_KEY not in keys
         for key, value in zip(keys, values, strict=True):
             if value is None:

@@ -22,7 +22,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from kafka_eos_source.cycles import cycle_collection_paused
 from kafka_eos_source.deadline import Deadline
@@ -66,7 +66,8 @@ class RestorableStore(Protocol):
         *,
         batch: BatchRecord | None = None,
         done: bool | None = None,
-    ) -> None: ...
+    ) -> None:
+        """All of it or nothing. Of a key that repeats the last value counts."""
 
 
 class ChangelogSource(Protocol):
@@ -251,26 +252,28 @@ class _Restoring:
         return None
 
     def _apply(self, keys: Sequence[bytes | None], values: Sequence[bytes | None], position: int) -> None:
-        """One chunk: of each key the last value, and the batch record beside them."""
-        latest = dict(zip(keys, values, strict=True))
-        batch_value = latest.pop(BATCH_KEY, None)
-        if batch_value is not None:
-            self._batch = decode_batch(batch_value)
-        if None in latest or b"" in latest:
+        """One chunk. The store takes the last value of a key; of the batch records only the last matters."""
+        records = len(keys)
+        if None in keys or b"" in keys:
             raise ChangelogError(
                 f"changelog {self._tp} has a record without a key between offsets {self._at} and {position}: "
                 "it is not one of kafka-eos.",
                 fix="find out which other program writes to the changelog topic.",
             )
+        if BATCH_KEY in keys:
+            pairs = list(zip(keys, values, strict=True))
+            self._batch = decode_batch([value for key, value in pairs if key == BATCH_KEY][-1] or b"")
+            keys = [key for key, _ in pairs if key != BATCH_KEY]
+            values = [value for key, value in pairs if key != BATCH_KEY]
         self._store.restore_chunk(
-            list(latest),  # type: ignore[arg-type]
-            list(latest.values()),
+            cast("Sequence[bytes]", keys),
+            values,
             {self._tp: position},
             batch=marked(self._batch, self._plan.since_ms),
             done=False,
         )
         self._at = position
-        self._progress.advance(len(keys), position)
+        self._progress.advance(records, position)
         self._arrived()
         self._learn_size(values)
 

@@ -1,0 +1,532 @@
+"""Changelog topics and restores against a real broker that compacts eagerly. No Spark."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from integration.support import broker as brokers
+from integration.support.kafka import Admin, end_offsets, read_back, transaction
+from integration.support.processes import await_condition
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.embedded import EmbeddedKafka
+from kafka_eos_source.errors import ChangelogError, StateMismatchError, UnavailableError
+from kafka_eos_source.kafka.changelog_reader import ChangelogReader
+from kafka_eos_source.kafka.config import check_consumer, producer_config
+from kafka_eos_source.kafka.transactional import TransactionalProducer
+from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.state import changelog
+from kafka_eos_source.state.committed import CommittedShard, changelog_client, settle
+from kafka_eos_source.state.config import StoreConfig
+from kafka_eos_source.state.layout import BATCH_KEY, keyed
+from kafka_eos_source.state.model import BatchRecord, StoreIdentity
+from kafka_eos_source.state.recovery import open_restored
+from kafka_eos_source.state.restore import Restored, restore
+from kafka_eos_source.state.restore_plan import Reason, WipeNeeded
+from kafka_eos_source.state.restore_progress import RestoreProgress
+from kafka_eos_source.state.store import TransactionalStateStore
+
+SECONDS = 60.0
+KEYS = [b"\x01%d" % number for number in range(10)]
+
+Pairs = Iterable[tuple[bytes, "bytes | None"]]
+
+
+def soon(seconds: float = SECONDS) -> Deadline:
+    return Deadline.after_seconds(seconds)
+
+
+def batch_record(batch_id: int, **more: Any) -> BatchRecord:
+    return replace(BatchRecord("q", batch_id, f"a{batch_id}", "r", int(time.time() * 1000)), **more)
+
+
+@pytest.fixture(scope="module")
+def cleaning_broker() -> Iterator[str]:
+    config = {"log.cleaner.backoff.ms": "100", "log.retention.check.interval.ms": "1000"}
+    with EmbeddedKafka(config=config, java_options=brokers.JAVA_OPTIONS) as kafka:
+        yield kafka.bootstrap_servers
+
+
+class Shard:
+    """One store of one shard, its changelog of one partition, and the query that commits it."""
+
+    def __init__(self, bootstrap: str, folder: Path, application_id: str = "") -> None:
+        self.bootstrap = bootstrap
+        self.application_id = application_id or f"app-{uuid.uuid4().hex[:8]}"
+        self.kafka: Mapping[str, Any] = check_consumer({"bootstrap.servers": bootstrap})
+        self.topic = changelog.changelog_name(self.application_id, "s")
+        self.tp = TopicPartition(self.topic, 0)
+        self.path = folder / "store"
+        self.made = self.ensure()
+
+    def ensure(self, shards: int = 1, **more: Any) -> changelog.ChangelogTopic:
+        return changelog.ensure(self.kafka, self.topic, shards, deadline=soon(), **more)
+
+    @property
+    def identity(self) -> StoreIdentity:
+        return StoreIdentity(self.application_id, "s", 0, 1, self.topic, self.made.topic_id)
+
+    def write(self, pairs: Pairs, *, commit: bool = True) -> int:
+        """One transaction; returns the end of the log behind its marker."""
+        producer = transaction(self.bootstrap, f"writer-{uuid.uuid4()}")
+        for key, value in pairs:
+            producer.produce(self.topic, value, key, partition=0)
+        if commit:
+            producer.commit_transaction(SECONDS)
+        else:
+            assert producer.flush(SECONDS) == 0
+            producer.abort_transaction(SECONDS)
+        return self.end
+
+    @property
+    def end(self) -> int:
+        return end_offsets(self.bootstrap, self.topic)[0]
+
+    def open(self) -> TransactionalStateStore:
+        return TransactionalStateStore.open(self.path, self.identity)
+
+    def bring(self, store: TransactionalStateStore, end: int | None, **more: Any) -> Restored | WipeNeeded:
+        seconds = more.pop("seconds", SECONDS)
+        kafka = more.pop("kafka", self.kafka)
+        with changelog_client(kafka, self.application_id) as client:
+            return restore(
+                store, self.tp, end, ChangelogReader(client, self.tp), deadline=soon(seconds), **more
+            )
+
+    def restored(self, end: int | None, **more: Any) -> Restored:
+        with self.open() as store:
+            outcome = self.bring(store, end, **more)
+        assert isinstance(outcome, Restored), outcome
+        return outcome
+
+    def recovered(self, end: int | None, **more: Any) -> Restored:
+        """As a task does it: what is worth nothing is wiped."""
+        progress = RestoreProgress(self.tp)
+        store, outcome = open_restored(
+            self.path,
+            self.identity,
+            StoreConfig(),
+            lambda store: self.bring(store, end, progress=progress, **more),
+            progress,
+        )
+        store.close()
+        assert progress.metrics()["restore-reason"] == outcome.reason.value
+        return outcome
+
+    def content(self) -> dict[bytes, bytes]:
+        with self.open() as store:
+            assert not store.restoring
+            return dict(store.all())
+
+    @property
+    def next(self) -> int | None:
+        with self.open() as store:
+            return store.next_offset(self.tp)
+
+
+def remove(topics: Admin, topic: str, before: int) -> None:
+    """A broker deletes no records of a topic that is compacted only."""
+    topics.configure(topic, {"cleanup.policy": "compact,delete"})
+    topics.delete_records(topic, 0, before)
+    topics.configure(topic, {"cleanup.policy": "compact"})
+
+
+@pytest.fixture
+def shard(cleaning_broker: str, tmp_path: Path) -> Shard:
+    return Shard(cleaning_broker, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def topics(cleaning_broker: str) -> Admin:
+    return Admin(cleaning_broker)
+
+
+# -- the topic
+
+
+def test_e14_the_topic_is_made_once_and_checked(shard: Shard, topics: Admin) -> None:
+    name = f"{shard.application_id}-raced"
+    with ThreadPoolExecutor(4) as pool:
+        made = set(
+            pool.map(lambda _: changelog.ensure(shard.kafka, name, 3, deadline=soon()), range(4)),
+        )
+    (one,) = made
+    assert (one.shards, one.delete_retention_ms) == (3, 86_400_000)
+    with pytest.raises(StateMismatchError, match=r"has 3 partitions.*has 4 shards"):
+        changelog.ensure(shard.kafka, name, 4, deadline=soon())
+    topics.configure(name, {"cleanup.policy": "compact,delete", "delete.retention.ms": "1000"})
+    assert changelog.ensure(shard.kafka, name, 3, windowed=True, deadline=soon()).delete_retention_ms == 1000
+    with pytest.raises(ChangelogError, match=r"cleanup\.policy='compact,delete'"):
+        changelog.ensure(shard.kafka, name, 3, deadline=soon())
+    topics.configure(name, {"cleanup.policy": "delete"})
+    with pytest.raises(ChangelogError, match=r"kafka-configs\.sh"):
+        changelog.ensure(shard.kafka, name, 3, windowed=True, deadline=soon())
+    with pytest.raises(ChangelogError, match="does not exist"):
+        changelog.ensure(shard.kafka, "nowhere", 3, create=False, deadline=soon())
+
+
+# -- the end of a restore
+
+
+def test_d1_one_record(shard: Shard) -> None:
+    end = shard.write([(KEYS[0], b"v")])
+    assert shard.restored(1).records == 1
+    assert shard.content() == {KEYS[0]: b"v"}
+    assert (shard.next, end) == (1, 2)
+
+
+def test_d2_markers_and_aborted_records_at_the_end(shard: Shard) -> None:
+    shard.write([(KEYS[0], b"v")])
+    shard.write([(KEYS[0], b"never"), (KEYS[1], b"never")], commit=False)
+    end = shard.write([(KEYS[2], b"never")], commit=False)
+    found = shard.restored(end)
+    assert (found.records, found.skipped) == (1, end - 1)
+    assert shard.content() == {KEYS[0]: b"v"}
+    assert shard.next == end
+
+
+def test_d3_nothing_in_the_log(shard: Shard, topics: Admin) -> None:
+    assert shard.restored(None).records == 0
+    assert shard.next == 0
+    end = shard.write([(KEYS[0], b"v")])
+    remove(topics, shard.topic, end)
+    for target in (end, None):
+        TransactionalStateStore.destroy(shard.path)
+        assert shard.restored(target).records == 0
+        assert (shard.next, shard.content()) == (end, {})
+
+
+def test_only_committed_batches_are_read(shard: Shard) -> None:
+    shard.write([(KEYS[0], b"1"), (KEYS[1], b"1"), (KEYS[0], b"2")])
+    assert shard.restored(2).records == 2
+    assert shard.content() == {KEYS[0]: b"1", KEYS[1]: b"1"}
+    assert shard.restored(None).records == 1
+    assert shard.content() == {KEYS[0]: b"2", KEYS[1]: b"1"}
+
+
+# -- state that is worth nothing
+
+
+def test_d4_the_log_begins_behind_the_store(shard: Shard, topics: Admin) -> None:
+    end = shard.write([(key, b"1") for key in KEYS])
+    assert shard.restored(end).reason is Reason.EMPTY
+    end = shard.write([(key, b"2") for key in KEYS[5:]])
+    remove(topics, shard.topic, end - 3)
+    assert shard.recovered(end).reason is Reason.OUT_OF_RANGE
+    assert shard.content() == dict.fromkeys(KEYS[8:], b"2"), "what is left of the changelog, and nothing else"
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["id", "no-id"])
+def test_d5_a_topic_made_anew(shard: Shard, topics: Admin, known: bool) -> None:
+    if not known:
+        shard.made = replace(shard.made, topic_id="")
+    shard.restored(shard.write([(key, b"1") for key in KEYS]))
+    topics.delete(shard.topic)
+    await_condition(
+        lambda: shard.topic not in topics.client.list_topics().topics, SECONDS, "the topic is gone"
+    )
+    made = shard.ensure()
+    assert made.topic_id != shard.made.topic_id
+    if known:
+        shard.made = made
+    end = shard.write([(KEYS[0], b"2")])
+    assert shard.recovered(end).reason is (Reason.OTHER_TOPIC if known else Reason.OUT_OF_RANGE)
+    assert shard.content() == {KEYS[0]: b"2"}
+
+
+def test_d6_the_beginning_is_said_and_not_left_to_a_reset(shard: Shard) -> None:
+    end = shard.write([(key, b"1") for key in KEYS])
+    latest = {**shard.kafka, "auto.offset.reset": "latest"}
+    assert shard.restored(end, kafka=latest).records == len(KEYS)
+
+
+def test_a_damaged_database_is_set_aside(shard: Shard) -> None:
+    end = shard.write([(key, b"1") for key in KEYS])
+    shard.restored(end)
+    (shard.path / "db" / "CURRENT").write_bytes(b"nonsense\n")
+    assert shard.recovered(end).reason is Reason.CORRUPT
+    assert shard.content() == dict.fromkeys(KEYS, b"1")
+    assert len(list(shard.path.parent.glob("store.corrupt-*"))) == 1
+
+
+# -- transactions
+
+
+def unfinished(shard: Shard, transactional_id: str, pairs: Pairs) -> TransactionalProducer:
+    """A batch sent and not committed, its changelog offset included; `close` leaves it so."""
+    producer = TransactionalProducer(
+        producer_config({"bootstrap.servers": shard.bootstrap}, transactional_id)
+    )
+    producer.init(soon())
+    producer.begin()
+    keys, values = zip(*pairs, strict=True)
+    rows = pa.record_batch({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
+    producer.send(rows, shard.topic, soon())
+    producer.flush(soon())
+    offset = GroupOffset(shard.tp, shard.end, f"token of {transactional_id}")
+    producer.send_offsets([offset], shard.application_id, soon())
+    return producer
+
+
+@pytest.mark.parametrize("finished", [True, False], ids=["committed", "open"])
+def test_d7_the_killed_drivers_transaction_is_settled_first(shard: Shard, finished: bool) -> None:
+    shard.write([(KEYS[0], b"1")])
+    producer = unfinished(shard, shard.application_id, [(KEYS[0], b"2"), (KEYS[1], b"2")])
+    if finished:
+        producer.commit(soon())
+    producer.close()
+    with changelog_client(shard.kafka, shard.application_id) as client:
+        committed = CommittedShard(
+            client,
+            shard.application_id,
+            shard.tp,
+            settle=lambda deadline: settle(shard.kafka, shard.application_id, deadline),
+            settle_after_ms=200,
+        )
+        found = committed.offset(soon())
+    assert found == (GroupOffset(shard.tp, 4, f"token of {shard.application_id}") if finished else None)
+    shard.restored(None if found is None else found.offset)
+    assert shard.content() == ({KEYS[0]: b"2", KEYS[1]: b"2"} if finished else {KEYS[0]: b"1"})
+
+
+def test_d8_a_foreign_transaction_is_an_error_never_a_short_restore(shard: Shard) -> None:
+    shard.write([(KEYS[0], b"1")])
+    producer = unfinished(shard, "somebody-else", [(KEYS[0], b"2")])
+    try:
+        with changelog_client(shard.kafka, shard.application_id) as client:
+            committed = CommittedShard(
+                client,
+                shard.application_id,
+                shard.tp,
+                settle=lambda deadline: settle(shard.kafka, shard.application_id, deadline),
+                settle_after_ms=100,
+            )
+            with pytest.raises(UnavailableError, match="not one of this query's"):
+                committed.offset(soon(2.0))
+        for target in (None, shard.end):
+            with (
+                shard.open() as store,
+                pytest.raises(ChangelogError, match=r"unfinished.*offset 2"),
+            ):
+                shard.bring(store, target, seconds=1.0)
+            assert (shard.next or 0) <= 2
+    finally:
+        producer.abort(soon())
+        producer.close()
+
+
+def test_d20_the_end_may_be_known_before_its_transaction_is_settled(shard: Shard) -> None:
+    shard.write([(KEYS[0], b"1")])
+    producer = unfinished(shard, shard.application_id, [(KEYS[0], b"2")])
+    end = shard.end
+    begun = threading.Event()
+
+    def take_while_open(self: ChangelogReader, *arguments: Any) -> Any:
+        begun.set()
+        return taken(self, *arguments)
+
+    taken = ChangelogReader.take
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as pool:
+        patch.setattr(ChangelogReader, "take", take_while_open)
+        outcome = pool.submit(shard.restored, end)
+        assert begun.wait(SECONDS)
+        producer.commit(soon())
+        assert outcome.result(SECONDS).records == 2
+    producer.close()
+    assert (shard.content(), shard.next) == ({KEYS[0]: b"2"}, end)
+
+
+# -- kills and repetition
+
+RESTORE_AND_DIE = """
+    import os, signal, sys
+    from pathlib import Path
+    from integration.test_state_restore import Shard
+    from kafka_eos_source.state.changelog import ChangelogTopic
+    from kafka_eos_source.state.restore_progress import RestoreProgress
+
+    bootstrap, folder, application_id, topic_id, end, die_at = sys.argv[1:]
+
+    class Deadly(RestoreProgress):
+        def advance(self, records, position):
+            super().advance(records, position)
+            if self.position >= int(die_at):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    Shard.ensure = lambda self: ChangelogTopic(self.topic, topic_id, 1, 0)
+    shard = Shard(bootstrap, Path(folder), application_id)
+    shard.restored(int(end), progress=Deadly(shard.tp))
+"""
+
+
+def test_d9_a_killed_restore_goes_on(shard: Shard, tmp_path: Path) -> None:
+    total = 20_000
+    fill(shard, total)
+    end = shard.end
+    reached = 0
+    for share in (0.3, 0.6):
+        arguments = [
+            shard.bootstrap,
+            tmp_path,
+            shard.application_id,
+            shard.made.topic_id,
+            end,
+            int(share * end),
+        ]
+        died = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(RESTORE_AND_DIE), *map(str, arguments)],
+            check=False,
+            timeout=60,
+        )
+        assert died.returncode == -signal.SIGKILL
+        with shard.open() as store:
+            assert store.restoring
+            now = store.next_offset(shard.tp) or 0
+        assert max(reached, share * end) <= now < end
+        reached = now
+    found = shard.restored(end)
+    assert found.reason is Reason.RESUMED
+    assert found.records <= end - reached
+    assert len(shard.content()) == total
+
+
+def test_d15_the_tail_read_twice(shard: Shard) -> None:
+    record = batch_record(3)
+    shard.write([(keyed(1, key), b"1") for key in KEYS] + [(BATCH_KEY, changelog.encode_batch(record))])
+    end = shard.write([(keyed(1, KEYS[0]), None), (keyed(1, KEYS[1]), b"2"), (keyed(1, KEYS[0]), b"3")])
+    shard.restored(end)
+    expected = shard.content()
+    for back in (0, 5, end - 2):
+        with shard.open() as store:
+            store.commit({}, forget_offsets=True)
+            store.restore_chunk([], [], {shard.tp: back})
+        assert shard.restored(end).records > 0
+        assert shard.content() == expected
+        with shard.open() as store:
+            assert store.last_batch() == record
+
+
+def test_d21_empty_batches_move_the_store_on(shard: Shard) -> None:
+    for batch_id in range(5):
+        end = shard.write([(BATCH_KEY, changelog.encode_batch(batch_record(batch_id)))])
+        with shard.open() as store:
+            store.commit({shard.tp: end}, batch=batch_record(batch_id))
+    found = shard.restored(end)
+    assert (found.records, found.reason) == (0, Reason.NONE)
+
+
+# -- compaction
+
+
+def offsets(shard: Shard) -> list[int]:
+    return [record.offset for record in read_back(shard.bootstrap, shard.topic)]
+
+
+def compacted(shard: Shard, gone: Iterable[int]) -> int:
+    """Writes until these offsets are compacted away; returns the end of the log."""
+    wanted = set(gone)
+    filler = iter(range(10**6))
+
+    def cleaned() -> bool:
+        shard.write([(b"\x01filler", b"%d" % next(filler))])
+        return not wanted & set(offsets(shard))
+
+    await_condition(cleaned, SECONDS, f"offsets {sorted(wanted)} are compacted away")
+    return shard.end
+
+
+EAGER = {
+    "segment.ms": "50",
+    "min.cleanable.dirty.ratio": "0.001",
+    "min.compaction.lag.ms": "0",
+    "delete.retention.ms": "100",
+}
+
+
+def test_d13_d14_a_compacted_changelog(shard: Shard, topics: Admin) -> None:
+    topics.configure(shard.topic, EAGER)
+    shard.made = shard.ensure()
+    assert shard.made.delete_retention_ms == 100
+    long_ago = batch_record(1, time_ms=int(time.time() * 1000) - 3_600_000)
+    first = shard.write([(key, b"1") for key in KEYS] + [(BATCH_KEY, changelog.encode_batch(long_ago))])
+    shard.restored(first)
+    deleted = shard.write([(KEYS[0], None), (KEYS[1], b"2")])
+    end = compacted(shard, [0, 1, first])  # the value, the one overwritten, and the deletion
+
+    shard_content = shard.content()
+    assert shard_content[KEYS[0]] == b"1"
+    with shard.open() as store:
+        outcome = shard.bring(store, end, delete_retention_ms=shard.made.delete_retention_ms)
+        assert isinstance(outcome, WipeNeeded)
+        assert outcome.reason is Reason.TOO_OLD
+
+    middle = Shard.__new__(Shard)  # D13: from the middle of the holes, to an end that holds no record
+    middle.__dict__ |= {**shard.__dict__, "path": shard.path.with_name("middle")}
+    with middle.open() as store:
+        store.restore_chunk([], [], {shard.tp: deleted - 1})
+    assert middle.restored(end).skipped > 0
+    assert middle.next == end
+
+    assert shard.recovered(end, delete_retention_ms=shard.made.delete_retention_ms).reason is Reason.TOO_OLD
+    content = shard.content()
+    content.pop(b"\x01filler")
+    assert content == {KEYS[1]: b"2"} | dict.fromkeys(KEYS[2:], b"1"), "the deleted key is not alive"
+
+
+# -- speed
+
+
+def fill(shard: Shard, records: int, a_batch: int = 100_000) -> None:
+    """Unique keys, 110 bytes a record, a transaction a batch."""
+    producer = TransactionalProducer(
+        producer_config({"bootstrap.servers": shard.bootstrap}, f"fill-{uuid.uuid4()}")
+    )
+    producer.init(soon())
+    for low in range(0, records, a_batch):
+        numbers = range(low, min(records, low + a_batch))
+        columns = {
+            "key": pa.array([keyed(1, b"user%013d" % number) for number in numbers], pa.binary()),
+            "value": pa.array([b"%088d" % number for number in numbers], pa.binary()),
+        }
+        producer.begin()
+        producer.send(pa.record_batch(columns), shard.topic, soon())
+        producer.flush(soon())
+        producer.commit(soon())
+    producer.close()
+
+
+@pytest.mark.parametrize("length", [10_000, 100_000, 300_000])
+def test_a_restart_is_ready_at_once_however_long_the_changelog_is(shard: Shard, length: int) -> None:
+    fill(shard, length)
+    began, cpu = time.monotonic(), time.process_time()
+    found = shard.restored(shard.end)
+    assert found.records == length
+    seconds, cpu = time.monotonic() - began, time.process_time() - cpu
+    end = shard.write([(BATCH_KEY, changelog.encode_batch(batch_record(1))), (keyed(1, b"user"), b"v")])
+    began = time.monotonic()
+    store = shard.open()
+    opened = time.monotonic()
+    outcome = shard.bring(store, end)
+    ready = time.monotonic()
+    store.close()
+    assert isinstance(outcome, Restored)
+    assert outcome.records == 2
+    print(
+        f"\n{length:,} records: full restore {length / seconds:,.0f}/s, {length / cpu:,.0f} a CPU second; "
+        f"one transaction behind: ready in {1000 * (ready - began):.0f} ms, "
+        f"of which opening {1000 * (opened - began):.0f}"
+    )
+    assert ready - began < 1.0, "the bound of KIP-892"
