@@ -18,6 +18,7 @@ from integration.support.faults import MEASURES, Measures
 from integration.support.kafka import Admin, produce
 from integration.support.processes import await_condition
 from integration.support.query import Query
+from integration.support.tools import describe_transaction, producers
 from kafka_eos_source.datasource import KafkaEosDataSource
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def test_two_queries_commit_in_the_same_processes(
     spark.dataSource.register(noting(commits))
     sent, queries = {}, {}
     for name in ("a", "b"):
-        query = Query(spark, broker, topic(1), topic(2), str(tmp_path / name))
+        query = Query(spark, broker, topic(1), topic(1), str(tmp_path / name))
         rows = [(f"{name}{row % KEYS}", f"{name}{row:05d}") for row in range(BATCHES * ROWS_A_BATCH)]
         produce(broker, query.source, [value for _, value in rows], keys=[key for key, _ in rows])
         sent[f"app-{query.sink}"], queries[f"app-{query.sink}"] = rows, query
@@ -88,6 +89,9 @@ def test_two_queries_commit_in_the_same_processes(
         assert found.token is not None
         assert (found.token.query_id, found.token.batch_id) == (query.query_id, BATCHES - 1)
         assert {name for name, _ in admin.group(application_id)} == {query.source, query.sink}
+        writers = {each["ProducerId"] for each in producers(broker, query.sink, 0)}
+        own = describe_transaction(broker, application_id)["ProducerId"]
+        assert writers == {own}, "under its own transactional id alone"
         assert len(processes[application_id]) == BATCHES, "no batch was committed twice"
         assert any(one != other for one, other in pairwise(processes[application_id])), "it stayed in one"
         lost += found.rows.missing

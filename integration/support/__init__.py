@@ -32,7 +32,7 @@ Helpers
 - `checkpoint`: ``MadeUp``, the files that Spark leaves in a checkpoint, without Spark.
 - `reading`: ``Topics`` and ``Reader``, for tests of the source.
 - `tools`: Kafka's own command line tools: ``console_consumer``, ``transactions``,
-  ``describe_transaction``, ``hanging_transactions``, ``abort_transaction``.
+  ``describe_transaction``, ``producers``, ``hanging_transactions``, ``abort_transaction``.
 - `processes`: ``await_condition(condition, seconds, what)``; every process that a run starts carries a mark
   in its environment, and none is left when the run ends.
 """

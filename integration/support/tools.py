@@ -52,6 +52,12 @@ def describe_transaction(bootstrap: str, transactional_id: str) -> dict[str, str
     return row
 
 
+def producers(bootstrap: str, topic: str, partition: int) -> list[dict[str, str]]:
+    """Idempotent producers that wrote the partition, one row for each id; Kafka's names."""
+    where = ["--topic", topic, "--partition", str(partition)]
+    return _transactions(bootstrap, "describe-producers", *where)
+
+
 def hanging_transactions(
     bootstrap: str, topic: str, partition: int, minutes: int = 15
 ) -> list[dict[str, str]]:
