@@ -18,7 +18,7 @@ import click
 import psutil
 
 from benchmarks import report
-from benchmarks.contenders import ALL, OURS, TARGETS, Contender, Job
+from benchmarks.contenders import ALL, ON_REQUEST, OURS, TARGETS, Contender, Job
 from benchmarks.kafka import Cluster
 from benchmarks.measure import Run, measure
 from benchmarks.workload import RECORD_BYTES, Workload
@@ -27,15 +27,16 @@ from kafka_eos_source.errors import KafkaEosError
 
 QUICK_RECORDS = 200_000
 _TOPIC_IN = "bench.in"
+_ONLY = (
+    f"Of {', '.join(each.name for each in ALL)}; with commas between. Else all but {', '.join(ON_REQUEST)}."
+)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--records", default=2_000_000, show_default=True, type=click.IntRange(1))
 @click.option("--keys", default=100_000, show_default=True, type=click.IntRange(1))
 @click.option("--quick", is_flag=True, help=f"{QUICK_RECORDS:,} records: whether it works, not how fast.")
-@click.option(
-    "--only", default="", help=f"Names with commas between: {', '.join(each.name for each in ALL)}."
-)
+@click.option("--only", default="", help=_ONLY)
 @click.option(
     "--repeat", default=1, show_default=True, type=click.IntRange(1), help="Runs of each; the median counts."
 )
@@ -87,7 +88,7 @@ def _chosen(only: str) -> list[Contender]:
     unknown = [name for name in names if name not in by_name]
     if unknown:
         raise click.BadParameter(f"no such contender: {', '.join(unknown)}; there are {', '.join(by_name)}")
-    return [by_name[name] for name in names] or list(ALL)
+    return [by_name[name] for name in names] or [each for each in ALL if each.name not in ON_REQUEST]
 
 
 @contextlib.contextmanager

@@ -17,9 +17,12 @@ ALL: tuple[Contender, ...] = (
     SparkState("spark-tws-pandas", pandas=True),
 )
 
+#: Left out unless asked for: slower than the same peer in its other form, and it takes long to see that.
+ON_REQUEST = ("spark-tws-pandas",)
+
 #: Names of those that are kafka-eos.
 OURS: tuple[str, ...] = ()
 
 TARGETS: tuple[Target, ...] = ()
 
-__all__ = ["ALL", "OURS", "TARGETS", "Contender", "Job"]
+__all__ = ["ALL", "ON_REQUEST", "OURS", "TARGETS", "Contender", "Job"]

@@ -56,6 +56,7 @@ def session(folder: str, cores: str, jars: str) -> SparkSession:
         SparkSession.builder.master(f"local[{cores}]")
         .config("spark.jars", jars)
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.local.dir", f"{folder}/local")
@@ -84,7 +85,7 @@ def main(
     bootstrap: str, topic_in: str, topic_out: str, folder: str, cores: str, batch: str, jars: str, form: str
 ) -> None:
     spark = session(folder, cores, jars)
-    spark.sparkContext.setLogLevel("WARN")
+    spark.sparkContext.setLogLevel("ERROR")  # it warns of each new key
     source = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", bootstrap)

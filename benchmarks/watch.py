@@ -1,0 +1,108 @@
+"""A run, watched from outside until its output counts every record, or it is clear that it never will."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+from benchmarks.kafka import Cluster, CountReader
+from benchmarks.processes import Processes
+from benchmarks.progress import Sample, counted
+from kafka_eos_source.deadline import Deadline
+
+_LOOK_SECONDS = 0.05
+#: Walking the tree of processes costs ten times a look.
+_CPU_SECONDS = 0.5
+#: So long the output must stand still before it is read: reading is not to take the contender's time.
+_QUIET_SECONDS = 1.5
+#: So long nothing may come at all.
+_STALLED_SECONDS = 300.0
+_FIRST_SECONDS = 30.0
+
+
+@dataclass
+class Watched:
+    """What was seen.
+
+    Attributes:
+        samples: of the output's last stable offsets.
+        cpu: (time, CPU seconds used until then).
+        first_seconds: when the first record was processed, as the contender tells.
+        problem: why it will never come to an end; empty if it did.
+    """
+
+    samples: list[Sample] = field(default_factory=list)
+    cpu: list[tuple[float, float]] = field(default_factory=list)
+    first_seconds: float | None = None
+    problem: str = ""
+
+
+class Watcher:
+    """Watches one run."""
+
+    def __init__(self, cluster: Cluster, processes: Processes, reader: CountReader, topic: str) -> None:
+        self.watched = Watched()
+        self._cluster = cluster
+        self._processes = processes
+        self._reader = reader
+        self._topic = topic
+        self._moved = time.time()
+        self._read_up_to: tuple[int, ...] = ()
+        self._pause = threading.Event()
+
+    def to_the_end(self, records: int) -> Watched:
+        """Returns when the output counts so many records, or there is a problem.
+
+        Raises:
+            KafkaException: the cluster does not answer.
+        """
+        counted_so_far = 0
+        while True:
+            ended = self._processes.ended()  # before the look, which then sees all that it wrote
+            sample = self._look()
+            quiet = ended or sample.seconds - self._moved >= _QUIET_SECONDS
+            if quiet and sample.stable != self._read_up_to:
+                self._reader.read()
+                self._read_up_to = sample.stable
+                counted_so_far = counted(self._reader.output)
+            if counted_so_far >= records:
+                self._look()  # what was read may be later than the last sample
+                self._await_first()
+                return self.watched
+            self.watched.problem = self._problem(
+                ended, sample, f"{counted_so_far} of {records} records counted"
+            )
+            if self.watched.problem:
+                return self.watched
+            self._pause.wait(_LOOK_SECONDS)
+
+    def _look(self) -> Sample:
+        samples, cpu = self.watched.samples, self.watched.cpu
+        sample = Sample(time.time(), self._cluster.stable(self._topic, len(self._reader.output)))
+        if samples and sample.stable != samples[-1].stable:
+            self._moved = sample.seconds
+        samples.append(sample)
+        if not cpu or sample.seconds - cpu[-1][0] >= _CPU_SECONDS:
+            used = self._processes.cpu_seconds()
+            cpu.append((sample.seconds, max(used, cpu[-1][1] if cpu else 0.0)))  # 0 once they ended
+        return sample
+
+    def _problem(self, ended: bool, sample: Sample, so_far: str) -> str:
+        failed = self._processes.failed()
+        if failed:
+            return failed
+        if ended:
+            return f"ended by itself with {so_far}"
+        if sample.seconds - self._moved >= _STALLED_SECONDS:
+            return f"stands still with {so_far}"
+        return ""
+
+    def _await_first(self) -> None:
+        """Spark tells when a micro-batch began once it is done."""
+        deadline = Deadline.after_seconds(_FIRST_SECONDS)
+        while self.watched.first_seconds is None and not deadline.expired:
+            self.watched.first_seconds = self._processes.first_seconds()
+            self._pause.wait(_LOOK_SECONDS)
+        if self.watched.first_seconds is None:
+            self.watched.problem = "did not tell when it processed its first record"

@@ -1,0 +1,145 @@
+"""The benchmark's own arithmetic: what is counted when, what is wrong, what the tables say."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.contenders import ALL, TARGETS
+from benchmarks.measure import Run, figures
+from benchmarks.progress import Output, Sample, counted, curve, wrong
+from benchmarks.report import Result, Target, as_json, contenders_table, ratios_table, targets_lines
+from benchmarks.watch import Watched
+from benchmarks.workload import RECORD_BYTES, Workload, key_numbers
+
+KEYS = 5
+
+
+def output(*records: tuple[int, int, int]) -> Output:
+    """Of (offset, key, count)."""
+    part = Output()
+    part.add(*(np.array(column, np.int64) for column in zip(*records, strict=True)))
+    return part
+
+
+def test_the_workload_is_what_it_says() -> None:
+    workload = Workload(records=1000, keys=17)
+    sent = [key for chunk in workload.chunks() for key in chunk]
+    assert len(sent) == 1000
+    assert {len(key) + len(workload.payload()) for key in sent} == {RECORD_BYTES}
+    assert (np.bincount(key_numbers(sent), minlength=17) == workload.truth()).all()
+    assert Workload(records=1000, keys=17).truth().tolist() == workload.truth().tolist()
+
+
+def test_a_foreign_key_is_refused() -> None:
+    with pytest.raises(ValueError, match="10 bytes"):
+        key_numbers([b"0000000001", b"1"])
+
+
+@given(st.lists(st.integers(0, KEYS - 1), max_size=40), st.data())
+def test_what_is_visible_is_what_a_reader_would_count(keys: list[int], data: st.DataObject) -> None:
+    """However the counts are spread over partitions and told: each one, or only every other."""
+    parts = [Output(), Output()]
+    seen = [0] * KEYS
+    told: list[list[tuple[int, int, int]]] = [[], []]
+    for key in keys:
+        seen[key] += 1
+        if data.draw(st.booleans()):
+            told[key % 2].append((2 * len(told[key % 2]), key, seen[key]))  # markers lie between
+    for part, records in zip(parts, told, strict=True):
+        if records:
+            part.add(*(np.array(column, np.int64) for column in zip(*records, strict=True)))
+    stable = tuple(data.draw(st.integers(0, 2 * len(records))) for records in told)
+    expected = 0
+    for records, end in zip(told, stable, strict=True):
+        expected += sum({key: count for offset, key, count in records if offset < end}.values())
+    assert curve(parts, [Sample(0.0, stable)]).tolist() == [expected]
+    everything = tuple(2 * len(records) for records in told)
+    assert curve(parts, [Sample(0.0, everything)]).tolist() == [counted(parts)]
+
+
+@pytest.mark.parametrize(
+    ("parts", "exactly_once", "says"),
+    [
+        ([output((0, 0, 2), (1, 0, 3)), output((0, 1, 1))], True, ""),
+        ([output((0, 0, 2)), output((0, 1, 1))], True, "1 of 2 keys have another count, the first one 0: 2"),
+        ([output((0, 0, 4)), output((0, 1, 1))], False, "4 instead of 3"),
+        ([output((0, 0, 3), (1, 0, 3)), output((0, 1, 1))], True, "anew or lower"),
+        ([output((0, 0, 2), (1, 0, 1), (2, 0, 3)), output((0, 1, 1))], True, "anew or lower"),
+        ([output((0, 0, 3), (1, 0, 3)), output((0, 1, 1))], False, ""),
+        ([output((0, 0, 3)), output((0, 1, 1), (1, 0, 3))], False, "1 keys are in two partitions"),
+        ([output((0, 0, 3), (1, 7, 1)), output((0, 1, 1))], False, "never sent"),
+        ([output((0, 0, 3)), Output()], True, "instead of 1"),
+    ],
+)
+def test_what_is_wrong(parts: list[Output], exactly_once: bool, says: str) -> None:
+    found = wrong(parts, np.array([3, 1]), exactly_once)
+    assert says in found
+    assert bool(found) == bool(says)
+
+
+def test_the_figures_of_a_run() -> None:
+    part = output(*((offset, 0, 10 * (offset + 1)) for offset in range(10)))  # 100 records, 10 at a time
+    samples = [Sample(100.0 + second, (second,)) for second in range(11)] + [Sample(120.0, (10,))]
+    watched = Watched(samples, [(100.0, 1.0), (110.0, 11.0), (120.0, 11.5)], first_seconds=102.0)
+    run = figures([part], watched, began=95.0)
+    assert run.seconds == pytest.approx(8.0)
+    assert run.with_start_seconds == pytest.approx(15.0)
+    assert run.sustained == pytest.approx(70 / 7.0)  # from 30 at second 3
+    assert run.cpu_seconds == pytest.approx(8.0)
+    assert run.with_start_cpu_seconds == pytest.approx(11.0)
+    assert (run.commits, run.written) == (10, 10)
+
+
+def test_one_commit_has_no_sustained_rate() -> None:
+    watched = Watched([Sample(1.0, (0,)), Sample(2.0, (1,))], [(1.0, 0.0), (2.0, 1.0)], 1.0)
+    assert figures([output((0, 0, 100))], watched, began=0.0).sustained == 0.0
+
+
+def result(name: str, *seconds: float, problem: str = "") -> Result:
+    runs = [Run(problem, each, 2 * each, 500.0, 3.0, 4.0, 5, 6) for each in seconds]
+    return Result(name, name.title(), "exactly once", "none", 1000, runs)
+
+
+def test_the_tables() -> None:
+    results = [result("ours", 1.0, 2.0, 4.0), result("peer", 5.0), result("bad", 1.0, problem="WRONG: 3")]
+    table = contenders_table(results).splitlines()
+    assert table[2] == "| Ours | exactly once | 500 | 200 | 500 | 3000.0 |"
+    assert table[4] == "| Bad | exactly once | WRONG |  |  |  |"
+    ratios = ratios_table(results, ["ours"]).splitlines()
+    assert ratios[0] == "| times as fast as | Peer | Bad |"
+    assert ratios[2] == "| Ours | 2.5 × | – |"
+    assert ratios_table(results, []) == ""
+
+
+def test_one_wrong_run_is_enough() -> None:
+    good, bad = result("ours", 1.0), result("ours", 1.0, problem="ended by itself")
+    both = dataclasses.replace(good, runs=[*good.runs, *bad.runs])
+    assert "FAILED" in contenders_table([both])
+    assert as_json([both], {})["contenders"][0]["problem"] == "ended by itself"
+    assert "rate" not in as_json([both], {})["contenders"][0]
+
+
+def test_targets() -> None:
+    results = [result("ours", 1.0), result("peer", 5.0), result("bad", 1.0, problem="WRONG")]
+    targets = [
+        Target("ours", "peer", 5),
+        Target("ours", "peer", 6),
+        Target("ours", "bad", 1),
+        Target("ours", "no", 1),
+    ]
+    assert [line.split(":")[0].strip() for line in targets_lines(results, targets)] == [
+        "reached",
+        "MISSED",
+        "MISSED",
+    ]
+
+
+def test_names_are_different_and_targets_name_contenders() -> None:
+    names = [contender.name for contender in ALL]
+    assert len(set(names)) == len(names)
+    assert {name for target in TARGETS for name in (target.ours, target.peer)} <= set(names)
