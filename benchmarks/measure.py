@@ -30,6 +30,7 @@ class Run:
             look sees all.
         cpu_seconds: of the contender's processes in ``seconds``.
         with_start_cpu_seconds: the same in ``with_start_seconds``.
+        others_cores: how many cores others than the contender and the broker used meanwhile: the noise.
         commits: looks at which more was visible than before.
         written: records of output.
     """
@@ -40,6 +41,7 @@ class Run:
     sustained: float = 0.0
     cpu_seconds: float = 0.0
     with_start_cpu_seconds: float = 0.0
+    others_cores: float = 0.0
     commits: int = 0
     written: int = 0
 
@@ -81,13 +83,15 @@ def figures(output: Sequence[Output], watched: Watched, began: float) -> Run:
     warm = int(np.argmax(visible >= _WARM_SHARE * records))
     rest = records - int(visible[warm])
     first = began if watched.first_seconds is None else watched.first_seconds
-    cpu_at = np.interp([first, end], *np.transpose(watched.cpu))
+    cpu_times, contender, others = np.transpose(watched.cpu)
+    cpu_at, others_at = (np.interp([first, end], cpu_times, used) for used in (contender, others))
     return Run(
         seconds=end - first,
         with_start_seconds=end - began,
         sustained=rest / (end - float(times[warm])) if rest else 0.0,
         cpu_seconds=float(cpu_at[1] - cpu_at[0]),
         with_start_cpu_seconds=float(cpu_at[1]),
+        others_cores=float(others_at[1] - others_at[0]) / (end - first),
         commits=int((np.diff(visible, prepend=0) > 0).sum()),
         written=sum(len(part.offsets) for part in output),
     )

@@ -76,13 +76,7 @@ class Processes:
 
     def cpu_seconds(self) -> float:
         """Used by all of them and by those of their children that ended."""
-        total = 0.0
-        for process in self._started:
-            for each in _tree(process):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    used = each.cpu_times()
-                    total += used.user + used.system + used.children_user + used.children_system
-        return total
+        return sum(map(_cpu_seconds, self._started))
 
     def failed(self) -> str:
         """How one of them failed, with the end of its log; empty while none did."""
@@ -101,6 +95,27 @@ class Processes:
         """When the first record was processed, as the programs tell; None as long as none does."""
         told = [found for log in self._logs for found in _FIRST.findall(log.read_text(errors="replace"))]
         return min(map(float, told), default=None)
+
+
+def others_cpu_seconds() -> float:
+    """CPU seconds that went to none of ours since the machine started: what disturbs a measurement.
+
+    Ours are this process and all that it started, the broker too.
+    """
+    busy = sum(
+        psutil.cpu_times()._asdict().get(name, 0.0) for name in ("user", "system", "nice", "softirq", "irq")
+    )
+    return float(busy) - _cpu_seconds(psutil.Process())
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    """Of a process, its children, and those of them that ended."""
+    total = 0.0
+    for each in _tree(process):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            used = each.cpu_times()
+            total += used.user + used.system + used.children_user + used.children_system
+    return total
 
 
 def _tree(process: psutil.Process) -> list[psutil.Process]:

@@ -54,6 +54,11 @@ class Result:
         """CPU seconds for a million records, the start left out."""
         return self._median([run.cpu_seconds * MILLION / self.records for run in self.runs])
 
+    @property
+    def others_cores(self) -> float:
+        """Cores that others on the machine used meanwhile."""
+        return self._median([run.others_cores for run in self.runs])
+
     def _median(self, values: Sequence[float]) -> float:
         return statistics.median(values)
 
@@ -77,16 +82,17 @@ def contenders_table(results: Sequence[Result]) -> str:
             "process start included",
             "after the first quarter",
             "CPU s per million",
+            "others' cores",
         ],
-        ["---", "---", "--:", "--:", "--:", "--:"],
+        ["---", "---", "--:", "--:", "--:", "--:", "--:"],
     ]
     for result in results:
         if result.problem:
-            figures = [verdict(result.problem), "", "", ""]
+            figures = [verdict(result.problem), "", "", "", ""]
         else:
             rates = [result.rate, result.with_start_rate, result.sustained]
             figures = [f"{round(rate, -2):,.0f}" if rate else "one commit" for rate in rates]
-            figures.append(f"{result.cpu_per_million:.1f}")
+            figures += [f"{result.cpu_per_million:.1f}", f"{result.others_cores:.1f}"]
         rows.append([result.title, result.guarantee, *figures])
     return _markdown(rows)
 
@@ -143,6 +149,7 @@ def as_json(results: Sequence[Result], about: Mapping[str, Any]) -> dict[str, An
                         "with_start_rate": result.with_start_rate,
                         "sustained": result.sustained,
                         "cpu_seconds_per_million": result.cpu_per_million,
+                        "others_cores": result.others_cores,
                     }
                 ),
             }

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from benchmarks.kafka import Cluster, CountReader
-from benchmarks.processes import Processes
+from benchmarks.processes import Processes, others_cpu_seconds
 from benchmarks.progress import Sample, counted
 from kafka_eos_source.deadline import Deadline
 
@@ -21,19 +22,27 @@ _STALLED_SECONDS = 300.0
 _FIRST_SECONDS = 30.0
 
 
+class CpuSample(NamedTuple):
+    """CPU seconds used until a time: by the contender's processes, and by others than we on the machine."""
+
+    seconds: float
+    contender: float
+    others: float
+
+
 @dataclass
 class Watched:
     """What was seen.
 
     Attributes:
         samples: of the output's last stable offsets.
-        cpu: (time, CPU seconds used until then).
+        cpu: what was used of it.
         first_seconds: when the first record was processed, as the contender tells.
         problem: why it will never come to an end; empty if it did.
     """
 
     samples: list[Sample] = field(default_factory=list)
-    cpu: list[tuple[float, float]] = field(default_factory=list)
+    cpu: list[CpuSample] = field(default_factory=list)
     first_seconds: float | None = None
     problem: str = ""
 
@@ -83,9 +92,9 @@ class Watcher:
         if samples and sample.stable != samples[-1].stable:
             self._moved = sample.seconds
         samples.append(sample)
-        if not cpu or sample.seconds - cpu[-1][0] >= _CPU_SECONDS:
-            used = self._processes.cpu_seconds()
-            cpu.append((sample.seconds, max(used, cpu[-1][1] if cpu else 0.0)))  # 0 once they ended
+        if not cpu or sample.seconds - cpu[-1].seconds >= _CPU_SECONDS:
+            used = max(self._processes.cpu_seconds(), cpu[-1].contender if cpu else 0.0)  # 0 once they ended
+            cpu.append(CpuSample(sample.seconds, used, others_cpu_seconds()))
         return sample
 
     def _problem(self, ended: bool, sample: Sample, so_far: str) -> str:

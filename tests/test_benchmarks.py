@@ -13,7 +13,7 @@ from benchmarks.contenders import ALL, TARGETS
 from benchmarks.measure import Run, figures
 from benchmarks.progress import Output, Sample, counted, curve, wrong
 from benchmarks.report import Result, Target, as_json, contenders_table, ratios_table, targets_lines
-from benchmarks.watch import Watched
+from benchmarks.watch import CpuSample, Watched
 from benchmarks.workload import RECORD_BYTES, Workload, key_numbers
 
 KEYS = 5
@@ -85,31 +85,38 @@ def test_what_is_wrong(parts: list[Output], exactly_once: bool, says: str) -> No
 def test_the_figures_of_a_run() -> None:
     part = output(*((offset, 0, 10 * (offset + 1)) for offset in range(10)))  # 100 records, 10 at a time
     samples = [Sample(100.0 + second, (second,)) for second in range(11)] + [Sample(120.0, (10,))]
-    watched = Watched(samples, [(100.0, 1.0), (110.0, 11.0), (120.0, 11.5)], first_seconds=102.0)
+    watched = Watched(
+        samples,
+        [CpuSample(100.0, 1.0, 50.0), CpuSample(110.0, 11.0, 55.0), CpuSample(120.0, 11.5, 55.0)],
+        first_seconds=102.0,
+    )
     run = figures([part], watched, began=95.0)
     assert run.seconds == pytest.approx(8.0)
     assert run.with_start_seconds == pytest.approx(15.0)
     assert run.sustained == pytest.approx(70 / 7.0)  # from 30 at second 3
     assert run.cpu_seconds == pytest.approx(8.0)
     assert run.with_start_cpu_seconds == pytest.approx(11.0)
+    assert run.others_cores == pytest.approx(0.5)
     assert (run.commits, run.written) == (10, 10)
 
 
 def test_one_commit_has_no_sustained_rate() -> None:
-    watched = Watched([Sample(1.0, (0,)), Sample(2.0, (1,))], [(1.0, 0.0), (2.0, 1.0)], 1.0)
+    watched = Watched(
+        [Sample(1.0, (0,)), Sample(2.0, (1,))], [CpuSample(1.0, 0.0, 9.0), CpuSample(2.0, 1.0, 9.0)], 1.0
+    )
     assert figures([output((0, 0, 100))], watched, began=0.0).sustained == 0.0
 
 
 def result(name: str, *seconds: float, problem: str = "") -> Result:
-    runs = [Run(problem, each, 2 * each, 500.0, 3.0, 4.0, 5, 6) for each in seconds]
+    runs = [Run(problem, each, 2 * each, 500.0, 3.0, 4.0, 0.25, 5, 6) for each in seconds]
     return Result(name, name.title(), "exactly once", "none", 1000, runs)
 
 
 def test_the_tables() -> None:
     results = [result("ours", 1.0, 2.0, 4.0), result("peer", 5.0), result("bad", 1.0, problem="WRONG: 3")]
     table = contenders_table(results).splitlines()
-    assert table[2] == "| Ours | exactly once | 500 | 200 | 500 | 3000.0 |"
-    assert table[4] == "| Bad | exactly once | WRONG |  |  |  |"
+    assert table[2] == "| Ours | exactly once | 500 | 200 | 500 | 3000.0 | 0.2 |"
+    assert table[4] == "| Bad | exactly once | WRONG |  |  |  |  |"
     ratios = ratios_table(results, ["ours"]).splitlines()
     assert ratios[0] == "| times as fast as | Peer | Bad |"
     assert ratios[2] == "| Ours | 2.5 × | – |"
