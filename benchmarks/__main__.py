@@ -7,6 +7,7 @@ import datetime
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -60,6 +61,7 @@ def main(
     out: Path,
 ) -> None:
     """Keyed count by kafka-eos and its peers: a topic of 110-byte records, counted by key, with state."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left running
     workload = Workload(QUICK_RECORDS if quick else records, keys)
     chosen = _chosen(only)
     folder = Path(tempfile.mkdtemp(prefix="kafka-eos-bench-"))

@@ -141,27 +141,39 @@ class CountReader:
 
     def _read(self, number: int, part: Output) -> None:
         self._client.assign([TopicPartition(self._topic, number, self._next[number])])
-        offsets: list[int] = []
-        keys: list[bytes] = []
-        values: list[bytes] = []
+        records: list[Any] = []
         silence = Deadline.after_seconds(_SECONDS)
-        at_end = False
-        while not at_end:
+        end: int | None = None
+        while end is None:
             messages = self._client.consume(_AT_ONCE, 0.05)
             if messages:
                 silence = Deadline.after_seconds(_SECONDS)
             elif silence.expired:
                 raise UnavailableError(f"nothing more can be read of {self._topic}-{number}.")
-            for message in messages:
-                error = message.error()
-                if error is None:
-                    offsets.append(message.offset())
-                    keys.append(message.key())
-                    values.append(message.value())
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    at_end = True
-                    self._next[number] = message.offset()
-                else:
-                    raise KafkaException(error)
+            end = take(messages, records)
         self._client.unassign()
-        part.add(np.array(offsets, np.int64), key_numbers(keys), np.array(values, "S20").astype(np.int64))
+        self._next[number] = end
+        part.add(
+            np.array([record.offset() for record in records], np.int64),
+            key_numbers([record.key() for record in records]),
+            np.array([record.value() for record in records], "S20").astype(np.int64),
+        )
+
+
+def take(messages: Sequence[Any], records: list[Any]) -> int | None:
+    """Adds a partition's records to ``records``, up to its end; returns that, or None if it has not come.
+
+    What comes behind the end was written meanwhile; it is read by the next reading, which begins there.
+
+    Raises:
+        KafkaException: the partition cannot be read.
+    """
+    for message in messages:
+        error = message.error()
+        if error is None:
+            records.append(message)
+        elif error.code() == KafkaError._PARTITION_EOF:
+            return int(message.offset())
+        else:
+            raise KafkaException(error)
+    return None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.contenders import ALL, TARGETS
+from benchmarks.kafka import take
 from benchmarks.measure import Run, figures
 from benchmarks.progress import Output, Sample, counted, curve, wrong
 from benchmarks.report import Result, Target, as_json, contenders_table, ratios_table, targets_lines
@@ -60,6 +63,33 @@ def test_what_is_visible_is_what_a_reader_would_count(keys: list[int], data: st.
     assert curve(parts, [Sample(0.0, stable)]).tolist() == [expected]
     everything = tuple(2 * len(records) for records in told)
     assert curve(parts, [Sample(0.0, everything)]).tolist() == [counted(parts)]
+
+
+@dataclasses.dataclass
+class Message:
+    """As much of a client's message as is looked at."""
+
+    at: int
+    failure: KafkaError | None = None
+
+    def offset(self) -> int:
+        return self.at
+
+    def error(self) -> KafkaError | None:
+        return self.failure
+
+
+def test_a_reading_ends_where_the_next_one_begins() -> None:
+    end = Message(2, KafkaError(KafkaError._PARTITION_EOF))
+    records: list[Any] = []
+    assert take([Message(0)], records) is None
+    assert take([Message(1), end, Message(2)], records) == 2
+    assert [record.offset() for record in records] == [0, 1]
+
+
+def test_a_partition_that_cannot_be_read_is_an_error() -> None:
+    with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
+        take([Message(0, KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))], [])
 
 
 @pytest.mark.parametrize(
