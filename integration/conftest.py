@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -143,6 +144,18 @@ def driver(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
             return driver
 
         yield start
+
+
+@pytest.fixture
+def own_spark_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """``local-cluster`` makes its executors' folders below ``SPARK_HOME``: here one of the test's own."""
+    home = tmp_path / "spark"
+    home.mkdir()
+    for each in Path(pyspark.__file__).parent.iterdir():
+        if each.name != "work":
+            (home / each.name).symlink_to(each)
+    monkeypatch.setenv("SPARK_HOME", str(home))
+    return home
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyspark
 import pytest
 
 from integration.support.driver import Driver
@@ -134,15 +133,8 @@ def cluster(
     topic: Callable[..., str],
     driver: Callable[..., Driver],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    own_spark_home: Path,
 ) -> Cluster:
-    """Its executors' folders are made below ``SPARK_HOME``: that is one of the test's own."""
-    home = tmp_path / "spark"
-    home.mkdir()
-    for each in Path(pyspark.__file__).parent.iterdir():
-        if each.name != "work":
-            (home / each.name).symlink_to(each)
-    monkeypatch.setenv("SPARK_HOME", str(home))
     return Cluster(broker, admin, topic, driver, tmp_path)
 
 

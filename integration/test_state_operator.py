@@ -149,6 +149,25 @@ def test_the_driver_is_killed_and_state_is_deleted(case: Case, driver: Any, tmp_
     case.check()
 
 
+@pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="needs a path that differs by process")
+@pytest.mark.timeout(600)
+@pytest.mark.fault("S07", "an executor is killed, its disk with it", "after the changes are pending")
+def test_shards_move_between_executors_that_die(
+    case: Case, driver: Any, tmp_path: Path, own_spark_home: Path
+) -> None:
+    """Executors with disks of their own: a shard finds nothing, or an older state, wherever it goes."""
+    spec = case.spec(options={"state.dir": "/proc/self/cwd/state"})
+    spec["conf"] = {
+        "spark.master": "local-cluster[2,1,1024]",
+        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }
+    steps = ["state.after_pending", "state.after_emit"]
+    armed = ",".join(f"{step}=kill-executor@{tmp_path}/once-{step}" for step in steps)
+    driver(spec, armed).finish()
+    assert all((tmp_path / f"once-{step}").exists() for step in steps)
+    case.check()
+
+
 @pytest.mark.fault("S05", "a filter drops rows with state", "between operator and sink")
 def test_a_filter_that_drops_state_stops_the_batch_before_kafka(case: Case, driver: Any) -> None:
     failed = driver(case.spec(drop="filter"))

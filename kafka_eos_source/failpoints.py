@@ -5,10 +5,10 @@ Armed by an environment variable, read once per process::
     KAFKA_EOS_FAILPOINTS="commit.after_commit=kill@/tmp/once,commit.before_begin=raise"
 
 Each entry is ``name=action[*n][@file]``: from the n-th time on (the first, if not said) that this process
-gets there. Actions: ``kill`` (SIGKILL to this process and to the JVM that
-started it, the nearest thing to pulling the plug on a driver), ``kill-worker`` (this Python process
-only), ``raise`` (a `RestartQueryError`), ``stop`` (SIGSTOP to this process). With ``@file`` the
-failpoint fires once in all processes together: the file is created, exclusively, when it fires.
+gets there. Actions: ``kill`` (SIGKILL to this process and to the JVM that started it, the nearest thing to
+pulling the plug on a driver), ``kill-executor`` (this process and its executor's JVM), ``kill-worker`` (this
+Python process only), ``raise`` (a `RestartQueryError`), ``stop`` (SIGSTOP to this process). With ``@file``
+the failpoint fires once in all processes together: the file is created, exclusively, when it fires.
 Nothing is armed in normal use, and `reach` then costs one dictionary look-up.
 """
 
@@ -105,6 +105,16 @@ def _driver_processes() -> list[int]:
     return sorted(found, key=lambda pid: psutil.Process(pid).name() != "java")
 
 
+def _kill_executor(_name: str) -> None:
+    import psutil
+
+    for parent in psutil.Process().parents():
+        os.kill(parent.pid, signal.SIGKILL)
+        if parent.name() == "java":
+            break
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _kill_worker(_name: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -117,4 +127,10 @@ def _raise(name: str) -> None:
     raise RestartQueryError(f"failpoint {name} was armed to raise")
 
 
-_ACTIONS = {"kill": _kill, "kill-worker": _kill_worker, "raise": _raise, "stop": _stop}
+_ACTIONS = {
+    "kill": _kill,
+    "kill-executor": _kill_executor,
+    "kill-worker": _kill_worker,
+    "raise": _raise,
+    "stop": _stop,
+}

@@ -78,6 +78,7 @@ class ShardReport:
         event_time_ms: largest event time known to the shard; None = none yet.
         packets, records: how many packets and changes there are, this report's packet included.
         skipped: the batch was in Kafka already when the shard looked: it made nothing.
+        pressure: bytes of uncommitted state, as a part of ``statestore.uncommitted.max.bytes``; 0 = no limit.
     """
 
     tp: TopicPartition
@@ -91,6 +92,7 @@ class ShardReport:
     packets: int = 0
     records: int = 0
     skipped: bool = False
+    pressure: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from kafka_eos_source import failpoints
+from kafka_eos_source import admission, failpoints
 from kafka_eos_source.commit import identity, offset_log
 from kafka_eos_source.commit.decide import Batch
 from kafka_eos_source.commit.identity import Identity, Mark
@@ -96,9 +96,37 @@ def commit_micro_batch(
     )
     result = _commit(options, who, order, staged)
     failpoints.reach("commit.before_cleanup")
+    if staged.shards:
+        _advise(who.application_id, order, staged)
     for old in [each for each in folder.batches() if each <= batch_id]:
         folder.remove_batch(str(old))
     return result
+
+
+def _advise(application_id: str, order: Order, staged: StagedRows) -> None:
+    """Tells the source how many records the query's state can take in one batch."""
+    pressure = max(shard.pressure for shard in staged.shards)
+    records = sum(
+        end - source.start[tp]
+        for source in order.sources
+        if source.end is not None and source.start is not None
+        for tp, end in source.end.items()
+        if tp in source.start
+    )
+    before = admission.read(application_id)
+    advised = admission.next_limit(before, records, pressure)
+    if pressure > 1:
+        _log.warning(
+            "batch %d changed %.1f times the state that statestore.uncommitted.max.bytes allows; the source, "
+            "if it has the option application.id=%r, reads %s offsets in the next; else set "
+            "maxOffsetsPerTrigger",
+            order.batch.batch_id,
+            pressure,
+            application_id,
+            advised,
+        )
+    if advised != before:
+        admission.write(application_id, advised)
 
 
 def commit_batch_write(

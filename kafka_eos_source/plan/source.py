@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
+from kafka_eos_source import admission
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import OffsetRange, Offsets, TopicPartition
 from kafka_eos_source.options import Bound, ReadOptions
@@ -202,10 +203,16 @@ class SourcePlan:
         ):
             return dict(starts)
         self._last_batch_at = time.monotonic()
-        if options.max_offsets_per_trigger is None:
+        limits = [each for each in (options.max_offsets_per_trigger, self._admitted()) if each is not None]
+        if not limits:
             return dict(ends)
         self._turn += 1
-        return rate_limit(starts, ends, options.max_offsets_per_trigger, self._turn)
+        return rate_limit(starts, ends, min(limits), self._turn)
+
+    def _admitted(self) -> int | None:
+        """What the query's state can take (`admission`)."""
+        application_id = self._options.application_id
+        return None if application_id is None else admission.read(application_id)
 
     def _tell(self, losses: list[Loss]) -> None:
         if losses and self._options.fail_on_data_loss:

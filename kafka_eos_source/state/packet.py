@@ -78,6 +78,7 @@ def pack(report: ShardReport, changes: Iterable[pa.RecordBatch]) -> Iterator[byt
         "time": report.time_ms,
         "event": report.event_time_ms,
         "skipped": report.skipped,
+        "pressure": round(report.pressure, 4),
     }
     yield _packet(report, number, done, b"")
 
@@ -144,4 +145,5 @@ def _report(tp: TopicPartition, attempt: str, found: dict[str, object] | None) -
         packets=int(str(found["packets"])),
         records=int(str(found["records"])),
         skipped=bool(found["skipped"]),
+        pressure=float(str(found["pressure"])),
     )

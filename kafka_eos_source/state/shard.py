@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -93,6 +93,7 @@ class OpenShard:
     def keep(self) -> tuple[ShardReport, list[pa.RecordBatch]]:
         """Makes the changes pending on disk; then they, and the report of them, may leave the task."""
         changes = list(self.store.staged_changes())
+        pressure = self._pressure()
         failpoints.reach("state.before_pending")
         self.store.persist_pending(
             BatchRecord(
@@ -105,7 +106,12 @@ class OpenShard:
             )
         )
         failpoints.reach("state.after_pending")
-        return _report(self._task, self._end, self.context.time_ms, self._event_time_ms()), changes
+        report = _report(self._task, self._end, self.context.time_ms, self._event_time_ms())
+        return replace(report, pressure=pressure), changes
+
+    def _pressure(self) -> float:
+        limit = self._task.options.uncommitted_max_bytes
+        return 0.0 if limit < 0 else self.store.approximate_num_uncommitted_bytes() / limit
 
     def _event_time_ms(self) -> int | None:
         seen = (self.context.event_time_ms, self.context.seen_event_time_ms)
