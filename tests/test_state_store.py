@@ -1,47 +1,574 @@
-"""The store by itself: staging, own writes, scans (state A), offsets and commits (state C)."""
+"""The store by itself: staging and own writes (state A), offsets and commits (state C), pending batches,
+restore."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from state_kit import IDENTITY, INPUT, TINY, TP, key, record
 
+from kafka_eos_source.errors import (
+    NotUpToBoundError,
+    OffsetWentBackError,
+    StateCorruptedError,
+    StateError,
+    StateMismatchError,
+    StoreClosedError,
+)
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.state.model import BatchRecord, StoreIdentity
+from kafka_eos_source.state.database import Database, Writes
+from kafka_eos_source.state.handle import StateHandle
+from kafka_eos_source.state.model import BatchRecord, StateAccess
+from kafka_eos_source.state.sorted_keys import SortedKeys
 from kafka_eos_source.state.store import TransactionalStateStore
 
-TOPIC = "app-counts-changelog"
-TP = TopicPartition(TOPIC, 0)
-IDENTITY = StoreIdentity("app", "counts", 0, 4, TOPIC)
-
-
-def record(batch_id: int, attempt: str = "") -> BatchRecord:
-    return BatchRecord("query", batch_id, attempt or f"attempt{batch_id}")
+A, B, C, D, E, F = (b"\1" + letter for letter in (b"a", b"b", b"c", b"d", b"e", b"f"))
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[TransactionalStateStore]:
-    with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as opened:
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "s"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[TransactionalStateStore]:
+    with TransactionalStateStore.open(path, IDENTITY) as opened:
         yield opened
 
 
-def test_a_batch_is_kept_promoted_and_there_after_a_restart(tmp_path: Path) -> None:
-    path = tmp_path / "s"
+def fill(store: TransactionalStateStore, *keys: bytes, offset: int = 0) -> None:
+    """Commits each key with itself as the value."""
+    store.put_all([(each, each) for each in keys])
+    store.commit({TP: offset})
+
+
+def keys(pairs: Iterator[tuple[bytes, bytes]]) -> list[bytes]:
+    return [key for key, _ in pairs]
+
+
+# ------------------------------------------------------------------ A: staging, own writes, scans
+
+
+def test_a1_offsets_and_position_are_in_no_scan(store: TransactionalStateStore) -> None:
+    fill(store, A, offset=7)
+    store.stage_position({INPUT: 3})
+    store.persist_pending(record(0))
+    for scan in (store.all(), store.range(), store.prefix_scan(b""), store.reverse_range()):
+        assert keys(scan) == [A]
+
+
+def test_a2_a3_staged_puts_and_deletes_lie_over_what_is_committed(store: TransactionalStateStore) -> None:
+    fill(store, A, B, C)
+    store.put(B, b"new")
+    store.delete(C)
+    store.put(D, b"d")
+    assert list(store.all()) == [(A, A), (B, b"new"), (D, b"d")]
+    assert list(store.reverse_range()) == [(D, b"d"), (B, b"new"), (A, A)]
+    assert [store.get(each) for each in (A, B, C, D)] == [A, b"new", None, b"d"]
+    assert store.get_many(pa.array([C, D, C, E, A], pa.binary())).to_pylist() == [None, b"d", None, None, A]
+
+
+@pytest.mark.parametrize("between", [0, 500], ids=["few keys", "many keys"])
+def test_a4_a14_a_put_behind_a_range_delete_counts(path: Path, between: int) -> None:
+    """Few keys are deleted one by one, many as a range: nobody should be able to tell."""
     with TransactionalStateStore.open(path, IDENTITY) as store:
-        store.put(b"\1a", b"1")
+        fill(store, A, B, C, D, E, F, *(B + key(n) for n in range(between)))
+        store.put(D + b"staged", b"")
+        store.delete_range(B, E)
+        store.put(C, b"again")
+        assert list(store.all()) == [(A, A), (C, b"again"), (E, E), (F, F)]
+        assert list(store.reverse_range(B, F)) == [(E, E), (C, b"again")]
+        assert [store.get(each) for each in (A, B, C, D)] == [A, None, b"again", None]
+        assert store.get_many(pa.array([A, B, C], pa.binary())).to_pylist() == [A, None, b"again"]
+        assert bool(store._overlay.ranges) is bool(between)
+        changed = [row for rows in store.staged_changes() for row in rows["key"].to_pylist()]
+        assert sorted(changed) == [B, *(B + key(n) for n in range(between)), C, D]
+        store.commit({TP: 1})
+    with TransactionalStateStore.open(path, IDENTITY) as store:
+        assert list(store.all()) == [(A, A), (C, b"again"), (E, E), (F, F)]
+
+
+def test_a_range_without_an_end_is_deleted_whole(store: TransactionalStateStore) -> None:
+    many = [key(n) for n in range(400)]
+    fill(store, *many, b"\xff\xff\xff")
+    store.delete_range(many[5], None)
+    assert keys(store.all()) == many[:5]
+    store.commit({TP: 1})
+    assert keys(store.all()) == many[:5]
+
+
+def test_a5_a6_a_scan_shows_what_was_there_when_it_began(store: TransactionalStateStore) -> None:
+    many = [key(n) for n in range(300)]
+    fill(store, *many[::2])
+    store.put_all([(each, each) for each in many[1::2]])
+    scans = [store.all(), store.reverse_range(), store.prefix_scan(b"\1k")]
+    first = [next(scan)[0] for scan in scans]
+    store.delete_range(many[10], many[290])
+    store.delete_range(many[10], many[280])
+    store.put(many[20], b"new")
+    store.delete(many[0])
+    store.commit({TP: 1})
+    assert [first[0], *keys(scans[0])] == many
+    assert [first[1], *keys(scans[1])] == many[::-1]
+    assert [first[2], *keys(scans[2])] == many
+
+
+def test_a7_a_scan_that_cannot_begin_leaves_nothing_open(store: TransactionalStateStore) -> None:
+    fill(store, *(key(n) for n in range(100)))
+    store.put(A, b"")
+    for wrong in ("text", 5):
+        with pytest.raises((TypeError, StateError)):
+            store.range(wrong)  # type: ignore[arg-type]
+    assert len(store._scans) == 0
+
+
+def test_a8_put_all_is_all_or_nothing_and_staged(store: TransactionalStateStore) -> None:
+    with pytest.raises(ValueError, match="nothing was staged"):
+        store.put_all([(A, b"1"), (None, b"2"), (C, b"3")])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="nothing was staged"):
+        store.put_many(pa.array([A, None], pa.binary()), pa.array([b"1", b"2"], pa.binary()))
+    with pytest.raises(ValueError, match="None"):
+        store.put(None, b"1")  # type: ignore[arg-type]
+    assert store.approximate_num_uncommitted_bytes() == 0
+    store.put_all([(A, b"1"), (B, b"2")])
+    with store.view("read_committed") as view:
+        assert list(view.all()) == []
+    store.commit({TP: 2})
+    with store.view("read_committed") as view:
+        assert list(view.all()) == [(A, b"1"), (B, b"2")]
+
+
+def test_a9_a_closed_store_says_so_everywhere(store: TransactionalStateStore) -> None:
+    fill(store, *(key(n) for n in range(100)))
+    store.put(A, b"1")
+    manager = store.view()
+    view = manager.__enter__()
+    scans = [store.all(), store.reverse_range(A), view.all(), view.reverse_range()]
+    for scan in scans:
+        next(scan)
+    empty = pa.array([], pa.binary())
+    store.close()
+    assert not store.is_open
+    store.close()
+    calls: list[Callable[[], object]] = [
+        lambda: store.get(A),
+        lambda: store.get(B),
+        lambda: store.get_many(empty),
+        lambda: store.range(),
+        lambda: store.reverse_range(),
+        lambda: store.prefix_scan(A),
+        store.all,
+        store.approximate_num_entries,
+        store.approximate_num_uncommitted_bytes,
+        lambda: store.put(A, b""),
+        lambda: store.put_all([(A, b"")]),
+        lambda: store.put_many(empty, empty),
+        lambda: store.put_if_absent(A, b""),
+        lambda: store.delete(A),
+        lambda: store.delete_range(A, B),
+        lambda: store.stage_position({INPUT: 1}),
+        store.rollback,
+        lambda: store.commit({TP: 1}),
+        lambda: store.committed_offset(TP),
+        lambda: store.next_offset(TP),
+        store.last_batch,
+        store.position,
+        store.committed_position,
+        lambda: list(store.staged_changes()),
+        lambda: store.persist_pending(record(0)),
+        store.pending,
+        lambda: store.promote(record(0), {TP: 1}),
+        store.drop_pending,
+        lambda: store.restore_chunk([], [], {TP: 1}),
+        lambda: store.view().__enter__(),
+        store.metrics,
+        lambda: view.get(A),
+        lambda: list(view.all()),
+        *(lambda scan=scan: next(scan) for scan in scans),
+    ]
+    for call in calls:
+        with pytest.raises(StoreClosedError):
+            call()
+    harmless = {"close", "flush", "set_share", "use_budget", "view", "is_too_old"}
+    named = {name for call in calls for name in call.__code__.co_names} if calls else set()
+    public = {
+        name
+        for name, member in inspect.getmembers(TransactionalStateStore, inspect.isfunction)
+        if not name.startswith("_")
+    }
+    bound = {"all", "approximate_num_entries", "approximate_num_uncommitted_bytes", "rollback", "last_batch"}
+    bound |= {"position", "committed_position", "pending", "drop_pending", "metrics"}
+    static = {"open_read_only", "set_aside", "destroy"}
+    assert public - harmless - static - bound <= named
+
+
+def test_a10_a11_bounds_and_prefixes(store: TransactionalStateStore) -> None:
+    fill(store, b"\1key", b"\1key1", b"\1key2", b"\1kf", b"\xff\xff", b"\xff\xffa", b"\xff\xfe")
+    store.put(b"\1key3", b"")
+    assert keys(store.range(b"\1key1", b"\1key3", reverse=True)) == [b"\1key2", b"\1key1"]
+    assert keys(store.reverse_range(b"\1key1")) == [
+        b"\xff\xffa",
+        b"\xff\xff",
+        b"\xff\xfe",
+        b"\1kf",
+        b"\1key3",
+        b"\1key2",
+        b"\1key1",
+    ]
+    assert keys(store.prefix_scan(b"\xff\xff")) == [b"\xff\xff", b"\xff\xffa"]
+    assert keys(store.prefix_scan(b"\1key")) == [b"\1key", b"\1key1", b"\1key2", b"\1key3"]
+    assert keys(store.range(b"\1key2", b"\1key1")) == keys(store.range(A, A)) == []
+    store.delete_range(b"\1key2", b"\1key1")
+    assert store.get(b"\1key1") == b"\1key1"
+
+
+def test_a13_a_processor_gets_every_member_and_may_not_commit(store: TransactionalStateStore) -> None:
+    handle = StateHandle(store)
+    access: StateAccess = handle
+    wanted = {name for name in vars(StateAccess) if not name.startswith("_")}
+    assert wanted
+    assert all(callable(getattr(handle, name)) for name in wanted)
+    for name in wanted - {"get", "put"}:
+        assert (
+            inspect.signature(getattr(StateAccess, name)).parameters.keys()
+            == inspect.signature(getattr(StateHandle, name)).parameters.keys()
+        )
+    access.put(A, b"1")
+    access.put_many(pa.array([B, C], pa.binary()), pa.array([b"2", b"3"], pa.binary()))
+    handle.put_all([(D, b"4")])
+    assert handle.put_if_absent(D, b"5") == b"4"
+    access.delete(B)
+    access.delete_range(D, E)
+    handle.stage_position({INPUT: 1})
+    assert handle.position() == {INPUT: 1}
+    assert access.get(A) == b"1"
+    assert access.get_many(pa.array([A, B], pa.binary())).to_pylist() == [b"1", None]
+    for scan in (access.range(), access.prefix_scan(b"\1"), handle.all()):
+        assert list(scan) == [(A, b"1"), (C, b"3")]
+    assert list(handle.reverse_range()) == [(C, b"3"), (A, b"1")]
+    assert handle.approximate_num_entries() >= 0
+    assert handle.approximate_num_uncommitted_bytes() == store.approximate_num_uncommitted_bytes() > 0
+    for refused in (handle.commit, handle.rollback, handle.close):
+        with pytest.raises(StateError, match="by a processor"):
+            refused()
+
+
+def test_one_thread_writes(store: TransactionalStateStore) -> None:
+    import threading
+
+    store.put(A, b"1")
+    failed: list[BaseException] = []
+
+    def other() -> None:
+        try:
+            store.put(B, b"2")
+        except StateError as error:
+            failed.append(error)
+
+    for expected in (1, 1):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        assert len(failed) == expected
+        store.rollback()  # and then another thread may
+
+
+def test_flush_is_deprecated_and_does_nothing(store: TransactionalStateStore, path: Path) -> None:
+    store.put(A, b"1")
+    with pytest.warns(DeprecationWarning, match="commit"):
+        store.flush()
+    assert store.approximate_num_uncommitted_bytes() > 0
+    store.close()
+    with TransactionalStateStore.open(path, IDENTITY) as again:
+        assert again.get(A) is None
+
+
+@given(st.lists(st.lists(st.binary(min_size=1, max_size=2), max_size=40)), st.binary(max_size=2))
+def test_sorted_keys_are_a_sorted_set(groups: list[list[bytes]], bound: bytes) -> None:
+    ordered, plain = SortedKeys(), set()
+    for group in groups:
+        ordered.note_many(group)
+        plain.update(group)
+        assert ordered.between(None, None) == sorted(plain)
+        assert ordered.between(bound, None) == sorted(each for each in plain if each >= bound)
+        assert ordered.between(None, bound) == sorted(each for each in plain if each < bound)
+
+
+def test_sorted_keys_in_many_blocks() -> None:
+    ordered = SortedKeys()
+    numbers = [(n * 7919) % 20_011 for n in range(20_000)]
+    ordered.note_many(key(n) for n in numbers[:9000])
+    for start in range(9000, 20_000, 500):  # few at a time: put into their blocks one by one
+        ordered.note_many(key(n) for n in numbers[start : start + 500])
+        ordered.between(key(5), key(6))
+    expected = sorted(key(n) for n in numbers)
+    assert ordered.between(None, None) == expected
+    assert ordered.between(key(777), key(15_000)) == [k for k in expected if key(777) <= k < key(15_000)]
+
+
+# ------------------------------------------------------------------ C: offsets and commits
+
+
+def test_c9_wrong_offsets_are_refused_and_nothing_is_written(store: TransactionalStateStore) -> None:
+    fill(store, A, offset=5)
+    store.put(B, b"")
+    for offsets in ({}, {TP: None}, {TP: -1}):
+        with pytest.raises(ValueError, match="offset"):
+            store.commit(offsets)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="forget"):
+        store.commit({TP: 6}, forget_offsets=True)
+    with pytest.raises(OffsetWentBackError, match="from 5 to 4"):
+        store.commit({TP: 4})
+    assert store.next_offset(TP) == 5
+    with store.view() as view:
+        assert keys(view.all()) == [A]
+    store.commit({TP: 5})
+    assert store.approximate_num_uncommitted_bytes() == 0
+
+
+def test_c6_c10_three_partitions_and_the_newest_offset_counts(path: Path) -> None:
+    tps = [TP, TopicPartition("other/topic-1"[:5], 1), TopicPartition("third", 12)]
+    with TransactionalStateStore.open(path, IDENTITY) as store:
+        store.commit({tp: n + 1 for n, tp in enumerate(tps)})
+        store.commit({tps[0]: 100})
+    with TransactionalStateStore.open(path, IDENTITY) as store:
+        assert [store.next_offset(tp) for tp in tps] == [100, 2, 3]
+        assert [store.committed_offset(tp) for tp in tps] == [99, 1, 2]
+
+
+def test_no_offset_is_not_offset_zero(path: Path) -> None:
+    with TransactionalStateStore.open(path, IDENTITY) as store:
+        assert store.next_offset(TP) == 0
+        assert store.committed_offset(TP) is None
+        assert store.next_offset(INPUT) is None
+        store.put(A, b"")
+        store.commit({}, forget_offsets=True)
+        assert store.next_offset(TP) is None
+    with pytest.raises(StateCorruptedError) as raised:
+        TransactionalStateStore.open(path, IDENTITY)
+    assert raised.value.reason == "no-offset"
+
+
+def test_a_commit_without_changes_advances(path: Path) -> None:
+    with TransactionalStateStore.open(path, IDENTITY) as store:
+        store.commit({TP: 3}, batch=record(4))
+        assert store.last_commit_ms > 0
+    with TransactionalStateStore.open(path, IDENTITY) as store:
+        assert (store.next_offset(TP), store.last_batch()) == (3, record(4))
+
+
+def test_c8_open_and_closed_is_only_information(path: Path) -> None:
+    for number in range(3):
+        with TransactionalStateStore.open(path, IDENTITY) as store:
+            assert (path / "owner").exists()
+            fill(store, key(number), offset=number)
+        assert not (path / "owner").exists()
+    (path / "owner").write_text('{"pid": 1}')  # as a kill leaves it
+    with TransactionalStateStore.open(path, IDENTITY) as store:
+        assert len(list(store.all())) == 3
+
+
+def test_b8_a_failed_write_is_not_believed(
+    path: Path, monkeypatch: pytest.MonkeyPatch, store: TransactionalStateStore
+) -> None:
+    store.stage_position({INPUT: 1})
+    fill(store, A, offset=1)
+    store.put(B, b"")
+
+    def failing(_self: Database, _batch: Writes, *, sync: bool) -> None:
+        raise StateError("IO error: No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(StateError, match="No space"):
+        patch.setattr(Database, "write", failing)
+        store.commit({TP: 2}, position={INPUT: 2})
+    with pytest.raises(StoreClosedError):
+        store.committed_position()
+    with TransactionalStateStore.open(path, IDENTITY) as again:
+        assert again.committed_position() == {INPUT: 1}
+        assert again.next_offset(TP) == 1
+        assert keys(again.all()) == [A]
+
+
+def test_the_age_of_a_store_is_that_of_its_last_batch(path: Path) -> None:
+    with TransactionalStateStore.open(path, IDENTITY) as store:
+        assert not store.is_too_old(10**15)
+        store.commit({TP: 1}, batch=BatchRecord("q", 0, "a", time_ms=1_000_000))
+        limit = store.config.max_age_ms
+        assert store.last_commit_ms == 1_000_000
+        assert not store.is_too_old(1_000_000 + limit)
+        assert store.is_too_old(1_000_001 + limit)
+
+
+# ------------------------------------------------------------------ pending batches
+
+
+def test_a_batch_is_kept_promoted_and_there_after_a_restart(path: Path) -> None:
+    with TransactionalStateStore.open(path, IDENTITY) as store:
+        store.put(A, b"1")
         store.commit({TP: 1}, batch=record(0))
-        store.put(b"\1b", b"2")
-        store.delete(b"\1a")
-        assert list(store.all()) == [(b"\1b", b"2")]
+        store.put(B, b"2")
+        store.delete(A)
+        store.stage_position({INPUT: 8})
+        assert list(store.all()) == [(B, b"2")]
         store.persist_pending(record(1))
-        assert list(store.all()) == [(b"\1a", b"1")]
+        assert list(store.all()) == [(A, b"1")]
+        assert store.approximate_num_uncommitted_bytes() == 0
+        assert store.position() == {}
     with TransactionalStateStore.open(path, IDENTITY) as store:
-        assert [p.record for p in store.pending()] == [record(1)]
-        store.promote(record(1), {TP: 3})
+        (kept,) = store.pending()
+        assert (kept.record, kept.base) == (record(1), record(0))
+        assert kept.size_bytes > 0
+        later = BatchRecord("query", 1, "attempt1", event_time_ms=99)
+        store.promote(later, {TP: 3}, {INPUT: 7})
         assert store.pending() == []
+        assert store.position() == {INPUT: 8}
         assert store.next_offset(TP) == 3
-        assert store.committed_offset(TP) == 2
     with TransactionalStateStore.open(path, IDENTITY) as store:
-        assert list(store.all()) == [(b"\1b", b"2")]
-        assert store.last_batch() == record(1)
+        assert list(store.all()) == [(B, b"2")]
+        assert store.last_batch() == later
+        assert store.committed_offset(TP) == 2
+
+
+def test_of_two_attempts_the_named_one_is_promoted(store: TransactionalStateStore) -> None:
+    for attempt in ("lost", "won"):
+        store.put(A, attempt.encode())
+        store.persist_pending(record(0, attempt))
+    assert {kept.record.attempt for kept in store.pending()} == {"lost", "won"}
+    store.promote(record(0, "won"), {TP: 1})
+    assert store.get(A) == b"won"
+    assert store.pending() == []
+
+
+def test_an_attempt_kept_again_replaces_itself(store: TransactionalStateStore) -> None:
+    store.put_all([(key(n), b"x" * 200) for n in range(70_000)])
+    store.persist_pending(record(0, "a"))
+    store.put(A, b"1")
+    store.persist_pending(record(0, "a"))
+    assert len(list(store._database.scan(family="pending"))) == 2, "a header and a blob"
+    store.promote(record(0, "a"), {TP: 1})
+    assert list(store.all()) == [(A, b"1")]
+    assert list(store._database.scan(family="pending")) == []
+
+
+def test_a_pending_range_delete_is_applied_before_the_rows(store: TransactionalStateStore) -> None:
+    fill(store, *(key(n) for n in range(1000)))
+    store.delete_range(key(0), None)
+    store.put(key(5), b"new")
+    store.persist_pending(record(0))
+    assert len(list(store.all())) == 1000
+    store.promote(record(0), {TP: 1})
+    assert list(store.all()) == [(key(5), b"new")]
+
+
+def test_what_does_not_fit_is_not_promoted(store: TransactionalStateStore) -> None:
+    with pytest.raises(StateMismatchError, match="no changes of batch 3"):
+        store.promote(record(3), {TP: 1})
+    store.put(A, b"1")
+    store.persist_pending(record(0))
+    store.commit({TP: 1}, batch=record(7))
+    with pytest.raises(StateMismatchError, match=r"batch none.*batch 7"):
+        store.promote(record(0), {TP: 2})
+    store.put(B, b"2")
+    with pytest.raises(StateError, match="staged"):
+        store.promote(record(0), {TP: 2})
+    store.rollback()
+    assert list(store.all()) == []
+    assert len(store.pending()) == 1
+
+
+def test_pending_batches_are_dropped_but_those_named(path: Path) -> None:
+    with TransactionalStateStore.open(path, IDENTITY) as store:
+        for attempt in "abc":
+            store.put(A, attempt.encode())
+            store.persist_pending(record(0, attempt))
+        store.drop_pending(except_attempts=["b"])
+        assert [kept.record.attempt for kept in store.pending()] == ["b"]
+    with TransactionalStateStore.open(path, IDENTITY) as store:
+        assert [kept.record.attempt for kept in store.pending()] == ["b"]
+        store.drop_pending()
+        assert list(store._database.scan(family="pending")) == []
+
+
+def test_changes_come_in_batches_of_a_few_megabytes(store: TransactionalStateStore) -> None:
+    rows = [(key(n), b"v" * 1000) for n in range(20_000)]
+    store.put_all(rows)
+    batches = list(store.staged_changes())
+    assert all(batch.nbytes < 6 << 20 for batch in batches)
+    assert len(batches) > 3
+    assert [k for batch in batches for k in batch["key"].to_pylist()] == [k for k, _ in rows]
+
+
+# ------------------------------------------------------------------ restore
+
+
+@pytest.mark.parametrize("rows", [100, 25_000], ids=["as a batch", "as a file"])
+def test_a_restore_goes_on_where_it_was(path: Path, rows: int) -> None:
+    numbers = [key(n * 7919 % rows) for n in range(rows)]
+    with TransactionalStateStore.open(path, IDENTITY, TINY) as store:
+        store.restore_chunk([*numbers, A, A, B], [*numbers, b"old", b"new", None], {TP: rows})
+        assert store.restoring
+        with pytest.raises(NotUpToBoundError, match="being restored"):
+            store.view().__enter__()
+    with TransactionalStateStore.open(path, IDENTITY, TINY) as store:
+        assert store.restoring
+        assert store.next_offset(TP) == rows
+        assert store.last_batch() is None
+        store.restore_chunk(numbers[:50], [None] * 50, {TP: rows + 50}, batch=record(4))
+        assert not store.restoring
+        store.restore_chunk([], [], {TP: rows + 51})
+        assert not store.restoring
+        assert dict(store.all()) == {A: b"new", **{k: k for k in numbers[50:]}}
+        assert (store.next_offset(TP), store.last_batch()) == (rows + 51, record(4))
+        assert store.metrics()["restore-records-total"] == 50
+        store.put(A, b"1")
+        with pytest.raises(StateError, match="staged"):
+            store.restore_chunk([], [], {TP: rows + 60})
+
+
+def test_a_restore_that_is_not_done_promotes_nothing(store: TransactionalStateStore) -> None:
+    store.put(A, b"1")
+    store.persist_pending(record(0))
+    store.restore_chunk([B], [b"2"], {TP: 1})
+    with pytest.raises(StateMismatchError):
+        store.promote(record(0), {TP: 2})
+    store.restore_chunk([], [], {TP: 2}, done=True)
+    store.promote(record(0), {TP: 2})
+    assert keys(store.all()) == [A, B]
+
+
+def test_deletes_in_a_big_chunk(store: TransactionalStateStore) -> None:
+    numbers = [key(n) for n in range(25_000)]
+    store.restore_chunk(numbers, numbers, {TP: 1}, batch=record(0))
+    values = [None if n % 2 else b"new" for n in range(25_000)]
+    store.restore_chunk(numbers, values, {TP: 2}, batch=record(1))
+    assert list(store.all()) == [(k, b"new") for k in numbers[::2]]
+    assert not (store.path / "restore.sst").exists()
+
+
+# ------------------------------------------------------------------ many at once
+
+
+def test_get_many_of_nearly_all_and_of_a_few(store: TransactionalStateStore) -> None:
+    numbers = [key(n) for n in range(5000)]
+    fill(store, *numbers)
+    for _ in range(6):  # overwritten: RocksDB's estimate is far too high now
+        fill(store, *numbers)
+    store.put(numbers[3], b"staged")
+    wanted = [numbers[n] for n in (3, 1, 4999, 1)] + [A, b"\1z"]
+    for some in (numbers, numbers[:300], [*numbers[100:700], *wanted], wanted):
+        expected = [b"staged" if k == numbers[3] else k if k in set(numbers) else None for k in some]
+        assert store.get_many(pa.array(some, pa.binary())).to_pylist() == expected
+
+
+def test_warnings_are_only_for_flush(store: TransactionalStateStore) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fill(store, A)
+        assert store.approximate_num_entries() == 1

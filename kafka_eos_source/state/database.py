@@ -8,7 +8,9 @@ Measured with rocksdict 0.3.29; the tests hold the first four in place:
   repaired by replay, an offset ahead of its data is silent loss. Nothing else here flushes.
 - `close` closes nothing while an iterator, snapshot or family object lives: all are tracked and dropped
   first.
-- An iteration backwards goes past a lower bound; an upper bound holds both ways.
+- An iteration backwards goes past a lower bound; an upper bound holds both ways, but only as long as the
+  `ReadOptions` live that it was set in: RocksDB keeps a pointer to it, rocksdict does not keep the object. A
+  scan ends early otherwise, now and then.
 - An iterator stands still in time; one made by a *snapshot* does not, it shows what was written after. So
   views hold an iterator.
 - A process forked from one that ever had a database open hangs for good at its first flush: refused by pid.
@@ -223,7 +225,7 @@ class Database:
                     break
                 if len(first) == _SHORT_SCAN:
                     items = self._families[family].items(backwards=reverse, from_key=key, read_opt=options)
-                    return first, self._pairs(items, low if reverse else None)
+                    return first, self._pairs(items, low if reverse else None, options)
                 first.append((key, cursor.value()))
                 step()
             cursor.status()
@@ -283,7 +285,8 @@ class Database:
             if not self._read_only:
                 _open_here.discard(self.key)
 
-    def _pairs(self, items: Any, low: bytes | None) -> Generator[Pair, None, None]:
+    def _pairs(self, items: Any, low: bytes | None, _options: Any) -> Generator[Pair, None, None]:
+        """``_options`` are only kept: they hold the bound that ``items`` points to."""
         try:
             if low is None:
                 yield from items
