@@ -355,10 +355,12 @@ RESTORE_AND_DIE = """
     import os, signal, sys
     from pathlib import Path
     from integration.test_state_restore import Shard
+    from kafka_eos_source.state import restore
     from kafka_eos_source.state.changelog import ChangelogTopic
     from kafka_eos_source.state.restore_progress import RestoreProgress
 
     bootstrap, folder, application_id, topic_id, end, die_at = sys.argv[1:]
+    restore.CHUNK_RECORDS = 1000
 
     class Deadly(RestoreProgress):
         def advance(self, records, position):

@@ -436,10 +436,11 @@ def test_time_begins_anew_with_each_answer() -> None:
 
 
 def test_chunks_are_small_where_values_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(module, "CHUNK_BYTES", 4000)
+    monkeypatch.setattr(module, "TAKE_RECORDS", 16)
     store = Store()
-    run(store, Log([(at, b"%d" % at, b"x" * 100) for at in range(200)], 200), 200)
-    assert 10 <= store.chunks <= 15, "one of 100 while the size is not known, then of 10"
+    run(store, Log([(at, b"%d" % at, b"x" * 100) for at in range(320)], 320), 320)
+    assert store.chunks == 7 + 1, "three looks fill a chunk; the last write ends the restore"
 
 
 # -- killed and begun again
@@ -457,9 +458,9 @@ history = st.lists(
 )
 
 
-@given(history, st.lists(st.integers(0, 4), max_size=4), st.integers(1, 7), st.data())
+@given(history, st.lists(st.integers(0, 4), max_size=4), st.integers(1, 7), st.integers(1, 9), st.data())
 def test_d9_d13_d15_the_end_is_the_same_whatever_happens(
-    log_: Any, kills: list[int], at_most: int, data: st.DataObject
+    log_: Any, kills: list[int], at_most: int, chunk_records: int, data: st.DataObject
 ) -> None:
     """Holes anywhere, killed after any chunk, begun from any earlier offset: the same state as in one go."""
     found = [(at, *each) for at, each in enumerate(log_) if each is not None]
@@ -467,36 +468,37 @@ def test_d9_d13_d15_the_end_is_the_same_whatever_happens(
     expected = Store()
     run(expected, Log(found, end), end)
 
-    class Small(Log):
-        def take(self, _: int, wait_seconds: float, until: int) -> Pulled:
-            return super().take(at_most, wait_seconds, until)
-
     store = Store()
-    for chunks in kills:
-        store.chunks, store.killed_after = 0, chunks
-        try:
-            run(store, Small(found, end), end)
-        except Killed:
-            pass
-        else:
-            break
-    store.killed_after = 1 << 60
-    run(store, Small(found, end), end)
-    assert (store.data, store.next, store.batch) == (expected.data, expected.next, expected.batch)
-    assert not store.restoring
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "TAKE_RECORDS", at_most)
+        patch.setattr(module, "CHUNK_RECORDS", chunk_records)
+        for chunks in kills:
+            store.chunks, store.killed_after = 0, chunks
+            try:
+                run(store, Log(found, end), end)
+            except Killed:
+                pass
+            else:
+                break
+        store.killed_after = 1 << 60
+        run(store, Log(found, end), end)
+        assert (store.data, store.next, store.batch) == (expected.data, expected.next, expected.batch)
+        assert not store.restoring
 
-    again = replace(store, data=dict(store.data), next=data.draw(st.integers(0, end)), chunks=0)
-    run(again, Small(found, end), end)
-    assert (again.data, again.next) == (expected.data, expected.next), "read twice, the same"
+        again = replace(store, data=dict(store.data), next=data.draw(st.integers(0, end)), chunks=0)
+        run(again, Log(found, end), end)
+        assert (again.data, again.next) == (expected.data, expected.next), "read twice, the same"
 
 
-def test_a_killed_restore_goes_on_where_it_was() -> None:
+def test_a_killed_restore_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TAKE_RECORDS", 30)
+    monkeypatch.setattr(module, "CHUNK_RECORDS", 100)
     found = [(at, b"k%d" % at, b"v") for at in range(1000)]
     store = Store(killed_after=1)
     with pytest.raises(Killed):
         run(store, Log(found, 1000), 1000)
     reached = store.next
-    assert reached == 100
+    assert reached == 120
     assert store.restoring
     store.killed_after = 1 << 60
     outcome = run(store, Log(found, 1000), 1000)

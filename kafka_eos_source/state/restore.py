@@ -38,11 +38,13 @@ from kafka_eos_source.state.restore_progress import RestoreProgress
 
 _log = logging.getLogger(__name__)
 
-#: Records of a chunk at most: what stays in the processor's cache on its way (see `kafka.changelog_reader`).
-CHUNK_RECORDS = 1_000
-#: Bytes of values that a chunk should have at most; sizes are learned as records come.
-CHUNK_BYTES = 4 << 20
-_FIRST_TAKE = 100
+#: Records taken from the client at once: what stays in the processor's cache (see `kafka.changelog_reader`).
+TAKE_RECORDS = 1_000
+#: A chunk is full with so many records, or bytes of keys and values. The store writes a large one as a sorted
+#: file, for half of what the same records cost in small batches: 1.6 µs a record against 3.3, of keys in no
+#: order. What is lost by a kill is one chunk; what it takes of memory is three times its bytes.
+CHUNK_RECORDS = 100_000
+CHUNK_BYTES = 16 << 20
 
 #: Between two looks at the time while nothing comes.
 _WAIT_SECONDS = 0.2
@@ -178,6 +180,39 @@ def _settled_log(source: ChangelogSource, tp: TopicPartition, deadline: Deadline
     return ends.earliest, ends.end
 
 
+class _Chunk:
+    """Records read and not stored yet. Of a key that repeats the store takes the last value.
+
+    Attributes:
+        records: how many were read.
+        batch_value: of the last batch record among them, which is none of the store's data.
+    """
+
+    def __init__(self) -> None:
+        self.keys: list[bytes] = []
+        self.values: list[bytes | None] = []
+        self.records = 0
+        self.batch_value: bytes | None = None
+        self._bytes = 0
+
+    def add(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        self.records += len(keys)
+        if BATCH_KEY in keys:
+            pairs = list(zip(keys, values, strict=True))
+            self.batch_value = [value for key, value in pairs if key == BATCH_KEY][-1] or b""
+            keys = [key for key, _ in pairs if key != BATCH_KEY]
+            values = [value for key, value in pairs if key != BATCH_KEY]
+        self.keys += keys
+        self.values += values
+        # every sixteenth is enough to go by
+        self._bytes += 16 * sum(len(value) for value in values[::16] if value is not None)
+        self._bytes += 16 * sum(map(len, keys[::16]))
+
+    @property
+    def is_full(self) -> bool:
+        return self.records >= CHUNK_RECORDS or self._bytes >= CHUNK_BYTES
+
+
 class _Restoring:
     """One run over ``plan.start`` to ``plan.end``."""
 
@@ -201,7 +236,7 @@ class _Restoring:
         held = store.last_batch()
         #: The batch whose records were read last, as far as is known.
         self._batch = None if held is None else unmarked(held)[0]
-        self._at_most = _FIRST_TAKE
+        self._chunk = _Chunk()
         #: Since when the log looks shorter than it must be, monotonic seconds.
         self._short_since: float | None = None
 
@@ -233,11 +268,10 @@ class _Restoring:
     def _read(self) -> WipeNeeded | None:
         end = self._plan.end
         while self._at < end:
-            pulled = self._source.take(
-                self._at_most, min(_WAIT_SECONDS, self._deadline.remaining_seconds()), end
-            )
+            wait_seconds = min(_WAIT_SECONDS, self._deadline.remaining_seconds())
+            pulled = self._source.take(TAKE_RECORDS, wait_seconds, end)
             if pulled.position is not None:
-                self._apply(pulled.keys, pulled.values, pulled.position)
+                self._accept(pulled.keys, pulled.values, pulled.position)
             if pulled.log_end is not None:
                 self._at_log_end(pulled.log_end)
             if pulled.gone:
@@ -247,41 +281,32 @@ class _Restoring:
                 )
             if pulled.out_of_range and (wipe := self._out_of_range()) is not None:
                 return wipe
+            if self._chunk.is_full or (pulled.position is None and self._chunk.records):
+                self._store_chunk()
             if pulled.position is None and self._at < end:
                 self._nothing_came()
+        if self._chunk.records:
+            self._store_chunk()
         return None
 
-    def _apply(self, keys: Sequence[bytes | None], values: Sequence[bytes | None], position: int) -> None:
-        """One chunk. The store takes the last value of a key; of the batch records only the last matters."""
-        records = len(keys)
+    def _accept(self, keys: Sequence[bytes | None], values: Sequence[bytes | None], position: int) -> None:
         if None in keys or b"" in keys:
             raise ChangelogError(
                 f"changelog {self._tp} has a record without a key between offsets {self._at} and {position}: "
                 "it is not one of kafka-eos.",
                 fix="find out which other program writes to the changelog topic.",
             )
-        if BATCH_KEY in keys:
-            pairs = list(zip(keys, values, strict=True))
-            self._batch = decode_batch([value for key, value in pairs if key == BATCH_KEY][-1] or b"")
-            keys = [key for key, _ in pairs if key != BATCH_KEY]
-            values = [value for key, value in pairs if key != BATCH_KEY]
-        self._store.restore_chunk(
-            cast("Sequence[bytes]", keys),
-            values,
-            {self._tp: position},
-            batch=marked(self._batch, self._plan.since_ms),
-            done=False,
-        )
+        self._chunk.add(cast("Sequence[bytes]", keys), values)
         self._at = position
-        self._progress.advance(records, position)
         self._arrived()
-        self._learn_size(values)
 
-    def _learn_size(self, values: Sequence[bytes | None]) -> None:
-        """Takes as many at once as keep a chunk within its bytes, judged by every sixteenth value."""
-        sample = [len(value) for value in values[::16] if value is not None]
-        mean_bytes = sum(sample) / len(sample) if sample else 1
-        self._at_most = max(1, min(CHUNK_RECORDS, int(CHUNK_BYTES / max(1.0, mean_bytes))))
+    def _store_chunk(self) -> None:
+        chunk, self._chunk = self._chunk, _Chunk()
+        if chunk.batch_value is not None:
+            self._batch = decode_batch(chunk.batch_value)
+        batch = marked(self._batch, self._plan.since_ms)
+        self._store.restore_chunk(chunk.keys, chunk.values, {self._tp: self._at}, batch=batch, done=False)
+        self._progress.advance(chunk.records, self._at)
 
     def _at_log_end(self, log_end: int) -> None:
         self._arrived()
