@@ -7,6 +7,7 @@ import datetime
 import json
 import os
 import platform
+import shutil
 import signal
 import sys
 import tempfile
@@ -76,6 +77,8 @@ def main(
         report.Result(each.name, each.title, each.guarantee, each.settings, workload.records, runs[each.name])
         for each in chosen
     ]
+    if not any(result.problem for result in results):
+        shutil.rmtree(folder, ignore_errors=True)
     _write(results, _about(workload, repeat, batch, cores), out)
     for result in results:
         if result.problem:

@@ -20,6 +20,8 @@ _QUIET_SECONDS = 1.5
 #: So long nothing may come at all.
 _STALLED_SECONDS = 300.0
 _FIRST_SECONDS = 30.0
+#: A commit is answered before its markers are written (KIP-98): what one wrote may be visible after its end.
+_MARKERS_SECONDS = 10.0
 
 
 class CpuSample(NamedTuple):
@@ -56,7 +58,7 @@ class Watcher:
         self._processes = processes
         self._reader = reader
         self._topic = topic
-        self._moved = time.time()
+        self._moved = self._ended = time.time()
         self._read_up_to: tuple[int, ...] = ()
         self._pause = threading.Event()
 
@@ -68,7 +70,9 @@ class Watcher:
         """
         counted_so_far = 0
         while True:
-            ended = self._processes.ended()  # before the look, which then sees all that it wrote
+            ended = self._processes.ended()
+            if not ended:
+                self._ended = time.time()
             sample = self._look()
             quiet = ended or sample.seconds - self._moved >= _QUIET_SECONDS
             if quiet and sample.stable != self._read_up_to:
@@ -101,7 +105,7 @@ class Watcher:
         failed = self._processes.failed()
         if failed:
             return failed
-        if ended:
+        if ended and sample.seconds - self._ended >= _MARKERS_SECONDS:
             return f"ended by itself with {so_far}"
         if sample.seconds - self._moved >= _STALLED_SECONDS:
             return f"stands still with {so_far}"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from benchmarks.contenders.base import Contender, Job
+from benchmarks.contenders.kafka_eos import KafkaEos
 from benchmarks.contenders.kafka_streams import KafkaStreams
 from benchmarks.contenders.quix import Quix
 from benchmarks.contenders.spark import SparkState
 from benchmarks.report import Target
 
 ALL: tuple[Contender, ...] = (
+    KafkaEos("kafka-eos", vectorised=True),
+    KafkaEos("kafka-eos-processor", vectorised=False),
     KafkaStreams("kafka-streams", commit_interval_ms=100),
     KafkaStreams("kafka-streams-1s", commit_interval_ms=1_000),
     Quix("quix"),
@@ -21,8 +24,13 @@ ALL: tuple[Contender, ...] = (
 ON_REQUEST = ("spark-tws-pandas",)
 
 #: Names of those that are kafka-eos.
-OURS: tuple[str, ...] = ()
+OURS = ("kafka-eos", "kafka-eos-processor")
 
-TARGETS: tuple[Target, ...] = ()
+TARGETS = (
+    Target("kafka-eos", "kafka-streams", 5),
+    Target("kafka-eos", "quix", 25),
+    Target("kafka-eos-processor", "quix", 4),
+    Target("kafka-eos-processor", "spark-tws", 1),
+)
 
 __all__ = ["ALL", "ON_REQUEST", "OURS", "TARGETS", "Contender", "Job"]

@@ -16,7 +16,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-_OUTPUT = "key string, value string"
+_OUTPUT = "key binary, value string"
 
 
 class CountRows(StatefulProcessor):
@@ -93,7 +93,7 @@ def main(
         .option("startingOffsets", "earliest")
         .option("maxOffsetsPerTrigger", batch)
         .load()
-        .selectExpr("cast(key as string) as key")
+        .select("key")
         .groupBy("key")
     )
     if form == "pandas":

@@ -1,0 +1,109 @@
+"""Counts records by key with kafka-eos: source, state and sink in one transaction for each micro-batch.
+
+Arguments: bootstrap servers, topic to read, topic to write, folder, cores, records of a micro-batch,
+application id, ``columns`` or ``rows``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql import DataFrame, Row, SparkSession, functions
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from kafka_eos_source.state import aggregate_with_changelog_state, transform_with_changelog_state
+from kafka_eos_source.state.vector import count
+
+
+class Count(StatefulProcessor):
+    """The same class as the one that Spark's own ``transformWithState`` runs."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._count = handle.getValueState("count", "count long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        known = self._count.get()
+        counted = (known[0] if known is not None else 0) + sum(1 for _ in rows)
+        self._count.update((counted,))
+        yield Row(key=key[0], count=counted)
+
+    def close(self) -> None:
+        pass
+
+
+def session(folder: str, cores: str) -> SparkSession:
+    return (
+        SparkSession.builder.master(f"local[{cores}]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.local.dir", f"{folder}/local")
+        .config("spark.sql.warehouse.dir", f"{folder}/warehouse")
+        .config("spark.sql.shuffle.partitions", cores)
+        .getOrCreate()
+    )
+
+
+def counts(keys: DataFrame, form: str, shards: int, options: dict[str, str]) -> DataFrame:
+    if form == "columns":
+        return aggregate_with_changelog_state(
+            keys.groupBy("key"), {"count": count()}, options=options, shards=shards
+        )
+    return transform_with_changelog_state(
+        keys.groupBy("key"), Count(), "key binary, count long", options=options, shards=shards
+    )
+
+
+def tell_first(query: StreamingQuery) -> bool:
+    """Once the first micro-batch with records is done, tells when it began; whether it did."""
+    for progress in query.recentProgress:
+        if progress["numInputRows"] > 0:
+            began = datetime.datetime.fromisoformat(progress["timestamp"].replace("Z", "+00:00"))
+            print(f"FIRST {began.timestamp():.3f}", flush=True)
+            return True
+    return False
+
+
+def main(
+    bootstrap: str, topic_in: str, topic_out: str, folder: str, cores: str, batch: str, name: str, form: str
+) -> None:
+    spark = session(folder, cores)
+    options = {"kafka.bootstrap.servers": bootstrap, "application.id": name}
+    keys = (
+        spark.readStream.format("kafka-eos")
+        .option("kafka.bootstrap.servers", bootstrap)
+        .option("subscribe", topic_in)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", batch)
+        .load()
+        .select("key")
+    )
+    state = {**options, "state.dir": f"{folder}/state"}
+    output = (
+        counts(keys, form, int(cores), state)
+        .withColumn("value", functions.col("count").cast("string"))
+        .drop("count")
+    )
+    query = (
+        output.writeStream.format("kafka-eos")
+        .options(**options)
+        .option("topic", topic_out)
+        .option("checkpointLocation", f"{folder}/checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
+    told = False
+    while not query.awaitTermination(1):
+        told = told or tell_first(query)
+    if not told:
+        tell_first(query)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
