@@ -1,0 +1,112 @@
+"""Stores as an operator leaves them on a machine, made without Spark and Kafka; and what Kafka would say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.state.cut import Cut
+from kafka_eos_source.state.local import shard_path
+from kafka_eos_source.state.model import BatchContext, BatchRecord, ShardProcessor, StoreIdentity
+from kafka_eos_source.state.spark_hash import shards_of
+from kafka_eos_source.state.store import TransactionalStateStore
+
+APP, STORE = "app", "counts"
+TOPIC = f"{APP}-{STORE}-changelog"
+TOPIC_ID = "topic-id"
+
+
+def record(batch_id: int, shard: int, attempt: str = "") -> BatchRecord:
+    return BatchRecord(
+        "query", batch_id, attempt or f"attempt-{batch_id}-{shard}", time_ms=1000 * batch_id + 1
+    )
+
+
+class Machine:
+    """The state directory of one store, and the changelog that goes with it.
+
+    Attributes:
+        ends: committed end of each shard's changelog.
+        committed: batch of each shard that Kafka's token names.
+        logs: the changelog: what was committed to each shard, in order.
+    """
+
+    def __init__(self, root: Path, processor: ShardProcessor, keys: Sequence[str], shards: int = 3) -> None:
+        self.root = root
+        self.processor = processor
+        self.keys = keys
+        self.shards = shards
+        self.ends = dict.fromkeys(range(shards), 0)
+        self.committed: dict[int, BatchRecord | None] = dict.fromkeys(range(shards))
+        self.logs: dict[int, list[tuple[bytes, bytes | None]]] = {k: [] for k in range(shards)}
+        self.event_time_ms: int | None = None
+
+    def identity(self, shard: int) -> StoreIdentity:
+        return StoreIdentity(APP, STORE, shard, self.shards, TOPIC, TOPIC_ID, self.processor.schema)
+
+    def path(self, shard: int) -> Path:
+        return shard_path(self.root, APP, STORE, shard)
+
+    def open(self, shard: int) -> TransactionalStateStore:
+        return TransactionalStateStore.open(self.path(shard), self.identity(shard))
+
+    def batch(
+        self, batch_id: int, rows: pa.RecordBatch, *, only: Sequence[int] | None = None, attempt: str = ""
+    ) -> None:
+        """The tasks of a micro-batch: each promotes what is committed, and leaves its changes pending."""
+        placed = shards_of([rows.column(name) for name in self.keys], self.shards)
+        seen = []
+        for shard in range(self.shards) if only is None else only:
+            own = rows.filter(pa.array(placed == shard))
+            with self.open(shard) as store:
+                self._promote(store, shard)
+                context = BatchContext(
+                    batch_id, shard, self.shards, batch_id == 0, 1000 * batch_id, self.event_time_ms
+                )
+                list(self.processor.process(iter([own] if own.num_rows else []), store, context))
+                changes = [
+                    pair
+                    for batch in store.staged_changes()
+                    for pair in zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True)
+                ]
+                kept = record(batch_id, shard, attempt)
+                store.persist_pending(kept)
+            seen.append(context.seen_event_time_ms)
+            self._staged = {**getattr(self, "_staged", {}), shard: (kept, changes)}
+        self.event_time_ms = max(
+            (each for each in (self.event_time_ms, *seen) if each is not None), default=None
+        )
+
+    def commit(self) -> None:
+        """The sink's transaction: what is pending last is in Kafka now."""
+        for shard, (kept, changes) in self._staged.items():
+            self.committed[shard] = kept
+            self.logs[shard] += changes
+            self.ends[shard] = len(self.logs[shard])
+
+    def promote(self, shard: int) -> None:
+        """As the next task of the shard begins."""
+        with self.open(shard) as store:
+            self._promote(store, shard)
+
+    def cut(self, inputs: Mapping[TopicPartition, int] | None = None) -> Cut:
+        return Cut(
+            APP, STORE, TOPIC, TOPIC_ID, self.shards, dict(self.ends), dict(self.committed), inputs or {}
+        )
+
+    def _promote(self, store: TransactionalStateStore, shard: int) -> None:
+        wanted = self.committed[shard]
+        if wanted is not None and any(p.record.attempt == wanted.attempt for p in store.pending()):
+            store.promote(wanted, {TopicPartition(TOPIC, shard): self.ends[shard]})
+        store.drop_pending()
+
+
+def rows_of(schema: pa.Schema, rows: Sequence[Sequence[Any]]) -> pa.RecordBatch:
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
+    )
