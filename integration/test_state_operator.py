@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from integration.support.driver import ROOT
 from integration.support.kafka import Admin, end_offsets, produce, read_back
 from integration.support.stateful import check_running_counts
 from kafka_eos_source.commit.token import Token
@@ -160,6 +161,7 @@ def test_shards_move_between_executors_that_die(
     spec["conf"] = {
         "spark.master": "local-cluster[2,1,1024]",
         "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.executorEnv.PYTHONPATH": str(ROOT),
     }
     steps = ["state.after_pending", "state.after_emit"]
     armed = ",".join(f"{step}=kill-executor@{tmp_path}/once-{step}" for step in steps)

@@ -385,9 +385,10 @@ def test_b8_a_failed_write_is_not_believed(
     def failing(_self: Database, _batch: Writes, *, sync: bool) -> None:
         raise StateError("IO error: No space left on device")
 
-    with monkeypatch.context() as patch, pytest.raises(StateError, match="No space"):
+    with monkeypatch.context() as patch:
         patch.setattr(Database, "write", failing)
-        store.commit({TP: 2}, position={INPUT: 2})
+        with pytest.raises(StateError, match="No space"):
+            store.commit({TP: 2}, position={INPUT: 2})
     with pytest.raises(StoreClosedError):
         store.committed_position()
     with TransactionalStateStore.open(path, IDENTITY) as again:

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import get_args
 
 import pyarrow as pa
-from pyspark import cloudpickle
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
@@ -158,7 +158,7 @@ class StatefulProcessorRunner:
 
     def _ask(self) -> Registry:
         """What ``init`` declares, asked of a copy: the processor itself is pickled as the user made it."""
-        copy: StatefulProcessor = cloudpickle.loads(cloudpickle.dumps(self.processor))  # type: ignore[no-untyped-call]
+        copy: StatefulProcessor = deepcopy(self.processor)
         handle = StatefulProcessorHandle(self.time_mode, KeyWindow(), phase=Phase.PRE_INIT)
         copy.init(handle)
         copy.close()
