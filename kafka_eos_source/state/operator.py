@@ -17,6 +17,7 @@ from kafka_eos_source.errors import StateError
 from kafka_eos_source.model import ShardReport
 from kafka_eos_source.state.changelog import ChangelogTopic, changelog_name, ensure
 from kafka_eos_source.state.decide import Spark
+from kafka_eos_source.state.handle import StateHandle
 from kafka_eos_source.state.model import ShardProcessor, StoreIdentity
 from kafka_eos_source.state.options import StateOptions
 from kafka_eos_source.state.packet import CHANGELOG, pack
@@ -68,7 +69,7 @@ class Operator:
                     continue
                 yield from self._packets(packets_before, shard, ())
                 return
-            for output in self.processor.process(rows, shard.store, shard.context):
+            for output in self.processor.process(rows, StateHandle(shard.store), shard.context):
                 yield self._with_packet(output)
             failpoints.reach("state.after_process")
             report, changes = shard.keep()

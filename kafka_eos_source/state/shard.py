@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -25,7 +25,7 @@ import pyarrow as pa
 from kafka_eos_source import failpoints
 from kafka_eos_source.commit.token import Token
 from kafka_eos_source.deadline import Deadline
-from kafka_eos_source.errors import StateCorruptedError, TokenMissingError
+from kafka_eos_source.errors import TokenMissingError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.consumer import AssignedConsumer
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
@@ -35,8 +35,10 @@ from kafka_eos_source.state.config import StoreConfig
 from kafka_eos_source.state.decide import Action, Local, Spark, decide, is_in_kafka
 from kafka_eos_source.state.model import BatchContext, BatchRecord, StoreIdentity
 from kafka_eos_source.state.options import StateOptions
+from kafka_eos_source.state.recovery import open_restored
 from kafka_eos_source.state.restore import Restored, restore
-from kafka_eos_source.state.restore_plan import WipeNeeded
+from kafka_eos_source.state.restore_plan import Reason, WipeNeeded
+from kafka_eos_source.state.restore_progress import RestoreProgress
 from kafka_eos_source.state.store import TransactionalStateStore
 
 _log = logging.getLogger(__name__)
@@ -70,10 +72,6 @@ class Task:
         """Of the shard's database on this machine."""
         own = self.identity
         return os.path.join(self.options.root(), own.application_id, own.store, str(own.shard))
-
-
-class _WorthlessError(Exception):
-    """The local state cannot be caught up."""
 
 
 class OpenShard:
@@ -159,101 +157,80 @@ def _ready(
     deadline: Deadline,
 ) -> TransactionalStateStore:
     """The open store at the token's state. What is damaged or too old is wiped and restored, once."""
-    reason = ""
-    try:
-        store = _open(task)
-        try:
-            _bring(task, store, consumer, committed, token, deadline)
-            return store
-        except _WorthlessError as worthless:
-            reason = str(worthless)
-            store.close()
-        except BaseException:
-            store.close()
-            raise
-    except StateCorruptedError as error:
-        TransactionalStateStore.set_aside(task.path)
-        reason = error.message
-    _log.warning("shard %s: local state is worth nothing (%s); restoring all of it", task.tp, reason)
-    TransactionalStateStore.destroy(task.path)
-    store = _open(task)
-    try:
-        _bring(task, store, consumer, committed, token, deadline)
-    except BaseException:
-        store.close()
-        raise
+    progress = RestoreProgress(task.tp)
+    config = StoreConfig(
+        uncommitted_max_bytes=task.options.uncommitted_max_bytes,
+        lock_timeout_ms=task.options.lock_timeout_ms,
+        wal_sync=task.options.wal_sync,
+    )
+
+    def bring(store: TransactionalStateStore) -> Restored | WipeNeeded:
+        end = 0 if committed is None else committed.offset
+        reader = ChangelogReader(consumer, task.tp)
+
+        def read(until: int | None) -> Restored | WipeNeeded:
+            return restore(
+                store,
+                task.tp,
+                until,
+                reader,
+                deadline=deadline,
+                progress=progress,
+                delete_retention_ms=task.changelog.delete_retention_ms,
+            )
+
+        outcome = _start(task, store, read) if token is None else _bring(task, store, end, token, read)
+        if isinstance(outcome, Restored):
+            store.drop_pending()
+        return outcome
+
+    store, restored = open_restored(task.path, task.identity, config, bring, progress)
+    if restored.records or progress.reason is not Reason.NONE:
+        _log.info("shard %s: %s", task.tp, progress.metrics())
     return store
 
 
-def _open(task: Task) -> TransactionalStateStore:
-    return TransactionalStateStore.open(
-        task.path,
-        task.identity,
-        StoreConfig(
-            uncommitted_max_bytes=task.options.uncommitted_max_bytes,
-            lock_timeout_ms=task.options.lock_timeout_ms,
-            wal_sync=task.options.wal_sync,
-        ),
-    )
+_Read = Callable[[int | None], Restored | WipeNeeded]
+_NOTHING_READ = Restored(0, 0, Reason.NONE, 0.0)
 
 
 def _bring(
-    task: Task,
-    store: TransactionalStateStore,
-    consumer: AssignedConsumer,
-    committed: GroupOffset | None,
-    token: Token | None,
-    deadline: Deadline,
-) -> None:
-    """The store to the token's state; every pending batch promoted or dropped."""
-    end = 0 if committed is None else committed.offset
-    reader = ChangelogReader(consumer, task.tp)
+    task: Task, store: TransactionalStateStore, end: int, token: Token, read: _Read
+) -> Restored | WipeNeeded:
+    """The store to the token's state, by the shortest way."""
     local = Local(store.last_batch(), store.next_offset(task.tp), store.pending())
     action = decide(local, token, end)
     _log.info("shard %s, batch %d: %s", task.tp, task.spark.batch_id, action.value)
-    if token is None:
-        _start(task, store, reader, deadline)
-    else:
-        record = _record(token)
-        if action is Action.PROMOTE:
-            store.promote(record, {task.tp: end})
-            failpoints.reach("state.after_promote")
-        elif action is Action.CATCH_UP:
-            _restored(task, store, end, reader, deadline)
-            store.commit({task.tp: end}, batch=record)
-            failpoints.reach("state.after_restore")
-        elif local.batch != record:
-            store.commit({task.tp: end}, batch=record)
-    store.drop_pending()
+    record = _record(token)
+    outcome: Restored | WipeNeeded = _NOTHING_READ
+    if action is Action.PROMOTE:
+        store.promote(record, {task.tp: end})
+        failpoints.reach("state.after_promote")
+        return outcome
+    if action is Action.CATCH_UP:
+        outcome = read(end)
+        if isinstance(outcome, WipeNeeded):
+            return outcome
+        failpoints.reach("state.after_restore")
+    if store.last_batch() != record:
+        store.commit({task.tp: end}, batch=record)
+    return outcome
 
 
-def _start(task: Task, store: TransactionalStateStore, reader: ChangelogReader, deadline: Deadline) -> None:
+def _start(task: Task, store: TransactionalStateStore, read: _Read) -> Restored | WipeNeeded:
     """No token: a new query has an empty changelog. Whatever else is there was not asked for."""
-    restored = _restored(task, store, None, reader, deadline)
-    if (restored.records or _is_batch(store.last_batch())) and task.options.missing_state != "changelog":
+    outcome = read(None)
+    if isinstance(outcome, WipeNeeded):
+        return outcome
+    if (outcome.records or _is_batch(store.last_batch())) and task.options.missing_state != "changelog":
         raise TokenMissingError(
-            f"changelog {task.tp} holds state ({restored.records:,} records read); no batch of this query "
+            f"changelog {task.tp} holds state ({outcome.records:,} records read); no batch of this query "
             "says that it is its own. The group was deleted or expired, or the topic was left behind by "
             "another query of the same application.id.",
             fix="to go on with that state, start once with onMissingState=changelog; else choose another "
             "application.id, or delete the changelog topic while the query is stopped.",
         )
-
-
-def _restored(
-    task: Task, store: TransactionalStateStore, end: int | None, reader: ChangelogReader, deadline: Deadline
-) -> Restored:
-    found = restore(
-        store,
-        task.tp,
-        end,
-        reader,
-        deadline=deadline,
-        delete_retention_ms=task.changelog.delete_retention_ms,
-    )
-    if isinstance(found, WipeNeeded):
-        raise _WorthlessError(found.why)
-    return found
+    return outcome
 
 
 def _is_batch(record: BatchRecord | None) -> bool:
