@@ -1,0 +1,285 @@
+"""Isolation, views, position (state B): what others see of a store while its owner works."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from state_kit import EFFORT, IDENTITY, INPUT, TINY, TP, key, record
+
+from kafka_eos_source.errors import (
+    InvalidOptionError,
+    NotUpToBoundError,
+    StateError,
+    StoreClosedError,
+    ViewInvalidatedError,
+)
+from kafka_eos_source.state.config import StoreConfig
+from kafka_eos_source.state.store import TransactionalStateStore
+from kafka_eos_source.state.views import StateView
+
+A, B, C = (b"\1" + letter for letter in (b"a", b"b", b"c"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[TransactionalStateStore]:
+    with TransactionalStateStore.open(tmp_path / "s", IDENTITY, TINY) as opened:
+        yield opened
+
+
+def rows(view: StateView) -> dict[bytes, bytes]:
+    return dict(view.all())
+
+
+def test_b1_b4_staged_writes_are_seen_uncommitted_only(store: TransactionalStateStore) -> None:
+    expected: dict[bytes, bytes] = {}
+    for burst in range(3):
+        before = dict(expected)
+        for number in range(burst * 40, burst * 40 + 60):
+            store.put(key(number), b"%d" % burst)
+            expected[key(number)] = b"%d" % burst
+        with store.view("read_uncommitted") as dirty, store.view("read_committed") as clean:
+            assert rows(dirty) == expected
+            assert rows(clean) == before
+        store.commit({TP: burst})
+        with store.view() as clean:
+            assert rows(clean) == expected
+
+
+def test_an_uncommitted_view_sees_what_is_staged_after_it_was_made(store: TransactionalStateStore) -> None:
+    store.put_all([(key(n), b"0") for n in range(400)])
+    store.commit({TP: 0})
+    with store.view("read_uncommitted") as view:
+        store.put(A, b"1")
+        assert view.get(A) == b"1"
+        store.delete(A)
+        assert view.get(A) is None
+        store.delete_range(key(0), key(300))
+        store.put(key(5), b"again")
+        assert [view.get(key(n)) for n in (4, 5, 300)] == [None, b"again", b"0"]
+        assert [k for k, _ in view.range(key(0), key(302))] == [key(5), key(300), key(301)]
+        assert [k for k, _ in view.reverse_range(key(0), key(302))] == [key(301), key(300), key(5)]
+        store.commit({TP: 1})  # what it showed is true now
+        assert view.get(key(5)) == b"again"
+        assert len(rows(view)) == 101
+
+
+def test_b3_a_view_is_one_generation(store: TransactionalStateStore) -> None:
+    numbers = [key(n) for n in range(3000)]
+    store.put_all([(k, b"old") for k in numbers])
+    store.commit({TP: 1}, batch=record(1), position={INPUT: 5})
+    with store.view("read_committed") as view:
+        scan = view.range(numbers[10], numbers[2990])
+        back = view.reverse_range(numbers[10], numbers[2990])
+        assert next(scan) == (numbers[10], b"old")
+        store.delete_range(numbers[0], numbers[2000])
+        store.put_all([(k, b"new") for k in numbers[1500:]])
+        store.commit({TP: 2}, batch=record(2), position={INPUT: 9})
+        assert list(scan) == [(k, b"old") for k in numbers[11:2990]]
+        assert list(back) == [(k, b"old") for k in reversed(numbers[10:2990])]
+        assert rows(view) == dict.fromkeys(numbers, b"old")
+        assert view.get(numbers[5]) == b"old"
+        assert view.get(A) is None
+        assert view.get_many(pa.array([numbers[1], A], pa.binary())).to_pylist() == [b"old", None]
+        assert [k for k, _ in view.prefix_scan(numbers[7])] == [numbers[7]]
+        assert list(view.range(A, A)) == []
+        assert (view.next_offset(TP), view.committed_offset(TP), view.last_batch()) == (1, 0, record(1))
+        assert view.position() == {INPUT: 5}
+    with store.view("read_committed") as view:
+        assert rows(view) == dict.fromkeys(numbers[1500:], b"new")
+        assert (view.next_offset(TP), view.last_batch(), view.position()) == (2, record(2), {INPUT: 9})
+
+
+def test_b2_b11_every_view_is_one_generation_while_a_writer_commits(store: TransactionalStateStore) -> None:
+    """Four threads read; data, offset, position and batch of a view are always of the same commit."""
+    rounds = 150 * EFFORT
+    done = threading.Event()
+    views = [0] * 4
+    wrong: list[object] = []
+
+    def write() -> None:
+        try:
+            for number in range(1, rounds + 1):
+                store.put_all([(key(n), b"%d" % number) for n in range(50)])
+                store.stage_position({INPUT: number})
+                if number % 5 == 0:
+                    store.persist_pending(record(number))
+                    store.promote(record(number), {TP: number})
+                else:
+                    store.commit({TP: number}, batch=record(number))
+        finally:
+            done.set()
+
+    def read(me: int) -> None:
+        latest = 0
+        while not done.is_set():
+            with store.view("read_committed") as view:
+                number = view.next_offset(TP) or 0
+                found = {
+                    *(view.range(key(10), key(20), reverse=bool(me % 2))),
+                    *((key(n), view.get(key(n))) for n in (0, 49)),
+                }
+                expected = {(key(n), b"%d" % number if number else None) for n in (*range(10, 20), 0, 49)}
+                last = view.last_batch()
+                if (
+                    (number and found != expected)
+                    or view.position().get(INPUT, 0) != number
+                    or (last.batch_id if last else 0) != number
+                    or number < latest
+                ):
+                    wrong.append((number, latest, found))
+                latest = number
+            views[me] += 1
+
+    threads = [threading.Thread(target=read, args=(me,)) for me in range(4)]
+    for thread in threads:
+        thread.start()
+    write()
+    for thread in threads:
+        thread.join()
+    assert not wrong, wrong[:3]
+    assert all(views)
+
+
+def test_uncommitted_views_read_while_the_owner_writes(store: TransactionalStateStore) -> None:
+    """Whatever they see, no reader breaks and none sees half of a put."""
+    done = threading.Event()
+    wrong: list[object] = []
+
+    def read() -> None:
+        while not done.is_set():
+            with store.view("read_uncommitted") as view:
+                for k, v in view.range(key(0), key(400)):
+                    if k != v:
+                        wrong.append((k, v))
+                value = view.get(key(7))
+                if value not in (None, key(7)):
+                    wrong.append(value)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        for number in range(40 * EFFORT):
+            for n in range(number % 7, 600, 7):
+                store.put(key(n), key(n))
+            store.delete_range(key(5), key(9))
+            list(store.range(key(3), key(30)))
+            store.commit({TP: number})
+    finally:
+        done.set()
+        thread.join()
+    assert not wrong, wrong[:3]
+
+
+def test_b5_commits_leave_nothing_staged(store: TransactionalStateStore) -> None:
+    for number in range(20):
+        store.put(A, b"%d" % number)
+        assert 0 < store.approximate_num_uncommitted_bytes() < 200
+        store.commit({TP: number})
+        assert store.approximate_num_uncommitted_bytes() == 0
+        with store.view("read_committed") as view:
+            assert view.get(A) == b"%d" % number
+
+
+def test_b6_a_bound_is_against_the_position_that_the_view_shows(store: TransactionalStateStore) -> None:
+    store.commit({TP: 0}, position={INPUT: 10})
+    store.stage_position({INPUT: 20})
+    store.stage_position({INPUT: 15})
+    with store.view("read_committed", at_least={INPUT: 10}):
+        pass
+    with pytest.raises(NotUpToBoundError, match="input-0 at 10, asked for 11"):
+        store.view("read_committed", at_least={INPUT: 11}).__enter__()
+    with pytest.raises(NotUpToBoundError, match="at nothing"):
+        store.view("read_committed", at_least={TP: 0}).__enter__()
+    with store.view("read_uncommitted", at_least={INPUT: 20}) as view:
+        assert view.position() == {INPUT: 20}
+    with pytest.raises(NotUpToBoundError):
+        store.view("read_uncommitted", at_least={INPUT: 21}).__enter__()
+
+
+def test_b7_a_staged_position_is_gone_after_a_restart(tmp_path: Path) -> None:
+    with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:
+        store.commit({TP: 0}, position={INPUT: 10})
+        store.stage_position({INPUT: 20})
+        assert (store.position(), store.committed_position()) == ({INPUT: 20}, {INPUT: 10})
+    with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:
+        assert store.position() == store.committed_position() == {INPUT: 10}
+
+
+@pytest.mark.parametrize("how", ["rollback", "persist"])
+def test_b9_what_is_rolled_back_is_not_shown_any_more(store: TransactionalStateStore, how: str) -> None:
+    store.put(A, b"1")
+    store.commit({TP: 0})
+    store.put(B, b"2")
+    with store.view("read_uncommitted") as dirty, store.view("read_committed") as clean:
+        assert dirty.get(B) == b"2"
+        store.rollback() if how == "rollback" else store.persist_pending(record(0))
+        with pytest.raises(ViewInvalidatedError):
+            dirty.get(A)
+        with pytest.raises(ViewInvalidatedError):
+            dirty.all()
+        assert rows(clean) == {A: b"1"}
+
+
+def test_views_end_with_their_block_and_with_the_store(store: TransactionalStateStore) -> None:
+    store.put_all([(key(n), b"") for n in range(200)])
+    store.commit({TP: 0})
+    with store.view() as view:
+        scan = view.all()
+        next(scan)
+    for use in (lambda: next(scan), lambda: view.get(A), lambda: list(view.all())):
+        with pytest.raises(StoreClosedError):
+            use()
+    with ExitStack() as stack:
+        views = [stack.enter_context(store.view(level)) for level in ("read_committed", "read_uncommitted")]  # type: ignore[arg-type]
+        store.close()
+        for each in views:
+            with pytest.raises(StoreClosedError):
+                each.get(A)
+
+
+def test_the_level_by_default_is_read_committed_and_an_option(tmp_path: Path) -> None:
+    with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:
+        store.put(A, b"1")
+        with store.view() as view:
+            assert view.get(A) is None
+        with pytest.raises(InvalidOptionError, match="serializable"):
+            store.view("serializable").__enter__()  # type: ignore[arg-type]
+    with pytest.raises(InvalidOptionError):
+        StoreConfig(query_isolation="none")  # type: ignore[arg-type]
+    config = StoreConfig(query_isolation="read_uncommitted")
+    with TransactionalStateStore.open(tmp_path / "s", IDENTITY, config) as store:
+        store.put(A, b"1")
+        with store.view() as view:
+            assert view.get(A) == b"1"
+
+
+def test_a_reader_finds_no_store_or_one_that_is_closed(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="no store"):
+        TransactionalStateStore.open_read_only(tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+    with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:
+        store.put_all([(key(n), b"1") for n in range(100)])
+        store.commit({TP: 3}, batch=record(0))
+    with TransactionalStateStore.open_read_only(tmp_path / "s") as reader:
+        assert reader.identity == IDENTITY
+        assert len(rows(reader)) == 100
+        scan = reader.all()
+        next(scan)
+        with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:  # it takes no lock
+            store.put(A, b"1")
+            store.commit({TP: 4}, batch=record(1))
+            assert len(list(scan)) == 99
+            reader.refresh()
+            assert (reader.get(A), reader.next_offset(TP), reader.last_batch()) == (b"1", 4, record(1))
+            with pytest.raises(StoreClosedError):
+                next(scan)
+            store.restore_chunk([B], [b""], {TP: 5})
+            with pytest.raises(NotUpToBoundError, match="being restored"):
+                reader.refresh()
+    with pytest.raises(StoreClosedError):
+        reader.get(A)
