@@ -162,11 +162,11 @@ def _settled(path: Path, found: Committed, identity: StoreIdentity, *, has_data:
             _log.info("store %s: took over %s", path, CHECKPOINT)
         settled = replace(settled, identity=identity, offsets=MappingProxyType(offsets))
     else:
+        settled = replace(settled, identity=_checked(path, found.identity, identity))
         if changelog not in found.offsets:
             raise StateCorruptedError(
                 f"the store {path} has no offset of its changelog {changelog}", reason="no-offset"
             )
-        settled = replace(settled, identity=_checked(path, found.identity, identity))
     position = read_last_offsets(path / POSITION)
     if position:
         merged = {**position, **{tp: max(at, position.get(tp, at)) for tp, at in found.position.items()}}

@@ -1,0 +1,420 @@
+"""Opening: identity, formats, Kafka's files, damage, removal (state E, 1.10 and 1.11)."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rocksdict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from state_kit import IDENTITY, INPUT, TOPIC, TP, key, record
+
+from kafka_eos_source.errors import (
+    StateCorruptedError,
+    StateError,
+    StateFormatError,
+    StateMismatchError,
+)
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.state import folder, pending, records
+from kafka_eos_source.state.checkpoint_file import read_last_offsets, write_checkpoint
+from kafka_eos_source.state.config import StoreConfig
+from kafka_eos_source.state.database import FAMILIES, Database
+from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
+from kafka_eos_source.state.overlay import Ranges
+from kafka_eos_source.state.records import Committed
+from kafka_eos_source.state.store import TransactionalStateStore
+
+A = b"\1a"
+GOOD = f"0\n2\n{TOPIC} 0 41\nother 3 7\n"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "s"
+
+
+def open_store(path: Path, identity: StoreIdentity = IDENTITY) -> TransactionalStateStore:
+    return TransactionalStateStore.open(path, identity)
+
+
+def filled(path: Path, **rows: bytes) -> Path:
+    with open_store(path) as store:
+        store.put(A, b"1")
+        store.commit({TP: 5}, batch=record(2))
+    return path
+
+
+def edit(path: Path, *, put: dict[bytes, bytes] | None = None, delete: tuple[bytes, ...] = ()) -> None:
+    """Changes the records behind the store's back."""
+    database = Database.open(path / "db", StoreConfig())
+    writes = database.batch()
+    for name, value in (put or {}).items():
+        writes.put("offsets", name, value)
+    for name in delete:
+        writes.delete("offsets", name)
+    database.write(writes, sync=False)
+    database.close()
+
+
+def foreign(path: Path, *, data: bool) -> None:
+    """A database with data and no word of whose it is or how far."""
+    path.mkdir(parents=True)
+    database = Database.open(path / "db", StoreConfig())
+    if data:
+        writes = database.batch()
+        writes.put("data", A, b"1")
+        database.write(writes, sync=False)
+    database.close()
+
+
+def content(path: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
+
+
+# ------------------------------------------------------------------ identity and format
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"application_id": "x"},
+        {"store": "x"},
+        {"shard": 1},
+        {"shards": 8},
+        {"changelog_topic": "x"},
+        {"schema": "x"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_f14_the_state_of_something_else_is_refused(path: Path, change: dict[str, Any]) -> None:
+    filled(path)
+    other = replace(IDENTITY, **change)
+    ((name, value),) = change.items()
+    with pytest.raises(StateMismatchError, match=f"{name} .*, expected {value!r}"):
+        open_store(path, other)
+    with open_store(path) as store:
+        assert store.get(A) == b"1"
+
+
+def test_a_topic_made_anew_is_worth_a_restore_and_an_id_is_learnt(path: Path) -> None:
+    filled(path)
+    with open_store(path, replace(IDENTITY, topic_id="one")) as store:
+        assert store.identity.topic_id == "one"
+    with open_store(path) as store:
+        assert store.identity.topic_id == "one"
+    with pytest.raises(StateCorruptedError, match="id one, which was deleted") as raised:
+        open_store(path, replace(IDENTITY, topic_id="two"))
+    assert raised.value.reason == "topic"
+
+
+def test_e10_a_newer_format_is_refused_before_anything_is_touched(path: Path) -> None:
+    filled(path)
+    (path / "VERSION").write_text("99\n")
+    before = content(path)
+    for read in (open_store, TransactionalStateStore.open_read_only):
+        with pytest.raises(StateFormatError, match=f"{path}.*format 99.*up to {records.FORMAT}"):
+            read(path)
+    assert content(path) == before
+    TransactionalStateStore.set_aside(path)  # what a person may decide to do
+    with open_store(path) as store:
+        assert store.next_offset(TP) == 0
+
+
+def test_a_newer_format_in_the_records_is_refused_too(path: Path) -> None:
+    filled(path)
+    edit(path, put={b"fmt": b"\x01" + (99).to_bytes(8, "big")})
+    with pytest.raises(StateFormatError):
+        open_store(path)
+
+
+@pytest.mark.parametrize("name", [b"ident", b"batch", b"pos", b"saved", b"off/t/0", b"status"])
+@pytest.mark.parametrize("value", [b"", b"{}", b"\x02{}", b"\x01{", b"\x01[1]", b'\x01"x"'])
+def test_e13_records_that_are_not_readable_are_damage(name: bytes, value: bytes) -> None:
+    """The version byte decides how a value is read, never what it looks like."""
+    if (name, value) == (b"status", b'\x01"x"') or (name, value) == (b"status", b"\x01[1]"):
+        assert not records.decode([(name, value)]).restoring
+        return
+    with pytest.raises(StateCorruptedError):
+        records.decode([(name, value)])
+
+
+TPS = st.builds(TopicPartition, st.sampled_from(["a", "b.c-d_1", "0"]), st.integers(0, 2**31 - 1))
+OFFSETS = st.dictionaries(TPS, st.integers(0, 2**63 - 1), max_size=4)
+BATCHES = st.builds(
+    BatchRecord,
+    query_id=st.text(max_size=3),
+    batch_id=st.integers(-1, 2**63 - 1),
+    attempt=st.text(max_size=3),
+    time_ms=st.integers(0, 2**62),
+    event_time_ms=st.none() | st.integers(-(2**62), 2**62),
+)
+COMMITTED = st.builds(
+    Committed,
+    identity=st.builds(
+        StoreIdentity, st.text(max_size=3), st.just("s"), st.just(0), st.just(1), st.just("t")
+    ),
+    offsets=OFFSETS,
+    position=OFFSETS,
+    batch=st.none() | BATCHES,
+    saved_ms=st.integers(0, 2**63),
+    restoring=st.booleans(),
+)
+
+
+@settings(max_examples=40)
+@given(st.lists(COMMITTED, min_size=1, max_size=3))
+def test_records_written_one_over_the_other_say_the_last(steps: list[Committed]) -> None:
+    stored: dict[bytes, bytes] = {}
+    before = Committed()
+    for committed in steps:
+        puts, gone = records.encode(before, committed)
+        stored.update(puts)
+        for name in gone:
+            del stored[name]
+        before = committed
+    assert records.decode(stored.items()) == steps[-1]
+
+
+@given(
+    BATCHES, st.none() | BATCHES, OFFSETS, st.lists(st.tuples(st.binary(max_size=3), st.none() | st.binary()))
+)
+def test_headers_of_pending_batches_survive(
+    batch: BatchRecord, base: BatchRecord | None, position: dict[TopicPartition, int], spans: list[Any]
+) -> None:
+    header = pending.Header(PendingBatch(batch, base, 17), position, Ranges(tuple(spans)))
+    ((name, value),) = pending.encode(header, [])
+    low, high = pending.header_span()
+    assert low <= name < high
+    (again,) = pending.headers([(name, value)])
+    assert (again.batch, again.position, again.ranges.spans) == (header.batch, position, tuple(spans))
+
+
+def test_a_header_or_rows_that_are_not_readable_are_damage() -> None:
+    for value in (b"", b"{}", b'{"record": 1}'):
+        with pytest.raises(StateCorruptedError):
+            pending.headers([(b"h", value)])
+    for blob in (None, b"", b"rubbish"):
+        with pytest.raises(StateCorruptedError):
+            pending.decode(blob)
+
+
+# ------------------------------------------------------------------ what is missing
+
+
+def test_e2_lost_offsets_are_damage_once(path: Path) -> None:
+    filled(path)
+    edit(path, delete=(f"off/{TOPIC}/0".encode(),))
+    with pytest.raises(StateCorruptedError) as raised:
+        open_store(path)
+    assert raised.value.reason == "no-offset"
+    TransactionalStateStore.destroy(path)
+    for _ in range(2):
+        with open_store(path) as store:
+            assert store.next_offset(TP) == 0
+
+
+def test_e3_an_empty_database_is_a_new_store(path: Path) -> None:
+    foreign(path, data=False)
+    (path / ".checkpoint").write_text(GOOD)  # says nothing about an empty one
+    with open_store(path) as store:
+        assert store.next_offset(TP) == 0
+
+
+def test_e5_damage_deletes_nothing_by_itself(path: Path) -> None:
+    filled(path)
+    for sst in (path / "db").glob("*.sst"):
+        sst.write_bytes(b"rubbish")
+    (path / "db" / "CURRENT").write_bytes(b"rubbish")
+    before = {name for name in content(path) if "LOG" not in name}
+    with pytest.raises(StateCorruptedError):
+        open_store(path)
+    assert before <= set(content(path))
+
+
+def test_c16_a_damaged_log_of_a_seldom_written_family_is_recognised(tmp_path: Path) -> None:
+    """What a database without atomic flush comes to: data flushed, offsets only in an old log, which is
+    bad."""
+    path = tmp_path / "s"
+    filled(path)
+    options = rocksdict.Options(raw_mode=True)
+    options.set_write_buffer_size(64 << 10)
+    families = dict.fromkeys(FAMILIES, options)
+    database = rocksdict.Rdict(str(path / "db"), options=options, column_families=families)
+    data, offsets = (database.get_column_family(name) for name in ("data", "offsets"))
+    offsets.put(b"batch", b"in the oldest log only")
+    for n in range(3000):
+        data.put(key(n), b"x" * 200)
+    copy = tmp_path / "copy"
+    shutil.copytree(path, copy)
+    del data, offsets
+    database.close()
+    logs = sorted((copy / "db").glob("*.log"))
+    assert len(logs) > 1
+    damaged = bytearray(logs[0].read_bytes())
+    damaged[len(damaged) // 3] ^= 0xFF
+    logs[0].write_bytes(damaged)
+    with pytest.raises(StateCorruptedError, match="ahead of WALs"):
+        open_store(copy)
+    TransactionalStateStore.set_aside(copy)
+    with open_store(copy) as store:
+        assert store.next_offset(TP) == 0
+
+
+# ------------------------------------------------------------------ .checkpoint and .position
+
+
+def test_e7_a_checkpoint_is_taken_over_once(path: Path) -> None:
+    foreign(path, data=True)
+    (path / ".checkpoint").write_text(GOOD)
+    with open_store(path) as store:
+        assert (store.committed_offset(TP), store.next_offset(TP)) == (41, 42)
+        assert store.get(A) == b"1"
+        store.commit({TP: 50})
+    (path / ".checkpoint").write_text(f"0\n1\n{TOPIC} 0 999\n")
+    with open_store(path) as store:
+        assert store.next_offset(TP) == 50
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"0\n1\n{TOPIC} 0 -4\n",
+        f"0\n2\n{TOPIC} 0 41\n",
+        f"1\n1\n{TOPIC} 0 41\n",
+        f"0\n1\n{TOPIC} 41\n",
+        "0\n1\nother 0 41\n",
+        "rubbish",
+        "",
+        None,
+    ],
+)
+def test_e8_a_checkpoint_that_says_nothing_is_not_believed(path: Path, text: str | None) -> None:
+    foreign(path, data=True)
+    if text is not None:
+        (path / ".checkpoint").write_text(text)
+    with pytest.raises(StateCorruptedError) as raised:
+        open_store(path)
+    assert raised.value.reason == "no-offset"
+
+
+def test_a_checkpoint_of_other_bytes_is_not_believed(path: Path) -> None:
+    path.mkdir()
+    (path / ".checkpoint").write_bytes(b"\xff\xfe\x00")
+    assert read_last_offsets(path / ".checkpoint") is None
+    with open_store(path) as store:  # and does not stop one of ours from being written
+        store.commit({TP: 3})
+    assert read_last_offsets(path / ".checkpoint") == {TP: 2}
+
+
+def test_the_checkpoint_is_written_at_open_and_close(path: Path) -> None:
+    with open_store(path) as store:
+        assert read_last_offsets(path / ".checkpoint") == {}
+        store.commit({TP: 8, TopicPartition("other", 1): 3})
+        assert read_last_offsets(path / ".checkpoint") == {}
+    assert read_last_offsets(path / ".checkpoint") == {TP: 7, TopicPartition("other", 1): 2}
+    (path / ".checkpoint").unlink()
+    with open_store(path):
+        assert read_last_offsets(path / ".checkpoint") == {TP: 7, TopicPartition("other", 1): 2}
+
+
+@given(OFFSETS)
+def test_checkpoints_are_read_as_written(offsets: dict[TopicPartition, int]) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        write_checkpoint(Path(name), offsets)
+        assert read_last_offsets(Path(name) / ".checkpoint") == {
+            tp: offset - 1 for tp, offset in offsets.items() if offset
+        }
+
+
+def test_e9_a_position_file_is_taken_over_and_removed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_store(path) as store:
+        store.commit({TP: 1}, position={INPUT: 9})
+    text = f"0\n2\n{INPUT.topic} 0 4\nother 1 6\n"
+    expected = {INPUT: 9, TopicPartition("other", 1): 6}
+    (path / ".position").write_text(text)
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*_args: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:  # between the write and the removal of the file
+        patch.setattr(folder, "write_checkpoint", kill)
+        patch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
+        with pytest.raises(Killed):
+            open_store(path)
+    for _ in range(2):
+        assert (path / ".position").exists() is (_ == 0)
+        with open_store(path) as store:
+            assert store.committed_position() == expected
+
+
+# ------------------------------------------------------------------ removal
+
+
+def test_e12_a_removal_cut_short_is_finished(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(path)
+
+    def interrupted(*_args: object, **_named: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            TransactionalStateStore.destroy(path)
+    assert list(path.parent.glob("s.trash-*"))
+    assert not path.exists()
+    with open_store(path) as store:
+        assert store.next_offset(TP) == 0
+        assert list(store.all()) == []
+    assert not list(path.parent.glob("s.trash-*"))
+    TransactionalStateStore.destroy(path)
+    TransactionalStateStore.destroy(path)
+    assert not path.exists()
+
+
+def test_a_damaged_store_is_set_aside_once_in_ten_minutes(path: Path) -> None:
+    assert TransactionalStateStore.set_aside(path) is None
+    filled(path)
+    aside = TransactionalStateStore.set_aside(path)
+    assert aside is not None
+    assert (aside / "db" / "CURRENT").exists()
+    assert not path.exists()
+    filled(path)
+    with pytest.raises(StateError, match="damaged, 0 s after"):
+        TransactionalStateStore.set_aside(path)
+    with open_store(path) as store:
+        assert store.get(A) == b"1"
+    old = aside.rename(path.with_name("s.corrupt-1600000000000"))
+    newer = TransactionalStateStore.set_aside(path)
+    assert newer is not None
+    assert newer.exists()
+    assert not old.exists(), "one is kept"
+
+
+def test_metrics_have_the_names_of_the_kip(path: Path) -> None:
+    with open_store(path) as store:
+        store.put(A, b"1" * 100)
+        names = store.metrics()
+        assert names["uncommitted-bytes"] == store.approximate_num_uncommitted_bytes() > 200
+        assert names["uncommitted-entries"] == 1
+        assert names["commit-total"] == 0
+        store.commit({TP: 1})
+        store.put(A, b"")
+        store.rollback()
+        after = store.metrics()
+        assert after["commit-total"] == after["rollback-total"] == 1
+        assert after["commit-rate"] > 0
+        assert after["commit-latency-max"] >= after["commit-latency-avg"] > 0
+        assert after["uncommitted-bytes"] == 0
+        assert after["estimate-num-keys"] == 1
+        assert not any(name.startswith("flush") for name in after)
+    assert (store.name, store.partition, store.persistent, store.manages_offsets) == ("counts", 0, True, True)
