@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -243,14 +244,17 @@ def test_c16_a_damaged_log_of_a_seldom_written_family_is_recognised(tmp_path: Pa
     filled(path)
     options = rocksdict.Options(raw_mode=True)
     options.set_write_buffer_size(64 << 10)
+    options.set_disable_auto_compactions(True)
     families = dict.fromkeys(FAMILIES, options)
     database = rocksdict.Rdict(str(path / "db"), options=options, column_families=families)
     data, offsets = (database.get_column_family(name) for name in ("data", "offsets"))
     offsets.put(b"batch", b"in the oldest log only")
     for n in range(3000):
         data.put(key(n), b"x" * 200)
-    copy = tmp_path / "copy"
-    shutil.copytree(path, copy)
+    flushing = [f"rocksdb.{name}" for name in ("num-running-flushes", "mem-table-flush-pending")]
+    while any(data.property_int_value(name) for name in flushing):
+        time.sleep(0.005)
+    copy = shutil.copytree(path, tmp_path / "copy")
     del data, offsets
     database.close()
     logs = sorted((copy / "db").glob("*.log"))
