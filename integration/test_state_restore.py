@@ -265,7 +265,9 @@ def test_a_damaged_database_is_set_aside(shard: Shard) -> None:
 # -- transactions
 
 
-def unfinished(shard: Shard, transactional_id: str, pairs: Pairs) -> TransactionalProducer:
+def unfinished(
+    shard: Shard, transactional_id: str, pairs: Pairs, *, offset: bool = True
+) -> TransactionalProducer:
     """A batch sent and not committed, its changelog offset included; `close` leaves it so."""
     producer = TransactionalProducer(
         producer_config({"bootstrap.servers": shard.bootstrap}, transactional_id)
@@ -276,29 +278,32 @@ def unfinished(shard: Shard, transactional_id: str, pairs: Pairs) -> Transaction
     rows = pa.record_batch({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
     producer.send(rows, shard.topic, soon())
     producer.flush(soon())
-    offset = GroupOffset(shard.tp, shard.end, f"token of {transactional_id}")
-    producer.send_offsets([offset], shard.application_id, soon())
+    if offset:
+        token = GroupOffset(shard.tp, shard.end, f"token of {transactional_id}")
+        producer.send_offsets([token], shard.application_id, soon())
     return producer
 
 
-@pytest.mark.parametrize("finished", [True, False], ids=["committed", "open"])
-def test_d7_the_killed_drivers_transaction_is_settled_first(shard: Shard, finished: bool) -> None:
+@pytest.mark.parametrize("died", ["committed", "open", "before-offsets"])
+def test_d7_the_killed_drivers_transaction_is_settled_first(shard: Shard, died: str) -> None:
     shard.write([(KEYS[0], b"1")])
-    producer = unfinished(shard, shard.application_id, [(KEYS[0], b"2"), (KEYS[1], b"2")])
+    pairs = [(KEYS[0], b"2"), (KEYS[1], b"2")]
+    producer = unfinished(shard, shard.application_id, pairs, offset=died != "before-offsets")
+    finished = died == "committed"
     if finished:
         producer.commit(soon())
     producer.close()
+
+    def settled(deadline: Deadline) -> None:
+        settle(shard.kafka, shard.application_id, deadline)
+
     with changelog_client(shard.kafka, shard.application_id) as client:
         committed = CommittedShard(
-            client,
-            shard.application_id,
-            shard.tp,
-            settle=lambda deadline: settle(shard.kafka, shard.application_id, deadline),
-            settle_after_ms=200,
+            client, shard.application_id, shard.tp, settle=settled, settle_after_ms=200
         )
         found = committed.offset(soon())
     assert found == (GroupOffset(shard.tp, 4, f"token of {shard.application_id}") if finished else None)
-    shard.restored(None if found is None else found.offset)
+    shard.restored(None if found is None else found.offset, settle=settled)
     assert shard.content() == ({KEYS[0]: b"2", KEYS[1]: b"2"} if finished else {KEYS[0]: b"1"})
 
 

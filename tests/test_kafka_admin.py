@@ -22,7 +22,7 @@ class Client:
 
     answers: list[int]
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, logger: Any) -> None:
         self.config = config
 
     def list_offsets(self, wanted: dict[ClientTopicPartition, Any], **_: Any) -> Any:

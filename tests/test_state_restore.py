@@ -354,6 +354,20 @@ def test_and_when_it_ends_the_restore_goes_on() -> None:
     assert (found.records, store.data, store.next) == (2, {b"k": b"w"}, 5)
 
 
+def test_what_the_first_driver_left_is_settled_once() -> None:
+    log = Log(records((0, b"k", b"v")), 5, stable=1)
+    settled: list[Deadline] = []
+
+    def settle(deadline: Deadline) -> None:
+        settled.append(deadline)
+        log.stable = log.end
+
+    assert run(Store(), log, None, settle=settle).records == 1
+    with pytest.raises(ChangelogError, match="unfinished transaction"):
+        run(Store(), Log([], 5, stable=1), None, seconds=0.05, settle=settled.append)
+    assert len(settled) == 2
+
+
 @pytest.mark.usefixtures("no_grace")
 def test_d20_the_changelogs_marker_may_come_after_the_groups() -> None:
     """The committed offset is known and the transaction that wrote it is still open in the changelog."""

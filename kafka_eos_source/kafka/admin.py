@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import logging
 import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -31,6 +32,8 @@ _AdminClient: Any = client_admin.AdminClient
 _OffsetSpec: Any = client_admin.OffsetSpec  # type: ignore[attr-defined]
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 #: For one request. Times the retries it bounds how long a query waits for brokers that are not there.
 _REQUEST_SECONDS = 10.0
@@ -212,7 +215,7 @@ class SourceAdmin:
         """``ask``, repeated with a new client while it fails for a reason that may pass."""
         for attempt in range(self._retries + 1):
             if self._client is None:
-                self._client = make(_AdminClient, {**self._config, "error_cb": self._on_error})
+                self._client = make(_AdminClient, {**self._config, "error_cb": self._on_error}, logger=_log)
             try:
                 answer = ask(self._client)
                 self._login_refused = None

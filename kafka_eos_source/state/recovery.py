@@ -36,7 +36,7 @@ def open_restored(
 ) -> tuple[TransactionalStateStore, Restored]:
     """The shard's store, open and at the batch that Kafka holds.
 
-    What was there is wiped at most once; a cause that a person may want to look at is set aside, not removed.
+    What was there is wiped at most once; a damaged database is set aside, not removed.
     After a kill at any point the same call goes on.
 
     Args:
@@ -49,7 +49,7 @@ def open_restored(
 
     Raises:
         ChangelogError: an empty store could not be restored either.
-        StateCorruptedError: the store was damaged again right after it was made anew.
+        StateCorruptedError, StateError: the store was damaged again soon after it was made anew.
         KafkaEosError: whatever opening and ``bring`` raise; the store is closed then.
     """
     wiped: WipeNeeded | None = None
@@ -101,14 +101,13 @@ def _damage(path: str | os.PathLike[str], identity: StoreIdentity) -> Reason:
 
 
 def _put_away(path: str | os.PathLike[str], wipe: WipeNeeded) -> None:
-    if wipe.reason is Reason.TOO_OLD:
+    """A damaged database is kept for whoever wants to know why; another one's files say nothing."""
+    if wipe.reason is Reason.CORRUPT:
+        where = f"set aside as {TransactionalStateStore.set_aside(path)}"
+    else:
         TransactionalStateStore.destroy(path)
-        _log.warning("state in %s is removed and restored (%s): %s", path, wipe.reason.value, wipe.why)
-        return
-    aside = TransactionalStateStore.set_aside(path)
-    _log.warning(
-        "state in %s is set aside as %s and restored (%s): %s", path, aside, wipe.reason.value, wipe.why
-    )
+        where = "removed"
+    _log.warning("state in %s is %s and restored (%s): %s", path, where, wipe.reason.value, wipe.why)
 
 
 def _give_up(path: str | os.PathLike[str], first: WipeNeeded, second: WipeNeeded) -> NoReturn:

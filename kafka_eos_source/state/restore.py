@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -115,6 +115,7 @@ def restore(
     *,
     deadline: Deadline,
     progress: RestoreProgress | None = None,
+    settle: Callable[[Deadline], None] | None = None,
     delete_retention_ms: int | None = None,
     now_ms: int | None = None,
 ) -> Restored | WipeNeeded:
@@ -130,6 +131,8 @@ def restore(
         source: of that partition.
         deadline: its budget is for each wait: it begins anew whenever something arrives.
         progress: kept up to date.
+        settle: ends what an earlier driver left unfinished (`committed.settle`). Called at most once, where
+            the group has no offset and the log an unfinished transaction: it may be of the very first batch.
         delete_retention_ms: of the changelog topic; older state must not be caught up. None = any age.
         now_ms: ms since the epoch; None = the clock's.
 
@@ -147,7 +150,7 @@ def restore(
     held = store.next_offset(tp)
     log_start = 0
     if target_end is None:
-        log_start, target_end = _settled_log(source, tp, deadline)
+        log_start, target_end = _settled_log(source, tp, settle, deadline)
     elif held != target_end:
         log_start, _ = source.readable(deadline)
     decision = decide(
@@ -167,9 +170,18 @@ def restore(
     return _Restoring(store, tp, decision, source, deadline, progress).run()
 
 
-def _settled_log(source: ChangelogSource, tp: TopicPartition, deadline: Deadline) -> tuple[int, int]:
+def _settled_log(
+    source: ChangelogSource,
+    tp: TopicPartition,
+    settle: Callable[[Deadline], None] | None,
+    deadline: Deadline,
+) -> tuple[int, int]:
     """First and end offset of a log in which no transaction is unfinished; waits for one that is."""
     while (ends := source.ends()).stable < ends.end:
+        if settle is not None:
+            settle(deadline)
+            settle = None
+            continue
         if deadline.expired:
             raise ChangelogError(
                 f"an unfinished transaction of another producer holds {tp} at offset {ends.stable}, and the "

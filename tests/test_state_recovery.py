@@ -1,0 +1,140 @@
+"""A store that is worth nothing is put away once, and restored. On real databases, without Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kafka_eos_source.errors import ChangelogError, RetriableError, StateCorruptedError, StateMismatchError
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.state.config import StoreConfig
+from kafka_eos_source.state.model import BatchRecord, StoreIdentity
+from kafka_eos_source.state.recovery import open_restored
+from kafka_eos_source.state.restore import Restored
+from kafka_eos_source.state.restore_plan import Reason, WipeNeeded
+from kafka_eos_source.state.restore_progress import RestoreProgress
+from kafka_eos_source.state.store import TransactionalStateStore
+
+TP = TopicPartition("a-s-changelog", 0)
+IDENTITY = StoreIdentity("a", "s", 0, 1, TP.topic, "topic-id")
+READY = Restored(0, 0, Reason.NONE, 0.0)
+
+Bring = Callable[[TransactionalStateStore], "Restored | WipeNeeded"]
+
+
+class Case:
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "store"
+        self.progress = RestoreProgress(TP)
+        self.seen: list[dict[bytes, bytes]] = []
+        with TransactionalStateStore.open(self.path, IDENTITY) as store:
+            store.put(b"\x01old", b"1")
+            store.commit({TP: 5}, batch=BatchRecord("q", 1, "a"))
+
+    def run(self, bring: Bring, identity: StoreIdentity = IDENTITY) -> Restored:
+        def seeing(store: TransactionalStateStore) -> Restored | WipeNeeded:
+            self.seen.append(dict(store.all()))
+            return bring(store)
+
+        store, outcome = open_restored(self.path, identity, StoreConfig(), seeing, self.progress)
+        assert store.is_open
+        store.close()
+        return outcome
+
+    @property
+    def aside(self) -> int:
+        return len(list(self.path.parent.glob("store.corrupt-*")))
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path)
+
+
+def wiping(*reasons: Reason) -> Bring:
+    left = list(reasons)
+    return lambda _store: WipeNeeded(left.pop(0), "so says the test") if left else READY
+
+
+def test_what_is_sound_is_kept(case: Case) -> None:
+    assert case.run(wiping()) is READY
+    assert case.seen == [{b"\x01old": b"1"}]
+    assert case.progress.wiped is None
+
+
+@pytest.mark.parametrize("reason", [Reason.TOO_OLD, Reason.OUT_OF_RANGE, Reason.NO_OFFSET])
+def test_what_is_worth_nothing_is_removed(case: Case, reason: Reason) -> None:
+    assert case.run(wiping(reason)) is READY
+    assert case.seen == [{b"\x01old": b"1"}, {}]
+    assert case.progress.wiped is reason
+    assert case.aside == 0
+
+
+def test_twice_is_an_error(case: Case) -> None:
+    with pytest.raises(ChangelogError, match=r"too-old.*worth nothing again \(out-of-range"):
+        case.run(wiping(Reason.TOO_OLD, Reason.OUT_OF_RANGE))
+    with TransactionalStateStore.open(case.path, IDENTITY):
+        """It was closed."""
+
+
+def test_a_damaged_database(case: Case) -> None:
+    (case.path / "db" / "CURRENT").write_bytes(b"nonsense\n")
+    assert case.run(wiping()) is READY
+    assert (case.seen, case.aside, case.progress.wiped) == ([{}], 1, Reason.CORRUPT)
+
+
+def test_damaged_and_then_worth_nothing_is_an_error(case: Case) -> None:
+    (case.path / "db" / "CURRENT").write_bytes(b"nonsense\n")
+    with pytest.raises(ChangelogError, match=r"\(corrupt: .*\(out-of-range"):
+        case.run(wiping(Reason.OUT_OF_RANGE))
+
+
+def test_a_changelog_made_anew(case: Case) -> None:
+    anew = replace(IDENTITY, topic_id="another")
+    assert case.run(wiping(), anew) is READY
+    assert (case.seen, case.aside, case.progress.wiped) == ([{}], 0, Reason.OTHER_TOPIC)
+
+
+def test_damage_found_on_the_way(case: Case) -> None:
+    damaged = [True]
+
+    def bring(_store: TransactionalStateStore) -> Restored:
+        if damaged:
+            damaged.pop()
+            raise StateCorruptedError("a block is not what it was")
+        return READY
+
+    assert case.run(bring) is READY
+    assert (case.aside, case.progress.wiped) == (1, Reason.CORRUPT)
+
+
+def test_damage_again_is_an_error(case: Case) -> None:
+    def bring(_store: TransactionalStateStore) -> Restored:
+        raise StateCorruptedError("the disk is bad")
+
+    with pytest.raises(StateCorruptedError, match="the disk is bad"):
+        case.run(bring)
+    assert len(case.seen) == 2
+
+
+@pytest.mark.parametrize("error", [RetriableError("later"), KeyboardInterrupt()])
+def test_any_other_error_wipes_nothing(case: Case, error: BaseException) -> None:
+    """A broker that is away is no reason to throw state away."""
+
+    def bring(_store: TransactionalStateStore) -> Restored:
+        raise error
+
+    with pytest.raises(type(error)):
+        case.run(bring)
+    assert case.run(wiping()) is READY
+    assert case.seen[-1] == {b"\x01old": b"1"}
+
+
+def test_another_querys_store_is_not_touched(case: Case) -> None:
+    with pytest.raises(StateMismatchError):
+        case.run(wiping(), replace(IDENTITY, application_id="b"))
+    assert case.run(wiping()) is READY
+    assert case.seen == [{b"\x01old": b"1"}]
