@@ -20,10 +20,10 @@ from kafka_eos_source.state.processor.run import StatefulProcessorRunner
 
 
 def runner(
-    processor: StatefulProcessor, *, key: str, rows: str, output: str, **options: Any
+    processor: StatefulProcessor, *, key: str, columns: str, output: str, **options: Any
 ) -> StatefulProcessorRunner:
     """A runner with its schemas written as DDL."""
-    schemas = [as_struct(text, "the test's rows") for text in (key, rows, output)]
+    schemas = [as_struct(text, "the test's rows") for text in (key, columns, output)]
     return StatefulProcessorRunner(processor, *schemas, **options)
 
 
@@ -46,7 +46,8 @@ class Shard:
         """What the processor returns for these rows, which come in so many Arrow batches."""
         self.batch_id += 1
         self.context = BatchContext(self.batch_id, 0, 1, self.batch_id == 0, time_ms, self.event_time_ms)
-        batches = [self.arrow(rows[i::parts]) for i in range(parts)]
+        size = -(-len(rows) // parts) or 1
+        batches = [self.arrow(rows[i : i + size]) for i in range(0, len(rows), size)]
         runner = cloudpickle.loads(self.pickled)
         results = list(runner.process(iter(batches), self.state, self.context))
         seen = [self.event_time_ms, self.context.seen_event_time_ms]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor
@@ -13,10 +14,11 @@ from kafka_eos_source.state.layout import TIMED, Entry
 from kafka_eos_source.state.model import StateAccess
 from kafka_eos_source.state.processor import registry
 from kafka_eos_source.state.processor.clock import Clock
+from kafka_eos_source.state.processor.collector import held_back
 from kafka_eos_source.state.processor.handle import Phase, StatefulProcessorHandle
 from kafka_eos_source.state.processor.output import Output
 from kafka_eos_source.state.processor.registry import Registry
-from kafka_eos_source.state.processor.rows import Groups, KeyColumns
+from kafka_eos_source.state.processor.rows import Groups, Key, KeyColumns
 from kafka_eos_source.state.processor.window import WINDOW_KEYS
 
 
@@ -76,14 +78,11 @@ class ProcessorBatch:
 
     def handle_rows(self, table: pa.Table) -> Iterator[pa.RecordBatch]:
         """``handleInputRows`` for each key."""
-        handle = self._processor.handleInputRows
         for groups, start, end in self._windows(table):
-            for i, rows in enumerate(self._columns.values(groups, start, end)):
-                self._keys.section = self._keys.sections[i]
-                results = handle(groups.keys[start + i], rows, self._clock.values)
-                self._output.add(results, "handleInputRows")
-                if self._output.is_full:
-                    yield from self._output.take()
+            rows = self._columns.values(groups, start, end)
+            calls = zip(groups.keys[start:end], self._keys.sections, rows, strict=True)
+            while self._handle_until_full(calls):
+                yield from self._output.take()
         self._handle.flush()
         self._handle.move_to(Phase.DATA_PROCESSED)
 
@@ -106,6 +105,21 @@ class ProcessorBatch:
         self._keys.section = None
         self._processor.close()
         self._handle.move_to(Phase.CLOSED)
+
+    def _handle_until_full(self, calls: Iterator[tuple[Key, bytes, Iterator[Any]]]) -> bool:
+        """Calls for the next keys. Returns whether the output is full, and there may be more keys."""
+        handle, keys, output, values = (
+            self._processor.handleInputRows,
+            self._keys,
+            self._output,
+            self._clock.values,
+        )
+        with held_back():
+            for key, keys.section, rows in calls:
+                output.add(handle(key, rows, values), "handleInputRows")
+                if output.is_full:
+                    return True
+        return False
 
     def _windows(self, table: pa.Table) -> Iterator[tuple[Groups, int, int]]:
         """Each window of keys that have rows in this table, entered."""

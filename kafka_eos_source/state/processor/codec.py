@@ -32,6 +32,8 @@ from kafka_eos_source.errors import InvalidSchemaError, StatefulProcessorError
 Value = tuple[Any, ...]
 _LENGTH = struct.Struct(">I")
 _WIDE = Context(prec=100)
+_new = tuple.__new__
+_set = object.__setattr__
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,9 @@ class _Tail:
 
 
 def make_row(names: Sequence[str], values: Value) -> Row:
-    """A `pyspark.sql.Row` with these field names, without its constructor's checks."""
-    row = tuple.__new__(Row, values)
-    row.__fields__ = names
+    """A `pyspark.sql.Row` with these field names; past its constructor and setter, which are slow."""
+    row = _new(Row, values)
+    _set(row, "__fields__", names)
     return row
 
 

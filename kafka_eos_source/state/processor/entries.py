@@ -49,7 +49,7 @@ class StateEntry(NamedTuple):
 def read_entries(registry: Registry, pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[StateEntry]:
     """The rows and timers among these keys and values, in their order; all else is passed over.
 
-    Expired rows that no sweep removed yet are among them: compare ``expiry_ms`` with the last batch's time.
+    Expired rows that no sweep has removed yet are among them: compare ``expiry_ms`` with the batch's time.
 
     Raises:
         StatefulProcessorError: a value is no row of its variable.
