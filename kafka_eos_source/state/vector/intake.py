@@ -18,14 +18,8 @@ CHUNK_BYTES = 64 << 20
 OUTPUT_ROWS = 1 << 16
 
 
-def chunks(
-    batches: Iterable[pa.RecordBatch],
-    schema: pa.Schema,
-    *,
-    rows: int = CHUNK_ROWS,
-    size_bytes: int = CHUNK_BYTES,
-) -> Iterator[pa.RecordBatch]:
-    """The columns of ``schema``, in batches of about as many rows, or bytes; never an empty one.
+def chunks(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The columns of ``schema``, in batches of `CHUNK_ROWS` or a little more; never an empty one.
 
     Raises:
         InvalidSchemaError: a column is missing, or its values do not fit its type.
@@ -39,7 +33,7 @@ def chunks(
         waiting.append(batch)
         count += batch.num_rows
         size += batch.nbytes
-        if count >= rows or size >= size_bytes:
+        if count >= CHUNK_ROWS or size >= CHUNK_BYTES:
             yield whole(waiting)
             waiting, count, size = [], 0, 0
     if waiting:

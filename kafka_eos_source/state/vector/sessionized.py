@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ from kafka_eos_source.state.keys import keyed_keys, split_keys
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector import due, sessions
 from kafka_eos_source.state.vector.aggregation import Aggregation, Grouped
-from kafka_eos_source.state.vector.group import NO_NULLS_ONLY, ZERO_FOR_NULLS, Request
+from kafka_eos_source.state.vector.group import NO_NULLS_ONLY, ZERO_FOR_NULLS
 from kafka_eos_source.state.vector.grouping import TIMES, VALUES, Grouping, closed_until, seen
 from kafka_eos_source.state.vector.lists import ListCodec
 from kafka_eos_source.state.vector.windows import Session, of_ms, of_times_ms, times_ms
@@ -58,22 +58,6 @@ class _Sessions:
             np.concatenate([self.last_ms, other.last_ms]),
             [pa.concat_arrays(pair) for pair in zip(self.states, other.states, strict=True)],
         )
-
-
-class _Parts(NamedTuple):
-    """Rows, or partial rows, put in order, and the session that each is of.
-
-    Attributes:
-        order: where each stood.
-        session: of each in that order, from 0.
-        key: number of its key.
-        group_keys: by number.
-    """
-
-    order: pa.Array
-    session: pa.Array
-    key: pa.Array
-    group_keys: pa.BinaryArray
 
 
 class Sessionized(Grouping):
@@ -127,50 +111,38 @@ class Sessionized(Grouping):
     def of_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         times, is_valid = times_ms(rows.column(self._window.on))
         columns = {name: rows.column(name) for name in self.aggregation.columns}
-        joined = self._join_parts(self.columns(rows), times, times, is_valid)
-        moments = of_ms(times, is_valid).take(joined.order)
-        return self._parts(
-            joined,
-            [(moments, "min", NO_NULLS_ONLY), (moments, "max", NO_NULLS_ONLY), (None, "count_all", None)],
-            rows={name: column.take(joined.order) for name, column in columns.items()},
-        )
+        number, group_keys = _numbered(self.codec.encode(self.columns(rows)))
+        session = self._join_parts(number, times, times, is_valid)
+        moments = of_ms(times, is_valid)
+        extra = [
+            (pa.array(number), "min", NO_NULLS_ONLY),
+            (moments, "min", NO_NULLS_ONLY),
+            (moments, "max", NO_NULLS_ONLY),
+            (None, "count_all", None),
+        ]
+        return self._partial(group_keys, self.aggregation.of_rows([session], columns, extra))
 
     def of_partials(self, partial: pa.RecordBatch) -> pa.RecordBatch:
         keys, (first, last, counts), states = self.split(partial)
-        begins, ends = cells.raw(first, np.int64), cells.raw(last, np.int64)
-        joined = self._join_parts(keys, begins, ends, binary.valid(first))
-        extra = [
-            (first.take(joined.order), "min", NO_NULLS_ONLY),
-            (last.take(joined.order), "max", NO_NULLS_ONLY),
-            (counts.take(joined.order), "sum", ZERO_FOR_NULLS),
-        ]
-        return self._parts(joined, extra, states=[column.take(joined.order) for column in states])
-
-    def _join_parts(self, keys: list[pa.Array], first: Ints, last: Ints, is_valid: _Mask) -> _Parts:
         number, group_keys = _numbered(self.codec.encode(keys))
-        # Spans without a time are sessions of their own: they are counted when they come to the state.
-        joined = sessions.join(
-            np.where(is_valid, number, number + len(group_keys)), first, last + self._window.gap_ms
-        )
-        order = pa.array(joined.order)
-        return _Parts(order, pa.array(joined.session), pa.array(number).take(order), group_keys)
+        begins, ends = cells.raw(first, np.int64), cells.raw(last, np.int64)
+        session = self._join_parts(number, begins, ends, binary.valid(first))
+        extra = [
+            (pa.array(number), "min", NO_NULLS_ONLY),
+            (first, "min", NO_NULLS_ONLY),
+            (last, "max", NO_NULLS_ONLY),
+            (counts, "sum", ZERO_FOR_NULLS),
+        ]
+        return self._partial(group_keys, self.aggregation.of_states([session], states, extra))
 
-    def _parts(
-        self,
-        joined: _Parts,
-        extra: list[Request],
-        *,
-        rows: dict[str, pa.Array] | None = None,
-        states: list[pa.Array] | None = None,
-    ) -> pa.RecordBatch:
-        """Partial rows of rows, or of states, that are in the order of the sessions they are of."""
-        asked = [(joined.key, "min", NO_NULLS_ONLY), *extra]
-        if rows is not None:
-            _, (key, *more), merged = self.aggregation.of_rows([joined.session], rows, asked)
-        else:
-            _, (key, *more), merged = self.aggregation.of_states([joined.session], states or [], asked)
-        keys = self.codec.decode(joined.group_keys.take(key))
-        return self.batch(Grouped(keys, more, merged))
+    def _join_parts(self, number: Ints, first: Ints, last: Ints, is_valid: _Mask) -> pa.Array:
+        # Spans without a time are a session of their own: they are counted when they come to the state.
+        key = np.where(is_valid, number, number + len(number))
+        return pa.array(sessions.join(key, first, last + self._window.gap_ms))
+
+    def _partial(self, group_keys: pa.BinaryArray, grouped: Grouped) -> pa.RecordBatch:
+        number, *extra = grouped.extra
+        return self.batch(Grouped(self.codec.decode(group_keys.take(number)), extra, grouped.states))
 
     # -- state
 
@@ -219,32 +191,25 @@ class Sessionized(Grouping):
             had closed.
         """
         both = old.with_(new)
-        joined = sessions.join(both.key, both.first_ms, both.last_ms + self._window.gap_ms)
-        order = pa.array(joined.order)
+        session = sessions.join(both.key, both.first_ms, both.last_ms + self._window.gap_ms)
         is_new = np.arange(len(both)) >= len(old)
+        rows = np.concatenate([np.zeros(len(old), np.int64), counts])
         extra = [
-            (pa.array(both.key[joined.order]), "min", NO_NULLS_ONLY),
-            (pa.array(both.first_ms[joined.order]), "min", NO_NULLS_ONLY),
-            (pa.array(both.last_ms[joined.order]), "max", NO_NULLS_ONLY),
-            (pa.array(is_new[joined.order].astype(np.int64)), "max", NO_NULLS_ONLY),
-            (pa.array((~is_new[joined.order]).astype(np.int64)), "max", NO_NULLS_ONLY),
-            (
-                pa.array(np.concatenate([np.zeros(len(old), np.int64), counts])[joined.order]),
-                "sum",
-                NO_NULLS_ONLY,
-            ),
+            (pa.array(both.key), "min", NO_NULLS_ONLY),
+            (pa.array(both.first_ms), "min", NO_NULLS_ONLY),
+            (pa.array(both.last_ms), "max", NO_NULLS_ONLY),
+            (pa.array(is_new.astype(np.int64)), "max", NO_NULLS_ONLY),
+            (pa.array(is_new.astype(np.int64)), "min", NO_NULLS_ONLY),
+            (pa.array(rows), "sum", NO_NULLS_ONLY),
         ]
-        _, more, states = self.aggregation.of_states(
-            [pa.array(joined.session)], [column.take(order) for column in both.states], extra
-        )
-        key, first, last, has_new, has_old, rows = (cells.raw(column, np.int64) for column in more)
-        found = _Sessions(key, first, last, states)
-        session_of = np.empty(len(both), np.int64)
-        session_of[joined.order] = joined.session
-        of_old = session_of[: len(old)]
-        changed = (first[of_old] != old.first_ms) | (last[of_old] != old.last_ms)
-        late = self._closed(found, watermark) & (has_old == 0)
-        return found.where(~late), has_new[~late] == 1, changed, int(rows[late].sum())
+        (number,), more, states = self.aggregation.of_states([pa.array(session)], both.states, extra)
+        order = np.argsort(cells.raw(number, np.int64))
+        key, first, last, some_new, all_new, rows = (cells.raw(column, np.int64)[order] for column in more)
+        found = _Sessions(key, first, last, [column.take(pa.array(order)) for column in states])
+        now = session[: len(old)]
+        changed = (first[now] != old.first_ms) | (last[now] != old.last_ms)
+        late = self._closed(found, watermark) & (all_new == 1)
+        return found.where(~late), some_new[~late] == 1, changed, int(rows[late].sum())
 
     def _close(
         self, group_keys: pa.BinaryArray, until_ms: int | None, state: StateAccess

@@ -1,0 +1,316 @@
+"""Session windows, vectorised, against plain Python: growing, joined, out of order, late."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from vector_model import (
+    SCHEMA,
+    Row,
+    Stream,
+    as_partials,
+    batch_of,
+    key_of,
+    ms,
+    results,
+    rows,
+    same,
+    sharded,
+    split,
+)
+
+from kafka_eos_source.state import layout
+from kafka_eos_source.state.vector import AggregateProcessor, count, latest, mean, min_, session, sum_
+from kafka_eos_source.state.vector.lists import ListCodec
+from kafka_eos_source.state.vector.sessions import join
+from kafka_eos_source.state.vector.windows import Session
+
+KEYS = ["j", "k"]
+SOME = {
+    "n": count(),
+    "sum": sum_("i"),
+    "min": min_("s"),
+    "mean": mean("i"),
+    "new": latest("s", by=("ts", "seq")),
+}
+BASE = 1_700_000_000_000
+
+
+@st.composite
+def gaps(draw: st.DrawFn, *, grace: bool = True) -> Session:
+    late = draw(st.integers(0, 20)) * 500 if grace else 10**9
+    return Session("ts", draw(st.integers(1, 12)) * 500, late)
+
+
+@dataclass
+class Model:
+    """Sessions as lists of rows, joined one row at a time."""
+
+    window: Session
+    shards: int
+    open: list[dict[Any, list[list[Row]]]] = field(default_factory=list)
+    event_time_ms: int | None = None
+    late: int = 0
+    no_time: int = 0
+
+    def __post_init__(self) -> None:
+        self.open = [{} for _ in range(self.shards)]
+
+    def span(self, some: list[Row]) -> tuple[int, int]:
+        times = [row["ts"] for row in some]
+        return min(times), max(times) + self.window.gap_ms
+
+    def closed(self, some: list[Row], until_ms: int | None) -> bool:
+        return until_ms is not None and self.span(some)[1] + self.window.grace_ms <= until_ms
+
+    def take_closed(self, found: dict[Any, list[list[Row]]], until_ms: int | None) -> dict[Any, Any]:
+        """Removes the sessions that are over, and gives their results."""
+        over: dict[Any, Any] = {}
+        for key, some in found.items():
+            over |= {(key, self.span(one)): results(one, SOME) for one in some if self.closed(one, until_ms)}
+            found[key] = [one for one in some if not self.closed(one, until_ms)]
+        return over
+
+    def add(self, found: dict[Any, list[list[Row]]], row: Row) -> None:
+        start, end = self.span([row])
+        key = key_of(row, KEYS)
+        mine = found.setdefault(key, [])
+        touching = [some for some in mine if self.span(some)[0] < end and start < self.span(some)[1]]
+        whole = sorted([row, *(other for some in touching for other in some)], key=lambda each: each["seq"])
+        found[key] = [*(some for some in mine if some not in touching), whole]
+
+    def run_shard(self, found: dict[Any, list[list[Row]]], batch: list[Row]) -> tuple[Any, set[Any], Any]:
+        """What is updated, what is taken back, and what closes."""
+        over = self.take_closed(found, self.event_time_ms)  # the watermark is known before the rows are
+        before = {(key, self.span(some)) for key, mine in found.items() for some in mine}
+        timed = [row for row in batch if row["ts"] is not None]
+        self.no_time += len(batch) - len(timed)
+        for row in timed:
+            self.add(found, row)
+        new = {row["seq"] for row in timed}
+        for key, mine in found.items():
+            late = [
+                s for s in mine if self.closed(s, self.event_time_ms) and new.issuperset(r["seq"] for r in s)
+            ]
+            self.late += sum(map(len, late))
+            found[key] = [some for some in mine if some not in late]
+        updated = {
+            (key, self.span(some)): results(some, SOME)
+            for key, mine in found.items()
+            for some in mine
+            if not new.isdisjoint(row["seq"] for row in some)
+        }
+        removed = before - {(key, self.span(some)) for key, mine in found.items() for some in mine}
+        times = [row["ts"] for row in timed] + ([] if self.event_time_ms is None else [self.event_time_ms])
+        over |= self.take_closed(found, max(times, default=None))
+        return updated, removed, over
+
+    def run(self, batches: list[list[Row]]) -> tuple[Any, set[Any], Any]:
+        updated: dict[Any, Any] = {}
+        removed: set[Any] = set()
+        over: dict[Any, Any] = {}
+        for found, batch in zip(self.open, batches, strict=True):
+            one, two, three = self.run_shard(found, batch)
+            updated, removed, over = updated | one, removed | two, over | three
+        times = [row["ts"] for batch in batches for row in batch if row["ts"] is not None]
+        self.event_time_ms = max(
+            [*times, *([] if self.event_time_ms is None else [self.event_time_ms])], default=None
+        )
+        return updated, removed, over
+
+
+def emitted(found: list[Row]) -> tuple[dict[Any, Any], set[Any]]:
+    """What a processor emitted: each session once, what is taken back first."""
+    kept: dict[Any, Any] = {}
+    removed: set[Any] = set()
+    for row in found:
+        place = (key_of(row, KEYS), (ms(row["window_start"]), ms(row["window_end"])))
+        assert place not in kept
+        if row.get("removed"):
+            assert all(row[name] is None for name in SOME)
+            assert place not in removed
+            removed.add(place)
+        else:
+            kept[place] = tuple(same(row[name]) for name in SOME)
+    return kept, removed
+
+
+@settings(max_examples=40)
+@given(rows(), gaps(), st.booleans(), st.data())
+def test_every_batch_gives_what_the_model_gives(
+    some: list[Row], window: Session, on_close: bool, data: st.DataObject
+) -> None:
+    shards = data.draw(st.integers(1, 2))
+    processor = AggregateProcessor(
+        SCHEMA, KEYS, SOME, window=window, emit="on_close" if on_close else "on_update"
+    )
+    stream, model = Stream(processor, shards), Model(window, shards)
+    for batch in split(data.draw, some):
+        own = sharded(batch, KEYS, shards)
+        inputs = [
+            as_partials(processor, split(data.draw, part, 3))
+            if data.draw(st.booleans())
+            else [batch_of(part)]
+            for part in own
+        ]
+        updated, removed, over = model.run(own)
+        assert emitted(stream.run(inputs)) == ((over, set()) if on_close else (updated, removed))
+        for state, mine in zip(stream.states, model.open, strict=True):
+            keys = sum(1 for found in mine.values() if found)
+            # For each key its sessions and one entry of what is due, which is not later than the first of them.
+            assert len(state.rows) == 1 + 2 * keys
+    assert stream.metrics.get("late_rows", 0) == model.late
+    assert stream.metrics.get("null_time_rows", 0) == model.no_time
+
+
+@settings(max_examples=25)
+@given(rows(), gaps(grace=False), st.data())
+def test_within_grace_the_sessions_do_not_depend_on_batches(
+    some: list[Row], window: Session, data: st.DataObject
+) -> None:
+    processor = AggregateProcessor(SCHEMA, KEYS, SOME, window=window)
+    whole, parts = Stream(processor), Stream(processor)
+    whole.run([[batch_of(some)]])
+    kept: dict[Any, Any] = {}
+    for batch in split(data.draw, some):
+        updated, removed = emitted(parts.run([as_partials(processor, split(data.draw, batch, 3))]))
+        assert removed <= kept.keys()
+        kept = {place: row for place, row in kept.items() if place not in removed} | updated
+    # What was emitted and not taken back is what there is.
+    assert kept == Model(window, 1).run([some])[0]
+    assert _stored(processor, parts) == _stored(processor, whole)
+
+
+def _stored(processor: AggregateProcessor, stream: Stream) -> list[Any]:
+    """The sessions in the state, without when their keys are looked at again."""
+    codec = ListCodec(processor.description.tables[2].value)
+    values = {key: value for key, value in stream.states[0].rows.items() if key[0] == 2}
+    found = codec.decode(pa.array(list(values.values()), pa.binary()))
+    columns = [list(map(same, column.to_pylist())) for column in found.columns]
+    counted = iter(zip(*columns, strict=True))
+    return sorted(
+        (key, [next(counted) for _ in range(count_)])
+        for key, count_ in zip(values, found.counts, strict=True)
+    )
+
+
+def _row(key: str, time_ms: int) -> Row:
+    return {**dict.fromkeys(SCHEMA.names), "k": key, "ts": BASE + time_ms, "seq": 0}
+
+
+def _run(stream: Stream, *times: int) -> list[Any]:
+    found = stream.run([[batch_of([_row("a", time) for time in times])]])
+    spans = ((ms(row["window_start"]) - BASE, ms(row["window_end"]) - BASE, row) for row in found)
+    return [(start, end, "removed" if row.get("removed") else row["n"]) for start, end, row in spans]
+
+
+def test_sessions_grow_join_and_close() -> None:
+    window = session("5s", on="ts", grace="10s")
+    update = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=window))
+    close = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=window, emit="on_close"))
+
+    def run(*times: int) -> tuple[list[Any], list[Any]]:
+        return _run(update, *times), _run(close, *times)
+
+    assert run(0, 8000) == ([(0, 5000, 1), (8000, 13_000, 1)], [])
+    joined = [(0, 5000, "removed"), (8000, 13_000, "removed"), (0, 13_000, 3)]
+    assert run(4000) == (joined, [])
+    assert run(6000) == ([(0, 13_000, 4)], [])  # within it
+    assert run(13_000) == ([(13_000, 18_000, 1)], [])  # exactly the gap after it: another one
+    assert run(23_000) == ([(23_000, 28_000, 1)], [(0, 13_000, 4)])
+    assert run(7999) == ([], [])  # its session is closed
+    # 9 s is late alone, but its session is not: it lives on with a row of the same batch.
+    assert run(9000, 13_500, 10_000) == ([(13_000, 18_000, "removed"), (9000, 18_500, 4)], [])
+    assert run(60_000)[1] == [(9000, 18_500, 4), (23_000, 28_000, 1)]
+    assert update.metrics == close.metrics == {"late_rows": 1}
+
+
+def test_a_key_that_goes_on_is_looked_at_rarely() -> None:
+    """A key whose session grows in every batch: its entry in the table of what is due is moved when it fires only."""
+    stream = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=session("10s", on="ts")))
+    state = stream.states[0]
+    moves = 0
+    for second in range(40):
+        before = {key for key in state.rows if key[0] > layout.TIMED}
+        _run(stream, second * 1000)
+        after = {key for key in state.rows if key[0] > layout.TIMED}
+        assert len(after) == 1
+        moves += before != after
+    assert moves == 4
+    assert _run(stream, 60_000) == [(60_000, 70_000, 1)]
+    assert len(state.rows) == 3
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(-8, 8), st.integers(1, 5)), max_size=9).map(
+        lambda spans: [(key, start, start + length) for key, start, length in spans]
+    )
+)
+def test_spans_that_overlap_are_one(spans: list[tuple[int, int, int]]) -> None:
+    found = join(*(np.array([span[at] for span in spans], np.int64) for at in range(3))).tolist()
+    groups = [{number} for number in range(len(spans))]
+    for one, (key, start, end) in enumerate(spans):
+        for other, (other_key, other_start, other_end) in enumerate(spans):
+            if key == other_key and start < other_end and other_start < end:
+                both = next(g for g in groups if one in g) | next(g for g in groups if other in g)
+                groups = [*(group for group in groups if not group & both), both]
+    assert sorted(map(sorted, groups)) == sorted(
+        [number for number, session_ in enumerate(found) if session_ == each] for each in set(found)
+    )
+    # Numbered in the order of keys and starts.
+    firsts = [
+        min((spans[n][0], spans[n][1]) for n, s in enumerate(found) if s == each)
+        for each in sorted(set(found))
+    ]
+    assert firsts == sorted(firsts)
+
+
+_LISTS = st.lists(
+    st.lists(
+        st.tuples(st.integers(-9, 9), st.none() | st.text(max_size=3), st.none() | st.binary(max_size=3)),
+        max_size=3,
+    ),
+    max_size=5,
+)
+
+
+@given(_LISTS, st.booleans())
+def test_lists_of_rows_come_back(
+    lists: list[list[tuple[int, str | None, bytes | None]]], variable: bool
+) -> None:
+    fields = [
+        pa.field("i", pa.int64(), nullable=False),
+        pa.field("s", pa.string()),
+        pa.field("b", pa.binary()),
+    ]
+    fields = fields if variable else fields[:1]
+    codec = ListCodec(pa.schema(fields))
+    flat = [row for some in lists for row in some]
+    columns = [pa.array([row[at] for row in flat], each.type) for at, each in enumerate(fields)]
+    counts = np.array([len(some) for some in lists], np.int64)
+    due = np.arange(len(lists)) * -7
+    values = codec.encode(due, counts, columns)
+    assert [value is None for value in values.to_pylist()] == [not some for some in lists]
+    found = codec.decode(values)
+    assert found.counts.tolist() == counts.tolist()
+    assert found.due_ms.to_pylist() == [-7 * at if some else None for at, some in enumerate(lists)]
+    assert [column.to_pylist() for column in found.columns] == [column.to_pylist() for column in columns]
+
+
+def test_a_value_that_is_no_list() -> None:
+    codec = ListCodec(pa.schema([pa.field("i", pa.int64(), nullable=False)]))
+    good = codec.encode(np.array([1]), np.array([2]), [pa.array([1, 2])])[0].as_py()
+    for bad, message in (
+        (good[:5], "expected 13 or more"),
+        (b"\x02" + good[1:], "version is not 1"),
+        (good[:-1], "shorter than its rows"),
+        (good + b"x", "longer or shorter"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            codec.decode(pa.array([good, bad]))

@@ -1,0 +1,269 @@
+"""What the vectorised processors must do, in plain Python, one row at a time; and a dict as their state."""
+
+from __future__ import annotations
+
+import decimal
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+
+from kafka_eos_source.state.model import BatchContext, ShardProcessor
+from kafka_eos_source.state.vector import Aggregate, AggregateProcessor, count, latest, max_, mean, min_, sum_
+
+Row = dict[str, Any]
+
+SCHEMA = pa.schema(
+    [
+        ("k", pa.string()),
+        ("j", pa.float64()),
+        ("ts", pa.timestamp("us", "UTC")),
+        ("seq", pa.int64()),
+        ("i", pa.int32()),
+        ("big", pa.int64()),
+        ("f", pa.float64()),
+        ("d", pa.decimal128(12, 3)),
+        ("s", pa.string()),
+        ("b", pa.bool_()),
+    ]
+)
+
+AGGREGATES = {
+    "n": count(),
+    "n_i": count("i"),
+    "sum_i": sum_("i"),
+    "sum_big": sum_("big"),
+    "sum_f": sum_("f"),
+    "sum_d": sum_("d"),
+    "mean_i": mean("i"),
+    "mean_d": mean("d"),
+    "min_f": min_("f"),
+    "max_f": max_("f"),
+    "min_s": min_("s"),
+    "max_b": max_("b"),
+    "max_d": max_("d"),
+    "new_s": latest("s", by="ts"),
+    "new_i": latest("i", by=("ts", "seq")),
+}
+
+
+class DictState:
+    """`StateAccess` on a dict."""
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, bytes] = {}
+
+    def get(self, key: bytes) -> bytes | None:
+        return self.rows.get(key)
+
+    def put(self, key: bytes, value: bytes | None) -> None:
+        assert key
+        if value is None:
+            self.rows.pop(key, None)
+        else:
+            self.rows[key] = value
+
+    def delete(self, key: bytes) -> None:
+        self.put(key, None)
+
+    def delete_range(self, low: bytes, high: bytes | None) -> None:
+        for key, _ in list(self.range(low, high)):
+            del self.rows[key]
+
+    def range(
+        self, low: bytes | None = None, high: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        keys = sorted(
+            key for key in self.rows if (low is None or key >= low) and (high is None or key < high)
+        )
+        return iter([(key, self.rows[key]) for key in (reversed(keys) if reverse else keys)])
+
+    def prefix_scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return iter([pair for pair in self.range() if pair[0].startswith(prefix)])
+
+    def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
+        return pa.array([self.rows.get(key) for key in keys.to_pylist()], pa.binary())
+
+    def put_many(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
+        assert not keys.null_count
+        for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True):
+            self.put(key, value)
+
+
+@st.composite
+def rows(draw: st.DrawFn, *, most: int = 24, seconds: int = 60) -> list[Row]:
+    """Rows of few keys and few moments, so that they meet."""
+    base = 1_700_000_000_000
+    some = st.fixed_dictionaries(
+        {
+            "k": st.sampled_from(["a", "b", "", None]),
+            "j": st.sampled_from([0.0, -0.0, math.nan, 1.5]),
+            "ts": st.none() | st.integers(0, seconds * 2).map(lambda half: base + half * 500),
+            "i": st.none() | st.integers(-9, 9) | st.sampled_from([-(1 << 31), (1 << 31) - 1]),
+            "big": st.none() | st.integers(-(1 << 58), 1 << 58),
+            "f": st.none()
+            | st.integers(-8, 8).map(lambda n: n / 4)
+            | st.sampled_from([math.nan, math.inf, -0.0]),
+            "d": st.none()
+            | st.integers(-(10**12) + 1, 10**12 - 1).map(lambda n: decimal.Decimal(n).scaleb(-3)),
+            "s": st.none() | st.sampled_from(["", "a", "b", "ä", "zz"]),
+            "b": st.none() | st.booleans(),
+        }
+    )
+    drawn = draw(st.lists(some, max_size=most))
+    return [{**row, "seq": number} for number, row in enumerate(drawn)]
+
+
+def batch_of(some: Sequence[Row], schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
+    """Rows in Arrow; times are in ms, and Arrow's in µs."""
+    columns = []
+    for column in schema:
+        values = [row[column.name] for row in some]
+        if pa.types.is_timestamp(column.type):
+            plain = pa.array([None if value is None else value * 1000 for value in values], pa.int64())
+            columns.append(plain.cast(column.type))
+        else:
+            columns.append(pa.array(values, column.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def split(draw: st.DrawFn, some: Sequence[Row], most: int = 4) -> list[list[Row]]:
+    """The same rows in several parts, some of them empty."""
+    cuts = sorted(draw(st.lists(st.integers(0, len(some)), max_size=most - 1)))
+    ends = [0, *cuts, len(some)]
+    return [list(some[start:end]) for start, end in pairwise(ends)]
+
+
+def ms(value: Any) -> Any:
+    """A time that Arrow gave as ms."""
+    return value if value is None or isinstance(value, int) else round(value.timestamp() * 1000)
+
+
+def key_of(row: Row, keys: Sequence[str]) -> tuple[Any, ...]:
+    """The group of a row, as Spark has it."""
+    values = (row[key] for key in keys)
+    return tuple(
+        ("nan" if math.isnan(value) else value + 0.0) if isinstance(value, float) else value
+        for value in values
+    )
+
+
+def same(value: Any) -> Any:
+    """A result that compares: NaN is itself, and -0.0 is not 0.0."""
+    if isinstance(value, float):
+        return "nan" if math.isnan(value) else (value, math.copysign(1, value))
+    return ms(value) if hasattr(value, "timestamp") else value
+
+
+# ------------------------------------------------------------------ aggregates
+
+
+def _order(value: Any) -> Any:
+    if isinstance(value, float):
+        return (math.isnan(value), value, math.copysign(1, value))
+    return value.encode() if isinstance(value, str) else value
+
+
+def _sum(values: list[Any], type_: pa.DataType) -> Any:
+    if not values:
+        return None
+    if pa.types.is_decimal(type_):
+        return sum(values, decimal.Decimal(0))
+    return (
+        math.fsum(values) if pa.types.is_floating(type_) and all(map(math.isfinite, values)) else sum(values)
+    )
+
+
+def _mean(values: list[Any], type_: pa.DataType) -> Any:
+    if not values:
+        return None
+    if pa.types.is_decimal(type_):
+        context = decimal.Context(prec=76, rounding=decimal.ROUND_HALF_UP)
+        quotient = context.divide(sum(values, decimal.Decimal(0)), decimal.Decimal(len(values)))
+        return quotient.quantize(decimal.Decimal(1).scaleb(-type_.scale - 4), context=context)
+    return float(sum(values)) / len(values)
+
+
+def aggregated(aggregate: Aggregate, some: Sequence[Row], schema: pa.Schema = SCHEMA) -> Any:
+    """An aggregate of rows in the order of their arrival."""
+    if aggregate.column is None:
+        return len(some)
+    values = [row[aggregate.column] for row in some if row[aggregate.column] is not None]
+    type_ = schema.field(aggregate.column).type
+    if aggregate.kind == "latest":
+        known = [row for row in some if all(row[by] is not None for by in aggregate.by)]
+        if not known:
+            return None
+        newest = max(range(len(known)), key=lambda at: (*(known[at][by] for by in aggregate.by), at))
+        return known[newest][aggregate.column]
+    of: dict[str, Callable[[], Any]] = {
+        "count": lambda: len(values),
+        "sum": lambda: _sum(values, type_),
+        "mean": lambda: _mean(values, type_),
+        "min": lambda: min(values, key=_order, default=None),
+        "max": lambda: max(values, key=_order, default=None),
+    }
+    return of[aggregate.kind]()
+
+
+def results(some: Sequence[Row], aggregates: dict[str, Aggregate] = AGGREGATES) -> tuple[Any, ...]:
+    """All aggregates of rows, comparable."""
+    return tuple(same(aggregated(each, some)) for each in aggregates.values())
+
+
+# ------------------------------------------------------------------ a stream of micro-batches
+
+
+@dataclass
+class Stream:
+    """Runs a processor over micro-batches and shards as the operator does."""
+
+    processor: Any
+    shards: int = 1
+    states: list[DictState] = field(default_factory=list)
+    event_time_ms: int | None = None
+    metrics: dict[str, int] = field(default_factory=dict)
+    batch_id: int = 0
+
+    def __post_init__(self) -> None:
+        self.states = [DictState() for _ in range(self.shards)]
+
+    def run(self, shard_batches: Sequence[Iterable[pa.RecordBatch]]) -> list[Row]:
+        """One micro-batch, given what comes to each shard. Returns the rows emitted."""
+        processor: ShardProcessor = self.processor
+        emitted: list[Row] = []
+        seen: list[int] = []
+        for shard, batches in enumerate(shard_batches):
+            context = BatchContext(
+                self.batch_id, shard, self.shards, self.batch_id == 0, self.batch_id, self.event_time_ms
+            )
+            for batch in processor.process(iter(batches), self.states[shard], context):
+                assert batch.schema == processor.output
+                batch.validate(full=True)
+                emitted += batch.to_pylist()
+            if context.seen_event_time_ms is not None:
+                seen.append(context.seen_event_time_ms)
+            for name, more in context.metrics.items():
+                self.metrics[name] = self.metrics.get(name, 0) + more
+        self.event_time_ms = max(
+            [*seen, *([] if self.event_time_ms is None else [self.event_time_ms])], default=None
+        )
+        self.batch_id += 1
+        return emitted
+
+
+def sharded(some: Sequence[Row], keys: Sequence[str], shards: int) -> list[list[Row]]:
+    """The rows of each shard, in their order."""
+    found: list[list[Row]] = [[] for _ in range(shards)]
+    for row in some:
+        found[hash(repr(key_of(row, keys))) % shards].append(row)
+    return found
+
+
+def as_partials(processor: AggregateProcessor, parts: Sequence[Sequence[Row]]) -> list[pa.RecordBatch]:
+    """What the map side makes of the rows of several input partitions."""
+    return [out for part in parts for out in processor.partial([batch_of(part)])]
