@@ -163,7 +163,8 @@ def test_every_batch_gives_what_the_model_gives(
         assert emitted(stream.run(inputs)) == ((over, set()) if on_close else (updated, removed))
         for state, mine in zip(stream.states, model.open, strict=True):
             keys = sum(1 for found in mine.values() if found)
-            # For each key its sessions and one entry of what is due, which is not later than the first of them.
+            # For each key its sessions and one entry of what is due, which is not later than the first of
+            # them.
             assert len(state.rows) == 1 + 2 * keys
     assert stream.metrics.get("late_rows", 0) == model.late
     assert stream.metrics.get("null_time_rows", 0) == model.no_time
@@ -232,7 +233,7 @@ def test_sessions_grow_join_and_close() -> None:
 
 
 def test_a_key_that_goes_on_is_looked_at_rarely() -> None:
-    """A key whose session grows in every batch: its entry in the table of what is due is moved when it fires only."""
+    """A key whose session grows in every batch: its entry among what is due is moved when it fires only."""
     stream = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=session("10s", on="ts")))
     state = stream.states[0]
     moves = 0

@@ -132,7 +132,7 @@ class Description:
                             encoding=table["encoding"],
                             details=table["details"],
                         )
-                        for byte, table in document["tables"].items()
+                        for byte, table in sorted(document["tables"].items(), key=lambda each: int(each[0]))
                     },
                     details=document["details"],
                 )

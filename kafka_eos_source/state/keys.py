@@ -104,6 +104,12 @@ def _has_escape(values: pa.BinaryArray) -> bool:
     return bool((binary.data(values)[begins[0] : begins[-1]] == 0xFF).any())
 
 
+def numbered(group_keys: pa.BinaryArray) -> tuple[Ints, pa.BinaryArray]:
+    """Of each group key its number, from 0 in the order in which distinct ones come first; and these keys."""
+    encoded = group_keys.dictionary_encode()
+    return np.asarray(encoded.indices, np.int64), encoded.dictionary
+
+
 def keyed_keys(table: int, group_keys: pa.BinaryArray, rest: pa.BinaryArray | None = None) -> pa.BinaryArray:
     """`layout.keyed` of each row."""
     lead = np.empty((len(group_keys), 5), np.uint8)

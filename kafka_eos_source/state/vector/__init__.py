@@ -1,13 +1,22 @@
 """State computed in columns: aggregates by key and window, duplicates, and functions of a user's own."""
 
 from kafka_eos_source.state.vector.aggregates import Aggregate, count, latest, max_, mean, min_, sum_
+from kafka_eos_source.state.vector.decode import decode_entries, decode_state
+from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
+from kafka_eos_source.state.vector.function import Function, FunctionProcessor, KeyedBatch
 from kafka_eos_source.state.vector.processor import AggregateProcessor
 from kafka_eos_source.state.vector.windows import hopping, session, tumbling
 
 __all__ = [
     "Aggregate",
     "AggregateProcessor",
+    "DeduplicateProcessor",
+    "Function",
+    "FunctionProcessor",
+    "KeyedBatch",
     "count",
+    "decode_entries",
+    "decode_state",
     "hopping",
     "latest",
     "max_",

@@ -8,11 +8,13 @@ again.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import ClassVar
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.state.binary import Ints
 from kafka_eos_source.state.describe import TableDescription
 from kafka_eos_source.state.keys import KeyCodec
@@ -88,6 +90,30 @@ class Grouping(ABC):
         """Partial rows of columns."""
         columns = [*grouped.keys, *grouped.extra, *grouped.states]
         return pa.RecordBatch.from_arrays(columns, schema=self.partial)
+
+
+def key_columns(schema: pa.Schema, keys: Sequence[str]) -> pa.Schema:
+    """The columns of a key.
+
+    Raises:
+        InvalidSchemaError: there is no such column, or none is named.
+    """
+    for name in keys:
+        if name not in schema.names:
+            raise InvalidSchemaError(
+                f"key column {name!r}: there is no such column",
+                fix=f"the columns are {', '.join(schema.names)}",
+            )
+    return pa.schema([pa.field(name, schema.field(name).type) for name in keys])
+
+
+def without_made(declared: object) -> dict[str, Any]:
+    """The attributes of an object without those that are made of others when they are needed, for pickle."""
+    return {
+        name: value
+        for name, value in vars(declared).items()
+        if not isinstance(getattr(type(declared), name, None), cached_property)
+    }
 
 
 def stored(

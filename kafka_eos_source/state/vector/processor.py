@@ -14,7 +14,7 @@ from kafka_eos_source.state.describe import Description, describe, type_from_jso
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector.aggregates import Aggregate, latest
 from kafka_eos_source.state.vector.aggregation import Aggregation
-from kafka_eos_source.state.vector.grouping import Grouping
+from kafka_eos_source.state.vector.grouping import Grouping, key_columns, without_made
 from kafka_eos_source.state.vector.intake import chunks, output, whole
 from kafka_eos_source.state.vector.running import Running
 from kafka_eos_source.state.vector.sessionized import Sessionized
@@ -156,13 +156,7 @@ class AggregateProcessor:
 
     def __getstate__(self) -> dict[str, Any]:
         """What is declared: the rest is made of it where it is needed."""
-        return {name: value for name, value in vars(self).items() if name not in _MADE}
-
-
-#: Attributes that are not pickled.
-_MADE = frozenset(
-    name for name, value in vars(AggregateProcessor).items() if isinstance(value, cached_property)
-)
+        return without_made(self)
 
 
 def grouping_of(
@@ -182,21 +176,6 @@ def of_description(description: Description) -> Grouping:
     window = window_from_json(details["window"]) if "window" in details else None
     time = type_from_json(details["time"]) if "window" in details else None
     return grouping_of(description.key, Aggregation.from_json(details), window, time, "on_close")
-
-
-def key_columns(schema: pa.Schema, keys: Sequence[str]) -> pa.Schema:
-    """The columns of a key.
-
-    Raises:
-        InvalidSchemaError: there is no such column, or none is named.
-    """
-    for name in keys:
-        if name not in schema.names:
-            raise InvalidSchemaError(
-                f"key column {name!r}: there is no such column",
-                fix=f"the columns are {', '.join(schema.names)}",
-            )
-    return pa.schema([pa.field(name, schema.field(name).type) for name in keys])
 
 
 def _by_event_time(aggregates: Mapping[str, Aggregate], window: Window | None) -> dict[str, Aggregate]:

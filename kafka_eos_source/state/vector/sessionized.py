@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kafka_eos_source.state import binary, cells
 from kafka_eos_source.state.binary import Ints
 from kafka_eos_source.state.describe import TableDescription
-from kafka_eos_source.state.keys import keyed_keys, split_keys
+from kafka_eos_source.state.keys import keyed_keys, numbered, split_keys
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector import due, sessions
 from kafka_eos_source.state.vector.aggregation import Aggregation, Grouped
@@ -111,7 +111,7 @@ class Sessionized(Grouping):
     def of_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         times, is_valid = times_ms(rows.column(self._window.on))
         columns = {name: rows.column(name) for name in self.aggregation.columns}
-        number, group_keys = _numbered(self.codec.encode(self.columns(rows)))
+        number, group_keys = numbered(self.codec.encode(self.columns(rows)))
         session = self._join_parts(number, times, times, is_valid)
         moments = of_ms(times, is_valid)
         extra = [
@@ -124,7 +124,7 @@ class Sessionized(Grouping):
 
     def of_partials(self, partial: pa.RecordBatch) -> pa.RecordBatch:
         keys, (first, last, counts), states = self.split(partial)
-        number, group_keys = _numbered(self.codec.encode(keys))
+        number, group_keys = numbered(self.codec.encode(keys))
         begins, ends = cells.raw(first, np.int64), cells.raw(last, np.int64)
         session = self._join_parts(number, begins, ends, binary.valid(first))
         extra = [
@@ -161,7 +161,7 @@ class Sessionized(Grouping):
         self, partial: pa.RecordBatch, until_ms: int | None, state: StateAccess, context: BatchContext
     ) -> Iterator[list[pa.Array]]:
         keys, (first, last, counts), states = self.split(partial)
-        number, group_keys = _numbered(self.codec.encode(keys))
+        number, group_keys = numbered(self.codec.encode(keys))
         new = _Sessions(number, cells.raw(first, np.int64), cells.raw(last, np.int64), states)
         old, due_ms = self._load(group_keys, state)
         watermark = context.watermark_ms(self._window.grace_ms)
@@ -301,9 +301,3 @@ class Sessionized(Grouping):
         return pa.Table.from_arrays(
             arrays, schema=pa.schema([*self.keys, *window, *self.aggregation.results])
         )
-
-
-def _numbered(group_keys: pa.BinaryArray) -> tuple[Ints, pa.BinaryArray]:
-    """A number for each distinct group key, from 0 in the order in which they come first, and these keys."""
-    encoded = group_keys.dictionary_encode()
-    return np.asarray(encoded.indices, np.int64), encoded.dictionary

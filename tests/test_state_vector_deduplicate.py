@@ -1,0 +1,140 @@
+"""Duplicates, vectorised, against plain Python; and what is forgotten of them."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from vector_model import SCHEMA, Row, Stream, batch_of, key_of, rows, sharded, split
+
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
+from kafka_eos_source.state.vector import DeduplicateProcessor
+from kafka_eos_source.state.vector.deduplicate import _passing
+
+KEYS = ["k", "j"]
+
+
+@settings(max_examples=40)
+@given(rows(), st.data())
+def test_the_first_row_of_each_key_passes_once(some: list[Row], data: st.DataObject) -> None:
+    shards = data.draw(st.integers(1, 2))
+    processor = DeduplicateProcessor(SCHEMA, KEYS)
+    stream = Stream(processor, shards)
+    seen: set[Any] = set()
+    for batch in split(data.draw, some):
+        firsts = []
+        for shard in sharded(batch, KEYS, shards):
+            for row in shard:
+                if key_of(row, KEYS) not in seen:
+                    seen.add(key_of(row, KEYS))
+                    firsts.append(row["seq"])
+        assert [row["seq"] for row in stream.run(_inputs(processor, data, batch, shards))] == firsts
+    # One entry a key, and the description.
+    assert sum(len(state.rows) - 1 for state in stream.states) == len(seen)
+
+
+def _inputs(
+    processor: DeduplicateProcessor, data: st.DataObject, batch: list[Row], shards: int
+) -> list[list[pa.RecordBatch]]:
+    found = []
+    for own in sharded(batch, KEYS, shards):
+        parts = [batch_of(part) for part in split(data.draw, own, 3)]
+        partial = data.draw(st.booleans())
+        found.append([out for part in parts for out in processor.partial([part])] if partial else parts)
+    return found
+
+
+@settings(max_examples=40)
+@given(rows(), st.integers(1, 20), st.integers(0, 20), st.data())
+def test_within_a_time(some: list[Row], within: int, grace: int, data: st.DataObject) -> None:
+    within, grace = within * 500, grace * 500
+    processor = DeduplicateProcessor(SCHEMA, KEYS, within=f"{within}ms", on="ts", grace=f"{grace}ms")
+    stream = Stream(processor)
+    passed: dict[Any, int] = {}
+    event_time: int | None = None
+    late = no_time = 0
+    for batch in split(data.draw, some):
+        partial = data.draw(st.booleans())
+        expected = []
+        timed = [row for row in batch if row["ts"] is not None]
+        own = [row for row in timed if event_time is None or row["ts"] >= event_time - grace]
+        late, no_time = late + len(timed) - len(own), no_time + len(batch) - len(timed)
+        for row in sorted(own, key=lambda row: (row["ts"], row["seq"])):
+            key = key_of(row, KEYS)
+            if key not in passed or row["ts"] >= passed[key] + within:
+                passed[key] = row["ts"]
+                expected.append(row["seq"])
+        arrow = batch_of(batch)
+        found = stream.run([list(processor.partial([arrow])) if partial else [arrow]])
+        assert [row["seq"] for row in found] == sorted(expected)
+        event_time = max(
+            [row["ts"] for row in timed] + ([] if event_time is None else [event_time]), default=None
+        )
+        assert stream.event_time_ms == event_time
+        # What cannot be a duplicate any more is forgotten; of each key that is left there are two entries.
+        if event_time is not None:
+            passed = {key: time for key, time in passed.items() if time + within > event_time - grace}
+        assert len(stream.states[0].rows) == 1 + 2 * len(passed)
+        if partial:
+            late = stream.metrics.get("late_rows", 0)  # duplicates among them did not get so far
+            no_time = stream.metrics.get("null_time_rows", 0)
+    assert stream.metrics.get("late_rows", 0) == late
+    assert stream.metrics.get("null_time_rows", 0) == no_time
+
+
+def test_rows_pass_with_all_their_columns_and_in_their_order() -> None:
+    schema = pa.schema([("id", pa.int64()), ("l", pa.list_(pa.int64()))])
+    processor = DeduplicateProcessor(schema, ["id"])
+    batch = pa.RecordBatch.from_pydict({"id": [3, 1, 3, 2], "l": [[1], None, [2], []]}, schema=schema)
+    assert [row["l"] for row in Stream(processor).run([[batch]])] == [[1], None, []]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(-20, 20)), max_size=12),
+    st.lists(st.none() | st.integers(-10, 10), min_size=3, max_size=3),
+    st.integers(1, 10),
+)
+def test_rounds_pass_what_one_row_at_a_time_would(
+    some: list[tuple[int, int]], floors: list[int | None], within: int
+) -> None:
+    lowest = np.iinfo(np.int64).min
+    floor = [lowest if each is None else each for each in floors]
+    number, times = (np.array([row[at] for row in some], np.int64) for at in range(2))
+    passed, after = _passing(number, times, np.array(floor), within)
+    expected = []
+    for at in sorted(range(len(some)), key=lambda at: (some[at][1], at)):
+        key, time = some[at]
+        if time >= floor[key]:
+            floor[key] = time + within
+            expected.append(at)
+    assert sorted(passed.tolist()) == sorted(expected)
+    assert after.tolist() == floor
+
+
+def test_declarations() -> None:
+    with pytest.raises(InvalidOptionError, match="within is '1h' and on is None"):
+        DeduplicateProcessor(SCHEMA, ["k"], within="1h")
+    with pytest.raises(InvalidSchemaError, match="key column 'x'"):
+        DeduplicateProcessor(SCHEMA, ["x"])
+    with pytest.raises(InvalidSchemaError, match="'s' of event time is string"):
+        DeduplicateProcessor(SCHEMA, ["k"], within="1h", on="s")
+    with pytest.raises(InvalidSchemaError, match="which state cannot hold"):
+        DeduplicateProcessor(pa.schema([("l", pa.list_(pa.int64()))]), ["l"])
+    one = DeduplicateProcessor(SCHEMA, ["k"], within="1h", on="ts")
+    assert pickle.loads(pickle.dumps(one)).schema == one.schema
+    assert DeduplicateProcessor(SCHEMA, ["k"], within="2h", on="ts", grace="5s").schema == one.schema
+    assert (
+        len(
+            {
+                one.schema,
+                DeduplicateProcessor(SCHEMA, ["k"]).schema,
+                DeduplicateProcessor(SCHEMA, ["s"]).schema,
+            }
+        )
+        == 3
+    )
