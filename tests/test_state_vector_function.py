@@ -1,4 +1,4 @@
-"""A user's function over rows and the state of their keys; the state of every vectorised processor read back."""
+"""A user's function over rows and the state of their keys; and the state of every processor read back."""
 
 from __future__ import annotations
 

@@ -110,6 +110,15 @@ def numbered(group_keys: pa.BinaryArray) -> tuple[Ints, pa.BinaryArray]:
     return np.asarray(encoded.indices, np.int64), encoded.dictionary
 
 
+def numbered_in_order(group_keys: pa.BinaryArray) -> tuple[Ints, pa.BinaryArray]:
+    """`numbered`, with the numbers in the order of the keys: a store finds keys in order twice as fast."""
+    number, distinct = numbered(group_keys)
+    order = pc.sort_indices(distinct)
+    rank = np.empty(len(distinct), np.int64)
+    rank[np.asarray(order)] = np.arange(len(distinct))
+    return rank[number], distinct.take(order)
+
+
 def keyed_keys(table: int, group_keys: pa.BinaryArray, rest: pa.BinaryArray | None = None) -> pa.BinaryArray:
     """`layout.keyed` of each row."""
     lead = np.empty((len(group_keys), 5), np.uint8)

@@ -15,7 +15,7 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.state import binary, cells
 from kafka_eos_source.state.binary import Ints
 from kafka_eos_source.state.describe import Description, TableDescription, describe
-from kafka_eos_source.state.keys import KeyCodec, keyed_keys, numbered
+from kafka_eos_source.state.keys import KeyCodec, keyed_keys, numbered, numbered_in_order
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.rows import RowCodec
 from kafka_eos_source.state.vector import due
@@ -137,7 +137,9 @@ class DeduplicateProcessor:
             self._forget(state, closed_until(context, self._grace_ms))
 
     def _first(self, rows: pa.RecordBatch, state: StateAccess) -> Ints:
-        number, group_keys = numbered(self._codec.encode([rows.column(name) for name in self._keys.names]))
+        number, group_keys = numbered_in_order(
+            self._codec.encode([rows.column(name) for name in self._keys.names])
+        )
         places = keyed_keys(VALUES, group_keys)
         new = ~binary.valid(state.get_many(places))
         added = places.filter(pa.array(new))
@@ -155,7 +157,7 @@ class DeduplicateProcessor:
                 context.count(metric, int(some.sum()))
         own = np.flatnonzero(is_valid & ~late)
         columns = [rows.column(name).take(pa.array(own)) for name in self._keys.names]
-        number, group_keys = numbered(self._codec.encode(columns))
+        number, group_keys = numbered_in_order(self._codec.encode(columns))
         places = keyed_keys(VALUES, group_keys)
         stored = state.get_many(places)
         known = binary.valid(stored)

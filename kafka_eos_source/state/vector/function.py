@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.state import binary
 from kafka_eos_source.state.describe import Description, TableDescription, describe
-from kafka_eos_source.state.keys import KeyCodec, keyed_keys, numbered
+from kafka_eos_source.state.keys import KeyCodec, keyed_keys, numbered_in_order
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.rows import RowCodec
 from kafka_eos_source.state.vector.grouping import VALUE_VERSION, VALUES, key_columns, seen, without_made
@@ -28,7 +28,7 @@ class KeyedBatch:
 
     Attributes:
         rows: in the order in which they came, all columns.
-        keys: the distinct keys of the rows, in the order in which they come first; the key's columns.
+        keys: the distinct keys of the rows, in no order that matters; the key's columns.
         key_of_row: for each row the place of its key in ``keys`` and ``state``, from 0.
         state: the state of each key; null = it has none.
         batch_id: Spark's.
@@ -135,7 +135,9 @@ class FunctionProcessor:
     def _call(
         self, rows: pa.RecordBatch, state: StateAccess, context: BatchContext
     ) -> Iterator[pa.RecordBatch]:
-        number, group_keys = numbered(self._codec.encode([rows.column(name) for name in self._keys.names]))
+        number, group_keys = numbered_in_order(
+            self._codec.encode([rows.column(name) for name in self._keys.names])
+        )
         places = keyed_keys(VALUES, group_keys)
         stored = state.get_many(places)
         emitted, new = self._function(

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.state.binary import Ints
@@ -114,6 +115,14 @@ def without_made(declared: object) -> dict[str, Any]:
         for name, value in vars(declared).items()
         if not isinstance(getattr(type(declared), name, None), cached_property)
     }
+
+
+def in_order(
+    places: pa.BinaryArray, keys: list[pa.Array], states: list[pa.Array]
+) -> tuple[pa.BinaryArray, list[pa.Array], list[pa.Array]]:
+    """All in the order of places in the store: it finds them twice as fast, and writes them faster too."""
+    order = pc.sort_indices(places)
+    return places.take(order), [key.take(order) for key in keys], [column.take(order) for column in states]
 
 
 def stored(

@@ -10,7 +10,7 @@ import pyarrow as pa
 from kafka_eos_source.state.describe import TableDescription
 from kafka_eos_source.state.keys import keyed_keys, split_keys
 from kafka_eos_source.state.model import BatchContext, StateAccess
-from kafka_eos_source.state.vector.grouping import VALUES, Grouping, stored
+from kafka_eos_source.state.vector.grouping import VALUES, Grouping, in_order, stored
 
 
 class Running(Grouping):
@@ -45,7 +45,7 @@ class Running(Grouping):
         if not partial.num_rows:
             return
         keys, _, new = self.split(partial)
-        places = keyed_keys(VALUES, self.codec.encode(keys))
+        places, keys, new = in_order(keyed_keys(VALUES, self.codec.encode(keys)), keys, new)
         states, _ = stored(state, places, self.values, self.aggregation, new)
         state.put_many(places, self.values.encode(states))
         yield [*keys, *self.aggregation.finish(states)]

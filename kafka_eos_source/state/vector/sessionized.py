@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kafka_eos_source.state import binary, cells
 from kafka_eos_source.state.binary import Ints
 from kafka_eos_source.state.describe import TableDescription
-from kafka_eos_source.state.keys import keyed_keys, numbered, split_keys
+from kafka_eos_source.state.keys import keyed_keys, numbered, numbered_in_order, split_keys
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector import due, sessions
 from kafka_eos_source.state.vector.aggregation import Aggregation, Grouped
@@ -161,7 +161,7 @@ class Sessionized(Grouping):
         self, partial: pa.RecordBatch, until_ms: int | None, state: StateAccess, context: BatchContext
     ) -> Iterator[list[pa.Array]]:
         keys, (first, last, counts), states = self.split(partial)
-        number, group_keys = numbered(self.codec.encode(keys))
+        number, group_keys = numbered_in_order(self.codec.encode(keys))
         new = _Sessions(number, cells.raw(first, np.int64), cells.raw(last, np.int64), states)
         old, due_ms = self._load(group_keys, state)
         watermark = context.watermark_ms(self._window.grace_ms)

@@ -16,7 +16,7 @@ from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector import due
 from kafka_eos_source.state.vector.aggregation import Aggregation
 from kafka_eos_source.state.vector.group import NO_NULLS_ONLY, ZERO_FOR_NULLS
-from kafka_eos_source.state.vector.grouping import TIMES, Grouping, closed_until, seen, stored
+from kafka_eos_source.state.vector.grouping import TIMES, Grouping, closed_until, in_order, seen, stored
 from kafka_eos_source.state.vector.windows import Tumbling, of_ms, of_times_ms, times_ms
 
 
@@ -117,6 +117,8 @@ class Windowed(Grouping):
     ) -> Iterator[list[pa.Array]]:
         ends = starts + self._window.size_ms
         places = timed_keys(TIMES, ends, self.codec.encode(keys))
+        places, [begins, *keys], new = in_order(places, [pa.array(starts), *keys], new)
+        ends = cells.raw(begins, np.int64) + self._window.size_ms
         states, before = stored(state, places, self.values, self.aggregation, new)
         closed = np.zeros(len(ends), np.bool_) if until_ms is None else ends <= until_ms
         # A window that opened and closed in this batch is never stored.
