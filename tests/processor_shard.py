@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -11,11 +11,13 @@ from pyspark import cloudpickle
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
+from kafka_eos_source.state import layout
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.processor import registry
 from kafka_eos_source.state.processor.arrow import arrow_schema
 from kafka_eos_source.state.processor.ddl import as_struct
 from kafka_eos_source.state.processor.entries import StateEntry, read_entries
+from kafka_eos_source.state.processor.registry import describe
 from kafka_eos_source.state.processor.run import StatefulProcessorRunner
 
 
@@ -81,3 +83,66 @@ class Shard:
             else:
                 held[entry.key] = entry.value
         return held
+
+
+def scan_table(state: StateAccess, byte: int) -> Iterator[tuple[bytes, bytes]]:
+    """All keys and values of a table."""
+    return state.range(bytes([byte]), bytes([byte + 1]) if byte < 0xFF else None)
+
+
+def check_indexes(shard: Shard) -> None:
+    """Each value with a time to live has exactly its entry in the index, each timer both of its entries."""
+    state = shard.state
+    for variable in describe(state):
+        if not variable.ttl:
+            continue
+        index = variable.table | layout.TIMED
+        entries = [layout.split(key) for key, _ in scan_table(state, index)]
+        kept = [(layout.split(key), value) for key, value in scan_table(state, variable.table)]
+        expected = [
+            (entry.group_key, entry.rest, value[:8])
+            for entry, value in kept
+            if variable.kind != "list" or entry.rest
+        ]
+        found = [(e.group_key, e.rest, layout.before(index, e.time_ms or 0)[1:]) for e in entries]
+        assert sorted(found) == sorted(expected)
+    by_key = [layout.split(key) for key, _ in scan_table(state, 0x7F)]
+    by_time = [layout.split(key) for key, _ in scan_table(state, 0xFF)]
+    assert sorted((e.group_key, e.rest) for e in by_key) == sorted(
+        (e.group_key, layout.before(0xFF, e.time_ms or 0)[1:]) for e in by_time
+    )
+
+
+class Custom(StatefulProcessor):
+    """Runs functions that a test gives it."""
+
+    def __init__(self, init: Any, handle_rows: Any = None, close: Any = None) -> None:
+        self._init, self._handle_rows, self._close = init, handle_rows, close
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.asked = not hasattr(handle.keys, "state")  # on the driver, which only asks for the variables
+        self.state = self._init(handle)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        return self._handle_rows(self, key, rows, timerValues) if self._handle_rows else iter([])
+
+    def close(self) -> None:
+        if self._close:
+            self._close(self)
+
+
+def custom(init: Any, handle_rows: Any = None, close: Any = None, **options: Any) -> Shard:
+    """A shard with a processor made of these functions."""
+    names = {"key": "k LONG", "columns": "k LONG, n LONG", "output": "k LONG, n LONG", **options}
+    return Shard(runner(Custom(init, handle_rows, close), **names), names["columns"])
+
+
+def nothing(handle: Any) -> None:
+    """An ``init`` that creates no state."""
+
+
+def with_state(shard: Shard, state: StateAccess) -> Shard:
+    """The shard, on a state that another one left."""
+    shard.state = state
+    return shard

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Iterator
 from typing import Any
 
+from processor_shard import runner
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
+
+from kafka_eos_source.state.processor.run import StatefulProcessorRunner
 
 KEY = "key STRING"
 INPUT = "key STRING, op STRING, a LONG, b LONG, at TIMESTAMP"
@@ -116,3 +120,27 @@ class Scripted(StatefulProcessor):
 OPS = sorted(
     name.replace("_", ".", 1) for name in vars(Scripted) if re.match("[vlmt]_(?!exists)|[vl]_", name)
 )
+
+
+def scripted(
+    time_mode: str = "ProcessingTime", ttl_ms: int | None = None, **options: Any
+) -> StatefulProcessorRunner:
+    """A runner of `Scripted`."""
+    clock = "getCurrentWatermarkInMs" if time_mode == "EventTime" else "getCurrentProcessingTimeInMs"
+    processor = Scripted(ttl_ms, clock)
+    return runner(processor, key=KEY, columns=INPUT, output=OUTPUT, time_mode=time_mode, **options)
+
+
+def ops(key: str, *ops: str, at: dt.datetime | None = None) -> list[tuple[Any, ...]]:
+    """Rows for `Scripted`: ``"m.put 1 2"`` is an op with its numbers."""
+    made = []
+    for op in ops:
+        name, *numbers = op.split()
+        a, b = ([int(number) for number in numbers] + [0, 0])[:2]
+        made.append((key, name, a, b, at))
+    return made
+
+
+def results(out: list[tuple[Any, ...]]) -> list[str]:
+    """What came of each op."""
+    return [row[2] for row in out]

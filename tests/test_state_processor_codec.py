@@ -122,6 +122,8 @@ def test_values_are_read_and_written_as_spark_does() -> None:
     assert (n, d, f) == (3, Decimal("1.01"), 0.5)
     assert s == Row(x=4)
     assert s.x == 4
+    plain = StructCodec(as_struct("a LONG, b LONG", "x"))
+    assert plain.decode(plain.encode(Row(a=1, b=None))) == (1, None)  # a Row has its own idea of "in"
     lists = StructCodec(as_struct("a ARRAY<DOUBLE>", "x"))
     assert lists.decode(lists.encode((np.array([1.5, 2.5]),))) == ([1.5, 2.5],)
 

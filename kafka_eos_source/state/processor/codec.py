@@ -34,6 +34,7 @@ _LENGTH = struct.Struct(">I")
 _WIDE = Context(prec=100)
 _new = tuple.__new__
 _set = object.__setattr__
+_contains = tuple.__contains__  # that of Row looks among the fields' names
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class StructCodec:
             StatefulProcessorError: it is no tuple (or list), or does not fit the schema.
         """
         try:
-            if self._plain and isinstance(row, tuple) and None not in row:
+            if self._plain and isinstance(row, tuple) and not _contains(row, None):
                 return self._pack(self._head, *row)
             return self._encode(row)
         except (struct.error, TypeError, ValueError, AttributeError, ArithmeticError) as error:

@@ -139,6 +139,7 @@ class StatefulProcessorRunner:
             )
         if self._delay_ms < 0:
             raise InvalidOptionError(f"the delay of the watermark is {self._delay_ms} ms, expected 0 or more")
+        KeyColumns(self._key, self._style)  # refuses types that keys cannot have
         names = self._input.names
         for field in self._key:
             if field.name not in names or self._input.field(field.name).type != field.type:

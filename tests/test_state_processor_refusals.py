@@ -1,0 +1,158 @@
+"""What Spark's handle refuses is refused, and its classes are all here."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+from processor_shard import custom, nothing
+from pyspark.sql import types as t
+from pyspark.sql.streaming import stateful_processor
+
+from kafka_eos_source.errors import (
+    InvalidOptionError,
+    InvalidSchemaError,
+    StatefulProcessorError,
+)
+from kafka_eos_source.state.processor import handle as ours
+from kafka_eos_source.state.processor.list_state import ListState
+from kafka_eos_source.state.processor.map_state import MapState
+from kafka_eos_source.state.processor.value_state import ValueState
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("init", "condition"),
+        [
+            (
+                lambda h: [h.getValueState("v", "n LONG"), h.getListState("v", "n LONG")],
+                "DUPLICATE_STATE_VARIABLE",
+            ),
+            (lambda h: h.getValueState("v", "n LONG", 0), "TTL_DURATION_MUST_BE_POSITIVE"),
+            (lambda h: h.getValueState("v", "n LONG", -1), "TTL_DURATION_MUST_BE_POSITIVE"),
+            (lambda h: h.getListState("v", "n LONG", 1.5), "TTL_DURATION_MUST_BE_POSITIVE"),
+            (lambda h: h.registerTimer(5), "INVALID_HANDLE_STATE: register_timer in handle state PRE_INIT"),
+            (lambda h: h.deleteTimer(5), "INVALID_HANDLE_STATE: delete_timer"),
+            (lambda h: h.listTimers(), "INVALID_HANDLE_STATE: list_timers"),
+            (lambda h: h.getValueState("v", "n LONG").get(), "IMPLICIT_KEY_NOT_FOUND"),
+            (lambda h: h.getListState("v", "n LONG").exists(), "IMPLICIT_KEY_NOT_FOUND"),
+            (lambda h: h.getMapState("v", "n LONG", "n LONG").exists(), "IMPLICIT_KEY_NOT_FOUND"),
+        ],
+    )
+    def test_in_init_on_the_driver(self, init: Any, condition: str) -> None:
+        with pytest.raises(StatefulProcessorError, match=condition):
+            custom(init, time_mode="ProcessingTime")
+
+    @pytest.mark.parametrize(
+        ("schema", "message"),
+        [
+            ("n LONK", "no type that state can hold"),
+            (t.StructType().add("n", t.VariantType()), "cannot hold"),
+            (t.LongType(), "expected a StructType"),
+        ],
+    )
+    def test_schemas_on_the_driver(self, schema: Any, message: str) -> None:
+        with pytest.raises(InvalidSchemaError, match=message):
+            custom(lambda h: h.getValueState("v", schema))
+
+    def test_maps_as_keys_of_maps(self) -> None:
+        with pytest.raises(InvalidSchemaError, match="has no order"):
+            custom(lambda h: h.getMapState("v", "m MAP<INT, INT>", "n LONG"))
+
+    @pytest.mark.parametrize("time_mode", ["None", "EventTime"])
+    def test_times_to_live_in_other_time_modes(self, time_mode: str) -> None:
+        options = {"event_time": "at", "columns": "k LONG, n LONG, at TIMESTAMP"}
+        with pytest.raises(StatefulProcessorError, match="INCORRECT_TIME_MODE_TO_ASSIGN_TTL"):
+            custom(lambda h: h.getValueState("v", "n LONG", 5), time_mode=time_mode, **options)
+
+    @pytest.mark.parametrize(
+        ("call", "condition"),
+        [
+            (lambda p: p.handle.getValueState("w", "n LONG"), "INVALID_HANDLE_STATE: get_value_state"),
+            (lambda p: p.handle.deleteIfExists("v"), "INVALID_HANDLE_STATE: delete_if_exists"),
+            (lambda p: p.handle.registerTimer(1), "INVALID_TIME_MODE: register_timer"),
+            (lambda p: p.handle.deleteTimer(1), "INVALID_TIME_MODE: delete_timer"),
+            (lambda p: p.handle.listTimers(), "INVALID_TIME_MODE: list_timers"),
+            (lambda p: p.state[0].update(None), "ILLEGAL_STATE_STORE_VALUE.NULL_VALUE"),
+            (lambda p: p.state[0].update(5), "STATE_STORE_VALUE: 5 is no row of"),
+            (lambda p: p.state[0].update((1, 2)), "STATE_STORE_VALUE"),
+            (lambda p: p.state[1].put([]), "ILLEGAL_STATE_STORE_VALUE.EMPTY_LIST_VALUE"),
+            (lambda p: p.state[1].put(None), "ILLEGAL_STATE_STORE_VALUE.NULL_VALUE"),
+            (lambda p: p.state[1].appendList([]), "ILLEGAL_STATE_STORE_VALUE.EMPTY_LIST_VALUE"),
+            (lambda p: p.state[1].appendList([(1,), None]), "ILLEGAL_STATE_STORE_VALUE.NULL_VALUE"),
+            (lambda p: p.state[1].appendValue(None), "ILLEGAL_STATE_STORE_VALUE.NULL_VALUE"),
+            (lambda p: p.state[2].updateValue(None, (1,)), "ILLEGAL_STATE_STORE_VALUE.NULL_VALUE"),
+            (lambda p: p.state[2].updateValue((1,), None), "ILLEGAL_STATE_STORE_VALUE.NULL_VALUE"),
+            (lambda p: p.state[2].getValue(None), "ILLEGAL_STATE_STORE_VALUE.NULL_VALUE"),
+        ],
+    )
+    def test_in_a_handler_without_clock(self, call: Any, condition: str) -> None:
+        def init(handle: Any) -> Any:
+            kinds = [handle.getValueState("v", "n LONG"), handle.getListState("l", "n LONG")]
+            return [*kinds, handle.getMapState("m", "k LONG", "n LONG")]
+
+        shard = custom(init, lambda p, key, rows, times: call(p))
+        with pytest.raises(StatefulProcessorError, match=condition):
+            shard.batch([(1, 1)])
+
+    @pytest.mark.parametrize("time", ["5", 1.5, 1 << 63, None])
+    def test_timers_at_no_time(self, time: Any) -> None:
+        shard = custom(nothing, lambda p, *_: p.handle.registerTimer(time), time_mode="ProcessingTime")
+        with pytest.raises(StatefulProcessorError, match="expected milliseconds since the epoch"):
+            shard.batch([(1, 1)])
+
+    def test_state_and_timers_in_close(self) -> None:
+        def read(processor: Any) -> None:
+            if not processor.asked:
+                processor.state.get()
+
+        def register(processor: Any) -> None:
+            if not processor.asked:
+                processor.handle.registerTimer(1)
+
+        reads = custom(lambda h: h.getValueState("v", "n LONG"), close=read)
+        with pytest.raises(StatefulProcessorError, match="IMPLICIT_KEY_NOT_FOUND"):
+            reads.batch([(1, 1)])
+        sets = custom(nothing, close=register, time_mode="ProcessingTime")
+        with pytest.raises(StatefulProcessorError, match="register_timer in handle state TIMER_PROCESSED"):
+            sets.batch([(1, 1)])
+
+    @pytest.mark.parametrize(
+        ("options", "error", "message"),
+        [
+            ({"time_mode": "Event"}, InvalidOptionError, "timeMode is 'Event'"),
+            ({"rows": "arrow"}, InvalidOptionError, "rows is 'arrow'"),
+            ({"delay_ms": -1}, InvalidOptionError, "-1 ms"),
+            ({"time_mode": "EventTime"}, InvalidOptionError, "no event time column"),
+            ({"event_time": "n"}, InvalidSchemaError, "'n' is int64, expected a timestamp"),
+            ({"event_time": "x"}, InvalidSchemaError, "'x' is not in the input"),
+            ({"key": "x LONG"}, InvalidSchemaError, "'x' of type int64 is not in the input"),
+            ({"key": "k STRING"}, InvalidSchemaError, "'k' of type string is not in the input"),
+            ({"key": "k ARRAY<LONG>", "columns": "k ARRAY<LONG>"}, InvalidSchemaError, "k"),
+        ],
+    )
+    def test_options(self, options: dict[str, Any], error: type[Exception], message: str) -> None:
+        with pytest.raises(error, match=message):
+            custom(nothing, **options)
+
+
+@pytest.mark.parametrize(
+    ("mine", "sparks"),
+    [
+        (ValueState, stateful_processor.ValueState),
+        (ListState, stateful_processor.ListState),
+        (MapState, stateful_processor.MapState),
+        (ours.StatefulProcessorHandle, stateful_processor.StatefulProcessorHandle),
+    ],
+)
+def test_every_method_of_sparks_classes_is_here_with_its_parameters(mine: type, sparks: type) -> None:
+    methods = {
+        name: member for name, member in vars(sparks).items() if not name.startswith("_") and callable(member)
+    }
+    assert methods
+    for name, member in methods.items():
+        own = inspect.signature(vars(mine)[name])
+        spark = inspect.signature(member)
+        assert list(own.parameters) == list(spark.parameters)
+        assert [p.default for p in own.parameters.values()] == [p.default for p in spark.parameters.values()]
