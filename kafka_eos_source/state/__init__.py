@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from kafka_eos_source.state.store import TransactionalStateStore
     from kafka_eos_source.state.transform import (
         aggregate_with_changelog_state,
+        apply_with_changelog_state,
+        deduplicate_with_changelog_state,
         transform_with_changelog_state,
     )
 
@@ -20,6 +22,8 @@ __all__ = [
     "CHANGELOG",
     "TransactionalStateStore",
     "aggregate_with_changelog_state",
+    "apply_with_changelog_state",
+    "deduplicate_with_changelog_state",
     "transform_with_changelog_state",
 ]
 
@@ -27,6 +31,8 @@ _WHERE = {
     "CHANGELOG": "packet",
     "TransactionalStateStore": "store",
     "aggregate_with_changelog_state": "transform",
+    "apply_with_changelog_state": "transform",
+    "deduplicate_with_changelog_state": "transform",
     "transform_with_changelog_state": "transform",
 }
 

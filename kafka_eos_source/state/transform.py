@@ -16,6 +16,8 @@ from kafka_eos_source.state.processor.arrow import arrow_schema
 from kafka_eos_source.state.processor.ddl import as_struct
 from kafka_eos_source.state.processor.run import StatefulProcessorRunner
 from kafka_eos_source.state.vector import Aggregate, AggregateProcessor
+from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
+from kafka_eos_source.state.vector.function import Function, FunctionProcessor
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
     from kafka_eos_source.state.processor.handle import TimeMode
     from kafka_eos_source.state.processor.rows import RowStyle
-    from kafka_eos_source.state.vector.windows import Window
+    from kafka_eos_source.state.vector.windows import Duration, Window
 
 
 def transform_with_changelog_state(
@@ -130,6 +132,80 @@ def aggregate_with_changelog_state(
     )
     if combine:
         frame = combined(frame, processor.partial, processor.partial_schema)
+    return with_operator(frame, keys, processor, store=store, shards=shards, options=options)
+
+
+def apply_with_changelog_state(
+    rows: DataFrame | GroupedData,
+    function: Function,
+    output_schema: StructType | str,
+    state_schema: StructType | str,
+    *,
+    options: Mapping[str, str],
+    key: str | Sequence[str] | None = None,
+    store: str = "state",
+    shards: int | None = None,
+    event_time: str | None = None,
+    version: str = "1",
+) -> DataFrame:
+    """A function of your own over Arrow batches and the state of their keys, called with many keys at once.
+
+    Args:
+        rows, options, key, store, shards: as `transform_with_changelog_state`.
+        function: from a `state.vector.KeyedBatch` to its output rows and the keys' new state.
+        output_schema: of the rows that it gives.
+        state_schema: columns of the state of a key.
+        event_time: a column whose largest value makes the watermark; None = there is none.
+        version: change it when the same columns of state get another meaning: older state is refused then.
+
+    Returns:
+        The output columns and `CHANGELOG`.
+
+    Raises:
+        As `transform_with_changelog_state`.
+    """
+    frame, keys = grouping(rows, key)
+    zone = _timezone(frame)
+    processor = FunctionProcessor(
+        arrow_schema(_rows_of(frame), zone),
+        keys,
+        function,
+        output=arrow_schema(as_struct(output_schema, "the output"), zone),
+        state=arrow_schema(as_struct(state_schema, "the state"), zone),
+        event_time=event_time,
+        version=version,
+    )
+    return with_operator(frame, keys, processor, store=store, shards=shards, options=options)
+
+
+def deduplicate_with_changelog_state(
+    rows: DataFrame | GroupedData,
+    *,
+    options: Mapping[str, str],
+    key: str | Sequence[str] | None = None,
+    store: str = "duplicates",
+    shards: int | None = None,
+    within: Duration | None = None,
+    on: str | None = None,
+    grace: Duration = "0s",
+) -> DataFrame:
+    """The first row of each key passes: for ever, or once in a stretch of event time.
+
+    Args:
+        rows, options, key, store, shards: as `transform_with_changelog_state`.
+        within: how far apart in event time duplicates are at most; None = any time, and state only grows.
+        on: the column of event time; needed with ``within``.
+        grace: how much earlier than the newest row a row may come.
+
+    Returns:
+        All columns and `CHANGELOG`.
+
+    Raises:
+        As `transform_with_changelog_state`.
+    """
+    frame, keys = grouping(rows, key)
+    schema = arrow_schema(_rows_of(frame), _timezone(frame))
+    processor = DeduplicateProcessor(schema, keys, within=within, on=on, grace=grace)
     return with_operator(frame, keys, processor, store=store, shards=shards, options=options)
 
 

@@ -64,7 +64,7 @@ class FunctionProcessor:
     Args:
         schema: of the rows.
         keys: columns of the key.
-        function: importable, or picklable by cloudpickle.
+        function: importable, or such that cloudpickle takes it.
         output: columns that the function gives.
         state: columns of the state of a key: bool, int8 to int64, float, double, decimal, string, binary,
             date, timestamp.
