@@ -14,7 +14,7 @@ top.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import repeat
 
 from kafka_eos_source.state.sorted_keys import SortedKeys
@@ -137,16 +137,19 @@ class Overlay:
             reverse=reverse,
         )
 
-    def look_up(self, keys: list[bytes]) -> list[bytes | Missing | None]:
-        """For each key the staged value, None if deleted, `MISSING` if only the database knows."""
-        found: list[bytes | Missing | None] = list(map(self.rows.get, keys, repeat(MISSING)))
-        if self.ranges:
-            covers = self.ranges.covers
-            found = [
-                None if isinstance(value, Missing) and covers(key) else value
-                for key, value in zip(keys, found, strict=True)
-            ]
-        return found
+    def look_up(
+        self, keys: list[bytes], recent: Mapping[bytes, bytes | None]
+    ) -> list[bytes | Missing | None]:
+        """For each key the staged value, None if deleted, `MISSING` if only the database knows.
+
+        Args:
+            recent: values of the database that are known already.
+        """
+        if not self.ranges:
+            unstaged = map(recent.get, keys, repeat(MISSING))
+            return list(map(self.rows.get, keys, unstaged)) if self.rows else list(unstaged)
+        rows, covers = self.rows, self.ranges.covers
+        return [rows.get(key, None if covers(key) else recent.get(key, MISSING)) for key in keys]
 
 
 def merge(
