@@ -1,0 +1,100 @@
+"""What one look at a changelog partition comes to, over a scripted client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import RetriableError, UnavailableError
+from kafka_eos_source.kafka.changelog_reader import ChangelogReader, Pulled
+from kafka_eos_source.kafka.consumer import Taken
+from kafka_eos_source.model import TopicPartition
+
+TP = TopicPartition("c", 1)
+OTHER = TopicPartition("c", 0)
+
+
+@dataclass
+class Message:
+    at: int
+
+    def offset(self) -> int:
+        return self.at
+
+    def key(self) -> bytes:
+        return b"k%d" % self.at
+
+    def value(self) -> bytes | None:
+        return b"v%d" % self.at if self.at % 2 else None
+
+
+class Consumer:
+    bootstrap_servers = "b:9092"
+    last_complaint = ""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.assigned: Mapping[TopicPartition, int] = {}
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        self.assigned = positions
+
+    def release(self) -> None:
+        self.assigned = {}
+
+    def take(self, at_most: int, wait_seconds: float) -> Taken:
+        found: Taken = self.answers.pop(0)
+        return found
+
+    def log_bounds(self, tp: TopicPartition, timeout_seconds: float) -> tuple[int, int]:
+        assert tp == TP
+        assert timeout_seconds > 0
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer  # type: ignore[no-any-return]
+
+
+def reader(*answers: Any) -> ChangelogReader:
+    return ChangelogReader(Consumer(*answers), TP)  # type: ignore[arg-type]
+
+
+def test_keys_values_and_where_to_go_on() -> None:
+    found = reader(Taken([Message(3), Message(7)])).take(10, 0.1, 100)
+    assert found == Pulled([b"k3", b"k7"], [b"v3", b"v7"], 8)
+
+
+def test_records_from_the_end_on_are_left_out() -> None:
+    messages = [Message(at) for at in (3, 4, 7)]
+    assert reader(Taken(messages)).take(10, 0.1, 8).position == 8
+    assert reader(Taken(messages)).take(10, 0.1, 7) == Pulled([b"k3", b"k4"], [b"v3", None], 7)
+    assert reader(Taken(messages)).take(10, 0.1, 5) == Pulled([b"k3", b"k4"], [b"v3", None], 5)
+    assert reader(Taken(messages)).take(10, 0.1, 2) == Pulled([], [], 2)
+
+
+def test_events_of_this_partition() -> None:
+    assert reader(Taken(())).take(1, 0.1, 9) == Pulled()
+    assert reader(Taken((), log_ends={TP: 5, OTHER: 9})).take(1, 0.1, 9).log_end == 5
+    assert reader(Taken((), out_of_range=[TP])).take(1, 0.1, 9).out_of_range
+    assert reader(Taken((), gone=[TP])).take(1, 0.1, 9).gone
+    strange = reader(Taken((), {OTHER: 5}, [OTHER], [OTHER])).take(1, 0.1, 9)
+    assert strange == Pulled()
+
+
+def test_the_bounds_are_asked_for_until_they_are_known() -> None:
+    assert reader(RetriableError("a leader is elected"), (2, 9)).readable(Deadline.after_seconds(5)) == (2, 9)
+    with pytest.raises(UnavailableError, match=r"b:9092.*a leader is elected"):
+        reader(RetriableError("a leader is elected")).readable(Deadline.after_seconds(0.01))
+
+
+def test_one_partition_and_then_none() -> None:
+    consumer = Consumer()
+    found = ChangelogReader(consumer, TP)  # type: ignore[arg-type]
+    found.start(7)
+    assert consumer.assigned == {TP: 7}
+    found.stop()
+    assert not consumer.assigned

@@ -1,0 +1,157 @@
+"""Topics that are made here: what the cluster's answers come to. A scripted client instead of brokers."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import AuthorizationError, OperatorError, UnavailableError
+from kafka_eos_source.kafka import topic_admin
+from kafka_eos_source.kafka.topic_admin import TopicAdmin, TopicShape
+
+Answer = Any
+
+
+class Client:
+    """Gives these answers, one a request, the last one for ever; a code is an error."""
+
+    def __init__(self, answers: list[Answer], complaints: list[KafkaError]) -> None:
+        self._answers, self._complaints = answers, complaints
+        self.requests: list[str] = []
+        self.made: list[Any] = []
+
+    def __call__(self, config: dict[str, Any], logger: Any) -> Client:
+        self._complain = config["error_cb"]
+        return self
+
+    def poll(self, timeout: float) -> None:
+        while self._complaints:
+            self._complain(self._complaints.pop())
+
+    def describe_topics(self, topics: Any, **_: Any) -> dict[str, Future[Any]]:
+        return {"t": self._answer("describe")}
+
+    def describe_configs(self, resources: list[Any], **_: Any) -> dict[Any, Future[Any]]:
+        return {resources[0]: self._answer("config")}
+
+    def create_topics(self, topics: list[Any], **_: Any) -> dict[str, Future[Any]]:
+        self.made += topics
+        return {"t": self._answer("create")}
+
+    def _answer(self, request: str) -> Future[Any]:
+        self.requests.append(request)
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        future: Future[Any] = Future()
+        if isinstance(answer, int):
+            future.set_exception(KafkaException(KafkaError(answer)))
+        else:
+            future.set_result(answer)
+        return future
+
+
+def admin(
+    monkeypatch: pytest.MonkeyPatch, *answers: Answer, complaints: tuple[KafkaError, ...] = ()
+) -> tuple[TopicAdmin, Client]:
+    client = Client(list(answers), list(complaints))
+    monkeypatch.setattr(topic_admin, "_AdminClient", client)
+    return TopicAdmin({"bootstrap.servers": "b:9092", "group.id": "not for an admin client"}), client
+
+
+def described(*leaders: int | None) -> Any:
+    partitions = [
+        SimpleNamespace(id=number, leader=None if leader is None else SimpleNamespace(id=leader))
+        for number, leader in enumerate(leaders)
+    ]
+    return SimpleNamespace(partitions=partitions, topic_id="id-1")
+
+
+def soon(seconds: float = 10.0) -> Deadline:
+    return Deadline.after_seconds(seconds)
+
+
+def test_a_topic_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = admin(monkeypatch, described(1, 2))
+    assert found.shape("t", soon()) == TopicShape(2, True, "id-1")
+
+
+def test_no_topic_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, client = admin(monkeypatch, KafkaError.UNKNOWN_TOPIC_OR_PART)
+    assert found.shape("t", soon()) is None
+    assert client.requests == ["describe"]
+
+
+def test_what_passes_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, client = admin(monkeypatch, KafkaError._TRANSPORT, KafkaError.NOT_CONTROLLER, described(1))
+    assert found.shape("t", soon()) == TopicShape(1, True, "id-1")
+    assert len(client.requests) == 3
+
+
+def test_no_broker_is_an_error_with_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = KafkaError(KafkaError._RESOLVE, "no such host b")
+    found, _ = admin(monkeypatch, KafkaError._TRANSPORT, complaints=(said,))
+    with pytest.raises(UnavailableError, match=r"'b:9092'.*topic 't': no such host b"):
+        found.shape("t", soon(0.1))
+
+
+def test_a_refused_login_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = KafkaError(KafkaError._AUTHENTICATION, "bad password")
+    found, client = admin(monkeypatch, KafkaError._TRANSPORT, complaints=(refused,))
+    with pytest.raises(AuthorizationError, match="credentials"):
+        found.shape("t", soon())
+    assert len(client.requests) == 1
+
+
+def test_a_topic_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, client = admin(monkeypatch, None)
+    assert found.create("t", 3, -1, {"cleanup.policy": "compact"}, soon())
+    (topic,) = client.made
+    assert (topic.topic, topic.num_partitions, topic.replication_factor) == ("t", 3, -1)
+    assert topic.config == {"cleanup.policy": "compact"}
+
+
+def test_one_made_by_another_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = admin(monkeypatch, KafkaError.REQUEST_TIMED_OUT, KafkaError.TOPIC_ALREADY_EXISTS)
+    assert not found.create("t", 3, -1, {}, soon())
+
+
+@pytest.mark.parametrize(
+    "code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED]
+)
+def test_the_right_to_create_is_named(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    found, _ = admin(monkeypatch, code)
+    with pytest.raises(AuthorizationError, match="grant the principal Create on topic 't'"):
+        found.create("t", 3, -1, {}, soon())
+
+
+def test_the_right_to_see_the_configuration_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = admin(monkeypatch, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    with pytest.raises(AuthorizationError, match="DescribeConfigs on topic 't'"):
+        found.config("t", soon())
+
+
+def test_what_the_cluster_does_not_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = admin(monkeypatch, KafkaError.INVALID_REPLICATION_FACTOR)
+    with pytest.raises(OperatorError, match=r"creating topic 't'.*INVALID_REPLICATION_FACTOR"):
+        found.create("t", 3, 5, {}, soon())
+
+
+def test_a_new_topic_is_waited_for_until_it_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = KafkaError.UNKNOWN_TOPIC_OR_PART
+    found, client = admin(monkeypatch, unknown, described(1, None), described(1, -1), described(1, 1))
+    assert found.await_led("t", soon()).led
+    assert len(client.requests) == 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "seen"),
+    [(KafkaError.UNKNOWN_TOPIC_OR_PART, "no broker knows it"), (described(None), "has no leader")],
+)
+def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch, answer: Answer, seen: str) -> None:
+    found, _ = admin(monkeypatch, answer)
+    with pytest.raises(UnavailableError, match=seen):
+        found.await_led("t", soon(0.1))
