@@ -128,19 +128,20 @@ def open_shard(task: Task) -> Iterator[OpenShard | ShardReport]:
     """
     options, spark = task.options, task.spark
     deadline = Deadline.after_ms(options.timeout_ms)
-    application = options.application(spark.query_id)
     group = options.group(spark.query_id)
+
+    def end_dead_transaction(left: Deadline) -> None:
+        settle(options.kafka, options.application(spark.query_id), left)
+
     with changelog_client(options.kafka, group) as consumer:
-        committed = CommittedShard(
-            consumer, group, task.tp, settle=lambda left: settle(options.kafka, application, left)
-        ).offset(deadline)
+        committed = CommittedShard(consumer, group, task.tp, settle=end_dead_transaction).offset(deadline)
         token = None if committed is None else Token.decode(committed.metadata)
         if is_in_kafka(
             spark, token, missing_state=options.missing_state, foreign_query=options.foreign_query
         ):
             yield _report(task, 0, 0, None, skipped=True)
             return
-        store = _ready(task, consumer, committed, token, deadline)
+        store = _ready(task, consumer, committed, token, deadline, end_dead_transaction)
     try:
         failpoints.reach("state.after_open")
         last = store.last_batch()
@@ -155,6 +156,7 @@ def _ready(
     committed: GroupOffset | None,
     token: Token | None,
     deadline: Deadline,
+    end_dead_transaction: Callable[[Deadline], None],
 ) -> TransactionalStateStore:
     """The open store at the token's state. What is damaged or too old is wiped and restored, once."""
     progress = RestoreProgress(task.tp)
@@ -176,6 +178,7 @@ def _ready(
                 reader,
                 deadline=deadline,
                 progress=progress,
+                settle=end_dead_transaction,
                 delete_retention_ms=task.changelog.delete_retention_ms,
             )
 

@@ -1,0 +1,189 @@
+"""The forms of a stateful operator in a session of Spark's: what each is for, and how they go together."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
+
+from integration.support.kafka import Admin, produce, read_back
+from kafka_eos_source import admission
+from kafka_eos_source.state import (
+    CHANGELOG,
+    aggregate_with_changelog_state,
+    apply_with_changelog_state,
+    deduplicate_with_changelog_state,
+    transform_with_changelog_state,
+)
+from kafka_eos_source.state.vector import KeyedBatch, count
+
+ROWS, KEYS = 300, 7
+
+
+class Stage:
+    """Topics, a session and one query between them."""
+
+    def __init__(self, spark: SparkSession, broker: str, topic: Callable[..., str], folder: Path) -> None:
+        self.spark, self.broker, self.folder = spark, broker, folder
+        self.source, self.sink = topic(2), topic(2)
+        self.application = f"app-{uuid.uuid4().hex[:8]}"
+        self.wanted: Counter[str] = Counter()
+        self.feed(ROWS)
+
+    def feed(self, rows: int) -> None:
+        keys = [f"k{row % KEYS}" for row in range(rows)]
+        produce(self.broker, self.source, [f"v{row}" for row in range(rows)], keys=keys)
+        self.wanted.update(keys)
+
+    def options(self, **more: str) -> dict[str, str]:
+        return {
+            "kafka.bootstrap.servers": self.broker,
+            "application.id": self.application,
+            "state.dir": str(self.folder / "state"),
+            **more,
+        }
+
+    def rows(self, **more: str) -> DataFrame:
+        read = {
+            "kafka.bootstrap.servers": self.broker,
+            "subscribe": self.source,
+            "startingOffsets": "earliest",
+            "maxOffsetsPerTrigger": "100",
+            **more,
+        }
+        frame = self.spark.readStream.format("kafka-eos").options(**read).load()
+        return frame.selectExpr("CAST(key AS STRING) AS k", "CAST(value AS STRING) AS v", "timestamp")
+
+    def run(self, frame: DataFrame, *, application: bool = True) -> StreamingQuery:
+        write = {
+            "kafka.bootstrap.servers": self.broker,
+            "topic": self.sink,
+            "checkpointLocation": str(self.folder / "checkpoint"),
+            **({"application.id": self.application} if application else {}),
+        }
+        query = frame.writeStream.format("kafka-eos").options(**write).trigger(availableNow=True).start()
+        query.awaitTermination()
+        return query
+
+    def results(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for record in read_back(self.broker, self.sink):
+            found.setdefault((record.key or b"").decode(), []).append((record.value or b"").decode())
+        return found
+
+
+@pytest.fixture
+def stage(spark: SparkSession, broker: str, topic: Callable[..., str], tmp_path: Path) -> Stage:
+    return Stage(spark, broker, topic, tmp_path)
+
+
+class CountingOn(StatefulProcessor):
+    """Counts on from an initial state."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._count = handle.getValueState("count", "n long")
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: TimerValues) -> None:  # noqa: N802, N803
+        self._count.update((initialState.before,))
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Iterator[Row]:  # noqa: N802, N803
+        before = self._count.get()[0] if self._count.exists() else 0
+        now = before + sum(1 for _ in rows)
+        self._count.update((now,))
+        yield Row(key=key[0], value=str(now))
+
+    def close(self) -> None:
+        return
+
+
+def test_a_processor_of_sparks_counts_on_from_an_initial_state(stage: Stage) -> None:
+    initial = stage.spark.createDataFrame([("k0", 1000), ("other", 5)], "k string, before long")
+
+    def frame() -> DataFrame:
+        return transform_with_changelog_state(
+            stage.rows().groupBy("k"),
+            CountingOn(),
+            "key string, value string",
+            options=stage.options(),
+            shards=2,
+            initial_state=initial,
+        )
+
+    stage.run(frame())
+    wanted = {**stage.wanted, "k0": stage.wanted["k0"] + 1000}
+    assert {key: int(values[-1]) for key, values in stage.results().items()} == wanted
+    stage.feed(50)  # a later start does not take the initial state again
+    stage.run(frame())
+    wanted = {**stage.wanted, "k0": stage.wanted["k0"] + 1000}
+    assert {key: int(values[-1]) for key, values in stage.results().items()} == wanted
+
+
+def test_operators_follow_one_another_in_one_transaction(stage: Stage, admin: Admin) -> None:
+    """Duplicates of a value are dropped, what is left is counted by key: two stores, two changelogs."""
+    produce(stage.broker, stage.source, [f"v{row}" for row in range(50)], keys=["again"] * 50)
+    first = deduplicate_with_changelog_state(stage.rows(), key="v", options=stage.options(), shards=2)
+    second = aggregate_with_changelog_state(
+        first.groupBy("k"), {"n": count()}, options=stage.options(), shards=3
+    )
+    stage.run(second.selectExpr("k AS key", "CAST(n AS STRING) AS value", CHANGELOG))
+    counted = {key: int(values[-1]) for key, values in stage.results().items()}
+    assert sum(counted.values()) == ROWS, "each value once, under whichever key came first"
+    topics = {topic for topic, _ in admin.group(stage.application)}
+    assert {
+        f"{stage.application}-duplicates-changelog",
+        f"{stage.application}-aggregates-changelog",
+    } <= topics
+
+
+def totals(batch: KeyedBatch) -> tuple[pa.RecordBatch, pa.StructArray]:
+    rows = pa.table({"key": batch.key_of_row, "length": pc.binary_length(batch.rows.column("v"))})
+    sums = rows.group_by("key").aggregate([("length", "sum")]).sort_by("key")
+    before = pc.fill_null(batch.state.field("bytes"), 0)
+    now = pc.add(before, sums["length_sum"].combine_chunks().cast(pa.int64()))
+    output = pa.record_batch([batch.keys.column("k"), now.cast(pa.string())], ["key", "value"])
+    return output, pa.StructArray.from_arrays([now], ["bytes"])
+
+
+def test_a_function_of_the_users_keeps_state_in_columns(stage: Stage) -> None:
+    """Without an application.id: query and operator derive the same one from the checkpoint."""
+    options = {name: value for name, value in stage.options().items() if name != "application.id"}
+    frame = apply_with_changelog_state(
+        stage.rows().groupBy("k"), totals, "key string, value string", "bytes long", options=options, shards=2
+    )
+    query = stage.run(frame, application=False)
+    wanted: Counter[str] = Counter()
+    for row in range(ROWS):
+        wanted[f"k{row % KEYS}"] += len(f"v{row}")
+    assert {key: int(values[-1]) for key, values in stage.results().items()} == wanted
+    assert query.exception() is None
+
+
+def sizes(query: StreamingQuery) -> list[int]:
+    progress: list[Mapping[str, Any]] = [json.loads(each.json) for each in query.recentProgress]
+    return [each["numInputRows"] for each in progress if each["numInputRows"]]
+
+
+def test_a_batch_that_changes_too_much_state_is_followed_by_smaller_ones(stage: Stage) -> None:
+    own = {f"u{row}": 1 for row in range(800)}
+    produce(stage.broker, stage.source, ["x"] * 800, keys=list(own))
+    rows = stage.rows(**{"maxOffsetsPerTrigger": "350", "application.id": stage.application})
+    options = stage.options(**{"statestore.uncommitted.max.bytes": "12000"})
+    frame = aggregate_with_changelog_state(rows.groupBy("k"), {"n": count()}, options=options, shards=2)
+    query = stage.run(frame.selectExpr("k AS key", "CAST(n AS STRING) AS value", CHANGELOG))
+    found = sizes(query)
+    full = found.index(max(found[1:]), 1)  # the first with keys of their own: some 170 a shard
+    assert found[full] == 350
+    assert max(found[full + 1 :]) < 200, found
+    wanted = {**stage.wanted, **own}
+    assert {key: int(values[-1]) for key, values in stage.results().items()} == wanted
+    admission.write(stage.application, None)
