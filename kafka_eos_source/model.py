@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
@@ -79,6 +79,7 @@ class ShardReport:
         packets, records: how many packets and changes there are, this report's packet included.
         skipped: the batch was in Kafka already when the shard looked: it made nothing.
         pressure: bytes of uncommitted state, as a part of ``statestore.uncommitted.max.bytes``; 0 = no limit.
+        counts: what the shard's processor has counted in all batches, this one included.
     """
 
     tp: TopicPartition
@@ -93,6 +94,7 @@ class ShardReport:
     records: int = 0
     skipped: bool = False
     pressure: float = 0.0
+    counts: Mapping[str, int] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ def report(batch_id: int, shard: int, *, records: int = 2, skipped: bool = False
         event_time_ms=9,
         records=records,
         skipped=skipped,
+        counts={"late_rows": batch_id},
     )
 
 
@@ -62,7 +63,7 @@ def test_the_changelog_and_how_far_it_is_commit_with_the_records() -> None:
         assert sum(row.startswith(f"{tp}/") for row in broker.log) == 4
         offset, token = held(broker, tp)
         assert (offset, token.batch_id) == (4, 1)
-        assert token.shard == ShardMark(f"1-{number}", 5, 9)
+        assert token.shard == ShardMark(f"1-{number}", 5, 9, {"late_rows": 1})
     assert held(broker, IN)[1].shard is None
 
 

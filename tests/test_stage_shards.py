@@ -17,6 +17,7 @@ from kafka_eos_source.stage.shards import batch_of, reports
 from kafka_eos_source.stage.writer import stage
 from kafka_eos_source.state.batch_record import decode_batch
 from kafka_eos_source.state.layout import BATCH_KEY
+from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.packet import CHANGELOG, CHANGES, pack, unpack
 
 COLUMNS = SinkColumns(
@@ -75,13 +76,24 @@ def both_shards() -> list[StagedPart]:
 
 
 def test_a_packet_says_what_was_packed() -> None:
-    first, last = map(unpack, pack(report(), [changes((b"\x01k", b"v"), (b"\x01d", None))]))
+    made = report(counts={"late_rows": 3})
+    first, last = map(unpack, pack(made, [changes((b"\x01k", b"v"), (b"\x01d", None))]))
     assert [batch.to_pylist() for batch in first.batches()] == [
         [{"key": b"\x01k", "value": b"v"}, {"key": b"\x01d", "value": None}]
     ]
     assert (first.number, first.report, last.number) == (0, None, 1)
-    assert last.report == report(packets=2, records=2)
+    assert last.report == replace(made, packets=2, records=2)
     assert list(last.batches()) == []
+
+
+def test_a_processor_counts_few_things_of_short_names() -> None:
+    context = BatchContext(batch_id=0, shard=0, shards=1, first=True, time_ms=0)
+    for number in range(32):
+        context.count(f"metric-{number % 16}", 2)
+    assert set(context.metrics.values()) == {4}
+    for name, counted in (("one more", context), ("n" * 65, replace(context, metrics={}))):
+        with pytest.raises(StateError, match="expected up to 16, with names of up to 64"):
+            counted.count(name, 1)
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,11 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.kafka.topic_admin import TopicShape
 from kafka_eos_source.state import changelog
+from kafka_eos_source.state.batch_record import decode_batch, encode_batch
 from kafka_eos_source.state.changelog import (
     ChangelogTopic,
     changelog_name,
     check,
-    decode_batch,
-    encode_batch,
     ensure,
 )
 from kafka_eos_source.state.model import BatchRecord
@@ -40,6 +39,7 @@ records = st.builds(
     run_id=st.text(max_size=40),
     time_ms=st.integers(0, 2**63 - 1),
     event_time_ms=st.none() | st.integers(-(2**63), 2**63 - 1),
+    counts=st.dictionaries(st.text(max_size=9), st.integers(0, 2**63 - 1), max_size=3),
 )
 
 

@@ -17,7 +17,7 @@ from kafka_eos_source.kafka.changelog_reader import Pulled
 from kafka_eos_source.kafka.look import LogEnds
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state import restore as module
-from kafka_eos_source.state.changelog import encode_batch
+from kafka_eos_source.state.batch_record import encode_batch
 from kafka_eos_source.state.layout import BATCH_KEY
 from kafka_eos_source.state.model import BatchRecord
 from kafka_eos_source.state.restore import Restored, restore

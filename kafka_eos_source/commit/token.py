@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass, field
 
 from kafka_eos_source.errors import OperatorError
 from kafka_eos_source.model import GroupOffset
@@ -26,11 +26,13 @@ class ShardMark:
             changes may ever be applied.
         time_ms: processing time of the batch there, ms since the epoch.
         event_time_ms: largest event time that any shard of the operator has seen; None = none.
+        counts: what the shard's processor has counted in all batches (``late_rows``).
     """
 
     attempt: str
     time_ms: int
     event_time_ms: int | None
+    counts: Mapping[str, int] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Token:
     shard: ShardMark | None = None
 
     def encode(self) -> str:
-        """Compact JSON, under 1 KB (a broker takes 4096 bytes of metadata)."""
+        """Compact JSON, under 1 KB, or 2 KB with counts (a broker takes 4096 bytes of metadata)."""
         return json.dumps(
             {
                 "kafka-eos": _VERSION,

@@ -209,6 +209,10 @@ class Order:
         return {self.anchor, *(tp for each in self.sources for tp in each.end or ())}
 
 
+def _mark_of(shard: ShardReport) -> ShardMark:
+    return ShardMark(shard.attempt, shard.time_ms, shard.event_time_ms, shard.counts)
+
+
 def _shard_mark(offset: GroupOffset) -> ShardMark | None:
     token = Token.decode(offset.metadata)
     return None if token is None else token.shard
@@ -433,7 +437,7 @@ class Commit:
             GroupOffset(
                 shard.tp,
                 ends.get(shard.tp, shard.next_offset),
-                replace(token, shard=ShardMark(shard.attempt, shard.time_ms, shard.event_time_ms)).encode(),
+                replace(token, shard=_mark_of(shard)).encode(),
             )
             for shard in self._staged.shards
         ]

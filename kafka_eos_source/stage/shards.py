@@ -46,6 +46,7 @@ def batch_of(report: ShardReport) -> BatchRecord:
         attempt=report.attempt,
         time_ms=report.time_ms,
         event_time_ms=report.event_time_ms,
+        counts=report.counts,
     )
 
 

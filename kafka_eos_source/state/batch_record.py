@@ -1,4 +1,4 @@
-"""The batch record as bytes: in a store, and under `layout.BATCH_KEY` in its changelog partition.
+"""The batch record as bytes: what each changelog partition holds under `layout.BATCH_KEY`.
 
 Compact JSON with a version, so that people can read it and a newer format is refused rather than guessed at.
 """
@@ -7,53 +7,56 @@ from __future__ import annotations
 
 import json
 
-from kafka_eos_source.errors import StateError, StateFormatError
+from kafka_eos_source.errors import ChangelogError, StateFormatError
 from kafka_eos_source.state.model import BatchRecord
 
 _VERSION = 1
 
 
 def encode_batch(record: BatchRecord) -> bytes:
-    """``record`` as UTF-8 JSON, some 150 bytes."""
+    """The value under `layout.BATCH_KEY`: compact JSON with a version."""
     return json.dumps(
         {
             "v": _VERSION,
             "query": record.query_id,
-            "run": record.run_id,
             "batch": record.batch_id,
             "attempt": record.attempt,
+            "run": record.run_id,
             "time": record.time_ms,
             "event": record.event_time_ms,
+            **({"counts": dict(record.counts)} if record.counts else {}),
         },
         separators=(",", ":"),
     ).encode()
 
 
-def decode_batch(data: bytes) -> BatchRecord:
-    """The record in ``data``.
+def decode_batch(value: bytes) -> BatchRecord:
+    """`encode_batch` undone.
 
     Raises:
-        StateFormatError: a newer version wrote it.
-        StateError: it is damaged.
+        StateFormatError: it was written by a newer version of kafka-eos.
+        ChangelogError: it is damaged, or not ours.
     """
     try:
-        found = json.loads(data)
-        version = found["v"]
-        if version == _VERSION:
-            return BatchRecord(
-                query_id=found["query"],
-                run_id=found["run"],
-                batch_id=int(found["batch"]),
-                attempt=found["attempt"],
-                time_ms=int(found["time"]),
-                event_time_ms=None if found["event"] is None else int(found["event"]),
+        found = json.loads(value)
+        if found["v"] > _VERSION:
+            raise StateFormatError(
+                f"the changelog's batch record has format {found['v']}; this version of kafka-eos reads "
+                f"format {_VERSION}: {value[:200]!r}",
+                fix="run the query with the newer version of kafka-eos that wrote it.",
             )
-    except (ValueError, KeyError, TypeError) as error:
-        raise StateError(
-            f"a batch record is damaged ({error!r}): {data[:200]!r}.",
-            fix="delete the local state of this shard: it is restored from its changelog.",
+        event = found["event"]
+        return BatchRecord(
+            query_id=str(found["query"]),
+            batch_id=int(found["batch"]),
+            attempt=str(found["attempt"]),
+            run_id=str(found["run"]),
+            time_ms=int(found["time"]),
+            event_time_ms=None if event is None else int(event),
+            counts={str(name): int(number) for name, number in found.get("counts", {}).items()},
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ChangelogError(
+            f"the changelog's batch record is damaged ({error!r}): {value[:200]!r}",
+            fix="find out which other program writes to the changelog topic.",
         ) from error
-    raise StateFormatError(
-        f"a batch record has format {version}; this version of kafka-eos reads format {_VERSION}.",
-        fix="run the version of kafka-eos that wrote it, or a newer one.",
-    )

@@ -7,22 +7,18 @@ micro-batch its records belong to.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kafka_eos_source.deadline import Deadline
-from kafka_eos_source.errors import ChangelogError, InvalidOptionError, StateFormatError, StateMismatchError
+from kafka_eos_source.errors import ChangelogError, InvalidOptionError, StateMismatchError
 from kafka_eos_source.kafka.topic_admin import TopicAdmin, TopicShape
-from kafka_eos_source.state.model import BatchRecord
 
 #: `Topic.MAX_NAME_LENGTH` in Kafka.
 _TOPIC_CHARACTERS = 249
 _LEGAL = re.compile(r"[A-Za-z0-9._-]+")
-
-_BATCH_VERSION = 1
 
 
 def changelog_name(application_id: str, store: str) -> str:
@@ -141,50 +137,3 @@ def _create_command(name: str, shards: int) -> str:
         f"kafka-topics.sh --bootstrap-server … --create --topic {name} --partitions {shards} "
         "--config cleanup.policy=compact"
     )
-
-
-def encode_batch(record: BatchRecord) -> bytes:
-    """The value under `layout.BATCH_KEY`: compact JSON with a version."""
-    return json.dumps(
-        {
-            "v": _BATCH_VERSION,
-            "query": record.query_id,
-            "batch": record.batch_id,
-            "attempt": record.attempt,
-            "run": record.run_id,
-            "time": record.time_ms,
-            "event": record.event_time_ms,
-        },
-        separators=(",", ":"),
-    ).encode()
-
-
-def decode_batch(value: bytes) -> BatchRecord:
-    """`encode_batch` undone.
-
-    Raises:
-        StateFormatError: it was written by a newer version of kafka-eos.
-        ChangelogError: it is damaged, or not ours.
-    """
-    try:
-        found = json.loads(value)
-        if found["v"] > _BATCH_VERSION:
-            raise StateFormatError(
-                f"the changelog's batch record has format {found['v']}; this version of kafka-eos reads "
-                f"format {_BATCH_VERSION}: {value[:200]!r}",
-                fix="run the query with the newer version of kafka-eos that wrote it.",
-            )
-        event = found["event"]
-        return BatchRecord(
-            query_id=str(found["query"]),
-            batch_id=int(found["batch"]),
-            attempt=str(found["attempt"]),
-            run_id=str(found["run"]),
-            time_ms=int(found["time"]),
-            event_time_ms=None if event is None else int(event),
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise ChangelogError(
-            f"the changelog's batch record is damaged ({error!r}): {value[:200]!r}",
-            fix="find out which other program writes to the changelog topic.",
-        ) from error

@@ -143,6 +143,7 @@ def record_of(token: Token) -> BatchRecord:
         run_id=token.run_id,
         time_ms=0 if shard is None else shard.time_ms,
         event_time_ms=None if shard is None else shard.event_time_ms,
+        counts={} if shard is None else shard.counts,
     )
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
+
+from kafka_eos_source.errors import StateError
+
+#: A broker takes 4096 bytes of metadata with an offset.
+_MOST_METRICS = 16
+_LONGEST_METRIC = 64
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,7 @@ class BatchRecord:
         run_id: Spark's id of the run.
         time_ms: when the task began, ms since the epoch; never goes back from batch to batch.
         event_time_ms: largest event time that any shard saw up to and including this batch; None = none.
+        counts: what the shard's processor has counted (`BatchContext.count`) in all batches so far.
     """
 
     query_id: str
@@ -53,6 +60,7 @@ class BatchRecord:
     run_id: str = ""
     time_ms: int = 0
     event_time_ms: int | None = None
+    counts: Mapping[str, int] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -104,7 +112,8 @@ class BatchContext:
         event_time_ms: largest event time seen by *all* shards up to the batch before; None = none yet. The
             watermark of the batch is this less the operator's delay.
         seen_event_time_ms: set by the processor: largest event time among its own rows of this batch.
-        metrics: counted by the processor, by name (``late_rows``); added up over batches by who reports them.
+        metrics: counted by the processor in this batch, by name (``late_rows``). Their sums over all batches
+            commit with the state: a batch that runs again is counted once.
     """
 
     batch_id: int
@@ -117,7 +126,18 @@ class BatchContext:
     metrics: dict[str, int] = field(default_factory=dict)
 
     def count(self, metric: str, more: int) -> None:
-        """Adds to a metric."""
+        """Adds to a metric. There may be few, of short names: their sums are in the token.
+
+        Raises:
+            StateError: there are too many, or the name is too long.
+        """
+        is_new = metric not in self.metrics
+        if is_new and (len(self.metrics) >= _MOST_METRICS or len(metric) > _LONGEST_METRIC):
+            raise StateError(
+                f"a processor counts {metric[:80]!r} beside {len(self.metrics)} other metrics; expected up "
+                f"to {_MOST_METRICS}, with names of up to {_LONGEST_METRIC} characters.",
+                fix="count fewer things; what is counted by key belongs into the state.",
+            )
         self.metrics[metric] = self.metrics.get(metric, 0) + more
 
     def watermark_ms(self, delay_ms: int) -> int | None:

@@ -79,6 +79,7 @@ def pack(report: ShardReport, changes: Iterable[pa.RecordBatch]) -> Iterator[byt
         "event": report.event_time_ms,
         "skipped": report.skipped,
         "pressure": round(report.pressure, 4),
+        "counts": dict(report.counts),
     }
     yield _packet(report, number, done, b"")
 
@@ -130,6 +131,12 @@ def _stream(changes: pa.RecordBatch) -> pa.Buffer:
     return sink.getvalue()
 
 
+def _counts(found: object) -> dict[str, int]:
+    if not isinstance(found, dict):
+        raise TypeError(f"counts are {type(found).__name__}")
+    return {str(name): int(number) for name, number in found.items()}
+
+
 def _report(tp: TopicPartition, attempt: str, found: dict[str, object] | None) -> ShardReport | None:
     if found is None:
         return None
@@ -146,4 +153,5 @@ def _report(tp: TopicPartition, attempt: str, found: dict[str, object] | None) -
         records=int(str(found["records"])),
         skipped=bool(found["skipped"]),
         pressure=float(str(found["pressure"])),
+        counts=_counts(found["counts"]),
     )

@@ -8,6 +8,7 @@ the network, here its files or its changelog are read.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
@@ -97,6 +98,18 @@ class StateQuery:
     def batches(self) -> Mapping[int, BatchRecord | None]:
         """Of each shard. All the same, if Kafka was asked."""
         return {number: state.batch for number, state in sorted(self._snapshot.states.items())}
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What the processor has counted in all batches and shards: ``late_rows``, ``null_time_rows``.
+
+        It commits with the state: a batch that ran twice is counted once.
+        """
+        total: Counter[str] = Counter()
+        for batch in self.batches.values():
+            if batch is not None:
+                total.update(batch.counts)
+        return dict(total)
 
     def refresh(self, at_least: Bound | None = None) -> None:
         """Goes on to what is committed now. Iterators that are open end with an error.

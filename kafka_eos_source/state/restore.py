@@ -30,7 +30,7 @@ from kafka_eos_source.errors import ChangelogError, UnavailableError
 from kafka_eos_source.kafka.changelog_reader import Pulled
 from kafka_eos_source.kafka.look import LogEnds
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.state.changelog import decode_batch
+from kafka_eos_source.state.batch_record import decode_batch
 from kafka_eos_source.state.layout import BATCH_KEY
 from kafka_eos_source.state.model import BatchRecord
 from kafka_eos_source.state.restore_plan import ReadOn, Reason, WipeNeeded, decide, marked, unmarked

@@ -16,7 +16,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -32,6 +33,7 @@ from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
 from kafka_eos_source.state.changelog import ChangelogTopic
 from kafka_eos_source.state.committed import CommittedShard, changelog_client, settle
 from kafka_eos_source.state.config import StoreConfig
+from kafka_eos_source.state.cut import record_of
 from kafka_eos_source.state.decide import Action, Local, Spark, decide, is_in_kafka
 from kafka_eos_source.state.model import BatchContext, BatchRecord, StoreIdentity
 from kafka_eos_source.state.options import StateOptions
@@ -82,34 +84,41 @@ class OpenShard:
         context: what the processor is told.
     """
 
-    def __init__(self, task: Task, store: TransactionalStateStore, end: int, context: BatchContext) -> None:
+    def __init__(
+        self, task: Task, store: TransactionalStateStore, end: int, last: BatchRecord | None
+    ) -> None:
         self._task = task
         self._end = end
+        self._counted: Mapping[str, int] = {} if last is None else last.counts
         self.store = store
-        self.context = context
+        self.context = _context(task, last)
 
     def keep(self) -> tuple[ShardReport, list[pa.RecordBatch]]:
         """Makes the changes pending on disk; then they, and the report of them, may leave the task."""
         changes = list(self.store.staged_changes())
         pressure = self._pressure()
-        failpoints.reach("state.before_pending")
-        self.store.persist_pending(
-            BatchRecord(
-                query_id=self._task.spark.query_id,
-                batch_id=self._task.spark.batch_id,
-                attempt=self._task.attempt,
-                run_id=self._task.run_id,
-                time_ms=self.context.time_ms,
-                event_time_ms=self._event_time_ms(),
-            )
+        record = BatchRecord(
+            query_id=self._task.spark.query_id,
+            batch_id=self._task.spark.batch_id,
+            attempt=self._task.attempt,
+            run_id=self._task.run_id,
+            time_ms=self.context.time_ms,
+            event_time_ms=self._event_time_ms(),
+            counts=self._counts(),
         )
+        failpoints.reach("state.before_pending")
+        self.store.persist_pending(record)
         failpoints.reach("state.after_pending")
-        report = _report(self._task, self._end, self.context.time_ms, self._event_time_ms())
-        return replace(report, pressure=pressure), changes
+        report = _report(self._task, self._end, record.time_ms, record.event_time_ms)
+        return replace(report, pressure=pressure, counts=record.counts), changes
 
     def _pressure(self) -> float:
         limit = self._task.options.uncommitted_max_bytes
         return 0.0 if limit < 0 else self.store.approximate_num_uncommitted_bytes() / limit
+
+    def _counts(self) -> Mapping[str, int]:
+        """What was counted before, and in this batch."""
+        return dict(Counter(self._counted) + Counter(self.context.metrics))
 
     def _event_time_ms(self) -> int | None:
         seen = (self.context.event_time_ms, self.context.seen_event_time_ms)
@@ -145,7 +154,7 @@ def open_shard(task: Task) -> Iterator[OpenShard | ShardReport]:
     try:
         failpoints.reach("state.after_open")
         last = store.last_batch()
-        yield OpenShard(task, store, store.next_offset(task.tp) or 0, _context(task, last))
+        yield OpenShard(task, store, store.next_offset(task.tp) or 0, last)
     finally:
         store.close()
 
@@ -204,7 +213,7 @@ def _bring(
     local = Local(store.last_batch(), store.next_offset(task.tp), store.pending())
     action = decide(local, token, end)
     _log.info("shard %s, batch %d: %s", task.tp, task.spark.batch_id, action.value)
-    record = _record(token)
+    record = record_of(token)
     outcome: Restored | WipeNeeded = _NOTHING_READ
     if action is Action.PROMOTE:
         store.promote(record, {task.tp: end})
@@ -239,18 +248,6 @@ def _start(task: Task, store: TransactionalStateStore, read: _Read) -> Restored 
 def _is_batch(record: BatchRecord | None) -> bool:
     """Whether any batch was ever committed; a restore that found none leaves a record that says so."""
     return record is not None and record.batch_id >= 0
-
-
-def _record(token: Token) -> BatchRecord:
-    shard = token.shard
-    return BatchRecord(
-        query_id=token.query_id,
-        batch_id=token.batch_id,
-        attempt="" if shard is None else shard.attempt,
-        run_id=token.run_id,
-        time_ms=0 if shard is None else shard.time_ms,
-        event_time_ms=None if shard is None else shard.event_time_ms,
-    )
 
 
 def _context(task: Task, last: BatchRecord | None) -> BatchContext:

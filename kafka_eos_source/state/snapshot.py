@@ -183,7 +183,7 @@ def _at(reader: CommittedReader, shard: int, cut: Cut) -> StateView | None:
 
 
 def _token(batch: BatchRecord) -> Token:
-    mark = ShardMark(batch.attempt, batch.time_ms, batch.event_time_ms)
+    mark = ShardMark(batch.attempt, batch.time_ms, batch.event_time_ms, batch.counts)
     return Token("", batch.query_id, batch.run_id, batch.batch_id, "", "", 0, shard=mark)
 
 
