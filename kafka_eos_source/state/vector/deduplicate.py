@@ -23,7 +23,6 @@ from kafka_eos_source.state.vector.grouping import (
     TIMES,
     VALUE_VERSION,
     VALUES,
-    closed_until,
     key_columns,
     seen,
     without_made,
@@ -128,13 +127,13 @@ class DeduplicateProcessor:
     ) -> Iterator[pa.RecordBatch]:
         """Rows of this shard in this micro-batch, in; those that are no duplicates, out, in their order."""
         describe(state, self.description)
+        if self._on is not None:
+            self._forget(state, context.watermark_ms(self._grace_ms))
         for rows in chunks(batches, self._schema):
             passed = (
                 self._first(rows, state) if self._on is None else self._within(rows, self._on, state, context)
             )
             yield from output(self._schema, rows.take(pa.array(passed)).columns)
-        if self._on is not None:
-            self._forget(state, closed_until(context, self._grace_ms))
 
     def _first(self, rows: pa.RecordBatch, state: StateAccess) -> Ints:
         number, group_keys = numbered_in_order(
@@ -177,14 +176,16 @@ class DeduplicateProcessor:
         return np.asarray(own[np.sort(passed)], np.int64)
 
     def _forget(self, state: StateAccess, until_ms: int | None) -> None:
-        for group_keys in due.take_keys(state, TIMES, until_ms):
+        """Deletes the keys that no row can be a duplicate of, as all that are earlier are late."""
+        group_keys = due.due_keys(state, TIMES, until_ms)
+        if len(group_keys) and until_ms is not None:
             places = keyed_keys(VALUES, group_keys)
-            last, _ = self._values.decode(state.get_many(places))
+            last, entry = self._values.decode(state.get_many(places))
             ends = cells.raw(last, np.int64) + (self._within_ms or 0)
-            kept = ends > (until_ms or 0)
+            kept = ends > until_ms
             values = self._values.encode([last, pa.array(ends)])
             state.put_many(places, pc.if_else(pa.array(kept), values, pa.scalar(None, pa.binary())))
-            due.move(state, TIMES, group_keys, pa.nulls(len(ends), pa.int64()), pa.array(ends, mask=~kept))
+            due.move(state, TIMES, group_keys, entry, pa.array(ends, mask=~kept))
 
     @cached_property
     def _codec(self) -> KeyCodec:

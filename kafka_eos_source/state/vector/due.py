@@ -8,11 +8,11 @@ time that the key changes: most changes then cost no write to this table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from kafka_eos_source.state import binary, layout
@@ -20,33 +20,44 @@ from kafka_eos_source.state.binary import Ints
 from kafka_eos_source.state.keys import split_keys, timed_keys
 from kafka_eos_source.state.model import StateAccess
 
-#: Rows taken from the table at a time.
+#: Rows of a scan that become one array.
 SCAN_ROWS = 1 << 16
 
 _NOTHING = b""
 
 
-def take(
-    state: StateAccess, table: int, until_ms: int | None
-) -> Iterator[tuple[pa.BinaryArray, pa.BinaryArray]]:
-    """Takes what a timed table has up to and including ``until_ms`` out of it, in order of time.
+def due(state: StateAccess, table: int, until_ms: int | None) -> list[tuple[pa.BinaryArray, pa.BinaryArray]]:
+    """What a timed table has up to and including ``until_ms``: keys and values, in the order of time.
 
-    Yields: keys and values, thousands at a time. They are deleted before they are yielded.
+    Asked for before a batch writes anything: a scan of a store sorts what is staged, which takes longer
+    than to tell afterwards which of the rows the batch has changed.
     """
     if until_ms is None:
-        return
+        return []
     rows = state.range(bytes([table]), layout.before(table, until_ms + 1))
-    while found := list(islice(rows, SCAN_ROWS)):
-        keys, values = zip(*found, strict=True)
-        taken = pa.array(keys, pa.binary())
-        state.put_many(taken, pa.nulls(len(taken), pa.binary()))
-        yield taken, pa.array(values, pa.binary())
+    found = []
+    while some := list(islice(rows, SCAN_ROWS)):
+        keys, values = zip(*some, strict=True)
+        found.append((pa.array(keys, pa.binary()), pa.array(values, pa.binary())))
+    return found
 
 
-def take_keys(state: StateAccess, table: int, until_ms: int | None) -> Iterator[pa.BinaryArray]:
-    """The group keys of the entries up to and including ``until_ms``, which are taken out."""
-    for keys, _ in take(state, table, until_ms):
-        yield split_keys(keys).group_keys
+def due_keys(state: StateAccess, table: int, until_ms: int | None) -> pa.BinaryArray:
+    """The group keys of the entries up to and including ``until_ms``, in their own order."""
+    found = [split_keys(keys).group_keys for keys, _ in due(state, table, until_ms)]
+    group_keys = binary.concat(found, pa.binary())
+    return group_keys.take(pc.sort_indices(group_keys))
+
+
+def delete(state: StateAccess, keys: pa.BinaryArray) -> None:
+    """Deletes many."""
+    if len(keys):
+        state.put_many(keys, pa.nulls(len(keys), pa.binary()))
+
+
+def without(keys: pa.BinaryArray, others: pa.BinaryArray) -> pa.BooleanArray:
+    """Which of the keys are not among others."""
+    return pc.invert(pc.is_in(keys, value_set=others))
 
 
 def move(

@@ -41,6 +41,8 @@ class Grouping(ABC):
 
     #: Columns of a partial row between the key and the states.
     extra: ClassVar[pa.Schema]
+    #: Whether `update` takes partial rows as they come, a group more than once.
+    merges: ClassVar[bool] = False
 
     def __init__(self, keys: pa.Schema, aggregation: Aggregation) -> None:
         self.keys = keys
@@ -71,7 +73,10 @@ class Grouping(ABC):
     def update(
         self, partial: pa.RecordBatch, state: StateAccess, context: BatchContext
     ) -> Iterator[list[pa.Array]]:
-        """Merges partial rows, one for each group, into the state. Yields columns of ``output``."""
+        """Merges partial rows, one for each group unless ``merges``, into the state.
+
+        Yields: columns of ``output``.
+        """
 
     @abstractmethod
     def read(self, table: int, keys: pa.BinaryArray, values: pa.BinaryArray) -> pa.Table:

@@ -96,25 +96,28 @@ class AggregateProcessor:
 
         Runs in tasks of its own (``mapInArrow``), without state.
         """
-        yield from self._reduced(batches, bounded=True)
+        yield from self._reduced(self._parts(batches), bounded=True)
 
     def process(
         self, batches: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext
     ) -> Iterator[pa.RecordBatch]:
         """Rows, or rows of `partial`, of this shard in this micro-batch, in; changed results out."""
         describe(state, self.description)
-        found = list(self._reduced(batches, bounded=False))
         grouping = self._grouping
-        partial = found[0] if found else pa.RecordBatch.from_pylist([], grouping.partial)
+        if grouping.merges:
+            found = list(self._parts(batches, merged=False))
+        else:
+            found = list(self._reduced(self._parts(batches), bounded=False))
+        partial = whole(found) if found else pa.RecordBatch.from_pylist([], grouping.partial)
         for columns in grouping.update(partial, state, context):
             yield from output(grouping.output, columns)
 
-    def _reduced(self, batches: Iterable[pa.RecordBatch], *, bounded: bool) -> Iterator[pa.RecordBatch]:
+    def _reduced(self, parts: Iterable[pa.RecordBatch], *, bounded: bool) -> Iterator[pa.RecordBatch]:
         """Partial rows, each group once in a batch: one batch, or more if bounded and groups are many."""
         grouping = self._grouping
         waiting: list[pa.RecordBatch] = []
         count, limit = 0, PARTIAL_ROWS
-        for part in self._parts(batches):
+        for part in parts:
             waiting.append(part)
             count += part.num_rows
             if count >= limit and len(waiting) > 1:
@@ -128,15 +131,16 @@ class AggregateProcessor:
         if waiting:
             yield waiting[0] if len(waiting) == 1 else grouping.of_partials(whole(waiting))
 
-    def _parts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Partial rows, each group once in a batch."""
+    def _parts(self, batches: Iterable[pa.RecordBatch], *, merged: bool = True) -> Iterator[pa.RecordBatch]:
+        """Partial rows of rows; or those that came, each group once in a batch if they are to be merged."""
         grouping = self._grouping
         rest = iter(batches)
         first = next(rest, None)
         if first is None:
             return
         if first.schema.names == grouping.partial.names:
-            yield from map(grouping.of_partials, chunks(chain([first], rest), grouping.partial))
+            partial = chunks(chain([first], rest), grouping.partial)
+            yield from map(grouping.of_partials, partial) if merged else partial
         else:
             yield from map(grouping.of_rows, chunks(chain([first], rest), self._read))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -75,6 +75,7 @@ class Sessionized(Grouping):
     Partial rows are sessions too, of the rows of one input partition. Joining them is what joining rows is.
     """
 
+    merges: ClassVar[bool] = True  # with what is stored, by the same joining
     extra: ClassVar[pa.Schema] = pa.schema(
         [
             pa.field("__first_ms", pa.int64()),
@@ -152,14 +153,20 @@ class Sessionized(Grouping):
         partial = self._with_time(partial, context)
         seen(context, cells.raw(partial.column("__last_ms"), np.int64))
         until_ms = closed_until(context, self._window.grace_ms)
+        over = due.due_keys(state, TIMES, until_ms)
         if partial.num_rows:
-            yield from self._merge(partial, until_ms, state, context)
-        for group_keys in due.take_keys(state, TIMES, until_ms):
-            yield from self._close(group_keys, until_ms, state)
+            changed = yield from self._merge(partial, until_ms, state, context)
+            over = over.filter(due.without(over, changed))
+        if len(over):
+            yield from self._close(over, until_ms, state)
 
     def _merge(
         self, partial: pa.RecordBatch, until_ms: int | None, state: StateAccess, context: BatchContext
-    ) -> Iterator[list[pa.Array]]:
+    ) -> Generator[list[pa.Array], None, pa.BinaryArray]:
+        """Joins new sessions with those in the state, and takes out those that closed.
+
+        Returns: the group keys.
+        """
         keys, (first, last, counts), states = self.split(partial)
         number, group_keys = numbered_in_order(self.codec.encode(keys))
         new = _Sessions(number, cells.raw(first, np.int64), cells.raw(last, np.int64), states)
@@ -180,6 +187,7 @@ class Sessionized(Grouping):
             gone = old.where(~over).where(changed)
             yield self._row(group_keys, gone, removed=True)
             yield self._row(group_keys, joined.where(is_new))
+        return group_keys
 
     def _join(
         self, old: _Sessions, new: _Sessions, counts: Ints, watermark: int | None
@@ -215,10 +223,9 @@ class Sessionized(Grouping):
         self, group_keys: pa.BinaryArray, until_ms: int | None, state: StateAccess
     ) -> Iterator[list[pa.Array]]:
         """Closes what is over of keys whose entry was due, and gives them another entry."""
-        found, _ = self._load(group_keys, state)
+        found, due_ms = self._load(group_keys, state)
         closed = self._closed(found, until_ms)
-        none = pa.nulls(len(group_keys), pa.int64())  # the entry that was due has been taken
-        self._store(group_keys, found.where(~closed), none, until_ms, state)
+        self._store(group_keys, found.where(~closed), due_ms, until_ms, state)
         if self._on_close and bool(closed.any()):
             yield self._row(group_keys, found.where(closed))
 

@@ -10,18 +10,27 @@ from kafka_eos_source.state.binary import Ints
 def join(keys: Ints, starts: Ints, ends: Ints) -> Ints:
     """Joins the spans ``[start, end)`` of each key that overlap, or that others connect.
 
+    Args:
+        keys: numbers from 0.
+        starts, ends: of the spans, none empty.
+
     Returns: the number of the session that each span is part of, from 0, in the order of keys and starts.
     """
     if not len(keys):
         return np.zeros(0, np.int64)
-    order = np.lexsort((starts, keys))
-    keys, starts, ends = keys[order], starts[order], ends[order]
-    # The largest end so far, of the same key: ranks of ends, lifted above all ranks before at each new key.
-    distinct, rank = np.unique(ends, return_inverse=True)
-    begins = np.concatenate([[True], keys[1:] != keys[:-1]])
-    floor = np.cumsum(begins) * len(distinct)
-    so_far = distinct[np.maximum.accumulate(rank + floor) - floor]
-    begins[1:] |= starts[1:] >= so_far[:-1]
+    lowest = int(starts.min())
+    span = int(ends.max()) - lowest + 1
+    if (int(keys.max()) + 1) * span >= 1 << 62:
+        # Far apart: their order is all that counts.
+        distinct, ranks = np.unique(np.concatenate([starts, ends]), return_inverse=True)
+        starts, ends = ranks[: len(keys)], ranks[len(keys) :]
+        lowest, span = 0, len(distinct)
+    # All keys on one axis, one behind the other: no span reaches into the next key's part of it.
+    starts = keys * span + (starts - lowest)
+    ends = keys * span + (ends - lowest)
+    order = np.argsort(starts)
+    reached = np.maximum.accumulate(ends[order])
+    begins = np.concatenate([[True], starts[order][1:] >= reached[:-1]])
     session = np.empty(len(order), np.int64)
     session[order] = np.cumsum(begins) - 1
     return session

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from kafka_eos_source.state import binary, cells
+from kafka_eos_source.state import cells
 from kafka_eos_source.state.binary import Ints
 from kafka_eos_source.state.describe import TableDescription
 from kafka_eos_source.state.keys import split_keys, timed_keys
@@ -79,10 +80,15 @@ class Windowed(Grouping):
         panes = _with_time(partial, context)
         seen(context, cells.raw(panes.column("__seen_ms"), np.int64))
         until_ms = closed_until(context, self._window.grace_ms)
+        over = due.due(state, TIMES, until_ms)
         keys, starts, new = self._windows(panes, context)
+        changed = pa.array([], pa.binary())
         if len(starts):
-            yield from self._merge(keys, starts, new, until_ms, state)
-        for places, values in due.take(state, TIMES, until_ms):
+            changed = yield from self._merge(keys, starts, new, until_ms, state)
+        for places, values in over:
+            rest = due.without(places, changed)
+            places, values = places.filter(rest), values.filter(rest)
+            due.delete(state, places)
             if self._on_close:
                 yield self._stored(places, values)
 
@@ -114,32 +120,32 @@ class Windowed(Grouping):
         new: list[pa.Array],
         until_ms: int | None,
         state: StateAccess,
-    ) -> Iterator[list[pa.Array]]:
-        ends = starts + self._window.size_ms
-        places = timed_keys(TIMES, ends, self.codec.encode(keys))
+    ) -> Generator[list[pa.Array], None, pa.BinaryArray]:
+        """Merges what windows have come to into the state, and takes out those that closed.
+
+        Returns: the places of these; they were in the state only if they had been there before.
+        """
+        places = timed_keys(TIMES, starts + self._window.size_ms, self.codec.encode(keys))
         places, [begins, *keys], new = in_order(places, [pa.array(starts), *keys], new)
         ends = cells.raw(begins, np.int64) + self._window.size_ms
         states, before = stored(state, places, self.values, self.aggregation, new)
-        closed = np.zeros(len(ends), np.bool_) if until_ms is None else ends <= until_ms
-        # A window that opened and closed in this batch is never stored.
-        kept, gone = ~closed, closed & binary.valid(before)
-        if bool(closed.any()):
-            if bool(gone.any()):
-                deleted = places.filter(pa.array(gone))
-                state.put_many(deleted, pa.nulls(len(deleted), pa.binary()))
-            places_kept = places.filter(pa.array(kept))
-            values = self.values.encode([column.filter(pa.array(kept)) for column in states])
+        closed = pa.array(np.zeros(len(ends), np.bool_) if until_ms is None else ends <= until_ms)
+        gone = places.filter(closed)
+        if len(gone):
+            due.delete(state, places.filter(pc.and_(closed, before.is_valid())))
+            kept = pc.invert(closed)
+            values = self.values.encode([column.filter(kept) for column in states])
+            state.put_many(places.filter(kept), values)
         else:
-            places_kept, values = places, self.values.encode(states)
-        if len(places_kept):
-            state.put_many(places_kept, values)
+            state.put_many(places, self.values.encode(states))
         if not self._on_close:
             yield self._row(keys, ends, states)
-        elif bool(closed.any()):
-            only = pa.array(closed)
+        elif len(gone):
+            only = ends[np.asarray(closed)]
             yield self._row(
-                [key.filter(only) for key in keys], ends[closed], [column.filter(only) for column in states]
+                [key.filter(closed) for key in keys], only, [column.filter(closed) for column in states]
             )
+        return gone
 
     def _stored(self, places: pa.BinaryArray, values: pa.BinaryArray) -> list[pa.Array]:
         entries = split_keys(places)
