@@ -272,6 +272,16 @@ def test_a_description_comes_back() -> None:
     assert layout.split(META_KEY) == (1, b"", b"", None)
 
 
+def test_a_time_zone_makes_no_other_state() -> None:
+    def of(zone: str | None) -> str:
+        value = pa.schema([("t", pa.timestamp("us", zone))])
+        return Description(
+            "x", value, {2: TableDescription("t", value)}, {"deep": [{"t": ["timestamp", "us", zone]}]}
+        ).fingerprint()
+
+    assert of("Europe/Berlin") == of("UTC") != of(None)
+
+
 def test_a_description_that_is_none() -> None:
     for bad in (
         b"",

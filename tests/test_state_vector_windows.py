@@ -195,6 +195,17 @@ def test_results_are_revised_within_grace_and_final_after_it() -> None:
     assert [len(stream.states[0].rows) for stream in (update, close)] == [2, 2]
 
 
+def test_a_window_changed_by_the_batch_that_closes_it_is_emitted_once() -> None:
+    processor = AggregateProcessor(
+        SCHEMA, ["k"], {"n": count()}, window=tumbling("5s", on="ts"), emit="on_close"
+    )
+    stream = Stream(processor)
+    assert stream.run([[batch_of([_row("a", 1), _row("b", 2)])]]) == []
+    found = stream.run([[batch_of([_row("a", 3), _row("a", 5000)])]])
+    assert sorted((row["k"], row["n"]) for row in found) == [("a", 2), ("b", 1)]
+    assert len(stream.states[0].rows) == 2
+
+
 def test_windows_close_in_a_batch_without_rows() -> None:
     processor = AggregateProcessor(
         SCHEMA, ["k"], {"n": count()}, window=tumbling("5s", on="ts"), emit="on_close"

@@ -106,8 +106,12 @@ class Description:
         return json.dumps(document, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
 
     def fingerprint(self) -> str:
-        """For `StoreIdentity.schema`: another one for whatever is described in another way."""
-        return sha256(self.to_json()).hexdigest()[:32]
+        """For `StoreIdentity.schema`: another one for whatever is described in another way.
+
+        But for time zones: they only say how an instant is shown, and may be the session's of the day.
+        """
+        document = _without_zones(json.loads(self.to_json()))
+        return sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:32]
 
     @classmethod
     def from_json(cls, value: bytes) -> Description:
@@ -145,6 +149,16 @@ class Description:
             f"the description of the store has version {version}, expected {VERSION}",
             fix="read it with the version of kafka-eos that the query runs on",
         )
+
+
+def _without_zones(written: Any) -> Any:
+    if isinstance(written, dict):
+        return {name: _without_zones(value) for name, value in written.items()}
+    if isinstance(written, list):
+        if len(written) == 3 and written[0] == "timestamp" and written[2] is not None:
+            return [*written[:2], "UTC"]
+        return [_without_zones(value) for value in written]
+    return written
 
 
 def describe(state: StateAccess, description: Description) -> None:

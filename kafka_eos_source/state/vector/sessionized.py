@@ -207,17 +207,17 @@ class Sessionized(Grouping):
             (pa.array(both.first_ms), "min", NO_NULLS_ONLY),
             (pa.array(both.last_ms), "max", NO_NULLS_ONLY),
             (pa.array(is_new.astype(np.int64)), "max", NO_NULLS_ONLY),
-            (pa.array(is_new.astype(np.int64)), "min", NO_NULLS_ONLY),
             (pa.array(rows), "sum", NO_NULLS_ONLY),
         ]
         (number,), more, states = self.aggregation.of_states([pa.array(session)], both.states, extra)
         order = np.argsort(cells.raw(number, np.int64))
-        key, first, last, some_new, all_new, rows = (cells.raw(column, np.int64)[order] for column in more)
+        key, first, last, has_new, rows = (cells.raw(column, np.int64)[order] for column in more)
         found = _Sessions(key, first, last, [column.take(pa.array(order)) for column in states])
         now = session[: len(old)]
         changed = (first[now] != old.first_ms) | (last[now] != old.last_ms)
-        late = self._closed(found, watermark) & (all_new == 1)
-        return found.where(~late), some_new[~late] == 1, changed, int(rows[late].sum())
+        # None of the old ones had closed, so what has closed is of new rows alone.
+        late = self._closed(found, watermark)
+        return found.where(~late), has_new[~late] == 1, changed, int(rows[late].sum())
 
     def _close(
         self, group_keys: pa.BinaryArray, until_ms: int | None, state: StateAccess
