@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -213,3 +214,19 @@ def test_entries_that_are_not_as_described() -> None:
             decode_entries(description, [(layout.keyed(2, b"a"), value)])
     with pytest.raises(StateMismatchError, match="that of a 'stateful-processor'"):
         decode_entries(Description("stateful-processor", pa.schema([("k", pa.string())]), {}), [])
+
+
+def test_the_function_of_the_docs() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "aggregates.md").read_text()
+    (block,) = [part for part in page.split("```python\n") if "\ndef exceeding" in part]
+    names: dict[str, Any] = {}
+    exec(compile(block.split("```")[0], "docs/aggregates.md", "exec"), names)
+    schema = pa.schema([("sensor", pa.string()), ("value", pa.float64())])
+    state = pa.schema([("number", pa.int64()), ("total", pa.float64())])
+    stream = Stream(FunctionProcessor(schema, ["sensor"], names["exceeding"], output=schema, state=state))
+
+    def run(*values: float) -> list[float]:
+        rows_ = pa.RecordBatch.from_pydict({"sensor": ["a"] * len(values), "value": values}, schema=schema)
+        return [row["value"] for row in stream.run([[rows_]])]
+
+    assert [run(1.0, 100.0), run(2.0, 152.0), run(200.0)] == [[], [152.0], [200.0]]
