@@ -1,18 +1,30 @@
-"""The shard of a key as Python computes it is the shard that Spark sends its rows to."""
+"""State read from outside of its query: as a DataFrame, by questions while it runs, by the command line."""
 
 from __future__ import annotations
 
 import datetime
 import random
+from collections import Counter
+from collections.abc import Callable
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import SparkSession
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.streaming import StreamingQuery
 
+from integration.support.kafka import transaction
+from kafka_eos_source.errors import NotUpToBoundError
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.state.query import StateQuery
 from kafka_eos_source.state.spark_hash import hash_columns, shards_of
+from kafka_eos_source.state.transform import aggregate_with_changelog_state
+from kafka_eos_source.state.vector import count
 
 _ROWS = 4_000
 _SEED = 20_261_121
@@ -92,3 +104,174 @@ def test_hash_and_shard_are_those_of_spark(spark: SparkSession) -> None:
     ours_placed = shards_of(_columns(placed, ["text", "long"]), 7)
     assert np.array_equal(ours_placed, placed.column("shard").to_numpy())
     assert len(set(ours_placed.tolist())) == 7
+
+
+SHARDS = 3
+STORE = "views"
+
+
+class Pages:
+    """A query that counts views by page."""
+
+    def __init__(self, spark: SparkSession, broker: str, topic: Callable[..., str], folder: Path) -> None:
+        self.spark = spark
+        self.broker = broker
+        self.source, self.sink = topic(1), topic(1)
+        self.application = f"app-{self.sink}"
+        self.state_dir = str(folder / "state")
+        self.checkpoint = str(folder / "checkpoint")
+        self.wanted: Counter[str] = Counter()
+
+    @property
+    def connection(self) -> dict[str, str]:
+        return {"kafka.bootstrap.servers": self.broker}
+
+    def feed(self, pages: list[str]) -> None:
+        """At once: no batch has a part of them."""
+        producer = transaction(self.broker, f"feed-{self.source}")
+        for page in pages:
+            producer.produce(self.source, page)
+        producer.commit_transaction()
+        producer.close()
+        self.wanted.update(pages)
+
+    def start(self, shards: int = SHARDS, **trigger: Any) -> StreamingQuery:
+        pages = (
+            self.spark.readStream.format("kafka-eos")
+            .options(**self.connection, subscribe=self.source, startingOffsets="earliest")
+            .load()
+            .select(f.col("value").cast("string").alias("page"))
+        )
+        counted = aggregate_with_changelog_state(
+            pages,
+            {"views": count()},
+            options={
+                **self.connection,
+                "application.id": self.application,
+                "state.dir": self.state_dir,
+            },
+            key="page",
+            store=STORE,
+            shards=shards,
+        )
+        changes = [name for name in counted.columns if name.startswith("__")]
+        return (
+            counted.select(f.col("page").alias("key"), f.col("views").cast("string").alias("value"), *changes)
+            .writeStream.format("kafka-eos")
+            .options(
+                **self.connection,
+                **{"application.id": self.application, "topic": self.sink},
+                checkpointLocation=self.checkpoint,
+            )
+            .trigger(**(trigger or {"availableNow": True}))
+            .start()
+        )
+
+    def run(self, shards: int = SHARDS) -> None:
+        """One batch with all that was fed."""
+        query = self.start(shards)
+        assert query.awaitTermination(120)
+
+    def frame(self, source: str, **more: str) -> DataFrame:
+        """The state as a DataFrame, of the changelog or of the databases."""
+        where = self.connection if source == "changelog" else {"state.dir": self.state_dir}
+        named = {"application.id": self.application, "storeName": STORE}
+        return self.spark.read.format("kafka-eos-state").options(**{**where, **named, **more}).load()
+
+    def ask(self, **more: Any) -> StateQuery:
+        return StateQuery(self.application, STORE, **more)
+
+
+def views(frame: DataFrame) -> dict[str, int]:
+    return {row.key.page: row.value.views for row in frame.collect()}
+
+
+@pytest.fixture
+def pages(spark: SparkSession, broker: str, topic: Callable[..., str], tmp_path: Path) -> Pages:
+    return Pages(spark, broker, topic, tmp_path)
+
+
+@pytest.mark.timeout(300)
+def test_a_store_as_a_frame_and_by_questions(pages: Pages) -> None:
+    pages.feed(["home", "cart", "home", "żółć", "help"])
+    pages.run()
+    old = dict(pages.wanted)
+    pages.feed(["cart", "new"])
+    pages.run()
+
+    of_changelog = pages.frame("changelog")
+    assert of_changelog.schema.simpleString() == (
+        "struct<key:struct<page:string>,value:struct<views:bigint>,partition_id:int>"
+    )
+    assert of_changelog.rdd.getNumPartitions() == SHARDS
+    assert views(of_changelog) == dict(pages.wanted)
+    placed = of_changelog.select(
+        "partition_id", f.pmod(f.hash("key.page"), f.lit(SHARDS)).alias("wanted")
+    ).collect()
+    assert all(row.partition_id == row.wanted for row in placed)
+    # what lies on the disk is a batch behind: the last one's changes are pending
+    assert views(pages.frame("disk")) == old
+    assert views(pages.spark.read.format("kafka-eos-state").load(pages.state_dir)) == old
+    raw = pages.frame("changelog", raw="true")
+    assert raw.schema.simpleString() == "struct<key:binary,value:binary,partition_id:int>"
+    assert raw.count() == len(pages.wanted) + SHARDS, "and the description in each shard"
+    assert pages.frame("changelog", batchId="1").count() == len(pages.wanted)
+    with pytest.raises(Exception, match="batchId is 0; the state is of 1"):
+        pages.frame("changelog", batchId="0").count()
+    with pytest.raises(AnalysisException, match="stateVarName is 'nothing'"):
+        pages.frame("changelog", stateVarName="nothing")
+    with pytest.raises(AnalysisException, match="no state of"):
+        pages.frame("disk", **{"state.dir": pages.state_dir + "x"})
+
+    kafka = pages.connection
+    for state in (pages.ask(kafka=kafka), pages.ask(kafka=kafka, state_dir=pages.state_dir)):
+        with state:
+            assert state.batch_id == 1
+            assert {row["key"]["page"]: row["value"]["views"] for row in state.all()} == dict(pages.wanted)
+            assert state.get("cart") == {"views": 2}
+            assert state.get("nowhere") is None
+            assert len({batch and batch.batch_id for batch in state.batches.values()}) == 1
+    with pages.ask(state_dir=pages.state_dir) as state:
+        assert state.batch_id == 0
+        assert state.get("cart") == {"views": 1}
+    source = TopicPartition(pages.source, 0)
+    pages.ask(kafka=kafka, at_least={source: 7}).close()  # a marker lies between the two transactions
+    with pytest.raises(NotUpToBoundError, match=r"asked for 99"):
+        pages.ask(kafka=kafka, at_least={source: 99})
+
+
+@pytest.mark.timeout(300)
+def test_questions_while_the_query_runs(pages: Pages) -> None:
+    """Every answer is the state of one batch, and the batches never go back."""
+    pages.feed(["home"])
+    query = pages.start(processingTime="0 seconds")
+    try:
+        seen: list[int] = []
+        fed = 1
+        deadline = datetime.datetime.now() + datetime.timedelta(seconds=120)
+        state: StateQuery | None = None
+        while fed < 8 and datetime.datetime.now() < deadline:
+            assert query.isActive, query.exception()
+            try:
+                state = state or pages.ask(kafka=pages.connection, state_dir=pages.state_dir)
+                state.refresh()
+            except NotUpToBoundError:
+                continue
+            except Exception as error:
+                if "does not exist" in str(error) or "no state of" in str(error):
+                    continue  # before the first task
+                raise
+            found = {row["key"]["page"]: row["value"]["views"] for row in state.all()}
+            seen.append(-1 if state.batch_id is None else state.batch_id)
+            # each feeding adds a view of every page that there is, and a page
+            counts = sorted(found.values(), reverse=True)
+            assert counts == list(range(len(counts), 0, -1)), found
+            if len(counts) == fed:
+                pages.feed(["home", *(f"p{n}" for n in range(fed))])
+                fed += 1
+        assert state is not None
+        state.close()
+        assert fed == 8
+        assert seen == sorted(seen)
+    finally:
+        query.stop()

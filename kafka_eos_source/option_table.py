@@ -17,6 +17,7 @@ STREAM_WRITE, BATCH_WRITE = "stream write", "batch write"
 READ, WRITE = (STREAM_READ, BATCH_READ), (STREAM_WRITE, BATCH_WRITE)
 OPERATOR = "stateful operator"
 STATE = (OPERATOR,)
+STATE_READ = "state read"
 
 ISOLATION_LEVELS = ("read_committed", "read_uncommitted")
 
@@ -238,13 +239,13 @@ OPTIONS: tuple[Option, ...] = (
     # who
     Option(
         "application.id",
-        (*READ, *WRITE, *STATE),
+        (*READ, *WRITE, *STATE, STATE_READ),
         values.application_id,
         None,
         "text",
         "Names the transactional id, the changelogs and, unless `kafka.group.id` is set, the consumer group; on "
         "a read the group of `startingOffsets=group`. The same on an operator as on its sink.",
-        "from the checkpoint's query id",
+        "from the checkpoint's query id; of a read of state: the only one in `state.dir`",
     ),
     # the sink
     Option(
@@ -373,7 +374,7 @@ OPTIONS: tuple[Option, ...] = (
     # state
     Option(
         "state.dir",
-        STATE,
+        (*STATE, STATE_READ),
         values.text,
         None,
         "local path",
@@ -424,7 +425,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "state.timeout.ms",
-        STATE,
+        (*STATE, STATE_READ),
         values.integer(1000),
         600_000,
         "ms",
@@ -438,6 +439,58 @@ OPTIONS: tuple[Option, ...] = (
         "`fail`, `changelog`",
         "When a query that has run finds no token on its changelog, or an older one: `changelog` goes on with what "
         "the changelog holds. Needed once for an operator that is new to a query.",
+    ),
+    # reading state
+    Option(
+        "storeName",
+        (STATE_READ,),
+        values.text,
+        None,
+        "text",
+        "Name of the store within its query, as it was given to the operator.",
+        "the only one in `state.dir`",
+    ),
+    Option(
+        "stateVarName",
+        (STATE_READ,),
+        values.text,
+        None,
+        "text",
+        "The state variable to read, as the processor's `init` named it.",
+        "the only one of the store",
+    ),
+    Option(
+        "readRegisteredTimers",
+        (STATE_READ,),
+        values.boolean,
+        False,
+        "boolean",
+        "The registered timers of the processor, in place of a variable.",
+    ),
+    Option(
+        "flattenCollectionTypes",
+        (STATE_READ,),
+        values.boolean,
+        True,
+        "boolean",
+        "A row for each element of a list, or entry of a map; false = one for each key, with an array or a map.",
+    ),
+    Option(
+        "raw",
+        (STATE_READ,),
+        values.boolean,
+        False,
+        "boolean",
+        "Every entry of the store as it is kept: `key` and `value` binary.",
+    ),
+    Option(
+        "batchId",
+        (STATE_READ,),
+        values.integer(0),
+        None,
+        "number",
+        "The micro-batch whose state is wanted. Only that of the newest is kept: any other is an error.",
+        "the newest",
     ),
 )
 
@@ -456,7 +509,12 @@ def documentation() -> str:
         "`kafka.group.id` names the consumer group. Names that only Java's client has are translated or refused, "
         "with librdkafka's way named.",
     ]
-    for title, where in (("Source", READ), ("Sink", WRITE), ("Stateful operator", STATE)):
+    for title, where in (
+        ("Source", READ),
+        ("Sink", WRITE),
+        ("Stateful operator", STATE),
+        ("State, read", (STATE_READ,)),
+    ):
         lines += [
             "",
             f"## {title}",

@@ -215,7 +215,11 @@ def tells_stream(options: Iterable[str]) -> bool:
 
 
 def parse_table(
-    options: Mapping[str, str], where: str, pyspark_version: str = pyspark.__version__
+    options: Mapping[str, str],
+    where: str,
+    pyspark_version: str = pyspark.__version__,
+    *,
+    needs_brokers: bool = True,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Every option of the table with its value, and the ``kafka.*`` ones without their prefix.
 
@@ -247,12 +251,17 @@ def parse_table(
                 _log.warning("option %r has no effect on a %s (as in Spark)", option.name, where)
         elif not _may_stay(name, str(value)):
             raise _unknown(key, str(value), where)
-    if not kafka.get("bootstrap.servers", "").strip() and not kafka.get("metadata.broker.list", "").strip():
+    if needs_brokers and not has_brokers(kafka):
         raise InvalidOptionError(
             "option 'kafka.bootstrap.servers' is missing; expected host:port, or several with commas.",
             fix="set .option('kafka.bootstrap.servers', 'host:9092').",
         )
     return found, kafka
+
+
+def has_brokers(kafka: Mapping[str, str]) -> bool:
+    """Whether the ``kafka.*`` options, without their prefix, name brokers."""
+    return any(kafka.get(name, "").strip() for name in ("bootstrap.servers", "metadata.broker.list"))
 
 
 def _in_place(option: Option, value: str, where: str) -> Any:

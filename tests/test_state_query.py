@@ -216,8 +216,8 @@ def test_which_store_is_meant(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="no state of"):
         one_store(tmp_path / "nowhere", None, None)
     for name in ("a", "b"):
-        (tmp_path / "app" / name / "0").mkdir(parents=True)
-        (tmp_path / "app" / name / "0" / "VERSION").write_text("1\n")
+        (tmp_path / "app" / name / "0" / "db").mkdir(parents=True)
+        (tmp_path / "app" / name / "0" / "db" / "CURRENT").write_text("1\n")
     (tmp_path / "app" / "a" / "0.corrupt-17").mkdir()
     with pytest.raises(StateError, match=r"several stores lie in .*: app/a, app/b"):
         one_store(tmp_path, "app", None)

@@ -3,42 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from kafka_eos_source.operate.given import CONNECTION, YES, deadline_of, look_at, target_of, with_options
+
 if TYPE_CHECKING:
     from kafka_eos_source.deadline import Deadline
-    from kafka_eos_source.operate.cluster import Look
     from kafka_eos_source.operate.inspect import Inspection
     from kafka_eos_source.operate.target import Target
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 #: What `inspect` exits with when a restart would fail, or Kafka did not answer.
 NEEDS_A_PERSON = 3
 
-_CONNECTION = (
-    click.option("--bootstrap-servers", metavar="HOST:PORT,…", help="As kafka.bootstrap.servers."),
-    click.option(
-        "--kafka",
-        "stated",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="As the option kafka.KEY of the query; may be repeated. Others on this machine can read it: "
-        "no passwords.",
-    ),
-    click.option(
-        "--kafka-properties",
-        "properties",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="A file of such options, as Kafka's own tools take it (--command-config).",
-    ),
-    click.option("--timeout", default="30s", show_default=True, help="For the brokers' answers."),
-)
 _QUERY = (
     click.option("--application-id", metavar="ID", help="As the option application.id."),
     click.option("--topic", metavar="TOPIC", help="The sink's option anchor.topic or topic, if it matters."),
@@ -46,20 +24,10 @@ _QUERY = (
 )
 _CHECKPOINT = click.option("--checkpoint", metavar="URI", help="As the option checkpointLocation.")
 _STAGING = click.option("--staging", metavar="URI", help="As the option staging.location.")
-_YES = click.option("--yes", is_flag=True, help="Do it. Without it nothing is changed.")
-
-
-def _with(*options: Callable[[F], F]) -> Callable[[F], F]:
-    def add(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
 
 
 @click.command()
-@_with(_CHECKPOINT, *_QUERY, _STAGING, *_CONNECTION)
+@with_options(_CHECKPOINT, *_QUERY, _STAGING, *CONNECTION)
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.pass_context
 def inspect(ctx: click.Context, /, as_json: bool, timeout: str, **given: Any) -> None:
@@ -70,7 +38,7 @@ def inspect(ctx: click.Context, /, as_json: bool, timeout: str, **given: Any) ->
     """
     from kafka_eos_source.operate import view
 
-    _, found = _inspected(given, _deadline(timeout))
+    _, found = _inspected(given, deadline_of(timeout))
     if as_json:
         click.echo(view.inspection_json(found))
     else:
@@ -81,7 +49,7 @@ def inspect(ctx: click.Context, /, as_json: bool, timeout: str, **given: Any) ->
 
 @click.command()
 @click.option("--application-id", metavar="ID", required=True, help="As the option application.id.")
-@_with(*_CONNECTION, _YES)
+@with_options(*CONNECTION, YES)
 def fence(application_id: str, yes: bool, timeout: str, **given: Any) -> None:
     """Fences whoever holds a transactional id, and aborts the transaction it left open.
 
@@ -90,7 +58,7 @@ def fence(application_id: str, yes: bool, timeout: str, **given: Any) -> None:
     """
     from kafka_eos_source.operate import fence as fencing
 
-    deadline = _deadline(timeout)
+    deadline = deadline_of(timeout)
     target, found = _inspected({**given, "application_id": application_id}, deadline, ask=True)
     click.echo(_held(application_id, found))
     if not yes:
@@ -107,7 +75,7 @@ def fence(application_id: str, yes: bool, timeout: str, **given: Any) -> None:
 
 
 @click.command()
-@_with(_CHECKPOINT, *_QUERY, *_CONNECTION, _YES)
+@with_options(_CHECKPOINT, *_QUERY, *CONNECTION, YES)
 @click.option(
     "--committed", "said", flag_value="COMMITTED", help="The batch without a token is in the output."
 )
@@ -123,7 +91,7 @@ def adopt(ctx: click.Context, /, said: str | None, yes: bool, timeout: str, **gi
     from kafka_eos_source.operate import adopt as adopting
     from kafka_eos_source.operate import view
 
-    deadline = _deadline(timeout)
+    deadline = deadline_of(timeout)
     target, found = _inspected(given, deadline, ask=True)
     adoption = adopting.plan(found, target, adopting.Said[said] if said else None)
     view.show_adoption(view.console(), adoption)
@@ -143,7 +111,7 @@ def adopt(ctx: click.Context, /, said: str | None, yes: bool, timeout: str, **gi
 
 
 @click.command()
-@_with(_CHECKPOINT, _STAGING, *_QUERY, *_CONNECTION, _YES)
+@with_options(_CHECKPOINT, _STAGING, *_QUERY, *CONNECTION, YES)
 @click.option("--older-than", default="1d", show_default=True, help="Age from which orphans go.")
 @click.pass_context
 def sweep(ctx: click.Context, /, older_than: str, yes: bool, timeout: str, **given: Any) -> None:
@@ -157,7 +125,7 @@ def sweep(ctx: click.Context, /, older_than: str, yes: bool, timeout: str, **giv
     from kafka_eos_source.option_values import duration_ms
 
     named = given["checkpoint"] is not None or given["application_id"] is not None
-    target, found = _inspected(given, _deadline(timeout)) if named else (_target(given), None)
+    target, found = _inspected(given, deadline_of(timeout)) if named else (target_of(given), None)
     swept = sweeping.plan(
         target.staging_location, found, duration_ms("--older-than", older_than) / 1000, time.time()
     )
@@ -188,55 +156,15 @@ def _held(application_id: str, found: Inspection) -> str:
     return f"Group {found.group_id!r} holds {held}; {pending} is about to change it."
 
 
-def _deadline(timeout: str) -> Deadline:
-    from kafka_eos_source.deadline import Deadline
-    from kafka_eos_source.option_values import duration_ms
-
-    return Deadline.after_ms(duration_ms("--timeout", timeout))
-
-
 def _inspected(given: dict[str, Any], deadline: Deadline, *, ask: bool = False) -> tuple[Target, Inspection]:
     """``ask``: without Kafka there is nothing to do."""
     from kafka_eos_source.errors import InvalidOptionError
-    from kafka_eos_source.operate.inspect import inspect as look_at
+    from kafka_eos_source.operate.inspect import inspect as inspected
 
-    target = _target(given)
+    target = target_of(given)
     if ask and target.kafka is None:
         raise InvalidOptionError(
             "no brokers were named.", fix="give --bootstrap-servers, or --kafka-properties with them."
         )
-    with _look(target) as look:
-        return target, look_at(target, look, deadline)
-
-
-def _target(given: dict[str, Any]) -> Target:
-    from kafka_eos_source.kafka.secrets import is_secret
-    from kafka_eos_source.operate.target import kafka_options, target
-
-    stated = given["stated"]
-    if any(is_secret(each.partition("=")[0]) for each in stated):
-        click.echo("A secret on a command line can be read by others: use --kafka-properties.", err=True)
-    file = given["properties"]
-    kafka = kafka_options(
-        given["bootstrap_servers"], stated, file.read_text(encoding="utf-8") if file is not None else None
-    )
-    sink = {
-        "checkpointLocation": given.get("checkpoint"),
-        "application.id": given.get("application_id"),
-        "topic": given.get("topic"),
-        "staging.location": given.get("staging"),
-        "source.cluster": given.get("source_cluster"),
-    }
-    return target(sink, kafka)
-
-
-@contextmanager
-def _look(target: Target) -> Iterator[Look | None]:
-    if target.kafka is None:
-        yield None
-        return
-    from kafka_eos_source.kafka.config import admin_config
-    from kafka_eos_source.kafka.look import ClusterLook
-
-    with ClusterLook(admin_config(target.kafka)) as look:
-        yield look
+    with look_at(target) as look:
+        return target, inspected(target, look, deadline)

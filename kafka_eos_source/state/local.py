@@ -44,7 +44,7 @@ def shard_path(root: str | os.PathLike[str], application_id: str, store: str, sh
 def folders(
     root: str | os.PathLike[str], application_id: str | None = None, store: str | None = None
 ) -> list[StoreFolder]:
-    """The databases under ``root``, in order; those set aside and half removed are none."""
+    """The databases under ``root``, in order; those set aside, half made or half removed are none."""
     return sorted(_walk(Path(root), application_id, store))
 
 
@@ -52,7 +52,7 @@ def _walk(root: Path, application_id: str | None, store: str | None) -> Iterator
     for application in _children(root, application_id):
         for each in _children(application, store):
             for shard in _children(each, None):
-                if shard.name.isdecimal() and (shard / "VERSION").exists():
+                if shard.name.isdecimal() and (shard / "db" / "CURRENT").exists():
                     yield StoreFolder(application.name, each.name, int(shard.name), shard)
 
 

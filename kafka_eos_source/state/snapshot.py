@@ -19,13 +19,21 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from kafka_eos_source.commit.token import ShardMark, Token
 from kafka_eos_source.deadline import Deadline
-from kafka_eos_source.errors import ChangelogError, NotUpToBoundError, StateError, StateMismatchError
+from kafka_eos_source.errors import (
+    ChangelogError,
+    NotUpToBoundError,
+    RetriableError,
+    StateCorruptedError,
+    StateError,
+    StateFormatError,
+    StateMismatchError,
+)
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.state.committed import changelog_client
 from kafka_eos_source.state.cut import Changelog, Cut, newest_batch
@@ -38,6 +46,8 @@ from kafka_eos_source.state.restore_plan import WipeNeeded
 from kafka_eos_source.state.store import TransactionalStateStore
 from kafka_eos_source.state.views import StateView
 
+#: How long a database may look half made before that is believed.
+_MAKING_SECONDS = 3.0
 #: Between two looks at a shard that a task is about to bring to its batch.
 _PAUSE_SECONDS = 0.05
 
@@ -130,10 +140,7 @@ def of_folders(
         UnavailableError, AuthorizationError: as `Changelog.cut`.
     """
     with ExitStack() as stack:
-        readers = {
-            each.shard: stack.enter_context(TransactionalStateStore.open_read_only(each.path))
-            for each in sorted(found)
-        }
+        readers = {each.shard: stack.enter_context(_opened(each.path, deadline)) for each in sorted(found)}
         identity = next(iter(readers.values())).identity
         if changelog is None:
             states = {k: ShardState(k, reader, reader.last_batch()) for k, reader in readers.items()}
@@ -142,16 +149,35 @@ def of_folders(
         return Snapshot(identity, states, changelog is not None, stack.pop_all())
 
 
+def _opened(path: Path, deadline: Deadline) -> CommittedReader:
+    """The store, once it is one: a task may be making or restoring it at this moment."""
+    patience = Deadline.after_seconds(deadline.remaining_seconds(_MAKING_SECONDS))
+    while True:
+        try:
+            return TransactionalStateStore.open_read_only(path)
+        except StateFormatError:
+            raise
+        except (RetriableError, StateError, StateCorruptedError):
+            if patience.expired:
+                raise
+        _pause.wait(_PAUSE_SECONDS)
+
+
 def _committed(
     readers: Mapping[int, CommittedReader], changelog: Callable[[Deadline], Cut], deadline: Deadline
 ) -> dict[int, ShardState]:
     """Every shard at the batch that Kafka names, which is asked for after the databases were opened."""
+    stale: set[int] = set()
     while True:
+        for shard in sorted(stale):
+            with suppress(RetriableError):  # it is being restored: looked at again
+                readers[shard].refresh()
+                stale.remove(shard)
         cut = changelog(deadline)
         states: dict[int, ShardState] = {}
-        for shard, reader in readers.items():
-            _check(reader, cut)
-            view = _at(reader, shard, cut)
+        for shard in readers.keys() - stale:
+            _check(readers[shard], cut)
+            view = _at(readers[shard], shard, cut)
             if view is not None:
                 states[shard] = ShardState(shard, view, cut.batches[shard])
         behind = [shard for shard in readers if shard not in states]
@@ -165,8 +191,7 @@ def _committed(
                 fix="ask again; or read the changelog: leave out state.dir.",
             )
         _pause.wait(min(_PAUSE_SECONDS, deadline.remaining_seconds()))
-        for shard in behind:
-            readers[shard].refresh()
+        stale.update(behind)
 
 
 def _at(reader: CommittedReader, shard: int, cut: Cut) -> StateView | None:

@@ -1,0 +1,71 @@
+"""``spark.read.format("kafka-eos-state")``: the state of a stateful operator as a DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from kafka_eos_source.state.read_options import StateReadOptions
+    from kafka_eos_source.state.reading import Part
+
+FORMAT_NAME = "kafka-eos-state"
+
+
+class KafkaEosStateDataSource(DataSource):
+    """State, read while its query runs or when it is stopped; columns as Spark's ``statestore`` reader has.
+
+    Spark finds it by itself through the module ``pyspark_kafka_eos_state``;
+    ``spark.dataSource.register(KafkaEosStateDataSource)`` works too. Options: ``docs/options.md``; what is
+    read and how exact it is: ``docs/reading-state.md``.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT_NAME
+
+    def schema(self) -> StructType:
+        """Called by ``load()``. Unless ``raw`` is set, the store is asked what it holds."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        from kafka_eos_source.state.read_options import parse_state_read
+        from kafka_eos_source.state.reading import columns
+
+        return from_arrow_schema(columns(parse_state_read(self.options)))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from kafka_eos_source.state.read_options import parse_state_read
+
+        return _Reader(parse_state_read(self.options), schema)
+
+
+class _Partition(InputPartition):
+    """One shard."""
+
+    def __init__(self, part: Part) -> None:
+        super().__init__(None)
+        self.part = part
+
+
+class _Reader(DataSourceReader):
+    def __init__(self, options: StateReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        from kafka_eos_source.state.reading import plan
+
+        return [_Partition(part) for part in plan(self._options)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        from kafka_eos_source.state.reading import read
+
+        assert isinstance(partition, _Partition)
+        return read(self._options, partition.part, to_arrow_schema(self._schema))
