@@ -28,7 +28,7 @@ from kafka_eos_source.state.describe import META_KEY, Description
 from kafka_eos_source.state.local import folders, one_store
 from kafka_eos_source.state.query import StateQuery
 from kafka_eos_source.state.snapshot import Snapshot, of_folders
-from kafka_eos_source.state.vector import AggregateProcessor, count, sum_, tumbling
+from kafka_eos_source.state.vector import AggregateProcessor, DeduplicateProcessor, count, sum_, tumbling
 
 FLIGHTS = pa.schema([("origin", pa.string()), ("delay", pa.int64())])
 COUNTS = {"flights": count(), "delay": sum_("delay")}
@@ -286,7 +286,7 @@ class Everything(StatefulProcessor):
 def everything(tmp_path: Path) -> StateQuery:
     ddl = "user bigint, n int"
     processor = runner(
-        Everything(), key="user bigint", rows=ddl, output="user bigint", time_mode="ProcessingTime"
+        Everything(), key="user bigint", columns=ddl, output="user bigint", time_mode="ProcessingTime"
     )
     schema = pa.schema([("user", pa.int64()), ("n", pa.int32())])
     machine = Machine(tmp_path, processor, ["user"])
@@ -328,3 +328,19 @@ def test_a_store_without_timers(machine: Machine) -> None:
         machine.promote(shard)
     with ask(machine) as state, pytest.raises(InvalidOptionError, match="has no timers"):
         state.to_arrow(timers=True)
+
+
+def test_keys_that_were_seen(tmp_path: Path) -> None:
+    schema = pa.schema([("id", pa.string()), ("n", pa.int64())])
+    machine = Machine(tmp_path, DeduplicateProcessor(schema, ["id", "n"]), ["id", "n"])
+    machine.batch(0, rows_of(schema, [("a", 1), ("a", 2), (None, 1), ("a", 1)]))
+    machine.commit()
+    for shard in range(machine.shards):
+        machine.promote(shard)
+    with ask(machine) as state:
+        assert state.to_arrow().schema.names == ["key", "partition_id"]
+        found = {tuple(row["key"].values()) for row in state.all()}
+        assert found == {("a", 1), ("a", 2), (None, 1)}
+        assert list(state.rows(("a", 3))) == []
+        (row,) = state.rows({"n": 1, "id": None})
+        assert row["key"] == {"id": None, "n": 1}

@@ -21,13 +21,9 @@ from kafka_eos_source.state import cells, layout
 from kafka_eos_source.state.describe import Description, TableDescription
 from kafka_eos_source.state.keys import KeyCodec, split_keys
 from kafka_eos_source.state.overlay import Pair
-from kafka_eos_source.state.rows import RowCodec
 
 #: Entries that become one Arrow batch.
 BATCH_ROWS = 10_000
-
-#: What rows of an operator begin with (`rows.RowCodec`).
-ROW_VERSION = b"\x01"
 
 #: Encodings of tables that only say where to look in others.
 _INDEXES = frozenset({"due"})
@@ -125,43 +121,8 @@ class Decoder(ABC):
     def _decode(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> Iterator[pa.RecordBatch]: ...
 
 
-class RowsDecoder(Decoder):
-    """A table of the plain encoding, `rows.RowCodec`, in values and in what follows the group key."""
-
-    def __init__(self, description: Description, table: int) -> None:
-        super().__init__(description)
-        described = description.tables[table]
-        self.table = table
-        self._values = RowCodec(described.value, lead=ROW_VERSION)
-        self._rest = RowCodec(described.rest) if len(described.rest) else None
-        time = described.details.get("time") if self.by_time else None
-        self._time = None if time is None else pa.field(str(time), pa.int64(), nullable=False)
-        extra = [*described.rest, *([] if self._time is None else [self._time])]
-        self.schema = pa.schema(
-            [
-                pa.field("key", pa.struct([*description.key, *extra])),
-                pa.field("value", pa.struct(list(described.value))),
-            ]
-        )
-
-    def _decode(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> Iterator[pa.RecordBatch]:
-        entries = split_keys(keys)
-        of_key = self._keys.decode(entries.group_keys)
-        if self._rest is not None:
-            of_key += self._rest.decode(entries.rests)
-        if self._time is not None:
-            of_key.append(pa.array(entries.times_ms))
-        columns = [of_key, self._values.decode(values) if len(self._values.schema) else []]
-        yield pa.RecordBatch.from_arrays(
-            [struct_of(each, field, len(keys)) for each, field in zip(columns, self.schema, strict=True)],
-            schema=self.schema,
-        )
-
-
-def struct_of(columns: Sequence[pa.Array], field: pa.Field, rows: int) -> pa.Array:
+def struct_of(columns: Sequence[pa.Array], field: pa.Field) -> pa.Array:
     """Columns as one of structs, which is never null."""
-    if not columns:
-        return pa.array([{}] * rows, field.type)
     fields = [field.type.field(index) for index in range(field.type.num_fields)]
     cast = [column.cast(each.type) for column, each in zip(columns, fields, strict=True)]
     return pa.StructArray.from_arrays(cast, fields=fields)
@@ -172,7 +133,7 @@ def decoder(description: Description, choice: Choice) -> Decoder:
 
     Raises:
         InvalidOptionError: there is no such variable, or several and none was named.
-        StateFormatError: a newer version of kafka-eos wrote it.
+        StateFormatError, StateMismatchError: another version of kafka-eos wrote it.
     """
     if description.kind == "stateful-processor":
         from kafka_eos_source.state.decode_processor import processor_decoder
@@ -184,11 +145,9 @@ def decoder(description: Description, choice: Choice) -> Decoder:
             fix="leave it out.",
         )
     table = chosen(description, choice, {k: t for k, t in description.tables.items() if is_data(t)})
-    if description.kind == "aggregate":
-        from kafka_eos_source.state.decode_aggregate import AggregateDecoder
+    from kafka_eos_source.state.decode_vector import VectorDecoder
 
-        return AggregateDecoder(description, table)
-    return RowsDecoder(description, table)
+    return VectorDecoder(description, table)
 
 
 def is_data(table: TableDescription) -> bool:

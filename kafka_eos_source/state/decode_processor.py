@@ -89,7 +89,7 @@ class _Entries(Decoder):
         return group_keys, list(read_entries(self._registry, pairs))
 
     def _batch(self, group_keys: pa.BinaryArray, columns: list[pa.Array]) -> pa.RecordBatch:
-        key = struct_of(self._keys.decode(group_keys), self.schema.field("key"), len(group_keys))
+        key = struct_of(self._keys.decode(group_keys), self.schema.field("key"))
         return pa.RecordBatch.from_arrays([key, *columns], schema=self.schema)
 
 
@@ -140,7 +140,7 @@ class _Timers(Decoder):
         pairs = zip(keys.to_pylist(), values.to_pylist(), strict=True)
         times = [entry.expiry_ms for entry in read_entries(self._registry, pairs)]
         of_key = self._keys.decode(split_keys(keys).group_keys)
-        key = struct_of(of_key, self.schema.field("key"), len(keys))
+        key = struct_of(of_key, self.schema.field("key"))
         yield pa.RecordBatch.from_arrays([key, pa.array(times, pa.int64())], schema=self.schema)
 
 
