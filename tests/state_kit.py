@@ -22,7 +22,7 @@ from kafka_eos_source.state.store import TransactionalStateStore
 TOPIC = "app-counts-changelog"
 TP = TopicPartition(TOPIC, 0)
 INPUT = TopicPartition("input", 0)
-IDENTITY = StoreIdentity("app", "counts", 0, 4, TOPIC)
+IDENTITY = StoreIdentity("app", "counts", 0, 4, TOPIC, schema="schema")
 
 #: 1 = quick; more = as many times the examples, rounds and crashes.
 EFFORT = int(os.environ.get("KAFKA_EOS_TEST_EFFORT", "1"))

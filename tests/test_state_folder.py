@@ -111,6 +111,19 @@ def test_a_topic_made_anew_is_worth_a_restore_and_an_id_is_learnt(path: Path) ->
     with pytest.raises(StateCorruptedError, match="id one, which was deleted") as raised:
         open_store(path, replace(IDENTITY, topic_id="two"))
     assert raised.value.reason == "topic"
+    with pytest.raises(StateCorruptedError, match="id one, which was deleted"):  # with other shards by now
+        open_store(path, replace(IDENTITY, topic_id="two", shards=9, schema="new"))
+
+
+def test_a_schema_that_was_not_known_is_learnt(path: Path) -> None:
+    """`kafka-eos state restore` makes stores without their processor."""
+    open_store(path, replace(IDENTITY, schema="")).close()
+    with open_store(path) as store:
+        assert store.identity.schema == IDENTITY.schema
+    with open_store(path, replace(IDENTITY, schema="")) as store:
+        assert store.identity.schema == IDENTITY.schema
+    with pytest.raises(StateMismatchError, match="schema"):
+        open_store(path, replace(IDENTITY, schema="another"))
 
 
 def test_e10_a_newer_format_is_refused_before_anything_is_touched(path: Path) -> None:

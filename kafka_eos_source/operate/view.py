@@ -33,7 +33,7 @@ def console() -> Console:
 
 def show_inspection(out: Console, found: Inspection) -> None:
     """The whole view, the verdict last: it is what stays on the screen."""
-    facts = _table(f"application.id {found.application_id}")
+    facts = table_of(f"application.id {found.application_id}")
     facts.show_header = False
     facts.add_column(style="dim")
     facts.add_column()
@@ -71,7 +71,7 @@ def show_adoption(out: Console, adoption: Adoption) -> None:
 
 
 def show_sweep(out: Console, sweep: Sweep) -> None:
-    table = _table(sweep.location)
+    table = table_of(sweep.location)
     for column in ("", "entry", "files", "bytes", "why"):
         table.add_column(column, justify="right" if column in ("files", "bytes") else "left")
     for each in sweep.judged:
@@ -197,7 +197,7 @@ def _batch(batch_id: int | None, at_seconds: float | None = None) -> str:
 
 
 def _partitions(partitions: Iterable[PartitionView]) -> Table:
-    table = _table("offsets")
+    table = table_of("offsets")
     table.add_column("partition")
     for column in ("batch from", "to", "group", "token", "log from", "stable", "log to"):
         table.add_column(column, justify="right")
@@ -221,7 +221,7 @@ def _partitions(partitions: Iterable[PartitionView]) -> Table:
 
 
 def _staged(staged: Iterable[Staged]) -> Table:
-    table = _table("staged")
+    table = table_of("staged")
     table.add_column("batch")
     table.add_column("files", justify="right")
     table.add_column("bytes", justify="right")
@@ -230,5 +230,5 @@ def _staged(staged: Iterable[Staged]) -> Table:
     return table
 
 
-def _table(title: str) -> Table:
+def table_of(title: str) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)

@@ -175,31 +175,36 @@ def _settled(path: Path, found: Committed, identity: StoreIdentity, *, has_data:
 
 
 def _checked(path: Path, found: StoreIdentity, identity: StoreIdentity) -> StoreIdentity:
-    """The identity to keep; of the topic id, the one that is known.
+    """The identity to keep; of the topic id and the schema, the one that is known ("" = not).
 
     Raises:
         StateMismatchError: another store's.
-        StateCorruptedError: the changelog was deleted and made anew.
+        StateCorruptedError: the changelog was deleted and made anew, with as many shards as it may have.
     """
-    if replace(found, topic_id=identity.topic_id) != identity:
-        mine, theirs = asdict(identity), asdict(found)
-        differ = ", ".join(
-            f"{name} {theirs[name]!r}, expected {mine[name]!r}"
-            for name in mine
-            if name != "topic_id" and theirs[name] != mine[name]
-        )
-        raise StateMismatchError(
-            f"the state in {path} is of {differ}",
-            fix="shards and schema cannot change in place: re-shard with 'kafka-eos state rescale', use "
-            "another store name, or remove the folder to restore from the changelog",
-        )
-    if found.topic_id and identity.topic_id and found.topic_id != identity.topic_id:
+    known = replace(
+        identity, topic_id=identity.topic_id or found.topic_id, schema=identity.schema or found.schema
+    )
+    whose = (found.application_id, found.store, found.shard, found.changelog_topic)
+    is_ours = whose == (known.application_id, known.store, known.shard, known.changelog_topic)
+    if is_ours and found.topic_id and found.topic_id != known.topic_id:
         raise StateCorruptedError(
             f"the store {path} is of changelog topic {identity.changelog_topic} with id {found.topic_id}, "
             f"which was deleted; the one there now has id {identity.topic_id}",
             reason="topic",
         )
-    return identity if identity.topic_id else found
+    theirs = asdict(replace(found, topic_id=known.topic_id, schema=found.schema or known.schema))
+    differ = ", ".join(
+        f"{name} {theirs[name]!r}, expected {mine!r}"
+        for name, mine in asdict(known).items()
+        if theirs[name] != mine
+    )
+    if differ:
+        raise StateMismatchError(
+            f"the state in {path} is of {differ}",
+            fix="shards and schema cannot change in place: re-shard with 'kafka-eos state rescale', use "
+            "another store name, or remove the folder to restore from the changelog",
+        )
+    return known
 
 
 @contextmanager

@@ -201,13 +201,14 @@ def _at(reader: CommittedReader, shard: int, cut: Cut) -> StateView | None:
     if batch is None:
         is_empty = local.batch is None or local.batch.batch_id < 0
         return reader if is_empty else None
-    action = decide(local, _token(batch), end)
+    action = decide(local, token_of(batch), end)
     if action is Action.PROMOTE:
         return reader.promoted(batch, {tp: end})
     return reader if action is Action.READY else None
 
 
-def _token(batch: BatchRecord) -> Token:
+def token_of(batch: BatchRecord) -> Token:
+    """As much of a shard's token as `decide` looks at."""
     mark = ShardMark(batch.attempt, batch.time_ms, batch.event_time_ms, batch.counts)
     return Token("", batch.query_id, batch.run_id, batch.batch_id, "", "", 0, shard=mark)
 

@@ -1,0 +1,168 @@
+"""What was found of state, for people and, as JSON, for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+from rich.console import Console
+
+from kafka_eos_source.operate.state_list import ChangelogShard, LocalShard
+from kafka_eos_source.operate.state_restore import Brought
+from kafka_eos_source.operate.state_verify import Verified
+from kafka_eos_source.operate.view import table_of
+
+
+def show_local(out: Console, root: str, shards: Sequence[LocalShard]) -> None:
+    """The databases under a state directory."""
+    table = table_of(root)
+    _columns(table, ("application.id", "store"), ("shard", "of", "batch", "offset", "pending", "bytes"))
+    for each in shards:
+        own = each.identity
+        table.add_row(
+            each.folder.application_id,
+            each.folder.store,
+            str(each.folder.shard),
+            _or(own and own.shards),
+            _or(each.batch and each.batch.batch_id),
+            _or(each.next_offset),
+            ", ".join(map(str, each.pending)),
+            f"{each.size_bytes:,}",
+            style="red" if each.problem else None,
+        )
+    out.print(table if shards else f"No state lies in {root!r}.")
+    for each in shards:
+        if each.problem:
+            out.print(f"{each.folder.path}: {each.problem}")
+
+
+def show_changelogs(out: Console, application_id: str, shards: Sequence[ChangelogShard]) -> None:
+    """The changelogs of a query."""
+    table = table_of(f"changelogs of {application_id}")
+    _columns(table, ("store", "partition"), ("log from", "stable", "log to", "committed", "lag", "batch"))
+    for each in shards:
+        table.add_row(
+            each.store,
+            str(each.tp),
+            str(each.log.earliest),
+            str(each.log.stable),
+            str(each.log.end),
+            _or(each.committed),
+            str(each.lag),
+            _or(each.token and each.token.batch_id),
+            style="yellow" if each.log.stable < each.log.end else None,
+        )
+    out.print(table if shards else f"No topic is called {application_id}-…-changelog.")
+    for problem in dict.fromkeys(each.problem for each in shards if each.problem):
+        out.print(problem)
+
+
+def listing_json(local: Sequence[LocalShard], changelogs: Sequence[ChangelogShard]) -> str:
+    """One JSON object; null = not known, or none."""
+    return json.dumps(
+        {
+            "local": [
+                {
+                    "application_id": each.folder.application_id,
+                    "store": each.folder.store,
+                    "shard": each.folder.shard,
+                    "shards": each.identity and each.identity.shards,
+                    "path": str(each.folder.path),
+                    "batch": each.batch and each.batch.batch_id,
+                    "next_offset": each.next_offset,
+                    "pending": list(each.pending),
+                    "bytes": each.size_bytes,
+                    "problem": each.problem or None,
+                }
+                for each in local
+            ],
+            "changelogs": [
+                {
+                    "store": each.store,
+                    "topic": each.tp.topic,
+                    "partition": each.tp.partition,
+                    "earliest": each.log.earliest,
+                    "stable": each.log.stable,
+                    "log_end": each.log.end,
+                    "committed": each.committed,
+                    "lag": each.lag,
+                    "batch": each.token and each.token.batch_id,
+                    "problem": each.problem or None,
+                }
+                for each in changelogs
+            ],
+        },
+        indent=2,
+    )
+
+
+def show_rows(out: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows of a store, a column for each field of key and value."""
+    flat = [dict(_flat(row)) for row in rows]
+    table = table_of(title)
+    names = list(dict.fromkeys(name for row in flat for name in row))
+    for name in names:
+        table.add_column(name)
+    for row in flat:
+        table.add_row(*(text(row.get(name)) for name in names))
+    out.print(table)
+
+
+def row_json(row: Mapping[str, Any]) -> str:
+    """A row of a store on one line."""
+    return json.dumps(row, default=text, ensure_ascii=False)
+
+
+def show_brought(out: Console, each: Brought) -> None:
+    """One shard that was restored."""
+    how = "its pending batch promoted" if each.promoted else f"{each.records:,} records read"
+    rate = f", {each.records / each.ms * 1000:,.0f} a second" if each.records and each.ms else ""
+    wiped = f"; what was there was put away ({each.wiped})" if each.wiped else ""
+    out.print(f"shard {each.shard}: at batch {each.batch_id}, {how}{rate}{wiped}")
+
+
+def show_verified(out: Console, each: Verified) -> None:
+    """One shard that was compared."""
+    batch = "no batch" if each.batch_id is None else f"batch {each.batch_id}"
+    same = "the same" if not each.differing else f"{each.differing:,} keys differ"
+    out.print(
+        f"shard {each.shard}: {batch}, offset {each.end}, {each.entries:,} entries: {same}",
+        style="red" if each.differing else None,
+    )
+    for one in each.differences:
+        out.print(f"  {one.kind.value}: {one.key.hex()}")
+    if each.differing > len(each.differences):
+        out.print(f"  … and {each.differing - len(each.differences):,} more")
+
+
+def text(value: Any) -> str:
+    """A value as a person reads it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, (datetime, date, Decimal)):
+        return str(value)
+    return value if isinstance(value, str) else json.dumps(value, default=text, ensure_ascii=False)
+
+
+def _flat(row: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    for name, value in row.items():
+        if name in ("key", "value") and isinstance(value, Mapping):
+            yield from value.items()
+        else:
+            yield name, value
+
+
+def _columns(table: Any, left: Sequence[str], right: Sequence[str]) -> None:
+    for name in left:
+        table.add_column(name)
+    for name in right:
+        table.add_column(name, justify="right")
+
+
+def _or(value: object) -> str:
+    return "" if value is None else str(value)
