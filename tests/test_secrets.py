@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kafka_eos_source.commit.session import KafkaCluster
@@ -55,6 +55,8 @@ def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(st.sampled_from(NAMES), any_secret, st.sampled_from([KafkaError._TRANSPORT, KafkaError._SSL, 29, 58]))
 def test_whatever_client_or_broker_says_is_masked(name: str, secret: str, code: int) -> None:
+    ours = str(classify(KafkaError(code, ""), "reading with")) + str(unreachable("servers", 1000, ""))
+    assume(secret not in ours)  # a secret that is a part of our own wording tells nobody anything
     secrets.remember({name: secret})
     for said in (secret, repr(secret), f"refused {secret!r}: {secret}"):
         for error in (
