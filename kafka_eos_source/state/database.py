@@ -29,7 +29,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -318,14 +318,22 @@ class Writes:
     def delete_range(self, family: str, low: bytes, high: bytes) -> None:
         self.raw.delete_range(low, high, self._handles[family])
 
-    def rows(self, keys: Iterable[bytes], values: Iterable[bytes | None]) -> None:
-        """Rows of the data family; None deletes. Keys must not repeat."""
-        keys, values = list(keys), list(values)
+    def rows(self, rows: Mapping[bytes, bytes | None]) -> None:
+        """Rows of the data family; None deletes.
+
+        In the order of the keys: sorting 300,000 of them takes 0.14 s and saves 0.5 s of finding their
+        places in the memtable, all of it time in which RocksDB is not left to other threads.
+        """
+        keys = sorted(rows)
+        values = list(map(rows.__getitem__, keys))
         self.raw.set_default_column_family(self._handles["data"])
         if None in values:
-            gone = [key for key, value in zip(keys, values, strict=True) if value is None]
-            deque(map(self.raw.delete, gone), 0)
-            kept = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
+            kept = []
+            for key, value in zip(keys, values, strict=True):
+                if value is None:
+                    self.raw.delete(key)
+                else:
+                    kept.append((key, value))
             keys, values = [key for key, _ in kept], [value for _, value in kept]
         deque(map(self.raw.put, keys, values), 0)
 

@@ -412,7 +412,7 @@ class TransactionalStateStore:
             writes = self._database.batch()
             self._write_ranges(writes, self._overlay.ranges)
             rows = self._overlay.rows
-            writes.rows(rows.keys(), rows.values())
+            writes.rows(rows)
             self._apply(writes, replace(committed, restoring=False))
             self._remember(rows, self._overlay.bytes)
             self._new_overlay()
@@ -608,7 +608,7 @@ class TransactionalStateStore:
             for key in header.blob_keys():
                 table = kept.decode(self._database.read("pending", key))
                 rows.update(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
-            writes.rows(rows.keys(), rows.values())
+            writes.rows(rows)
             for any_header in headers:
                 _delete_pending(writes, any_header)
             self._apply(writes, committed)
@@ -668,7 +668,7 @@ class TransactionalStateStore:
             writes = self._database.batch()
             self._recent = {}
             if len(rows) < _INGEST_ROWS:
-                writes.rows(rows.keys(), rows.values())
+                writes.rows(rows)
             else:
                 if not self._committed.restoring:
                     first = self._database.batch()
