@@ -81,6 +81,18 @@ def test_batches_follow_one_another_on_one_clean_producer() -> None:
     assert committed(broker).batch_id == 2
 
 
+def test_a_batch_without_records_commits_its_offsets_on_a_clean_producer() -> None:
+    """All of its rows were filtered out, or late: there is no topic to check, and progress to commit."""
+    broker, owner = ModelBroker(), Owner()
+    commit(broker, owner, 0)
+    empty = Commit(order(1), ModelRows([]), broker, owner, Deadline.after_seconds(30))
+    assert empty.run() == Result(Step.COMMITTED, 1)
+    assert commit(broker, owner, 2) == Result(Step.COMMITTED, 1)
+    assert broker.log == rows(0) + rows(2)
+    assert broker.epoch == 1
+    assert broker.group[IN].offset == 30
+
+
 def test_a_producer_that_is_not_clean_is_never_used_again() -> None:
     broker, owner = ModelBroker(clean=False), Owner()
     for batch_id in range(3):

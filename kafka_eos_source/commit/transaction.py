@@ -62,7 +62,7 @@ class Step(Enum):
 
 
 MOVES: Mapping[Step, frozenset[Step]] = {
-    Step.OPEN: frozenset({Step.INIT, Step.CHECK, Step.LOST}),
+    Step.OPEN: frozenset({Step.INIT, Step.CHECK, Step.BEGIN, Step.LOST}),
     Step.INIT: frozenset({Step.TOKEN, Step.LOST}),
     Step.TOKEN: frozenset({Step.CHECK, Step.BEGIN, Step.SKIPPED, Step.LOST}),
     Step.CHECK: frozenset({Step.BEGIN, Step.LOST}),
