@@ -248,6 +248,28 @@ def test_a_key_that_goes_on_is_looked_at_rarely() -> None:
     assert len(state.rows) == 3
 
 
+@pytest.mark.parametrize("emit", ["on_close", "on_update"])
+def test_a_session_that_closed_by_another_shards_time_takes_no_rows(emit: str) -> None:
+    processor = AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=session("5s", on="ts"), emit=emit)
+    stream = Stream(processor, 2)
+    stream.run([[batch_of([_row("a", 0)])], [batch_of([_row("b", 6000)])]])
+    # The row is not late by itself; its session [0, 5 s) is over, though this shard has not looked at it since.
+    (row,) = stream.run([[batch_of([_row("a", 4000)])], []])
+    span = (ms(row["window_start"]) - BASE, ms(row["window_end"]) - BASE)
+    assert (row["k"], span, row["n"]) == ("a", (0, 5000) if emit == "on_close" else (4000, 9000), 1)
+    assert [len(state.rows) for state in stream.states] == [3, 3]
+
+
+def test_an_earlier_session_of_a_key_closes_in_time() -> None:
+    window = session("5s", on="ts", grace="10s")
+    stream = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=window, emit="on_close"))
+    assert _run(stream, 20_000) == []
+    assert _run(stream, 12_000) == []  # the key is to be looked at earlier now
+    found = stream.run([[batch_of([_row("b", 27_000)])]])
+    assert [(row["k"], ms(row["window_end"]) - BASE) for row in found] == [("a", 17_000)]
+    assert _run(stream, 35_000) == [(20_000, 25_000, 1)]
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(-8, 8), st.integers(1, 5)), max_size=9).map(
         lambda spans: [(key, start, start + length) for key, start, length in spans]
