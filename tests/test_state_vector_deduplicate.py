@@ -87,6 +87,21 @@ def test_within_a_time(some: list[Row], within: int, grace: int, data: st.DataOb
     assert stream.metrics.get("null_time_rows", 0) == no_time
 
 
+def test_what_is_late_and_what_is_forgotten_to_the_millisecond() -> None:
+    stream = Stream(DeduplicateProcessor(SCHEMA, ["k"], within="5s", on="ts", grace="1s"))
+
+    def run(*some: tuple[str, int]) -> list[str]:
+        batch = [{**dict.fromkeys(SCHEMA.names), "k": key, "ts": time} for key, time in some]
+        return [row["k"] for row in stream.run([[batch_of(batch)]])]
+
+    assert run(("a", 4000), ("b", 4001), ("c", 10_000)) == ["a", "b", "c"]
+    # The watermark is 9 s: of "a", whose 5 s end then, nothing is left; a row at 9 s is not late.
+    assert run(("d", 8999), ("e", 9000), ("b", 9000)) == ["e"]
+    assert stream.metrics == {"late_rows": 1}
+    assert len(stream.states[0].rows) == 1 + 2 * len("bce")
+    assert run(("b", 9001)) == ["b"]
+
+
 def test_rows_pass_with_all_their_columns_and_in_their_order() -> None:
     schema = pa.schema([("id", pa.int64()), ("l", pa.list_(pa.int64()))])
     processor = DeduplicateProcessor(schema, ["id"])

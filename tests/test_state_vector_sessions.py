@@ -253,7 +253,7 @@ def test_a_session_that_closed_by_another_shards_time_takes_no_rows(emit: str) -
     processor = AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=session("5s", on="ts"), emit=emit)
     stream = Stream(processor, 2)
     stream.run([[batch_of([_row("a", 0)])], [batch_of([_row("b", 6000)])]])
-    # The row is not late by itself; its session [0, 5 s) is over, though this shard has not looked at it since.
+    # The row is not late by itself. Its session [0, 5 s) is over; this shard has not looked at it since.
     (row,) = stream.run([[batch_of([_row("a", 4000)])], []])
     span = (ms(row["window_start"]) - BASE, ms(row["window_end"]) - BASE)
     assert (row["k"], span, row["n"]) == ("a", (0, 5000) if emit == "on_close" else (4000, 9000), 1)
