@@ -145,6 +145,8 @@ class StructCodec:
             ) from error
 
     def _decode(self, head: bytes, values: list[Any], data: bytes) -> Value:
+        if head[:1] != self._version:
+            raise ValueError(f"schema {head[0]}, expected {self._version[0]}")
         nulls = int.from_bytes(head[1:], "little")
         for i, decode in self._decoders:
             values[i] = decode(values[i])

@@ -16,6 +16,7 @@ from kafka_eos_source.state.processor.window import PointTable
 
 _HEAD = struct.Struct(">QQ")
 _POSITION = struct.Struct(">Q")
+_FEW = 8  # elements that are read one by one sooner than by a scan
 
 
 class ListState(Variable, spark.ListState):
@@ -59,8 +60,16 @@ class ListState(Variable, spark.ListState):
     def get(self) -> Iterator[Value]:
         """The elements at the time of the call, oldest first."""
         section = self._section()
-        if self._heads.read(section) is None:
+        head = self._heads.read(section)
+        if head is None:
             return iter(())
+        position, count = _HEAD.unpack(head)
+        if self._expiries is None and count <= _FEW:
+            get, prefix = self._keys.state.get, self._prefix + section
+            found = [get(prefix + _POSITION.pack(at)) for at in range(position - count, position)]
+            return iter(
+                [self._decode(value or b"") for value in found]
+            )  # b"" is no row: an element is missing
         elements = self._elements(section)
         return iter([self._unpack(value) for _, value in elements if self._is_live(value)])
 

@@ -38,7 +38,7 @@ class MapState(Variable, spark.MapState):
         value = self._keys.state.get(self._prefix + section + self._map_key(key))
         if value is None or not self._is_live(value):
             return None
-        return make_row(self._codec.names, self._unpack(value))
+        return make_row(self._names, self._unpack(value))
 
     def containsKey(self, key: Value) -> bool:
         """Whether a map key has a row, one that has not expired."""

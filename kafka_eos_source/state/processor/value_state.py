@@ -16,6 +16,7 @@ class ValueState(Variable, spark.ValueState):
     def bind(self, info: VariableInfo, now_ms: int, ttl_ms: int | None) -> None:
         super().bind(info, now_ms, ttl_ms)
         self._values = PointTable(self._keys, info.table)
+        self._read, self._write = self._values.read, self._values.write
 
     def flush(self) -> None:
         self._values.flush()
@@ -28,30 +29,32 @@ class ValueState(Variable, spark.ValueState):
     def exists(self) -> bool:
         """Whether there is a row, one that has not expired."""
         section = self._section()
-        value = self._values.read(section)
+        value = self._read(section)
         return value is not None and self._is_live(value)
 
     def get(self) -> Value | None:
         """The row; None = there is none."""
-        section = self._section()
-        value = self._values.read(section)
-        if value is None or not self._is_live(value):
+        section = self._keys.section or self._section()
+        value = self._read(section)
+        if value is None:
             return None
-        return self._unpack(value)
+        if self._expiries is None:  # the hot path: as few calls as can be
+            return self._decode(value)
+        return self._unpack(value) if self._expiries.is_live(value) else None
 
     def update(self, newValue: Value) -> None:
         """Set the row, to live from now."""
-        section = self._section()
+        section = self._keys.section or self._section()
         value = self._pack(newValue)
         if self._expiries is not None:
-            self._expiries.wrote(self._values.read(section), section)
-        self._values.write(section, value)
+            self._expiries.wrote(self._read(section), section)
+        self._write(section, value)
 
     def clear(self) -> None:
         """Remove the row."""
         section = self._section()
         if self._expiries is not None:
-            old = self._values.read(section)
+            old = self._read(section)
             if old is not None:
                 self._expiries.removed(old, section)
-        self._values.write(section, None)
+        self._write(section, None)

@@ -39,7 +39,8 @@ class Variable(ABC):
     def bind(self, info: VariableInfo, now_ms: int, ttl_ms: int | None) -> None:
         """Take the table that the registry gave, for one batch of this processing time."""
         self._prefix = bytes([info.table])
-        self._codec = VersionedCodec(info.schemas)
+        codec = VersionedCodec(info.schemas)
+        self._names, self._encode, self._decode = codec.names, codec.encode, codec.decode
         if ttl_ms is not None:
             self._expiries = ExpiryIndex(self._keys.state, info.table, now_ms, ttl_ms)
 
@@ -59,11 +60,11 @@ class Variable(ABC):
         """A row as it is stored by this batch."""
         if row is None:
             raise illegal_value("NULL_VALUE", self.name, "None")
-        data = self._codec.encode(row)
+        data = self._encode(row)
         return data if self._expiries is None else self._expiries.expiry + data
 
     def _unpack(self, value: bytes) -> Value:
-        return self._codec.decode(value if self._expiries is None else value[EXPIRY_BYTES:])
+        return self._decode(value if self._expiries is None else value[EXPIRY_BYTES:])
 
     def _is_live(self, value: bytes) -> bool:
         return self._expiries is None or self._expiries.is_live(value)

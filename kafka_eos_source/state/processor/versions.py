@@ -19,6 +19,7 @@ class VersionedCodec:
 
     Attributes:
         encode: a row as bytes, see `StructCodec.encode`.
+        decode: the row of these bytes as one of the newest schema, see `StructCodec.decode`.
         names: the fields of the newest schema.
     """
 
@@ -26,6 +27,7 @@ class VersionedCodec:
         newest = StructCodec(schemas[-1], len(schemas) - 1)
         self.names = newest.names
         self.encode: Callable[[Value], bytes] = newest.encode
+        self.decode: Callable[[bytes], Value] = self._decode if len(schemas) > 1 else newest.decode
         self._newest = newest
         self._version = len(schemas) - 1
         self._older = [
@@ -33,12 +35,7 @@ class VersionedCodec:
             for version, schema in enumerate(schemas[:-1])
         ]
 
-    def decode(self, data: bytes) -> Value:
-        """The row of these bytes, as one of the newest schema.
-
-        Raises:
-            StatefulProcessorError: they are none of any schema.
-        """
+    def _decode(self, data: bytes) -> Value:
         version = data[0] if data else -1
         if version == self._version:
             return self._newest.decode(data)
