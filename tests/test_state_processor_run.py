@@ -169,6 +169,7 @@ class TestTimeToLive:
         assert shard.values("m") == {("a",): {(1,): (3,)}}
         assert shard.values("l") == {("a",): [(2,)]}
         assert {entry.expiry_ms for entry in shard.entries()} == {200}
+        assert shard.context.metrics == {"expired_values": 2}
 
     def test_removing_values_removes_their_index_entries(self, state: StateAccess) -> None:
         shard = Shard(scripted(ttl_ms=50), INPUT, state)
@@ -235,6 +236,7 @@ class TestEventTime:
             ("b", "v.get", "None"),
         ]
         assert shard.context.seen_event_time_ms == 90_001
+        assert shard.context.metrics == {"late_rows": 1}
         assert shard.batch(ops("a", "v.get", at=self._at(1))) == []
         assert shard.context.seen_event_time_ms == 1000
 

@@ -11,7 +11,7 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulP
 
 from kafka_eos_source.state.describe import META_KEY
 from kafka_eos_source.state.layout import TIMED, Entry
-from kafka_eos_source.state.model import StateAccess
+from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.processor import registry
 from kafka_eos_source.state.processor.clock import Clock
 from kafka_eos_source.state.processor.collector import held_back
@@ -95,9 +95,11 @@ class ProcessorBatch:
             self._handle.flush()
         self._handle.move_to(Phase.TIMER_PROCESSED)
 
-    def finish(self) -> Iterator[pa.RecordBatch]:
-        """Remove what has expired; the rest of the output."""
-        self._handle.sweep()
+    def finish(self, context: BatchContext) -> Iterator[pa.RecordBatch]:
+        """Remove what has expired, and count it; the rest of the output."""
+        removed = self._handle.sweep()
+        if removed:
+            context.count("expired_values", removed)
         yield from self._output.take()
 
     def close(self) -> None:

@@ -107,6 +107,8 @@ class StatefulProcessorRunner:
     ) -> Iterator[pa.RecordBatch]:
         """One micro-batch of this shard, see the head of this module.
 
+        Counts ``late_rows``, which were dropped, and ``expired_values``, which were removed (`BatchContext`).
+
         Raises:
             StateMismatchError: the store's state is not that of this processor.
             StatefulProcessorError, InvalidSchemaError: the processor does what Spark refuses.
@@ -124,7 +126,7 @@ class StatefulProcessorRunner:
                 batch.handle_initial(list(self._initial(context)))
             yield from batch.handle_rows(self._gather(batches, context, clock))
             yield from batch.handle_timers()
-            yield from batch.finish()
+            yield from batch.finish(context)
         finally:
             batch.close()
 
@@ -173,5 +175,7 @@ class StatefulProcessorRunner:
         table = pa.Table.from_batches(parts) if parts else self._input.empty_table()
         if self._event_time is None or not parts:
             return table
-        table, context.seen_event_time_ms = drop_late(table, self._event_time, clock.late_ms)
-        return table
+        on_time, context.seen_event_time_ms = drop_late(table, self._event_time, clock.late_ms)
+        if on_time.num_rows < table.num_rows:
+            context.count("late_rows", table.num_rows - on_time.num_rows)
+        return on_time
