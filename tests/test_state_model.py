@@ -33,6 +33,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = TransactionalStateStore.open(self.folder / "s", IDENTITY, TINY)
         self.committed: Model = {}
         self.seen: Model = {}
+        self.ever: set[bytes] = set()  # every key that there was
         self.offset = 0
         self.batch = -1
         self.position = self.staged_position = -1
@@ -192,6 +193,11 @@ class StoreMachine(RuleBasedStateMachine):
         if not hasattr(self, "store"):
             return
         assert list(self.store.all()) == sorted(self.seen.items())
+        self.ever |= self.seen.keys()
+        wanted = list(self.ever)
+        assert self.store.get_many(pa.array(wanted, pa.binary())).to_pylist() == [
+            self.seen.get(k) for k in wanted
+        ]
         assert self.store.next_offset(TP) == self.offset
         last = self.store.last_batch()
         assert (-1 if last is None else last.batch_id) == self.batch

@@ -568,6 +568,48 @@ def test_get_many_of_nearly_all_and_of_a_few(store: TransactionalStateStore) -> 
         assert store.get_many(pa.array(some, pa.binary())).to_pylist() == expected
 
 
+def test_get_many_when_rocksdb_underestimates_how_much_there_is(store: TransactionalStateStore) -> None:
+    numbers = [key(n) for n in range(5000)]
+    fill(store, *numbers)
+    absent = [b"\2" + key(n) for n in range(4400)]
+    store.put_all([(k, None) for k in absent])  # it counts a delete as one key less, there or not
+    store.commit({TP: 1})
+    wanted = numbers[::16]
+    assert store._database.property("estimate-num-keys") < 2 * len(wanted)
+    assert store._database.get_each(wanted) == wanted
+
+
+def test_what_was_committed_last_is_read_from_memory_and_right(store: TransactionalStateStore) -> None:
+    """Each way to change the data replaces what is remembered of it."""
+    numbers = [key(n) for n in range(300)]
+
+    def expect(*values: bytes | None) -> None:
+        wanted = [numbers[0], numbers[1], numbers[299]]
+        assert [store.get(k) for k in wanted] == list(values)
+        assert store.get_many(pa.array(wanted, pa.binary())).to_pylist() == list(values)
+
+    store.put_all([(k, b"1") for k in numbers])
+    store.commit({TP: 1})
+    expect(b"1", b"1", b"1")
+    store.put(numbers[0], b"2")
+    store.persist_pending(record(1))
+    store.promote(record(1), {TP: 2})
+    expect(b"2", b"1", b"1")
+    store.put(numbers[1], b"3")
+    store.commit({TP: 3}, batch=record(2))
+    store.restore_chunk([numbers[0], numbers[1]], [None, b"4"], {TP: 4}, batch=record(3))
+    expect(None, b"4", b"1")
+    store.put_all([(k, b"5") for k in numbers])
+    store.commit({TP: 5}, batch=record(4))
+    store.delete_range(numbers[0], numbers[299])
+    expect(None, None, b"5")
+    store.put(numbers[1], b"6")
+    store.persist_pending(record(5))
+    expect(b"5", b"5", b"5")
+    store.promote(record(5), {TP: 6})
+    expect(None, b"6", b"5")
+
+
 def test_warnings_are_only_for_flush(store: TransactionalStateStore) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -15,9 +15,11 @@ from kafka_eos_source.errors import (
     InvalidOptionError,
     NotUpToBoundError,
     StateError,
+    StateLockedError,
     StoreClosedError,
     ViewInvalidatedError,
 )
+from kafka_eos_source.state import database
 from kafka_eos_source.state.config import StoreConfig
 from kafka_eos_source.state.store import TransactionalStateStore
 from kafka_eos_source.state.views import StateView
@@ -283,3 +285,26 @@ def test_a_reader_finds_no_store_or_one_that_is_closed(tmp_path: Path) -> None:
                 reader.refresh()
     with pytest.raises(StoreClosedError):
         reader.get(A)
+
+
+def test_a_reader_tries_again_when_files_changed_while_it_opened(
+    store: TransactionalStateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flush between RocksDB's reading of the manifest and of the logs would hide what is flushed."""
+    store.put(A, b"1")
+    store.commit({TP: 1})
+    seen: list[object] = []
+    manifest = database._manifest
+
+    def changing(path: Path) -> tuple[str, int]:
+        name, size = manifest(path)
+        seen.append(None)
+        return name, size + (len(seen) if len(seen) < 4 else 0)
+
+    monkeypatch.setattr(database, "_manifest", changing)
+    with TransactionalStateStore.open_read_only(store.path) as reader:
+        assert reader.get(A) == b"1"
+    assert len(seen) == 6, "twice it had changed, then it had not"
+    monkeypatch.setattr(database, "_manifest", lambda path: (seen.append(None), len(seen)))
+    with pytest.raises(StateLockedError, match="changed under every attempt"):
+        TransactionalStateStore.open_read_only(store.path)
