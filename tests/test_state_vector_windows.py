@@ -206,6 +206,14 @@ def test_a_window_changed_by_the_batch_that_closes_it_is_emitted_once() -> None:
     assert len(stream.states[0].rows) == 2
 
 
+def test_the_watermark_is_that_of_the_rows_and_not_of_their_panes() -> None:
+    processor = AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=tumbling("5s", on="ts"))
+    for times in ((1, 4000), (4000, 1)):
+        stream = Stream(processor)
+        stream.run([as_partials(processor, [[_row("a", time)] for time in times])])
+        assert stream.event_time_ms == BASE + 4000
+
+
 def test_windows_close_in_a_batch_without_rows() -> None:
     processor = AggregateProcessor(
         SCHEMA, ["k"], {"n": count()}, window=tumbling("5s", on="ts"), emit="on_close"
