@@ -88,7 +88,7 @@ class Output:
     def _is_in_order(self, row: Any) -> bool:
         fields = getattr(row, "__fields__", None)
         if fields is not self._fields:
-            if fields is None or list(fields) != self._names:
+            if fields != self._names and (fields is None or list(fields) != self._names):
                 return False
             self._fields = fields  # rows made by one Row(*names) share it
         return True
