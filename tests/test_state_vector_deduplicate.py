@@ -19,7 +19,7 @@ from kafka_eos_source.state.vector.deduplicate import _passing
 KEYS = ["k", "j"]
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(rows(), st.data())
 def test_the_first_row_of_each_key_passes_once(some: list[Row], data: st.DataObject) -> None:
     shards = data.draw(st.integers(1, 2))
@@ -49,7 +49,7 @@ def _inputs(
     return found
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(rows(), st.integers(1, 20), st.integers(0, 20), st.data())
 def test_within_a_time(some: list[Row], within: int, grace: int, data: st.DataObject) -> None:
     within, grace = within * 500, grace * 500

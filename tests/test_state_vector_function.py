@@ -64,7 +64,7 @@ def longest(batch: KeyedBatch) -> tuple[pa.RecordBatch, pa.StructArray]:
 PROCESSOR = FunctionProcessor(SCHEMA, ["k"], longest, output=OUTPUT, state=STATE, event_time="ts")
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(rows(), st.data())
 def test_state_goes_from_call_to_call(some: list[Row], data: st.DataObject) -> None:
     stream = Stream(PROCESSOR)

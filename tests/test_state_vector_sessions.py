@@ -141,7 +141,7 @@ def emitted(found: list[Row]) -> tuple[dict[Any, Any], set[Any]]:
     return kept, removed
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(rows(), gaps(), st.booleans(), st.data())
 def test_every_batch_gives_what_the_model_gives(
     some: list[Row], window: Session, on_close: bool, data: st.DataObject

@@ -127,7 +127,7 @@ def emitted(found: list[Row], window: Tumbling) -> dict[Any, Any]:
     return by_place
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(rows(), windows(), st.booleans(), st.data())
 def test_every_batch_gives_what_the_model_gives(
     some: list[Row], window: Tumbling, on_close: bool, data: st.DataObject
