@@ -232,6 +232,18 @@ def test_sessions_grow_join_and_close() -> None:
     assert update.metrics == close.metrics == {"late_rows": 1}
 
 
+@settings(max_examples=10)
+@given(rows(), gaps(grace=False))
+def test_partial_rows_are_joined_where_they_are_made(some: list[Row], window: Session) -> None:
+    processor = AggregateProcessor(SCHEMA, KEYS, SOME, window=window)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("kafka_eos_source.state.vector.intake.CHUNK_ROWS", 2)
+        partial = list(processor.partial([batch_of([row]) for row in some]))
+    assert len(partial) <= 1  # each session once, whatever it was made of
+    assert partial == [] or partial[0].num_rows <= len(some)
+    assert emitted(Stream(processor).run([partial]))[0] == Model(window, 1).run([some])[0]
+
+
 def test_a_key_that_goes_on_is_looked_at_rarely() -> None:
     """A key whose session grows in every batch: its entry among what is due is moved when it fires only."""
     stream = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=session("10s", on="ts")))
