@@ -188,6 +188,7 @@ def deduplicate_with_changelog_state(
     within: Duration | None = None,
     on: str | None = None,
     grace: Duration = "0s",
+    combine: bool = True,
 ) -> DataFrame:
     """The first row of each key passes: for ever, or once in a stretch of event time.
 
@@ -196,6 +197,7 @@ def deduplicate_with_changelog_state(
         within: how far apart in event time duplicates are at most; None = any time, and state only grows.
         on: the column of event time; needed with ``within``.
         grace: how much earlier than the newest row a row may come.
+        combine: duplicates within an input partition are dropped before they travel.
 
     Returns:
         All columns and `CHANGELOG`.
@@ -206,6 +208,8 @@ def deduplicate_with_changelog_state(
     frame, keys = grouping(rows, key)
     schema = arrow_schema(_rows_of(frame), _timezone(frame))
     processor = DeduplicateProcessor(schema, keys, within=within, on=on, grace=grace)
+    if combine:
+        frame = combined(frame, processor.partial, schema)
     return with_operator(frame, keys, processor, store=store, shards=shards, options=options)
 
 
