@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_eos_source.errors import StateCorruptedError
+from kafka_eos_source.state.changes import CHANGES
 from kafka_eos_source.state.model import BatchRecord, PendingBatch
 from kafka_eos_source.state.overlay import Ranges
 from kafka_eos_source.state.records import Offsets, decode_position, encode_position, record
@@ -28,8 +29,6 @@ _BATCH = struct.Struct(">Q")
 _NUMBER = struct.Struct(">I")
 _HEADER = b"h"
 _BLOB = b"b"
-
-CHANGES = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from weakref import WeakSet
 
 import pyarrow as pa
@@ -34,15 +34,15 @@ import pyarrow as pa
 from kafka_eos_source.errors import (
     KafkaEosError,
     NotUpToBoundError,
-    OffsetWentBackError,
     StateError,
-    StateMismatchError,
     StoreClosedError,
     ViewInvalidatedError,
 )
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state import folder, records
 from kafka_eos_source.state import pending as kept
+from kafka_eos_source.state.advance import advanced, furthest, promotable
+from kafka_eos_source.state.changes import key_batches, row_batches
 from kafka_eos_source.state.checkpoint_file import write_checkpoint
 from kafka_eos_source.state.config import Isolation, StoreConfig, check_isolation
 from kafka_eos_source.state.database import Database, Writes, translate
@@ -65,8 +65,6 @@ from kafka_eos_source.state.views import (
 
 _log = logging.getLogger(__name__)
 
-#: Rows and bytes of one batch of changes.
-_CHANGE_ROWS, _CHANGE_BYTES = 65_536, 4 << 20
 #: Up to so many keys a range is deleted key by key: RocksDB slows down with the number of ranges deleted,
 #: and a processor that clears the list of each group would leave one for each.
 _SMALL_RANGE = 128
@@ -95,7 +93,7 @@ class TransactionalStateStore:
         self._committed = committed
         self._overlay = Overlay()
         self._recent: dict[bytes, bytes | None] = {}
-        self._staged_position: dict[TopicPartition, int] = {}
+        self._staged_position: Offsets = {}
         self._soft: int | None = None
         self._hard: int | None = None
         self._lock = threading.RLock()
@@ -322,7 +320,7 @@ class TransactionalStateStore:
         """Notes the largest input offset that the staged writes reflect (KIP-796); committed with them."""
         self._own()
         with self._lock:
-            self._staged_position = dict(_furthest(self._staged_position, position))
+            self._staged_position = furthest(self._staged_position, position)
 
     def approximate_num_uncommitted_bytes(self) -> int:
         """Memory that the next commit frees; 0 after commit, rollback and open. See `overlay`."""
@@ -407,7 +405,14 @@ class TransactionalStateStore:
             StateError, StateCorruptedError: the write failed; the store is closed, what is staged is gone.
         """
         self._check_open()
-        committed = self._moved(changelog_offsets, position, batch, forget_offsets=forget_offsets)
+        committed = advanced(
+            self.name,
+            self._committed,
+            changelog_offsets,
+            furthest(self._staged_position, position or {}),
+            batch,
+            forget_offsets=forget_offsets,
+        )
         with self._lock, self._metrics.commits.time():
             writes = self._database.batch()
             self._write_ranges(writes, self._overlay.ranges)
@@ -440,7 +445,7 @@ class TransactionalStateStore:
     def position(self) -> Offsets:
         """The same with what is staged."""
         self._check_open()
-        return MappingProxyType(dict(_furthest(self._committed.position, self._staged_position)))
+        return furthest(self._committed.position, self._staged_position)
 
     @property
     def last_commit_ms(self) -> int:
@@ -457,37 +462,6 @@ class TransactionalStateStore:
         rather than from the stored offset (KIP-1259), unless the stored offset is the end already."""
         limit = self.config.max_age_ms
         return limit != -1 and 0 < self._committed.saved_ms < now_ms - limit
-
-    def _moved(
-        self,
-        offsets: Mapping[TopicPartition, int],
-        position: Mapping[TopicPartition, int] | None,
-        batch: BatchRecord | None,
-        *,
-        forget_offsets: bool = False,
-    ) -> Committed:
-        """What will be committed, checked."""
-        if forget_offsets and offsets:
-            raise ValueError("offsets to set and to forget in one commit")
-        if not offsets and not forget_offsets:
-            raise ValueError("no changelog offsets; forget_offsets=True forgets them all")
-        for tp, offset in offsets.items():
-            if offset is None or offset < 0:
-                raise ValueError(f"changelog offset of {tp.topic}-{tp.partition} is {offset}")
-            stored = self._committed.offsets.get(tp)
-            if stored is not None and offset < stored:
-                raise OffsetWentBackError(
-                    f"store {self.name}: changelog offset of {tp.topic}-{tp.partition} would go back from "
-                    f"{stored} to {offset}",
-                    fix="the changelog was truncated or made anew: remove the local state, it is restored",
-                )
-        positions = _furthest(_furthest(self._committed.position, self._staged_position), position or {})
-        return replace(
-            self._committed,
-            offsets=MappingProxyType({} if forget_offsets else {**self._committed.offsets, **offsets}),
-            position=MappingProxyType(dict(positions)),
-            batch=batch or self._committed.batch,
-        )
 
     def _write_ranges(self, writes: Writes, ranges: Ranges) -> None:
         for low, high in ranges.spans:
@@ -534,8 +508,8 @@ class TransactionalStateStore:
         for low, high in overlay.ranges.spans:
             first, rest = self._database.scan_first(low, high)
             base = self._scans.track(chain(first, rest or ()), rest)
-            yield from _key_batches(key for key, _ in base if key not in overlay.rows)
-        yield from _row_batches(overlay.rows)
+            yield from key_batches(key for key, _ in base if key not in overlay.rows)
+        yield from row_batches(overlay.rows)
 
     def persist_pending(self, record: BatchRecord) -> None:
         """Keeps what is staged under its batch and attempt; the data is not touched, the overlay is empty
@@ -549,14 +523,14 @@ class TransactionalStateStore:
             overlay = self._overlay
             header = kept.Header(
                 PendingBatch(record, self._committed.batch, overlay.bytes),
-                MappingProxyType(dict(self._staged_position)),
+                self._staged_position,
                 overlay.ranges,
             )
             writes = self._database.batch()
             for old in self._headers():
                 if old.id == header.id:
                     _delete_pending(writes, old)
-            for key, value in kept.encode(header, _row_batches(overlay.rows)):
+            for key, value in kept.encode(header, row_batches(overlay.rows)):
                 writes.put("pending", key, value)
             self._write(writes)
             self._new_overlay()
@@ -587,20 +561,9 @@ class TransactionalStateStore:
         if self._overlay.rows or self._overlay.ranges:
             raise StateError(f"store {self.name}: writes are staged; promote comes before the batch's own")
         headers = self._headers()
-        header = next((h for h in headers if same_batch(h.batch.record, record)), None)
-        if header is None:
-            raise StateMismatchError(
-                f"store {self.name} keeps no changes of batch {record.batch_id}, attempt {record.attempt}",
-                fix="restore from the changelog",
-            )
-        if self._committed.restoring or not same_batch(header.batch.base, self._committed.batch):
-            raise StateMismatchError(
-                f"store {self.name}: the changes of batch {record.batch_id} were made on the state of "
-                f"batch {_batch_id(header.batch.base)}; this is of batch {_batch_id(self._committed.batch)}",
-                fix="restore from the changelog",
-            )
-        positions = _furthest(header.position, position or {})
-        committed = self._moved(changelog_offsets, positions, record)
+        header = promotable(self.name, headers, record, self._committed)
+        positions = furthest(header.position, position or {})
+        committed = advanced(self.name, self._committed, changelog_offsets, positions, record)
         with self._lock, self._metrics.commits.time():
             writes = self._database.batch()
             self._write_ranges(writes, header.ranges)
@@ -659,7 +622,7 @@ class TransactionalStateStore:
         self._check_open()
         if self._overlay.rows or self._overlay.ranges:
             raise StateError(f"store {self.name}: writes are staged; a restore comes before them")
-        committed = self._moved(changelog_offsets, None, batch)
+        committed = advanced(self.name, self._committed, changelog_offsets, {}, batch)
         rows = dict(zip(keys, values, strict=True))
         if done is None:
             done = batch is not None or (not rows and not self._committed.restoring)
@@ -760,47 +723,7 @@ class TransactionalStateStore:
 _PROPERTIES = ("estimate-num-keys", "cur-size-all-mem-tables", "total-sst-files-size", "block-cache-usage")
 
 
-def same_batch(one: BatchRecord | None, other: BatchRecord | None) -> bool:
-    """The same attempt of the same batch of the same query; what else is recorded may differ."""
-    if one is None or other is None:
-        return one is other
-    return (one.query_id, one.batch_id, one.attempt) == (other.query_id, other.batch_id, other.attempt)
-
-
-def _batch_id(record: BatchRecord | None) -> str:
-    return "none" if record is None else f"{record.batch_id} (attempt {record.attempt})"
-
-
-def _furthest(one: Offsets, other: Offsets) -> Offsets:
-    """For each partition the larger offset."""
-    return {**one, **{tp: max(at, one.get(tp, at)) for tp, at in other.items()}}
-
-
 def _delete_pending(writes: Writes, header: kept.Header) -> None:
     writes.delete("pending", kept.header_key(header.id))
     for key in header.blob_keys():
         writes.delete("pending", key)
-
-
-def _key_batches(keys: Iterator[bytes]) -> Iterator[pa.RecordBatch]:
-    """Deletes of keys."""
-    while some := list(islice(keys, _CHANGE_ROWS)):
-        yield from _row_batches(dict.fromkeys(some))
-
-
-def _row_batches(rows: Mapping[bytes, bytes | None]) -> Iterator[pa.RecordBatch]:
-    return _sized(list(rows), list(rows.values()))
-
-
-def _sized(keys: list[bytes], values: list[bytes | None]) -> Iterator[pa.RecordBatch]:
-    """Halved until small enough."""
-    if not keys:
-        return
-    size = sum(map(len, keys)) + sum(map(len, filter(None, values)))
-    if len(keys) > 1 and (len(keys) > _CHANGE_ROWS or size > _CHANGE_BYTES):
-        half = len(keys) // 2
-        yield from _sized(keys[:half], values[:half])
-        yield from _sized(keys[half:], values[half:])
-    else:
-        columns = [pa.array(keys, pa.binary()), pa.array(values, pa.binary())]
-        yield pa.record_batch(columns, schema=kept.CHANGES)
