@@ -133,9 +133,7 @@ def _run_all(
                 job = Job(
                     name, cluster.bootstrap, topic_in, f"{name}.out", workload.partitions, cores, batch, own
                 )
-                run = measure(
-                    cluster, contender.commands(job), own, job.topic_out, truth, contender.exactly_once
-                )
+                run = measure(cluster, contender, job, truth)
                 runs[contender.name].append(run)
                 told = run.problem or f"{workload.records / run.seconds:,.0f} records/s"
                 click.echo(f"{contender.title}: {told}", err=True)

@@ -47,10 +47,6 @@ class Cluster:
         found = self._admin.list_topics(timeout=_SECONDS).topics
         return sorted(name for name in found if not name.startswith("__"))
 
-    def partitions(self, topic: str) -> int:
-        """How many it has."""
-        return len(self._admin.list_topics(topic, timeout=_SECONDS).topics[topic].partitions)
-
     def preload(self, workload: Workload, topic: str) -> None:
         """Sends the workload's records; partitioned as Java's producers do, acknowledged by all.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
+from benchmarks.contenders.base import Contender, Job
 from benchmarks.kafka import Cluster, CountReader
-from benchmarks.processes import Command, Processes
+from benchmarks.processes import Processes
 from benchmarks.progress import Ints, Output, curve, wrong
 from benchmarks.watch import Watched, Watcher
 
@@ -46,31 +46,27 @@ class Run:
     written: int = 0
 
 
-def measure(
-    cluster: Cluster, commands: Sequence[Command], folder: Path, topic: str, truth: Ints, exactly_once: bool
-) -> Run:
+def measure(cluster: Cluster, contender: Contender, job: Job, truth: Ints) -> Run:
     """Runs a contender and judges its output.
 
     Args:
         cluster: where the topics are.
-        commands: its processes.
-        folder: for its logs.
-        topic: its output, empty.
+        contender: prepared.
+        job: its work.
         truth: records of each key.
-        exactly_once: what it promises.
 
     Raises:
         KafkaException: the cluster does not answer.
         UnavailableError: the output cannot be read to its end.
     """
-    with CountReader(cluster.bootstrap, topic, cluster.partitions(topic)) as reader:
+    with CountReader(cluster.bootstrap, job.topic_out, job.partitions) as reader:
         began = time.time()
-        with Processes(commands, folder) as processes:
-            watched = Watcher(cluster, processes, reader, topic).to_the_end(int(truth.sum()))
-        reader.read()  # what came after the end is judged too
+        with Processes(contender.commands(job), job.folder) as processes:
+            watched = Watcher(cluster, processes, reader, job.topic_out).to_the_end(int(truth.sum()))
         if watched.problem:
             return Run(watched.problem)
-        found = wrong(reader.output, truth, exactly_once)
+        reader.read()  # what came after the end is judged too
+        found = wrong(reader.output, truth, contender.exactly_once)
         return Run(f"WRONG: {found}") if found else figures(reader.output, watched, began)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks.contenders.base import Target
 from benchmarks.measure import Run
 
 MILLION = 1_000_000
@@ -61,15 +62,6 @@ class Result:
 
     def _median(self, values: Sequence[float]) -> float:
         return statistics.median(values)
-
-
-@dataclass(frozen=True)
-class Target:
-    """So many times as fast as a peer is what a contender of ours is to be."""
-
-    ours: str
-    peer: str
-    times: float
 
 
 def contenders_table(results: Sequence[Result]) -> str:

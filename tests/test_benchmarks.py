@@ -11,11 +11,11 @@ from confluent_kafka import KafkaError, KafkaException
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.contenders import ALL, TARGETS
+from benchmarks.contenders import ALL, TARGETS, Target
 from benchmarks.kafka import take
 from benchmarks.measure import Run, figures
 from benchmarks.progress import Output, Sample, counted, curve, wrong
-from benchmarks.report import Result, Target, as_json, contenders_table, ratios_table, targets_lines
+from benchmarks.report import Result, as_json, contenders_table, ratios_table, targets_lines
 from benchmarks.watch import CpuSample, Watched
 from benchmarks.workload import RECORD_BYTES, Workload, key_numbers
 

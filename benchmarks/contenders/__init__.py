@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.contenders.base import Contender, Job
+from benchmarks.contenders.base import Contender, Job, Target
 from benchmarks.contenders.kafka_eos import KafkaEos
 from benchmarks.contenders.kafka_streams import KafkaStreams
 from benchmarks.contenders.quix import Quix
 from benchmarks.contenders.spark import SparkState
-from benchmarks.report import Target
 
 ALL: tuple[Contender, ...] = (
     KafkaEos("kafka-eos", vectorised=True),
@@ -33,4 +32,4 @@ TARGETS = (
     Target("kafka-eos-processor", "spark-tws", 1),
 )
 
-__all__ = ["ALL", "ON_REQUEST", "OURS", "TARGETS", "Contender", "Job"]
+__all__ = ["ALL", "ON_REQUEST", "OURS", "TARGETS", "Contender", "Job", "Target"]

@@ -37,6 +37,15 @@ class Job:
     folder: Path
 
 
+@dataclass(frozen=True)
+class Target:
+    """So many times as fast as a peer is what a contender of ours is to be."""
+
+    ours: str
+    peer: str
+    times: float
+
+
 class Contender(Protocol):
     """Counts records by key, with state that survives, and writes each key's count to the output as it grows.
 
