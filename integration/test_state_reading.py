@@ -21,9 +21,9 @@ from pyspark.sql.streaming import StreamingQuery
 from integration.support.kafka import transaction
 from kafka_eos_source.errors import NotUpToBoundError
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.state.query import StateQuery
-from kafka_eos_source.state.spark_hash import hash_columns, shards_of
-from kafka_eos_source.state.transform import aggregate_with_changelog_state
+from kafka_eos_source.state.operator.transform import aggregate_with_changelog_state
+from kafka_eos_source.state.reading.query import StateQuery
+from kafka_eos_source.state.reading.spark_hash import hash_columns, shards_of
 from kafka_eos_source.state.vector import count
 
 _ROWS = 4_000

@@ -28,16 +28,16 @@ from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.config import check_consumer, producer_config
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.state import changelog
-from kafka_eos_source.state.committed import CommittedShard, changelog_client, settle
-from kafka_eos_source.state.config import StoreConfig
+from kafka_eos_source.state.changelog import topic as changelog
+from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client, settle
+from kafka_eos_source.state.changelog.recovery import open_restored
+from kafka_eos_source.state.changelog.restore import Restored, restore
+from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
+from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.layout import BATCH_KEY, keyed
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
-from kafka_eos_source.state.recovery import open_restored
-from kafka_eos_source.state.restore import Restored, restore
-from kafka_eos_source.state.restore_plan import Reason, WipeNeeded
-from kafka_eos_source.state.restore_progress import RestoreProgress
-from kafka_eos_source.state.store import TransactionalStateStore
+from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 SECONDS = 60.0
 KEYS = [b"\x01%d" % number for number in range(10)]
@@ -360,9 +360,9 @@ RESTORE_AND_DIE = """
     import os, signal, sys
     from pathlib import Path
     from integration.test_state_restore import Shard
-    from kafka_eos_source.state import restore
-    from kafka_eos_source.state.changelog import ChangelogTopic
-    from kafka_eos_source.state.restore_progress import RestoreProgress
+    from kafka_eos_source.state.changelog import restore
+    from kafka_eos_source.state.changelog.topic import ChangelogTopic
+    from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 
     bootstrap, folder, application_id, topic_id, end, die_at = sys.argv[1:]
     restore.CHUNK_RECORDS = 1000

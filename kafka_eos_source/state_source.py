@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from kafka_eos_source.state.read_options import StateReadOptions
-    from kafka_eos_source.state.reading import Part
+    from kafka_eos_source.state.reading.frames import Part
+    from kafka_eos_source.state.reading.options import StateReadOptions
 
 FORMAT_NAME = "kafka-eos-state"
 
@@ -33,13 +33,13 @@ class KafkaEosStateDataSource(DataSource):
         """Called by ``load()``. Unless ``raw`` is set, the store is asked what it holds."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        from kafka_eos_source.state.read_options import parse_state_read
-        from kafka_eos_source.state.reading import columns
+        from kafka_eos_source.state.reading.frames import columns
+        from kafka_eos_source.state.reading.options import parse_state_read
 
         return from_arrow_schema(columns(parse_state_read(self.options)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from kafka_eos_source.state.read_options import parse_state_read
+        from kafka_eos_source.state.reading.options import parse_state_read
 
         return _Reader(parse_state_read(self.options), schema)
 
@@ -58,14 +58,14 @@ class _Reader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        from kafka_eos_source.state.reading import plan
+        from kafka_eos_source.state.reading.frames import plan
 
         return [_Partition(part) for part in plan(self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from pyspark.sql.pandas.types import to_arrow_schema
 
-        from kafka_eos_source.state.reading import read
+        from kafka_eos_source.state.reading.frames import read
 
         assert isinstance(partition, _Partition)
         return read(self._options, partition.part, to_arrow_schema(self._schema))

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.state.config import StoreConfig
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
-from kafka_eos_source.state.store import TransactionalStateStore
+from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 TOPIC = "app-counts-changelog"
 TP = TopicPartition(TOPIC, 0)

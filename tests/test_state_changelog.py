@@ -18,9 +18,9 @@ from kafka_eos_source.errors import (
     StateMismatchError,
 )
 from kafka_eos_source.kafka.topic_admin import TopicShape
-from kafka_eos_source.state import changelog
 from kafka_eos_source.state.batch_record import decode_batch, encode_batch
-from kafka_eos_source.state.changelog import (
+from kafka_eos_source.state.changelog import topic as changelog
+from kafka_eos_source.state.changelog.topic import (
     ChangelogTopic,
     changelog_name,
     check,

@@ -173,7 +173,7 @@ def test_nothing_to_verify() -> None:
 
 
 def _changelog() -> Any:
-    from kafka_eos_source.state.cut import Changelog
+    from kafka_eos_source.state.reading.cut import Changelog
 
     return Changelog(APP, STORE, APP, {})
 

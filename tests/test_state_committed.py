@@ -14,8 +14,8 @@ from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import AuthorizationError, UnavailableError
 from kafka_eos_source.kafka.consumer import AssignedConsumer, ConsumerPool
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.state import committed
-from kafka_eos_source.state.committed import CommittedShard, changelog_client
+from kafka_eos_source.state.changelog import committed
+from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client
 
 GROUP = "orders"
 TP = TopicPartition("orders-counts-changelog", 1)

@@ -20,8 +20,8 @@ import pytest
 from state_kit import EFFORT, IDENTITY, INPUT, TINY, TP, OtherProcess, Workload, key, other_process, record
 
 from kafka_eos_source.errors import StateCorruptedError, StateLockedError
-from kafka_eos_source.state.config import StoreConfig
-from kafka_eos_source.state.store import TransactionalStateStore
+from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 SEED = 11
 CRASHES = 12 * EFFORT

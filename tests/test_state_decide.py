@@ -8,8 +8,8 @@ import pytest
 
 from kafka_eos_source.commit.token import ShardMark, Token
 from kafka_eos_source.errors import ForeignQueryError, StateLostError, TokenMissingError
-from kafka_eos_source.state.decide import Action, Local, Spark, decide, is_in_kafka
 from kafka_eos_source.state.model import BatchRecord, PendingBatch
+from kafka_eos_source.state.operator.decide import Action, Local, Spark, decide, is_in_kafka
 
 TOKEN = Token("app", "query", "run", 4, "s", "e", 10, shard=ShardMark("attempt-4", 1, 2))
 FOUR = BatchRecord("query", 4, "attempt-4")

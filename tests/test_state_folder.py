@@ -21,14 +21,14 @@ from kafka_eos_source.errors import (
     StateMismatchError,
 )
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.state import folder, pending, records
-from kafka_eos_source.state.checkpoint_file import read_last_offsets, write_checkpoint
-from kafka_eos_source.state.config import StoreConfig
-from kafka_eos_source.state.database import FAMILIES, Database
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
-from kafka_eos_source.state.overlay import Ranges
-from kafka_eos_source.state.records import Committed
-from kafka_eos_source.state.store import TransactionalStateStore
+from kafka_eos_source.state.store import folder, pending, records
+from kafka_eos_source.state.store.checkpoint_file import read_last_offsets, write_checkpoint
+from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.database import FAMILIES, Database
+from kafka_eos_source.state.store.overlay import Ranges
+from kafka_eos_source.state.store.records import Committed
+from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 A = b"\1a"
 GOOD = f"0\n2\n{TOPIC} 0 41\nother 3 7\n"

@@ -15,9 +15,9 @@ from hypothesis import given
 
 from kafka_eos_source.errors import InvalidSchemaError, StateFormatError, StateMismatchError
 from kafka_eos_source.state import layout
-from kafka_eos_source.state.describe import META_KEY, Description, TableDescription
-from kafka_eos_source.state.keys import KeyCodec, keyed_keys, split_keys, timed_keys
-from kafka_eos_source.state.rows import RowCodec
+from kafka_eos_source.state.encoding.describe import META_KEY, Description, TableDescription
+from kafka_eos_source.state.encoding.keys import KeyCodec, keyed_keys, split_keys, timed_keys
+from kafka_eos_source.state.encoding.rows import RowCodec
 
 _INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 

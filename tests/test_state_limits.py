@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from state_kit import IDENTITY, TP, key
 
 from kafka_eos_source.errors import InvalidOptionError, UncommittedBytesError
-from kafka_eos_source.state.config import StoreConfig
-from kafka_eos_source.state.limits import UncommittedBudget, rows_that_fit
-from kafka_eos_source.state.overlay import ENTRY_BYTES, Overlay, Ranges
-from kafka_eos_source.state.store import TransactionalStateStore
+from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.limits import UncommittedBudget, rows_that_fit
+from kafka_eos_source.state.store.overlay import ENTRY_BYTES, Overlay, Ranges
+from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 LIMIT = 100_000
 

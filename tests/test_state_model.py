@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from state_kit import EFFORT, IDENTITY, INPUT, TINY, TP, Model, record
 
 from kafka_eos_source.state.layout import upper_bound
-from kafka_eos_source.state.store import TransactionalStateStore
+from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 # Few keys that are prefixes of each other and that end in 0xff, so that bounds and ranges meet them.
 KEYS = st.one_of(

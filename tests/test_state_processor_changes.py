@@ -15,10 +15,10 @@ from pyspark.sql import Row
 from kafka_eos_source.errors import (
     StateMismatchError,
 )
-from kafka_eos_source.state.describe import META_KEY, Description
+from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import StateAccess, StoreIdentity
 from kafka_eos_source.state.processor.registry import describe
-from kafka_eos_source.state.store import TransactionalStateStore
+from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 
 @pytest.fixture(params=["model", "store"])

@@ -18,7 +18,7 @@ from scripted_processor import INPUT, ops, results, scripted
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import StateAccess, StoreIdentity
 from kafka_eos_source.state.processor import rows, ttl, window
-from kafka_eos_source.state.store import TransactionalStateStore
+from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 
 @pytest.fixture(params=["model", "store"])

@@ -23,11 +23,11 @@ from kafka_eos_source.errors import (
     StateMismatchError,
 )
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.state.decode import Choice, decoder
-from kafka_eos_source.state.describe import META_KEY, Description
-from kafka_eos_source.state.local import folders, one_store
-from kafka_eos_source.state.query import StateQuery
-from kafka_eos_source.state.snapshot import Snapshot, of_folders
+from kafka_eos_source.state.encoding.describe import META_KEY, Description
+from kafka_eos_source.state.reading.decode import Choice, decoder
+from kafka_eos_source.state.reading.local import folders, one_store
+from kafka_eos_source.state.reading.query import StateQuery
+from kafka_eos_source.state.reading.snapshot import Snapshot, of_folders
 from kafka_eos_source.state.vector import AggregateProcessor, DeduplicateProcessor, count, sum_, tumbling
 
 FLIGHTS = pa.schema([("origin", pa.string()), ("delay", pa.int64())])

@@ -10,13 +10,13 @@ import pytest
 
 from kafka_eos_source.errors import ChangelogError, RetriableError, StateCorruptedError, StateMismatchError
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.state.config import StoreConfig
+from kafka_eos_source.state.changelog.recovery import open_restored
+from kafka_eos_source.state.changelog.restore import Restored
+from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
+from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
-from kafka_eos_source.state.recovery import open_restored
-from kafka_eos_source.state.restore import Restored
-from kafka_eos_source.state.restore_plan import Reason, WipeNeeded
-from kafka_eos_source.state.restore_progress import RestoreProgress
-from kafka_eos_source.state.store import TransactionalStateStore
+from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 TP = TopicPartition("a-s-changelog", 0)
 IDENTITY = StoreIdentity("a", "s", 0, 1, TP.topic, "topic-id")

@@ -16,12 +16,10 @@ from kafka_eos_source.errors import ChangelogError, StateFormatError, Unavailabl
 from kafka_eos_source.kafka.changelog_reader import Pulled
 from kafka_eos_source.kafka.look import LogEnds
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.state import restore as module
 from kafka_eos_source.state.batch_record import encode_batch
-from kafka_eos_source.state.layout import BATCH_KEY
-from kafka_eos_source.state.model import BatchRecord
-from kafka_eos_source.state.restore import Restored, restore
-from kafka_eos_source.state.restore_plan import (
+from kafka_eos_source.state.changelog import restore as module
+from kafka_eos_source.state.changelog.restore import Restored, restore
+from kafka_eos_source.state.changelog.restore_plan import (
     ReadOn,
     Reason,
     WipeNeeded,
@@ -29,7 +27,9 @@ from kafka_eos_source.state.restore_plan import (
     marked,
     unmarked,
 )
-from kafka_eos_source.state.restore_progress import RestoreProgress
+from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
+from kafka_eos_source.state.layout import BATCH_KEY
+from kafka_eos_source.state.model import BatchRecord
 
 TP = TopicPartition("app-s-changelog", 3)
 BATCH = BatchRecord("q", 7, "a1", "r", 1_000_000)

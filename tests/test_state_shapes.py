@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from state_kit import IDENTITY
 
-from kafka_eos_source.state.shapes import KeyValueShape, Session, SessionShape, Window, WindowShape
-from kafka_eos_source.state.store import TransactionalStateStore
+from kafka_eos_source.state.store.shapes import KeyValueShape, Session, SessionShape, Window, WindowShape
+from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 KEYS = st.sampled_from([b"", b"a", b"ab", b"b", b"\xff", b"\xff\xff"])
 TIMES = st.sampled_from([-5, -1, 0, 1, 255, 256, 1_700_000_000_000])

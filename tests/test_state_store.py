@@ -23,11 +23,11 @@ from kafka_eos_source.errors import (
     StoreClosedError,
 )
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.state.database import Database, Writes
-from kafka_eos_source.state.handle import StateHandle
 from kafka_eos_source.state.model import BatchRecord, StateAccess
-from kafka_eos_source.state.sorted_keys import SortedKeys
-from kafka_eos_source.state.store import TransactionalStateStore
+from kafka_eos_source.state.store.database import Database, Writes
+from kafka_eos_source.state.store.handle import StateHandle
+from kafka_eos_source.state.store.sorted_keys import SortedKeys
+from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 A, B, C, D, E, F = (b"\1" + letter for letter in (b"a", b"b", b"c", b"d", b"e", b"f"))
 

@@ -29,7 +29,7 @@ from vector_model import (
 )
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateError
-from kafka_eos_source.state.describe import META_KEY, Description
+from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.vector import AggregateProcessor, count, latest, max_, mean, min_, sum_, tumbling
 

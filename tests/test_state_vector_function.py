@@ -28,7 +28,7 @@ from vector_model import (
 
 from kafka_eos_source.errors import InvalidSchemaError, StateMismatchError
 from kafka_eos_source.state import layout
-from kafka_eos_source.state.describe import META_KEY, Description
+from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.vector import (
     AggregateProcessor,

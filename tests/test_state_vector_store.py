@@ -14,7 +14,7 @@ from vector_model import SCHEMA, DictState, Row, batch_of, rows, same, split
 
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import BatchContext, StoreIdentity
-from kafka_eos_source.state.store import TransactionalStateStore
+from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from kafka_eos_source.state.vector import (
     AggregateProcessor,
     DeduplicateProcessor,

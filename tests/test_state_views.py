@@ -19,10 +19,10 @@ from kafka_eos_source.errors import (
     StoreClosedError,
     ViewInvalidatedError,
 )
-from kafka_eos_source.state import database
-from kafka_eos_source.state.config import StoreConfig
-from kafka_eos_source.state.store import TransactionalStateStore
-from kafka_eos_source.state.views import StateView
+from kafka_eos_source.state.store import database
+from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.transactional import TransactionalStateStore
+from kafka_eos_source.state.store.views import StateView
 
 A, B, C = (b"\1" + letter for letter in (b"a", b"b", b"c"))
 

@@ -46,7 +46,7 @@ class ChangelogReader:
     """Reads one partition with a client that is open anyhow. Not thread-safe.
 
     Args:
-        consumer: from `state.committed.changelog_client`: read_committed.
+        consumer: from `state.changelog.committed.changelog_client`: read_committed.
         tp: the partition.
     """
 

@@ -12,7 +12,7 @@ from kafka_eos_source.operate.given import CONNECTION, YES, deadline_of, look_at
 
 if TYPE_CHECKING:
     from kafka_eos_source.operate.target import Target
-    from kafka_eos_source.state.cut import Changelog
+    from kafka_eos_source.state.reading.cut import Changelog
 
 _APPLICATION = click.option("--application-id", metavar="ID", help="As the option application.id.")
 _STORE = click.option("--store", metavar="NAME", help="Of the operator's state, as given to it.")
@@ -90,7 +90,7 @@ def get(
 
     from kafka_eos_source.operate import state_view, view
     from kafka_eos_source.operate.state_get import rows
-    from kafka_eos_source.state.query import StateQuery
+    from kafka_eos_source.state.reading.query import StateQuery
 
     target = target_of(given)
     with StateQuery(
@@ -156,7 +156,7 @@ def verify(
     temporary folder, which takes the room of its database.
     """
     from kafka_eos_source.operate import state_verify, state_view, view
-    from kafka_eos_source.state.local import folders
+    from kafka_eos_source.state.reading.local import folders
 
     changelog = _changelog(given, store)
     root = _required("--state-dir", state_dir)
@@ -173,7 +173,7 @@ def verify(
 
 def _changelog(given: Mapping[str, Any], store: str | None) -> Changelog:
     from kafka_eos_source.kafka.config import admin_config
-    from kafka_eos_source.state.cut import Changelog
+    from kafka_eos_source.state.reading.cut import Changelog
 
     target = target_of(dict(given))
     application_id = _application_id(target)

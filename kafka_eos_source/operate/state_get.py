@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.operate.state_view import text
-from kafka_eos_source.state.query import StateQuery
+from kafka_eos_source.state.reading.query import StateQuery
 
 
 def rows(

@@ -12,9 +12,9 @@ from kafka_eos_source.errors import KafkaEosError, OperatorError
 from kafka_eos_source.kafka.look import LogEnds
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate.cluster import Look
-from kafka_eos_source.state.local import StoreFolder, folders
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
-from kafka_eos_source.state.store import TransactionalStateStore
+from kafka_eos_source.state.reading.local import StoreFolder, folders
+from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 
 @dataclass(frozen=True)

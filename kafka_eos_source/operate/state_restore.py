@@ -12,18 +12,18 @@ from pathlib import Path
 
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
-from kafka_eos_source.state.committed import changelog_client
-from kafka_eos_source.state.config import StoreConfig
-from kafka_eos_source.state.cut import Changelog, Cut
-from kafka_eos_source.state.decide import Action, Local, decide
-from kafka_eos_source.state.local import shard_path
+from kafka_eos_source.state.changelog.committed import changelog_client
+from kafka_eos_source.state.changelog.recovery import open_restored
+from kafka_eos_source.state.changelog.restore import Restored, restore
+from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
+from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.model import BatchRecord
-from kafka_eos_source.state.recovery import open_restored
-from kafka_eos_source.state.restore import Restored, restore
-from kafka_eos_source.state.restore_plan import Reason, WipeNeeded
-from kafka_eos_source.state.restore_progress import RestoreProgress
-from kafka_eos_source.state.snapshot import token_of
-from kafka_eos_source.state.store import TransactionalStateStore
+from kafka_eos_source.state.operator.decide import Action, Local, decide
+from kafka_eos_source.state.reading.cut import Changelog, Cut
+from kafka_eos_source.state.reading.local import shard_path
+from kafka_eos_source.state.reading.snapshot import token_of
+from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 #: A query that runs keeps its databases open for the time of a batch.
 _LOCK_MS = 2_000

@@ -9,10 +9,10 @@ from itertools import islice
 
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import StateError
-from kafka_eos_source.state.cut import Changelog, Cut
-from kafka_eos_source.state.local import StoreFolder
-from kafka_eos_source.state.overlay import Pair
-from kafka_eos_source.state.snapshot import of_changelog, of_folders
+from kafka_eos_source.state.reading.cut import Changelog, Cut
+from kafka_eos_source.state.reading.local import StoreFolder
+from kafka_eos_source.state.reading.snapshot import of_changelog, of_folders
+from kafka_eos_source.state.store.overlay import Pair
 
 #: Differences of a shard that are kept to be shown.
 SHOWN = 20

@@ -9,14 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kafka_eos_source.state.packet import CHANGELOG
-    from kafka_eos_source.state.store import TransactionalStateStore
-    from kafka_eos_source.state.transform import (
+    from kafka_eos_source.state.operator.transform import (
         aggregate_with_changelog_state,
         apply_with_changelog_state,
         deduplicate_with_changelog_state,
         transform_with_changelog_state,
     )
+    from kafka_eos_source.state.packet import CHANGELOG
+    from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 __all__ = [
     "CHANGELOG",
@@ -29,11 +29,11 @@ __all__ = [
 
 _WHERE = {
     "CHANGELOG": "packet",
-    "TransactionalStateStore": "store",
-    "aggregate_with_changelog_state": "transform",
-    "apply_with_changelog_state": "transform",
-    "deduplicate_with_changelog_state": "transform",
-    "transform_with_changelog_state": "transform",
+    "TransactionalStateStore": "store.transactional",
+    "aggregate_with_changelog_state": "operator.transform",
+    "apply_with_changelog_state": "operator.transform",
+    "deduplicate_with_changelog_state": "operator.transform",
+    "transform_with_changelog_state": "operator.transform",
 }
 
 

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.stateful_processor import TimerValues
 
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.state import layout
-from kafka_eos_source.state.describe import META_TABLE
+from kafka_eos_source.state.encoding.describe import META_TABLE
 from kafka_eos_source.state.model import BatchContext, StateAccess
 
 _WATERMARK_KEY = layout.keyed(META_TABLE, b"", b"watermark")

@@ -24,7 +24,7 @@ from kafka_eos_source.errors import (
     StatefulProcessorError,
     StateMismatchError,
 )
-from kafka_eos_source.state.describe import META_KEY, Description, TableDescription
+from kafka_eos_source.state.encoding.describe import META_KEY, Description, TableDescription
 from kafka_eos_source.state.layout import TIMED
 from kafka_eos_source.state.model import StateAccess
 from kafka_eos_source.state.processor import evolution

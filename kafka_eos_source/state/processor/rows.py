@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from kafka_eos_source.state.keys import KeyCodec
+from kafka_eos_source.state.encoding.keys import KeyCodec
 from kafka_eos_source.state.processor.codec import make_row
 from kafka_eos_source.state.processor.window import WINDOW_KEYS
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from kafka_eos_source.errors import StatefulProcessorError
-from kafka_eos_source.state.keys import keyed_keys
+from kafka_eos_source.state.encoding.keys import keyed_keys
 from kafka_eos_source.state.model import StateAccess
 
 #: Keys in a window: enough to share the cost of a call, few enough for their values to fit in memory.

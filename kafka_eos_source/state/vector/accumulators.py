@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.state import cells
+from kafka_eos_source.state.encoding import cells
 from kafka_eos_source.state.vector import exact, order
 from kafka_eos_source.state.vector.aggregates import Aggregate
 from kafka_eos_source.state.vector.group import NO_NULLS_ONLY, ZERO_FOR_NULLS, Plan

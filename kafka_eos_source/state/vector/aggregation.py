@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.state.describe import fields_from_json, fields_to_json
+from kafka_eos_source.state.encoding.describe import fields_from_json, fields_to_json
 from kafka_eos_source.state.vector.accumulators import accumulator
 from kafka_eos_source.state.vector.aggregates import Aggregate
 from kafka_eos_source.state.vector.group import Plan, Request, group

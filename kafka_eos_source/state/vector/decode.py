@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 
 from kafka_eos_source.errors import StateMismatchError
-from kafka_eos_source.state.describe import META_TABLE, Description, TableDescription
-from kafka_eos_source.state.keys import KeyCodec, split_keys
-from kafka_eos_source.state.rows import RowCodec
+from kafka_eos_source.state.encoding.describe import META_TABLE, Description, TableDescription
+from kafka_eos_source.state.encoding.keys import KeyCodec, split_keys
+from kafka_eos_source.state.encoding.rows import RowCodec
 from kafka_eos_source.state.vector.grouping import TIMES, VALUE_VERSION
 from kafka_eos_source.state.vector.processor import of_description
 

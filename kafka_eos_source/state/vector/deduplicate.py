@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.state import binary, cells
-from kafka_eos_source.state.binary import Ints
-from kafka_eos_source.state.describe import Description, TableDescription, describe
-from kafka_eos_source.state.keys import KeyCodec, keyed_keys, numbered, numbered_in_order
+from kafka_eos_source.state.encoding import binary, cells
+from kafka_eos_source.state.encoding.binary import Ints
+from kafka_eos_source.state.encoding.describe import Description, TableDescription, describe
+from kafka_eos_source.state.encoding.keys import KeyCodec, keyed_keys, numbered, numbered_in_order
+from kafka_eos_source.state.encoding.rows import RowCodec
 from kafka_eos_source.state.model import BatchContext, StateAccess
-from kafka_eos_source.state.rows import RowCodec
 from kafka_eos_source.state.vector import due
 from kafka_eos_source.state.vector.grouping import (
     TIMES,

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from kafka_eos_source.errors import StateError
-from kafka_eos_source.state import binary, cells
+from kafka_eos_source.state.encoding import binary, cells
 from kafka_eos_source.state.vector.group import NO_NULLS_ONLY, Plan
 
 _HALF = np.int64(32)

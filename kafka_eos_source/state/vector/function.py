@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.state import binary
-from kafka_eos_source.state.describe import Description, TableDescription, describe
-from kafka_eos_source.state.keys import KeyCodec, keyed_keys, numbered_in_order
+from kafka_eos_source.state.encoding import binary
+from kafka_eos_source.state.encoding.describe import Description, TableDescription, describe
+from kafka_eos_source.state.encoding.keys import KeyCodec, keyed_keys, numbered_in_order
+from kafka_eos_source.state.encoding.rows import RowCodec
 from kafka_eos_source.state.model import BatchContext, StateAccess
-from kafka_eos_source.state.rows import RowCodec
 from kafka_eos_source.state.vector.grouping import VALUE_VERSION, VALUES, key_columns, seen, without_made
 from kafka_eos_source.state.vector.intake import chunks, conform, output
 from kafka_eos_source.state.vector.windows import check_time_column, times_ms

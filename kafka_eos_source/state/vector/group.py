@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_eos_source.state import binary, cells
+from kafka_eos_source.state.encoding import binary, cells
 
 #: Null for a group that has nothing but nulls.
 NO_NULLS_ONLY = pc.ScalarAggregateOptions(skip_nulls=True, min_count=1)

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.state.binary import Ints
-from kafka_eos_source.state.describe import TableDescription
-from kafka_eos_source.state.keys import KeyCodec
+from kafka_eos_source.state.encoding.binary import Ints
+from kafka_eos_source.state.encoding.describe import TableDescription
+from kafka_eos_source.state.encoding.keys import KeyCodec
+from kafka_eos_source.state.encoding.rows import RowCodec
 from kafka_eos_source.state.model import BatchContext, StateAccess
-from kafka_eos_source.state.rows import RowCodec
 from kafka_eos_source.state.vector.aggregation import Aggregation, Grouped
 
 #: First byte of every value: the version of how it is encoded.

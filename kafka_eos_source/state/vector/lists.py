@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kafka_eos_source.state import binary, cells
-from kafka_eos_source.state.binary import Ints
-from kafka_eos_source.state.rows import RowCodec
+from kafka_eos_source.state.encoding import binary, cells
+from kafka_eos_source.state.encoding.binary import Ints
+from kafka_eos_source.state.encoding.rows import RowCodec
 
 _VERSION = 1
 _HEAD = 13

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from kafka_eos_source.state import binary, cells
+from kafka_eos_source.state.encoding import binary, cells
 
 
 def comparable(column: pa.Array) -> pa.Array:

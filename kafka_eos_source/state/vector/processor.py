@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-from kafka_eos_source.state.describe import Description, describe, type_from_json, type_to_json
+from kafka_eos_source.state.encoding.describe import Description, describe, type_from_json, type_to_json
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector.aggregates import Aggregate, latest
 from kafka_eos_source.state.vector.aggregation import Aggregation

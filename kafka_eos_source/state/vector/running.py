@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from kafka_eos_source.state.describe import TableDescription
-from kafka_eos_source.state.keys import keyed_keys, split_keys
+from kafka_eos_source.state.encoding.describe import TableDescription
+from kafka_eos_source.state.encoding.keys import keyed_keys, split_keys
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector.grouping import VALUES, Grouping, in_order, stored
 

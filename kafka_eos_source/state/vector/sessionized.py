@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from kafka_eos_source.state import binary, cells
-from kafka_eos_source.state.binary import Ints
-from kafka_eos_source.state.describe import TableDescription
-from kafka_eos_source.state.keys import keyed_keys, numbered, numbered_in_order, split_keys
+from kafka_eos_source.state.encoding import binary, cells
+from kafka_eos_source.state.encoding.binary import Ints
+from kafka_eos_source.state.encoding.describe import TableDescription
+from kafka_eos_source.state.encoding.keys import keyed_keys, numbered, numbered_in_order, split_keys
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector import due, sessions
 from kafka_eos_source.state.vector.aggregation import Aggregation, Grouped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kafka_eos_source.state.binary import Ints
+from kafka_eos_source.state.encoding.binary import Ints
 
 
 def join(keys: Ints, starts: Ints, ends: Ints) -> Ints:

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_eos_source.state import cells
-from kafka_eos_source.state.binary import Ints
-from kafka_eos_source.state.describe import TableDescription
-from kafka_eos_source.state.keys import split_keys, timed_keys
+from kafka_eos_source.state.encoding import cells
+from kafka_eos_source.state.encoding.binary import Ints
+from kafka_eos_source.state.encoding.describe import TableDescription
+from kafka_eos_source.state.encoding.keys import split_keys, timed_keys
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector import due
 from kafka_eos_source.state.vector.aggregation import Aggregation

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.option_values import duration_ms
-from kafka_eos_source.state import binary, cells
-from kafka_eos_source.state.binary import Ints
+from kafka_eos_source.state.encoding import binary, cells
+from kafka_eos_source.state.encoding.binary import Ints
 
 #: A time span: a `timedelta`, or text such as ``"90s"``, ``"5 minutes"``, ``"1 hour"``.
 Duration = dt.timedelta | str

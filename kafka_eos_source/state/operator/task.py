@@ -1,0 +1,184 @@
+"""The operator as Spark runs it: one ``mapInArrow`` task is one shard of one micro-batch."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+
+from kafka_eos_source import failpoints
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import StateError
+from kafka_eos_source.model import ShardReport
+from kafka_eos_source.state.changelog.topic import ChangelogTopic, changelog_name, ensure
+from kafka_eos_source.state.model import ShardProcessor, StoreIdentity
+from kafka_eos_source.state.operator.decide import Spark
+from kafka_eos_source.state.operator.shard import Task, open_shard
+from kafka_eos_source.state.options import StateOptions
+from kafka_eos_source.state.packet import CHANGELOG, pack
+from kafka_eos_source.state.store.handle import StateHandle
+
+#: The column by which the rows were sent to their shard; taken off before the processor sees them.
+SHARD = "__kafka_eos_shard"
+
+_QUERY_ID, _BATCH_ID, _RUN_ID = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
+
+#: Changelog topics that this process has looked at.
+_changelogs: dict[tuple[str, str, int], ChangelogTopic] = {}
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A stateful operator of a query. Made on the driver, pickled to the tasks, called once in each.
+
+    Attributes:
+        processor: what is done with the rows and the state of a shard.
+        store: its name within the query.
+        shards: how many.
+        options: checked.
+    """
+
+    processor: ShardProcessor
+    store: str
+    shards: int
+    options: StateOptions
+
+    @property
+    def output(self) -> pa.Schema:
+        """Of the result: the processor's columns, all nullable, and that of the changes."""
+        fields = [field.with_nullable(True) for field in self.processor.output]
+        return pa.schema([*fields, pa.field(CHANGELOG, pa.binary())])
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """All rows of the shard, in; its output rows and then the packets of its changes, out.
+
+        Raises:
+            StateError: the task is not the shard's, or not of a streaming query; else as `open_shard`.
+        """
+        task = self._task()
+        packets_before: list[pa.Array] = []
+        rows = _of_shard(batches, task.identity.shard, packets_before)
+        with open_shard(task) as shard:
+            if isinstance(shard, ShardReport):
+                for _ in rows:  # so that a wrong partitioning is seen in a replay too
+                    continue
+                yield from self._packets(packets_before, shard, ())
+                return
+            for output in self.processor.process(rows, StateHandle(shard.store), shard.context):
+                yield self._with_packet(output)
+            failpoints.reach("state.after_process")
+            report, changes = shard.keep()
+        yield from self._packets(packets_before, report, changes)
+        failpoints.reach("state.after_emit")
+
+    def _packets(
+        self, before: Iterable[pa.Array], report: ShardReport, changes: Iterable[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Those of the operators before this one, and its own."""
+        own = (pa.array([packet], pa.binary()) for packet in pack(report, changes))
+        for packets in chain(before, own):
+            nulls = [pa.nulls(len(packets), field.type) for field in self.processor.output]
+            yield pa.RecordBatch.from_arrays([*nulls, packets], schema=self.output)
+
+    def _with_packet(self, output: pa.RecordBatch) -> pa.RecordBatch:
+        schema = self.output
+        columns = [output.column(field.name).cast(field.type) for field in self.processor.output]
+        return pa.RecordBatch.from_arrays([*columns, pa.nulls(output.num_rows, pa.binary())], schema=schema)
+
+    def _task(self) -> Task:
+        running = TaskContext.get()
+        if running is None:
+            raise StateError("a stateful operator was called outside a Spark task.")
+        query_id, batch_id, run_id = (
+            running.getLocalProperty(name) for name in (_QUERY_ID, _BATCH_ID, _RUN_ID)
+        )
+        if not query_id or not batch_id:
+            raise StateError(
+                "a stateful operator ran outside a streaming query: no batch would commit its state.",
+                fix="use it on a streaming DataFrame, and start it with writeStream.format('kafka-eos').",
+            )
+        shard = running.partitionId()
+        if shard >= self.shards:
+            raise _misplaced(shard, self.shards)
+        changelog = self._changelog(query_id)
+        return Task(
+            spark=Spark(query_id, int(batch_id)),
+            run_id=run_id or "",
+            attempt=uuid.uuid4().hex,
+            identity=StoreIdentity(
+                application_id=self.options.application(query_id),
+                store=self.store,
+                shard=shard,
+                shards=self.shards,
+                changelog_topic=changelog.name,
+                topic_id=changelog.topic_id,
+                schema=self.processor.schema,
+            ),
+            changelog=changelog,
+            options=self.options,
+        )
+
+    def _changelog(self, query_id: str) -> ChangelogTopic:
+        """Made or checked once in each process."""
+        name = changelog_name(self.options.application(query_id), self.store)
+        key = (self.options.kafka.get("bootstrap.servers", ""), name, self.shards)
+        if key not in _changelogs:
+            _changelogs[key] = look_at_changelog(self.options, name, self.shards)
+        return _changelogs[key]
+
+
+def look_at_changelog(options: StateOptions, name: str, shards: int) -> ChangelogTopic:
+    """Makes the changelog topic, or checks the one that is there. Raises: as `changelog.ensure`."""
+    return ensure(
+        options.kafka,
+        name,
+        shards,
+        replication_factor=options.replication_factor,
+        min_insync=options.min_insync_replicas,
+        deadline=Deadline.after_ms(options.timeout_ms),
+    )
+
+
+def _of_shard(
+    batches: Iterable[pa.RecordBatch], shard: int, packets: list[pa.Array]
+) -> Iterator[pa.RecordBatch]:
+    """The rows without their shard column, which must say what the task is. Packets are put aside.
+
+    Spark may merge or shift partitions (a union before the operator's rows reach the sink, adaptive
+    execution): a key would meet another shard's state then.
+    """
+    for batch in batches:
+        if batch.num_rows:
+            found = pc.min_max(batch.column(SHARD)).as_py()
+            if found != {"min": shard, "max": shard}:
+                raise _misplaced(shard, None)
+            rows, found_packets = split_packets(batch.drop_columns([SHARD]))
+            if len(found_packets):
+                packets.append(found_packets)
+            if rows.num_rows:
+                yield rows
+
+
+def split_packets(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
+    """The rows of a frame, and the packets of an operator before this one."""
+    if CHANGELOG not in batch.schema.names:
+        return batch, pa.array([], pa.binary())
+    packets = batch.column(CHANGELOG)
+    rows = batch.drop_columns([CHANGELOG])
+    return (
+        rows if packets.null_count == len(packets) else rows.filter(packets.is_null())
+    ), packets.drop_null()
+
+
+def _misplaced(task: int, shards: int | None) -> StateError:
+    return StateError(
+        f"task {task} of a stateful operator is not the shard that its rows belong to"
+        + ("." if shards is None else f": there are {shards} shards."),
+        fix="do not put union() or coalesce() between the operator and the sink; if adaptive query execution "
+        "is on for streaming queries, set spark.sql.adaptive.coalescePartitions.enabled=false.",
+    )

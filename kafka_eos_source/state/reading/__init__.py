@@ -1,0 +1,1 @@
+"""State read by others than its operator: one committed batch, decoded."""

@@ -1,0 +1,189 @@
+"""Writes that are staged and not committed: what only their owner sees (KIP-892).
+
+A dict in front of the database, and the ranges deleted in it. Kafka Streams came to the same after trying
+RocksDB's indexed batch (KAFKA-20490): a plain sorted map is faster to read and to write.
+
+*What a write costs*: Python keeps a key and a value as objects of their own, and the commit builds one batch
+of them all; measured, a staged row of 116 bytes takes three times that. So an entry counts `ENTRY_BYTES`
+plus twice its payload. An overwrite counts what it adds.
+
+*Ranges*: deletes nothing in the database yet; keys staged before are dropped, and a key staged after lies on
+top.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from itertools import repeat
+
+from kafka_eos_source.state.store.sorted_keys import SortedKeys
+
+#: Memory of a staged entry besides its payload: two objects' headers and a place in a dict.
+ENTRY_BYTES = 120
+
+Pair = tuple[bytes, bytes]
+
+
+class Missing:
+    """Type of `MISSING`, told apart from a staged delete, which is None."""
+
+
+MISSING = Missing()
+
+
+class Ranges:
+    """Disjoint deleted ranges in order. Immutable: a reader's copy is a reference."""
+
+    def __init__(self, spans: tuple[tuple[bytes, bytes | None], ...] = ()) -> None:
+        self.spans = spans
+        self._lows = [low for low, _ in spans]
+
+    def __bool__(self) -> bool:
+        return bool(self.spans)
+
+    def covers(self, key: bytes) -> bool:
+        at = bisect_right(self._lows, key) - 1
+        if at < 0:
+            return False
+        high = self.spans[at][1]
+        return high is None or key < high
+
+    def plus(self, low: bytes, high: bytes | None) -> Ranges:
+        """These and one more; what touches is joined."""
+        spans: list[tuple[bytes, bytes | None]] = []
+        for other_low, other_high in self.spans:
+            if (other_high is not None and other_high < low) or (high is not None and high < other_low):
+                spans.append((other_low, other_high))
+            else:
+                low = min(low, other_low)
+                high = None if high is None or other_high is None else max(high, other_high)
+        spans.append((low, high))
+        return Ranges(tuple(sorted(spans, key=lambda span: span[0])))
+
+
+class Overlay:
+    """Staged writes of one transaction. Only the owner writes; other threads may read `rows`, `ranges`."""
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, bytes | None] = {}
+        self.ranges = Ranges()
+        self.bytes = 0
+        self._sorted = SortedKeys()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def put(self, key: bytes, value: bytes | None) -> None:
+        """Stages one write; a value of None deletes."""
+        rows = self.rows
+        size = 0 if value is None else 2 * len(value)
+        old = rows.get(key, MISSING)
+        rows[key] = value
+        if isinstance(old, Missing):
+            self.bytes += ENTRY_BYTES + 2 * len(key) + size
+            self._sorted.note(key)
+        else:
+            self.bytes += size - (2 * len(old) if old else 0)
+
+    def put_many(self, keys: list[bytes], values: list[bytes | None]) -> None:
+        """Stages many writes; of a key that repeats the last counts."""
+        rows = self.rows
+        new = dict(zip(keys, values, strict=True))
+        again = rows.keys() & new.keys() if rows else ()
+        added = len(new) - len(again)
+        payload = sum(map(len, new)) + sum(map(len, filter(None, new.values())))
+        payload -= sum(map(len, again)) + sum(len(rows[key] or b"") for key in again)
+        self.bytes += ENTRY_BYTES * added + 2 * payload
+        self._sorted.note_many(new.keys() - again if again else new)
+        if rows:
+            rows.update(new)
+        else:
+            self.rows = new
+
+    def delete_range(self, low: bytes, high: bytes | None) -> None:
+        """Drops what is staged in the range and hides the database's keys there."""
+        self.drop(low, high)
+        self.ranges = self.ranges.plus(low, high)
+
+    def drop(self, low: bytes, high: bytes | None) -> None:
+        """Forgets what is staged in the range."""
+        for key in self._sorted.between(low, high):
+            value = self.rows.pop(key, MISSING)
+            if not isinstance(value, Missing):
+                self.bytes -= ENTRY_BYTES + 2 * len(key) + 2 * len(value or b"")
+
+    def slice(
+        self, low: bytes | None, high: bytes | None, *, reverse: bool
+    ) -> list[tuple[bytes, bytes | None]]:
+        """A copy of what is staged between the bounds, in order, deletes included. For the owner."""
+        keys = self._sorted.between(low, high)
+        if reverse:
+            keys.reverse()
+        rows = self.rows
+        return [(key, rows[key]) for key in keys if key in rows]
+
+    def foreign_slice(
+        self, low: bytes | None, high: bytes | None, *, reverse: bool
+    ) -> list[tuple[bytes, bytes | None]]:
+        """The same for another thread, which must not touch the order that the owner keeps."""
+        taken = list(self.rows.items())  # one step of the interpreter: no write comes between
+        return sorted(
+            (
+                (key, value)
+                for key, value in taken
+                if (low is None or low <= key) and (high is None or key < high)
+            ),
+            reverse=reverse,
+        )
+
+    def look_up(
+        self, keys: list[bytes], recent: Mapping[bytes, bytes | None]
+    ) -> list[bytes | Missing | None]:
+        """For each key the staged value, None if deleted, `MISSING` if only the database knows.
+
+        Args:
+            recent: values of the database that are known already.
+        """
+        if not self.ranges:
+            unstaged = map(recent.get, keys, repeat(MISSING))
+            return list(map(self.rows.get, keys, unstaged)) if self.rows else list(unstaged)
+        rows, covers = self.rows, self.ranges.covers
+        return [rows.get(key, None if covers(key) else recent.get(key, MISSING)) for key in keys]
+
+
+def merge(
+    staged: list[tuple[bytes, bytes | None]], base: Iterator[Pair], ranges: Ranges, *, reverse: bool = False
+) -> Iterator[Pair]:
+    """What the owner sees: of equal keys the staged one wins, a staged delete hides the base's.
+
+    Args:
+        staged: in the order of the scan.
+        base: the database's pairs in that order.
+        ranges: where the base is hidden.
+    """
+    if ranges:
+        covers = ranges.covers
+        base = (pair for pair in base if not covers(pair[0]))
+    rows = iter(staged)
+    top = next(rows, None)
+    for pair in base:
+        key = pair[0]
+        while top is not None and (top[0] > key if reverse else top[0] < key):
+            if top[1] is not None:
+                yield top[0], top[1]
+            top = next(rows, None)
+        if top is None:
+            yield pair
+            break
+        if top[0] != key:
+            yield pair
+            continue
+        if top[1] is not None:
+            yield key, top[1]
+        top = next(rows, None)
+    yield from base
+    while top is not None:
+        if top[1] is not None:
+            yield top[0], top[1]
+        top = next(rows, None)
