@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import json
+import os
 import random
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal
@@ -13,12 +18,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
 
-from integration.support.kafka import transaction
+from integration.support.kafka import Admin, read_back, transaction
+from kafka_eos_source import failpoints as points
 from kafka_eos_source.errors import NotUpToBoundError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.operator.transform import aggregate_with_changelog_state
@@ -169,8 +175,7 @@ class Pages:
 
     def run(self, shards: int = SHARDS) -> None:
         """One batch with all that was fed."""
-        query = self.start(shards)
-        assert query.awaitTermination(120)
+        assert self.start(shards).awaitTermination(120)
 
     def frame(self, source: str, **more: str) -> DataFrame:
         """The state as a DataFrame, of the changelog or of the databases."""
@@ -275,3 +280,75 @@ def test_questions_while_the_query_runs(pages: Pages) -> None:
         assert seen == sorted(seen)
     finally:
         query.stop()
+
+
+def command(pages: Pages, *words: object, failpoints: str = "") -> subprocess.CompletedProcess[str]:
+    """``kafka-eos state …`` for the query's store, in a process of its own."""
+    named = ["--application-id", pages.application, "--store", STORE, "--bootstrap-servers", pages.broker]
+    return subprocess.run(
+        [sys.executable, "-m", "kafka_eos_source.cli", "state", *map(str, words), *named],
+        env={**os.environ, points.ENVIRONMENT_VARIABLE: failpoints},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+#: In the order in which a move meets them, each in a process that goes on where the one before was killed.
+_STEPS = [
+    "rescale.after_init",
+    "rescale.between_topics",
+    "rescale.before_commit",
+    "rescale.after_commit",
+    "rescale.between_topics",
+    "rescale.after_remake",
+    "rescale.before_commit",
+    "rescale.after_commit",
+]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.fault("S09", "`kafka-eos state rescale` is killed", "between every two steps")
+def test_state_moves_to_more_and_fewer_shards(pages: Pages, admin: Admin) -> None:
+    names = [f"page-{n}" for n in range(200)]
+    pages.feed(names + names[:50])
+    pages.run()
+    assert "With --yes" in command(pages, "rescale", "--shards", 5).stdout
+    for number, step in enumerate(_STEPS):
+        killed = command(pages, "rescale", "--shards", 5, "--yes", failpoints=f"{step}=kill-worker")
+        assert killed.returncode == -signal.SIGKILL, (step, killed.stdout, killed.stderr[-900:])
+        if number == 5:
+            refused = command(pages, "rescale", "--shards", 4)
+            assert "from 3 to 5 shards is under way" in refused.stderr
+            pages.feed(names[:70])
+            with pytest.raises(StreamingQueryException, match="is being moved to 5 shards"):
+                pages.run(5)
+    moved = command(pages, "rescale", "--shards", 5, "--yes")
+    assert moved.returncode == 0, moved
+    assert "has 5 shards" in command(pages, "rescale", "--shards", 5).stdout
+    assert not [each for each in admin.client.list_topics(timeout=10).topics if each.endswith("-rescale")]
+
+    pages.run(5)
+    frame = pages.frame("changelog")
+    assert views(frame) == dict(pages.wanted)
+    assert {row.partition_id for row in frame.collect()} == set(range(5))
+    verified = command(pages, "verify", "--state-dir", pages.state_dir)
+    assert verified.returncode == 0, verified
+    assert verified.stdout.count("the same") == 5
+
+    fewer = command(pages, "rescale", "--shards", 2, "--yes")
+    assert fewer.returncode == 0, fewer
+    restored = command(pages, "restore", "--state-dir", pages.state_dir, "--yes")
+    assert restored.returncode == 0, restored
+    pages.feed(names)
+    pages.run(2)
+    with pages.ask(kafka=pages.connection, state_dir=pages.state_dir) as state:
+        assert state.shards == 2
+        assert {row["key"]["page"]: row["value"]["views"] for row in state.all()} == dict(pages.wanted)
+    shown = json.loads(command(pages, "get", "page-0", "--json").stdout)
+    assert shown["value"] == {"views": pages.wanted["page-0"]}
+    listed = json.loads(command(pages, "ls", "--state-dir", pages.state_dir, "--json").stdout)
+    assert {each["batch"] for each in listed["changelogs"]} == {2}
+    written = read_back(pages.broker, pages.sink)
+    assert len(written) == 200 + 70 + 200, "a row for each page of each batch"

@@ -44,9 +44,10 @@ class Machine:
         self.committed: dict[int, BatchRecord | None] = dict.fromkeys(range(shards))
         self.logs: dict[int, list[tuple[bytes, bytes | None]]] = {k: [] for k in range(shards)}
         self.event_time_ms: int | None = None
+        self.topic_id = TOPIC_ID
 
     def identity(self, shard: int) -> StoreIdentity:
-        return StoreIdentity(APP, STORE, shard, self.shards, TOPIC, TOPIC_ID, self.processor.schema)
+        return StoreIdentity(APP, STORE, shard, self.shards, TOPIC, self.topic_id, self.processor.schema)
 
     def path(self, shard: int) -> Path:
         return shard_path(self.root, APP, STORE, shard)
@@ -95,7 +96,7 @@ class Machine:
 
     def cut(self, inputs: Mapping[TopicPartition, int] | None = None) -> Cut:
         return Cut(
-            APP, STORE, TOPIC, TOPIC_ID, self.shards, dict(self.ends), dict(self.committed), inputs or {}
+            APP, STORE, TOPIC, self.topic_id, self.shards, dict(self.ends), dict(self.committed), inputs or {}
         )
 
     def _promote(self, store: TransactionalStateStore, shard: int) -> None:

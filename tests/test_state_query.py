@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -344,3 +345,25 @@ def test_keys_that_were_seen(tmp_path: Path) -> None:
         assert list(state.rows(("a", 3))) == []
         (row,) = state.rows({"n": 1, "id": None})
         assert row["key"] == {"id": None, "n": 1}
+
+
+def test_what_an_earlier_number_of_shards_left_behind(machine: Machine) -> None:
+    machine.batch(0, rows_of(FLIGHTS, [("JFK", 1), ("LGA", 1), ("EWR", 1)]))
+    machine.commit()
+    for shard in range(machine.shards):
+        machine.promote(shard)
+    for shard in range(2):
+        shutil.rmtree(machine.path(shard))
+    fewer = Machine(machine.root, machine.processor, ["origin"], shards=2)
+    fewer.topic_id = "made anew"
+    fewer.batch(1, rows_of(FLIGHTS, [("JFK", 5), ("LGA", 1), ("EWR", 1)]))
+    fewer.commit()
+    with committed(fewer) as exact:
+        assert exact.shards == 2
+        assert values(exact) == {"JFK": 1, "LGA": 1, "EWR": 1}
+    for shard in range(2):
+        fewer.promote(shard)
+    with ask(fewer) as state:
+        assert state.shards == 2
+        assert state.batch_id == 1
+        assert len(list(state.all())) == 3

@@ -10,11 +10,14 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 
-from kafka_eos_source.errors import OperatorError
+from kafka_eos_source.errors import OperatorError, StateError
 from kafka_eos_source.model import GroupOffset
 
 _VERSION = 1
 _MARK = '{"kafka-eos":'
+
+#: Key of what stands in place of a token while an operator's state moves: nobody else may commit then.
+MOVING = "moving"
 
 
 @dataclass(frozen=True)
@@ -84,12 +87,19 @@ class Token:
 
         Raises:
             OperatorError: it is a token of a newer format, or damaged. Never read as "no token".
+            StateError: in its place is the mark of a move of state to other shards (`state.move`).
         """
         text = metadata.rstrip("\0")
         if not text.startswith(_MARK):
             return None
         try:
             found = json.loads(text)
+            if MOVING in found:
+                raise StateError(
+                    f"the state of store {found[MOVING]['store']!r} is being moved to {found[MOVING]['to']} "
+                    "shards: `kafka-eos state rescale` was begun, and did not come to its end.",
+                    fix="give that command again, with the same number of shards: it goes on where it was.",
+                )
             if found["kafka-eos"] != _VERSION:
                 raise OperatorError(
                     f"the token in Kafka has format {found['kafka-eos']}; this version of kafka-eos reads "

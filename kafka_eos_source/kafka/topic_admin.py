@@ -29,6 +29,9 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+#: Kafka's DescribeConfigs: the value was given to this topic, and is no default.
+_SET_ON_TOPIC = client_admin.ConfigSource.DYNAMIC_TOPIC_CONFIG.value  # type: ignore[attr-defined]
+
 _REQUEST_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
 _PAUSE_SECONDS = 0.05
@@ -116,6 +119,53 @@ class TopicAdmin:
             raise AuthorizationError(
                 refused.message, fix=f"grant the principal DescribeConfigs on topic {name!r}."
             ) from refused
+
+    def stated(self, name: str, deadline: Deadline) -> tuple[int, Mapping[str, str]]:
+        """Replication factor, and the properties that were set on the topic itself, to make another like it.
+
+        Raises:
+            UnavailableError: there is no such topic, or no broker answers before ``deadline``.
+            AuthorizationError: it, or its configuration, may not be described.
+        """
+        resource = _ConfigResource(_TOPIC, name)
+
+        def ask(seconds: float) -> tuple[int, Mapping[str, str]]:
+            described = self._client.describe_topics(TopicCollection([name]), request_timeout=seconds)[name]
+            replicas = len(self._answer(described).partitions[0].replicas)
+            (future,) = self._client.describe_configs([resource], request_timeout=seconds).values()
+            entries = self._answer(future).values()
+            return replicas, {each.name: each.value for each in entries if each.source == _SET_ON_TOPIC}
+
+        return self._ask(f"looking up how topic {name!r} was made", ask, deadline)
+
+    def delete(self, name: str, deadline: Deadline) -> None:
+        """Deletes the topic and waits until no broker that is asked knows it. Idempotent.
+
+        Raises:
+            UnavailableError: no controller answers, or the topic is still there at ``deadline``.
+            AuthorizationError: the principal may not delete it.
+            OperatorError: the cluster allows no deletion (``delete.topic.enable=false``).
+        """
+
+        def ask(seconds: float) -> None:
+            futures = self._client.delete_topics(
+                [name], operation_timeout=seconds, request_timeout=seconds + 1.0
+            )
+            try:
+                self._answer(futures[name])
+            except KafkaException as failure:
+                if kafka_error(failure).code() not in _MISSING:
+                    raise
+
+        self._ask(f"deleting topic {name!r}", ask, deadline)
+        while self.shape(name, deadline) is not None:
+            if deadline.expired:
+                raise unreachable(
+                    self._bootstrap,
+                    deadline.budget_seconds * 1000,
+                    f"topic {name!r} was deleted and is there",
+                )
+            self._pause.wait(min(_PAUSE_SECONDS, deadline.remaining_seconds()))
 
     def create(
         self,

@@ -171,6 +171,49 @@ def verify(
         ctx.exit(NEEDS_A_PERSON)
 
 
+@state.command("rescale")
+@with_options(_APPLICATION, _STORE)
+@click.option("--shards", type=click.IntRange(1), required=True, help="How many there are to be.")
+@with_options(*CONNECTION, YES)
+def rescale(shards: int, store: str | None, yes: bool, timeout: str, **given: Any) -> None:
+    """Moves the state of a stopped query to another number of shards, more or fewer.
+
+    The changelog is made anew by way of a copy. Killed at any point, the same command goes on; until it comes
+    to its end the query refuses to run. Start the query with the new number then: its shards restore
+    themselves.
+    """
+    from kafka_eos_source.operate.rescale import Rescale, copy_name
+    from kafka_eos_source.state.move import Stage
+
+    deadline = deadline_of(timeout)
+    target = target_of(given)
+    application_id = _application_id(target)
+    name = _required("--store", store)
+    move = Rescale(
+        _brokers(target),
+        application_id,
+        name,
+        target.group_id or application_id,
+        shards,
+        timeout_ms=int(1000 * deadline.budget_seconds),
+        say=click.echo,
+    )
+    stage = move.stage()
+    if stage is Stage.DONE:
+        click.echo(f"The state of store {name!r} has {shards} shards.")
+        return
+    if not yes:
+        begun = "" if stage is Stage.COPY else f" It was begun: the next stage is {stage.value!r}."
+        click.echo(
+            f"With --yes: the state of {application_id}/{name} is copied to topic "
+            f"{copy_name(application_id, name)}, its changelog is deleted and made anew with {shards} "
+            f"partitions, and filled. Stop the query first.{begun}"
+        )
+        return
+    move.run()
+    click.echo(f"The state of store {name!r} has {shards} shards. Start the query with that number.")
+
+
 def _changelog(given: Mapping[str, Any], store: str | None) -> Changelog:
     from kafka_eos_source.kafka.config import admin_config
     from kafka_eos_source.state.reading.cut import Changelog

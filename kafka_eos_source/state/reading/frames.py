@@ -73,7 +73,7 @@ def plan(options: StateReadOptions) -> list[Part]:
             snapshot.check_here(range(snapshot.shards))
             for state in snapshot.states.values():
                 _check_batch(options, None if state.batch is None else state.batch.batch_id)
-        return [Part(each.shard, folder=each) for each in found]
+            return [Part(each.shard, folder=each) for each in found if each.shard in snapshot.states]
     cut = options.changelog().cut(deadline)
     _check_batch(options, cut.batch_id)
     return [Part(shard, cut=cut) for shard in range(cut.shards)]

@@ -141,12 +141,27 @@ def of_folders(
     """
     with ExitStack() as stack:
         readers = {each.shard: stack.enter_context(_opened(each.path, deadline)) for each in sorted(found)}
-        identity = next(iter(readers.values())).identity
         if changelog is None:
+            readers = _newest(readers)
             states = {k: ShardState(k, reader, reader.last_batch()) for k, reader in readers.items()}
         else:
             states = _committed(readers, changelog, deadline)
+        identity = readers[next(iter(states))].identity
         return Snapshot(identity, states, changelog is not None, stack.pop_all())
+
+
+def _newest(readers: Mapping[int, CommittedReader]) -> dict[int, CommittedReader]:
+    """Those of one changelog: what was left behind when its state moved to other shards is none of it."""
+    made: dict[tuple[int, str], int] = {}
+    for reader in readers.values():
+        of, batch = (reader.identity.shards, reader.identity.topic_id), reader.last_batch()
+        made[of] = max(made.get(of, 0), 0 if batch is None else batch.time_ms)
+    newest = max(made, key=lambda of: made[of])
+    return {
+        shard: reader
+        for shard, reader in readers.items()
+        if (reader.identity.shards, reader.identity.topic_id) == newest
+    }
 
 
 def _opened(path: Path, deadline: Deadline) -> CommittedReader:
@@ -174,9 +189,10 @@ def _committed(
                 readers[shard].refresh()
                 stale.remove(shard)
         cut = changelog(deadline)
+        readers = _of_cut(readers, cut)
+        stale &= readers.keys()
         states: dict[int, ShardState] = {}
-        for shard in readers.keys() - stale:
-            _check(readers[shard], cut)
+        for shard in sorted(readers.keys() - stale):
             view = _at(readers[shard], shard, cut)
             if view is not None:
                 states[shard] = ShardState(shard, view, cut.batches[shard])
@@ -213,15 +229,27 @@ def token_of(batch: BatchRecord) -> Token:
     return Token("", batch.query_id, batch.run_id, batch.batch_id, "", "", 0, shard=mark)
 
 
-def _check(reader: CommittedReader, cut: Cut) -> None:
-    own = reader.identity
-    if own.shards != cut.shards or (own.topic_id and own.topic_id != cut.topic_id):
+def _of_cut(readers: Mapping[int, CommittedReader], cut: Cut) -> dict[int, CommittedReader]:
+    """Those of this changelog. Others were left behind when it was made anew.
+
+    Raises:
+        StateMismatchError: there is none.
+    """
+    found = {
+        shard: reader
+        for shard, reader in readers.items()
+        if reader.identity.shards == cut.shards and reader.identity.topic_id in ("", cut.topic_id)
+    }
+    if not found:
+        reader = next(iter(readers.values()))
+        own = reader.identity
         raise StateMismatchError(
             f"the state in {reader.path} is of changelog {own.changelog_topic!r} with {own.shards} shards "
             f"and id {own.topic_id or 'unknown'}; the topic of that name has {cut.shards} and id "
             f"{cut.topic_id}.",
             fix="the query restores it when it runs; until then read the changelog: leave out state.dir.",
         )
+    return found
 
 
 def of_changelog(

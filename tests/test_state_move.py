@@ -1,0 +1,191 @@
+"""State on its way to another number of shards: the mark, what comes next, where keys go."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kafka_eos_source.commit.token import ShardMark, Token, newest
+from kafka_eos_source.errors import (
+    ChangelogError,
+    OperatorError,
+    StateError,
+    StateMismatchError,
+    TokenMissingError,
+)
+from kafka_eos_source.kafka.topic_admin import TopicShape
+from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.operate.rescale import copy_name
+from kafka_eos_source.state import layout
+from kafka_eos_source.state.describe import META_KEY, Description, TableDescription
+from kafka_eos_source.state.keys import KeyCodec
+from kafka_eos_source.state.move import (
+    EVERY_SHARD,
+    Move,
+    Placement,
+    Seen,
+    Stage,
+    begin,
+    next_stage,
+    of_every_shard,
+)
+from kafka_eos_source.state.spark_hash import shards_of
+
+TOKEN = Token("app", "query", "run", 7, "start", "end", 12, attempt=2)
+MOVE = Move("counts", 3, 5, "old", TOKEN, "rescale-1", 1000, None)
+WATERMARK = layout.keyed(1, b"", b"watermark")
+
+
+def shape(partitions: int, topic_id: str = "new") -> TopicShape:
+    return TopicShape(partitions, True, topic_id)
+
+
+def token(batch_id: int = 7, time_ms: int = 1, event: int | None = None, query: str = "query") -> Token:
+    return replace(TOKEN, batch_id=batch_id, query_id=query, shard=ShardMark("a", time_ms, event))
+
+
+def test_the_mark_comes_back_and_is_no_token_to_anybody() -> None:
+    for move in (MOVE, replace(MOVE, event_time_ms=-5)):
+        text = move.encode()
+        assert len(text) < 1024
+        assert Move.decode(text) == move
+        assert Move.decode(text + "\0") == move  # as librdkafka hands it back
+        with pytest.raises(
+            StateError, match=r"store 'counts' is being moved to 5 shards.*goes on where it was"
+        ):
+            Token.decode(text)
+        with pytest.raises(StateError, match="being moved"):
+            newest(
+                [
+                    GroupOffset(TopicPartition("t", 0), 1, TOKEN.encode()),
+                    GroupOffset(TopicPartition("t", 1), 1, text),
+                ]
+            )
+    counted = replace(MOVE, counts={"late_rows": 5})
+    assert Move.decode(counted.encode()) == counted
+    assert counted.shard_token(0) == replace(
+        TOKEN, shard=ShardMark("rescale-1", 1000, None, {"late_rows": 5})
+    )
+    assert counted.shard_token(1) == replace(TOKEN, shard=ShardMark("rescale-1", 1000, None))
+    assert Token.decode(counted.shard_token(0).encode()) == counted.shard_token(0)
+
+
+def test_what_is_no_mark() -> None:
+    for text in ("", "free text", TOKEN.encode(), '"moving"', 'not json "moving"'):
+        assert Move.decode(text) is None
+    newer = MOVE.encode().replace('"kafka-eos":1', '"kafka-eos":2', 1)
+    with pytest.raises(OperatorError, match="another version"):
+        Move.decode(newer)
+    damaged = json.loads(MOVE.encode())
+    del damaged["moving"]["to"]
+    with pytest.raises(OperatorError, match="damaged"):
+        Move.decode(json.dumps(damaged))
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (Seen(shape(3), None, None), Stage.COPY),
+        (Seen(shape(3), shape(5), None), Stage.COPY),  # left by one that was killed before its commit
+        (Seen(shape(3, "old"), shape(5), MOVE), Stage.REMAKE),
+        (Seen(None, shape(5), MOVE), Stage.REMAKE),
+        (Seen(shape(3), shape(5), MOVE), Stage.REMAKE),  # by a task of the query, with its own number
+        (Seen(shape(5, "old"), shape(5), replace(MOVE, was=5)), Stage.REMAKE),
+        (Seen(shape(5), shape(5), MOVE), Stage.FILL),
+        (Seen(shape(5), shape(5), None), Stage.CLEAN),
+        (Seen(shape(5), None, None), Stage.DONE),
+    ],
+)
+def test_what_comes_next(seen: Seen, expected: Stage) -> None:
+    assert next_stage(seen, 5) is expected
+
+
+def test_what_has_no_next_stage() -> None:
+    with pytest.raises(StateError, match="from 3 to 5 shards is under way"):
+        next_stage(Seen(shape(3), shape(5), MOVE), 4)
+    with pytest.raises(ChangelogError, match="no changelog topic"):
+        next_stage(Seen(None, None, None), 5)
+    for copy in (None, shape(3)):
+        with pytest.raises(ChangelogError, match="copy of the state is gone"):
+            next_stage(Seen(None, copy, MOVE), 5)
+
+
+def test_a_move_begins_with_the_latest_times_of_one_batch() -> None:
+    tokens = {0: token(time_ms=5, event=None), 1: token(time_ms=9, event=30), 2: token(time_ms=7, event=20)}
+    found = begin("counts", tokens, "id", 5, "attempt")
+    assert found == Move("counts", 3, 5, "id", TOKEN, "attempt", 9, 30)
+    assert begin("counts", {0: token()}, "id", 2, "a").event_time_ms is None
+    counting = [
+        replace(TOKEN, shard=ShardMark("a", 1, None, {"late_rows": n, f"own_{n}": 1})) for n in (2, 3)
+    ]
+    summed = begin("counts", dict(enumerate(counting)), "id", 5, "a").counts
+    assert summed == {"late_rows": 5, "own_2": 1, "own_3": 1}
+    for missing in (None, TOKEN):
+        with pytest.raises(TokenMissingError, match=r"shards \[1\] of store 'counts' have no token"):
+            begin("counts", {0: token(), 1: missing}, "id", 5, "a")
+    for other in (token(batch_id=6), token(query="another")):
+        with pytest.raises(StateMismatchError, match="different batches: 0 of batch 7 of query query, 1 of"):
+            begin("counts", {0: token(), 1: other}, "id", 5, "a")
+
+
+KEY = pa.schema([("user", pa.string()), ("day", pa.int64())])
+DESCRIPTION = Description("aggregate", KEY, {2: TableDescription("aggregates")})
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(
+        st.tuples(st.none() | st.text(max_size=9), st.none() | st.integers(-9, 9)), min_size=1, max_size=30
+    ),
+    st.integers(1, 7),
+    st.integers(1, 7),
+)
+def test_every_key_goes_where_spark_will_send_its_rows(
+    keys: list[tuple[str | None, int | None]], was: int, to: int
+) -> None:
+    users, days = zip(*keys, strict=True)
+    columns = [pa.array(users, pa.string()), pa.array(days, pa.int64())]
+    group_keys = KeyCodec(KEY).encode(columns).to_pylist()
+    old, new = shards_of(columns, was).tolist(), shards_of(columns, to).tolist()
+    placement = Placement(DESCRIPTION, was, to)
+    for shard in range(was):
+        own = [n for n, at in enumerate(old) if at == shard]
+        entries = [META_KEY, WATERMARK]
+        entries += [layout.keyed(2, group_keys[n], b"rest") for n in own]
+        entries += [layout.timed(0x81, -n, group_keys[n]) for n in own]
+        placed = placement.of(pa.array(entries, pa.binary()), shard).tolist()
+        assert placed == [EVERY_SHARD, EVERY_SHARD, *[new[n] for n in own] * 2]
+
+
+def test_a_key_that_is_not_where_spark_would_send_it() -> None:
+    columns = [pa.array(["a"]), pa.array([1])]
+    (group_key,) = KeyCodec(KEY).encode(columns).to_pylist()
+    shard = int(shards_of(columns, 3)[0])
+    placement = Placement(DESCRIPTION, 3, 5)
+    with pytest.raises(StateMismatchError, match=rf"key \['a', 1\] is of shard {shard} by Spark's hash"):
+        placement.of(pa.array([layout.keyed(2, group_key)]), (shard + 1) % 3)
+    for key in (b"\x00raw", layout.keyed(2, b"x"), b"\x02\x00"):
+        with pytest.raises(StateMismatchError, match="holds what cannot be placed"):
+            placement.of(pa.array([key]), shard)
+
+
+def test_what_belongs_to_no_key_goes_to_every_shard() -> None:
+    early, late = (5).to_bytes(8, "big"), (300).to_bytes(8, "big")
+    shards = {
+        0: {META_KEY: b"d", WATERMARK: late},
+        1: {META_KEY: b"d", WATERMARK: early},
+        2: {META_KEY: b"d"},
+    }
+    assert of_every_shard(shards) == {META_KEY: b"d", WATERMARK: late}
+    with pytest.raises(StateMismatchError, match="different ways"):
+        of_every_shard({0: {META_KEY: b"d"}, 1: {META_KEY: b"e"}})
+
+
+def test_the_copy_is_nobodys_changelog() -> None:
+    assert copy_name("app", "counts") == "app-counts-changelog-rescale"
+    assert not copy_name("app", "counts").endswith("-changelog")
