@@ -27,9 +27,9 @@ from integration.support.kafka import Admin, read_back, transaction
 from kafka_eos_source import failpoints as points
 from kafka_eos_source.errors import NotUpToBoundError
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.state.encoding.spark_hash import hash_columns, shards_of
 from kafka_eos_source.state.operator.transform import aggregate_with_changelog_state
 from kafka_eos_source.state.reading.query import StateQuery
-from kafka_eos_source.state.reading.spark_hash import hash_columns, shards_of
 from kafka_eos_source.state.vector import count
 
 _ROWS = 4_000

@@ -22,9 +22,7 @@ from kafka_eos_source.kafka.topic_admin import TopicShape
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate.rescale import copy_name
 from kafka_eos_source.state import layout
-from kafka_eos_source.state.describe import META_KEY, Description, TableDescription
-from kafka_eos_source.state.keys import KeyCodec
-from kafka_eos_source.state.move import (
+from kafka_eos_source.state.changelog.move import (
     EVERY_SHARD,
     Move,
     Placement,
@@ -34,7 +32,9 @@ from kafka_eos_source.state.move import (
     next_stage,
     of_every_shard,
 )
-from kafka_eos_source.state.spark_hash import shards_of
+from kafka_eos_source.state.encoding.describe import META_KEY, Description, TableDescription
+from kafka_eos_source.state.encoding.keys import KeyCodec
+from kafka_eos_source.state.encoding.spark_hash import shards_of
 
 TOKEN = Token("app", "query", "run", 7, "start", "end", 12, attempt=2)
 MOVE = Move("counts", 3, 5, "old", TOKEN, "rescale-1", 1000, None)

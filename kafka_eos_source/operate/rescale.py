@@ -10,7 +10,7 @@ that it left. So the changelog is made anew, by way of a copy::
              tokens of the query's last batch on the changelog, no mark          ┘
     CLEAN    copy deleted
 
-Every stage is found again by looking (`state.move`), so that the command is simply given again:
+Every stage is found again by looking (`state.changelog.move`), so that the command is simply given again:
 
 =====================================  ====================================================================
 killed, or Kafka unreachable           what is there then
@@ -65,12 +65,8 @@ from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.state import layout
 from kafka_eos_source.state.batch_record import encode_batch
-from kafka_eos_source.state.changelog import changelog_name
-from kafka_eos_source.state.committed import changelog_client
-from kafka_eos_source.state.cut import Changelog, Cut, record_of
-from kafka_eos_source.state.describe import META_KEY, Description
-from kafka_eos_source.state.model import BatchRecord
-from kafka_eos_source.state.move import (
+from kafka_eos_source.state.changelog.committed import changelog_client
+from kafka_eos_source.state.changelog.move import (
     EVERY_SHARD,
     Move,
     Placement,
@@ -80,8 +76,12 @@ from kafka_eos_source.state.move import (
     next_stage,
     of_every_shard,
 )
-from kafka_eos_source.state.reading import described
-from kafka_eos_source.state.restore import restore
+from kafka_eos_source.state.changelog.restore import restore
+from kafka_eos_source.state.changelog.topic import changelog_name
+from kafka_eos_source.state.encoding.describe import META_KEY, Description
+from kafka_eos_source.state.model import BatchRecord
+from kafka_eos_source.state.reading.cut import Changelog, Cut, record_of
+from kafka_eos_source.state.reading.frames import described
 
 _log = logging.getLogger(__name__)
 

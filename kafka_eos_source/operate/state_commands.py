@@ -183,7 +183,7 @@ def rescale(shards: int, store: str | None, yes: bool, timeout: str, **given: An
     themselves.
     """
     from kafka_eos_source.operate.rescale import Rescale, copy_name
-    from kafka_eos_source.state.move import Stage
+    from kafka_eos_source.state.changelog.move import Stage
 
     deadline = deadline_of(timeout)
     target = target_of(given)

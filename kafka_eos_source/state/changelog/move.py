@@ -37,10 +37,10 @@ from kafka_eos_source.errors import (
     TokenMissingError,
 )
 from kafka_eos_source.kafka.topic_admin import TopicShape
-from kafka_eos_source.state.binary import Ints
-from kafka_eos_source.state.describe import META_KEY, META_TABLE, Description
-from kafka_eos_source.state.keys import KeyCodec, split_keys
-from kafka_eos_source.state.spark_hash import hash_columns
+from kafka_eos_source.state.encoding.binary import Ints
+from kafka_eos_source.state.encoding.describe import META_KEY, META_TABLE, Description
+from kafka_eos_source.state.encoding.keys import KeyCodec, split_keys
+from kafka_eos_source.state.encoding.spark_hash import hash_columns
 
 _VERSION = 1
 
