@@ -132,7 +132,7 @@ def _result_path(spec: Path) -> Path:
     return spec.with_suffix(".result.json")
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Our standard input is a pipe that only the parent holds; the JVM's is one that only we hold."""
 
     def watch() -> None:
@@ -161,7 +161,7 @@ def _stop_at(query: StreamingQuery, moment: Path) -> bool:
 def main(path: str) -> None:
     from integration.support.session import builder
 
-    _end_with_parent()
+    end_with_parent()
     spec = json.loads(Path(path).read_text())
     os.chdir(spec.get("directory", os.curdir))
     session = builder()

@@ -106,6 +106,7 @@ def produce(
     partition: int = -1,
     headers: Any = None,
     timestamp_ms: int = 0,
+    timestamps_ms: Sequence[int] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> None:
     """Plain records, flushed."""
@@ -114,9 +115,8 @@ def produce(
         key = keys[index] if keys is not None else None
         while True:
             try:
-                producer.produce(
-                    topic, value, key, partition=partition, headers=headers, timestamp=timestamp_ms
-                )
+                at = timestamp_ms if timestamps_ms is None else timestamps_ms[index]
+                producer.produce(topic, value, key, partition=partition, headers=headers, timestamp=at)
                 break
             except BufferError:
                 producer.poll(0.1)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from kafka_eos_source.demo.flights import Names, enriched
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 _LOOK_SECONDS = 0.5
@@ -55,7 +56,30 @@ class Spec:
 
 def main(spec: Spec) -> None:
     """Runs the queries to the end of the input."""
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    end_with_parent()
+    spark = session()
+    flights = enriched(spark, events(spark, spec), spec.names)
+    queries = []
+    for guarantee, prefix in spec.outputs.items():
+        writer = (
+            flights.selectExpr(f"concat('{prefix}.', status) AS topic", "key", "value")
+            .writeStream.format("kafka-eos")
+            .option("kafka.bootstrap.servers", spec.bootstrap_servers)
+            .option("processing.guarantee", guarantee)
+            .option("checkpointLocation", f"{spec.checkpoints}/{guarantee}")
+        )
+        if guarantee == "exactly_once":
+            writer = writer.option("application.id", spec.application_id)
+        query = writer.trigger(availableNow=True).start()
+        queries.append(query)
+        await_reading(query)
+    for query in queries:
+        query.awaitTermination()
+    spark.stop()
+
+
+def session() -> SparkSession:
+    """A small local Spark, quick to start."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -70,6 +94,11 @@ def main(spec: Spec) -> None:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def events(spark: SparkSession, spec: Spec) -> DataFrame:
+    """The source topic."""
     reader = (
         spark.readStream.format("kafka-eos")
         .option("kafka.bootstrap.servers", spec.bootstrap_servers)
@@ -78,27 +107,18 @@ def main(spec: Spec) -> None:
     )
     if spec.offsets_per_trigger:
         reader = reader.option("maxOffsetsPerTrigger", spec.offsets_per_trigger)
-    flights = enriched(spark, reader.load(), spec.names)
-    queries = []
-    for guarantee, prefix in spec.outputs.items():
-        writer = (
-            flights.selectExpr(f"concat('{prefix}.', status) AS topic", "key", "value")
-            .writeStream.format("kafka-eos")
-            .option("kafka.bootstrap.servers", spec.bootstrap_servers)
-            .option("processing.guarantee", guarantee)
-            .option("checkpointLocation", f"{spec.checkpoints}/{guarantee}")
-        )
-        if guarantee == "exactly_once":
-            writer = writer.option("application.id", spec.application_id)
-        query = writer.trigger(availableNow=True).start()
-        queries.append(query)
-        _reads(query)
-    for query in queries:
-        query.awaitTermination()
-    spark.stop()
+    return reader.load()
 
 
-def _reads(query: StreamingQuery) -> None:
+def end_with_parent() -> None:
+    """From now on this process ends when the one that started it does, which may be killed too.
+
+    The JVM ends with the script that started it.
+    """
+    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+
+
+def await_reading(query: StreamingQuery) -> None:
     """Waits until the query's source has been started.
 
     Spark keeps one environment map for a Python source and writes to it while it starts a reader: two that
@@ -109,8 +129,7 @@ def _reads(query: StreamingQuery) -> None:
         look.wait(_LOOK_SECONDS / 10)
 
 
-def _end_with_parent(parent: int) -> None:
-    """The demo itself may be killed too. The JVM ends with the script that started it."""
+def _watch(parent: int) -> None:
     look = threading.Event()
     while os.getppid() == parent:
         look.wait(_LOOK_SECONDS)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,10 +91,25 @@ def output_topics(prefix: str) -> dict[str, int]:
 
 
 class Run:
-    """Drives one run. `history` fills while `to_the_end` runs."""
+    """Drives one run. `history` fills while `to_the_end` runs.
+
+    Args:
+        spec: what the drivers run.
+        total: events in the input.
+        kills: one driver each; the one after them may end.
+        folder: for the spec and the drivers' logs.
+        tell: called with the history whenever it grew.
+        program: what Python is told to run as a driver; the path of the spec follows.
+    """
 
     def __init__(
-        self, spec: Spec, total: int, kills: list[Kill], folder: Path, tell: Callable[[History], None]
+        self,
+        spec: Spec,
+        total: int,
+        kills: list[Kill],
+        folder: Path,
+        tell: Callable[[History], None],
+        program: Sequence[str] = ("-m", "kafka_eos_source.demo.query"),
     ) -> None:
         self.history = History()
         self._spec = spec
@@ -102,6 +117,7 @@ class Run:
         self._kills = list(kills)
         self._folder = folder
         self._tell = tell
+        self._program = program
         self._began = time.monotonic()
         self._pause = threading.Event()
         self._outside = Watch(
@@ -138,7 +154,7 @@ class Run:
             environment[failpoints.ENVIRONMENT_VARIABLE] = f"{kill.failpoint}=kill@{_fired(log)}"
         with open(log, "wb") as out:
             driver = subprocess.Popen(
-                [sys.executable, "-m", "kafka_eos_source.demo.query", str(spec_path)],
+                [sys.executable, *self._program, str(spec_path)],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=out,

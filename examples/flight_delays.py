@@ -1,0 +1,234 @@
+"""Departure delays of real flights, per airport and hour: how many flights, their mean delay, the longest.
+
+Flights are counted in the hour they were scheduled for, and come in the order of their departure, the
+cancelled ones at the end of their day: up to a day out of order. Each hour's result is written once, when its
+grace is over. The driver is killed again and again meanwhile; then what is in the topic, and the hours that
+are still open in the state, are compared with the data set computed directly.
+
+    python examples/flight_delays.py                                      # a broker of its own
+    python examples/flight_delays.py --events 336776 --kills 3 --seed 1   # all of 2013
+    python examples/flight_delays.py --bootstrap-servers 127.0.0.1:9092
+
+Needs the extra ``demo`` of this package (the data set). The exit code is the verdict.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kafka_eos_source.demo import flights, query
+from kafka_eos_source.demo.query import Spec
+from kafka_eos_source.demo.run import EXACTLY_ONCE, SOURCE_PARTITIONS, History, Kill, Run, schedule
+from kafka_eos_source.embedded import EmbeddedKafka
+from kafka_eos_source.kafka import playground
+from kafka_eos_source.state import CHANGELOG, aggregate_with_changelog_state
+from kafka_eos_source.state.query import StateQuery
+from kafka_eos_source.state.vector import count, max_, mean, tumbling
+from kafka_eos_source.testing.verdict import judge
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+HOUR_MS = 3_600_000
+SHARDS = 2
+STORE = "delays"
+#: Moments at which the driver certainly dies, once each.
+EXACT_KILLS = ("state.after_pending", "commit.before_commit", "commit.after_commit")
+
+
+def hourly_delays(events: DataFrame, options: Mapping[str, str]) -> DataFrame:
+    """The query."""
+    from pyspark.sql import functions as sf
+
+    parsed = events.select(
+        sf.from_json(
+            sf.col("value").cast("string"), "origin STRING, dep_delay INT, time_hour TIMESTAMP"
+        ).alias("flight")
+    ).select("flight.*")
+    hours = aggregate_with_changelog_state(
+        parsed.groupBy("origin"),
+        {"flights": count(), "mean_delay": mean("dep_delay"), "max_delay": max_("dep_delay")},
+        window=tumbling("1 hour", on="time_hour", grace="2 days"),
+        emit="on_close",
+        store=STORE,
+        shards=SHARDS,
+        options=options,
+    )
+    return hours.selectExpr(
+        "concat(origin, '@', unix_millis(window_start)) AS key",
+        "to_json(struct(origin, unix_millis(window_start) AS hour_ms, flights, mean_delay, max_delay)) "
+        "AS value",
+        CHANGELOG,
+    )
+
+
+class Hour(NamedTuple):
+    """The result for one airport and hour; no delays if all of its flights were cancelled."""
+
+    origin: str
+    hour_ms: int
+    flights: int
+    mean_delay: float | None
+    max_delay: int | None
+
+
+def start(spark: SparkSession, spec: Spec) -> StreamingQuery:
+    """Starts the query on all of the input."""
+    kafka = {"kafka.bootstrap.servers": spec.bootstrap_servers, "application.id": spec.application_id}
+    delays = hourly_delays(query.events(spark, spec), {**kafka, "state.dir": f"{spec.checkpoints}/state"})
+    return (
+        delays.writeStream.format("kafka-eos")
+        .options(**kafka)
+        .option("topic", spec.outputs[EXACTLY_ONCE])
+        .option("checkpointLocation", f"{spec.checkpoints}/checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
+def prepare(servers: str, frame: pd.DataFrame, folder: Path, batches: int) -> Spec:
+    """Makes the topics, sends the flights, says what a driver is to do."""
+    name = f"flight-delays-{uuid.uuid4().hex[:6]}"
+    output = f"{name}-hourly"
+    playground.create_topics(servers, {name: SOURCE_PARTITIONS, output: SHARDS})
+    keys = (frame["carrier"] + "-" + frame["flight"].astype(str)).tolist()
+    playground.send(servers, name, flights.as_json(frame), keys, lambda _more: None)
+    return Spec(
+        bootstrap_servers=servers,
+        source=name,
+        outputs={EXACTLY_ONCE: output},
+        checkpoints=str(folder),
+        application_id=name,
+        offsets_per_trigger=-(-len(frame) // batches),
+        names=flights.Names({}, {}),
+    )
+
+
+def in_order(limit: int | None) -> pd.DataFrame:
+    """Flights in the order of their days; within a day as in the data set, by departure."""
+    import pandas as pd
+
+    frame = flights.events()
+    new_york = pd.to_datetime(frame["time_hour"]) - pd.Timedelta(hours=5)
+    frame = frame.iloc[new_york.dt.date.argsort(kind="stable")]
+    return frame if limit is None else frame.head(limit)
+
+
+def expected(frame: pd.DataFrame) -> list[Hour]:
+    """Every hour's result, computed directly."""
+    hours = pc.strptime(pa.array(frame["time_hour"]), format="%Y-%m-%dT%H:%M:%SZ", unit="ms")
+    delays = pa.array(frame["dep_delay"], pa.int64())
+    table = pa.table({"origin": pa.array(frame["origin"]), "hour": hours.cast(pa.int64()), "delay": delays})
+    grouped = table.group_by(["origin", "hour"]).aggregate(
+        [([], "count_all"), ("delay", "mean"), ("delay", "max")]
+    )
+    columns = ("origin", "hour", "count_all", "delay_mean", "delay_max")
+    return [Hour(*row) for row in zip(*(grouped[name].to_pylist() for name in columns), strict=True)]
+
+
+def complete(spec: Spec) -> Iterator[Hour]:
+    """What a ``read_committed`` consumer finds in the output: hours that are closed."""
+    for _, value in playground.read_back(spec.bootstrap_servers, {spec.outputs[EXACTLY_ONCE]: SHARDS}):
+        row = json.loads(value)
+        yield Hour(row["origin"], row["hour_ms"], row["flights"], row.get("mean_delay"), row.get("max_delay"))
+
+
+def still_open(state: StateQuery) -> Iterator[Hour]:
+    """Hours whose grace is not over: they are in the state, and more flights could come."""
+    for row in state.to_arrow().to_pylist():
+        key, value = row["key"], row["value"]
+        yield Hour(key["origin"], int(key["window_start"].timestamp() * 1000), *value.values())
+
+
+def state_of(spec: Spec) -> StateQuery:
+    """The state, read from its changelog."""
+    return StateQuery(spec.application_id, STORE, kafka={"kafka.bootstrap.servers": spec.bootstrap_servers})
+
+
+def verdict(frame: pd.DataFrame, spec: Spec) -> bool:
+    """Prints what is there against what should be; whether it is the same."""
+    closed = list(complete(spec))
+    with state_of(spec) as state:
+        opened, late = list(still_open(state)), state.counts.get("late_rows", 0)
+    found = judge(expected(frame), [*closed, *opened])
+    for label, number in (
+        ("flights", len(frame)),
+        ("airports and hours in the data set", found.expected),
+        ("complete, in the topic", len(closed)),
+        ("still open, in the state", len(opened)),
+        ("missing", found.missing),
+        ("twice", found.doubled),
+        ("with another result", found.foreign),
+        ("flights dropped as too late", late),
+    ):
+        print(f"{label:38}{number:>9,}")
+    print(*found.examples, sep="\n", end="\n" if found.examples else "")
+    for each in sorted(closed, key=lambda hour: -(hour.mean_delay or 0))[:3]:
+        at = pa.scalar(each.hour_ms, pa.timestamp("ms", "UTC")).as_py()
+        late_by = f"{each.mean_delay:.0f} min late in the mean of {each.flights}"
+        print(f"{each.origin}, {at:%Y-%m-%d %H:00} UTC: {late_by}")
+    good = found.exactly_once and not late
+    print("every hour once, and right" if good else "NOT right")
+    return good
+
+
+def demo(servers: str, events: int | None, kills: int, seed: int, folder: Path) -> bool:
+    """The whole run, with its kills."""
+    frame = in_order(events)
+    spec = prepare(servers, frame, folder, batches=12)
+    moments: Iterable[Kill] = [
+        *(Kill(None, failpoint=name) for name in EXACT_KILLS),
+        *(each for each in schedule(seed, kills, compare=False) if not each.failpoint),
+    ]
+    told = 0
+
+    def tell(history: History) -> None:
+        nonlocal told
+        for at, what in history.kills[told:]:
+            where = "at a random moment" if what == "random" else f"exactly at {what}"
+            print(f"{at:6.1f} s  driver killed {where}, {history.committed[-1]:,} flights committed")
+        told = len(history.kills)
+
+    Run(spec, len(frame), list(moments), folder, tell, [__file__, "--driver"]).to_the_end()
+    return verdict(frame, spec)
+
+
+def driver(spec: Spec) -> None:
+    """What is killed: the query, to the end of the input."""
+    query.end_with_parent()
+    spark = query.session()
+    start(spark, spec).awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--events", type=int, default=50_000, help="only the first flights (50000)")
+    parser.add_argument("--kills", type=int, default=1, help="at random moments, beside exact ones (1)")
+    parser.add_argument("--seed", type=int, default=0, help="of the random moments (0)")
+    parser.add_argument("--bootstrap-servers", help="a Kafka of your own; topics get new names there")
+    parser.add_argument("--driver", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.driver:
+        driver(Spec.read(Path(given.driver)))
+        sys.exit()
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flight-delays-")))
+        servers = given.bootstrap_servers or stack.enter_context(EmbeddedKafka()).bootstrap_servers
+        good = demo(servers, given.events, given.kills, given.seed, folder)
+    sys.exit(0 if good else 1)

@@ -1,0 +1,287 @@
+"""Page views counted per category in windows of 5 seconds, though views arrive out of order.
+
+The application of Fig. 2 in "Consistency and Completeness: Rethinking Distributed Stream Processing in Apache
+Kafka" (SIGMOD 2021), on Spark: read ``pageview-events``, leave out views shorter than 30 seconds, count the
+others by category and window, write ``pageview-windowed-counts``. The same counts go to
+``pageview-final-counts`` too, once for each window, when its grace is over.
+
+    python examples/page_views.py                                      # a broker of its own
+    python examples/page_views.py --bootstrap-servers 127.0.0.1:9092
+
+It sends some views, lets both queries take them, prints what they wrote, and goes on with the next ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime as dt
+import json
+import os
+import sys
+import tempfile
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming.query import StreamingQuery
+
+from kafka_eos_source.embedded import EmbeddedKafka
+from kafka_eos_source.kafka.playground import create_topics
+from kafka_eos_source.state import CHANGELOG, aggregate_with_changelog_state
+from kafka_eos_source.state.query import StateQuery
+from kafka_eos_source.state.vector import count, tumbling
+
+SHORTEST_MS, WINDOW_MS, GRACE_MS = 30_000, 5_000, 10_000
+#: As in the paper: partitions of the source; of the output, and tasks of the count.
+PARTITIONS, SHARDS = 2, 3
+STORE = "counts"
+
+
+def windowed_counts(events: DataFrame, emit: str, options: Mapping[str, str]) -> DataFrame:
+    """The query. A view's event time is its record's timestamp.
+
+    Args:
+        events: of ``pageview-events``.
+        emit: ``on_update`` or ``on_close``.
+        options: of the operator: those by which the sink reaches Kafka.
+    """
+    views = (
+        events.select(
+            sf.from_json(sf.col("value").cast("string"), "category STRING, period_ms BIGINT").alias("view"),
+            "timestamp",
+        )
+        .select("view.*", "timestamp")
+        .where(sf.col("period_ms") >= SHORTEST_MS)
+    )
+    counts = aggregate_with_changelog_state(
+        views.groupBy("category"),
+        {"views": count()},
+        window=tumbling(f"{WINDOW_MS}ms", on="timestamp", grace=f"{GRACE_MS}ms"),
+        emit=emit,
+        store=STORE,
+        shards=SHARDS,
+        options=options,
+    )
+    return counts.selectExpr(
+        "concat(category, '@', unix_millis(window_start)) AS key",
+        "to_json(struct(category, unix_millis(window_start) AS window_start_ms, views)) AS value",
+        CHANGELOG,
+    )
+
+
+@dataclass(frozen=True)
+class Application:
+    """One of the two queries.
+
+    Attributes:
+        servers: of the cluster.
+        events: topic that is read.
+        output: topic that is written, and ``application.id``.
+        emit: ``on_update`` or ``on_close``.
+        folder: for its checkpoint and its state.
+    """
+
+    servers: str
+    events: str
+    output: str
+    emit: str
+    folder: Path
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Of the operator."""
+        return {
+            "kafka.bootstrap.servers": self.servers,
+            "application.id": self.output,
+            "state.dir": str(self.folder / self.output / "state"),
+        }
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / self.output / "checkpoint"
+
+    def start(
+        self, spark: SparkSession, *, reading: Mapping[str, str] | None = None, **trigger: Any
+    ) -> StreamingQuery:
+        """Starts it; ``reading`` are more options of the source."""
+        events = (
+            spark.readStream.format("kafka-eos")
+            .option("kafka.bootstrap.servers", self.servers)
+            .option("subscribe", self.events)
+            .option("startingOffsets", "earliest")
+            .options(**(reading or {}))
+            .load()
+        )
+        writer = (
+            windowed_counts(events, self.emit, self.options)
+            .writeStream.format("kafka-eos")
+            .option("kafka.bootstrap.servers", self.servers)
+            .option("application.id", self.output)
+            .option("topic", self.output)
+            .option("checkpointLocation", str(self.checkpoint))
+        )
+        return (writer.trigger(**trigger) if trigger else writer).start()
+
+    def late_views(self) -> int:
+        """Views that were dropped because their window was closed, as committed with the state."""
+        kafka = {"kafka.bootstrap.servers": self.servers}
+        with StateQuery(self.output, STORE, kafka=kafka) as state:
+            return state.counts.get("late_rows", 0)
+
+
+class View(NamedTuple):
+    """Somebody looked at a page of ``category`` for ``period_ms``."""
+
+    second: int
+    category: str
+    period_ms: int = 45_000
+
+
+#: What is sent together, and why.
+STEPS: Sequence[tuple[str, list[View]]] = [
+    ("three views, one of them too short", [View(1, "books"), View(2, "music"), View(3, "books", 10_000)]),
+    ("time goes on", [View(6, "books"), View(8, "music")]),
+    ("out of order: a view of the first window", [View(4, "books")]),
+    ("time goes on", [View(12, "books"), View(13, "music")]),
+    ("out of order by more than a window, and in time still", [View(3, "music")]),
+    ("the grace of the first window ends at 12:00:15", [View(16, "books"), View(17, "music")]),
+    ("a view of the first window: too late", [View(2, "books")]),
+    ("time goes on: all that is older is complete", [View(40, "books"), View(41, "music")]),
+]
+
+
+def main(servers: str, suffix: str, folder: Path) -> None:
+    """Both queries through all `STEPS`."""
+    events = f"pageview-events{suffix}"
+    updates, final = (
+        Application(servers, events, f"{output}{suffix}", emit, folder)
+        for output, emit in (
+            ("pageview-windowed-counts", "on_update"),
+            ("pageview-final-counts", "on_close"),
+        )
+    )
+    create_topics(servers, {events: PARTITIONS, updates.output: SHARDS, final.output: SHARDS})
+    spark = session()
+    queries = []
+    for application in (updates, final):
+        queries.append(application.start(spark, processingTime="100 milliseconds"))
+        queries[-1].processAllAvailable()  # it is up
+    revised: dict[str, int] = {}
+    seen: Counter[str] = Counter()
+    late = 0
+    for why, views in STEPS:
+        print(f"\n{why}")
+        for view in views:
+            print(f"    {_time(view.second)}  {view.category}, looked at for {view.period_ms // 1000} s")
+        send(spark, servers, events, views)
+        for query in queries:
+            query.processAllAvailable()
+        for topic, value in read(spark, servers, updates.output, final.output, seen):
+            result = json.loads(value)
+            start = result["window_start_ms"]
+            window = f"{_clock(start)} to {_clock(start + WINDOW_MS)}  {result['category']}"
+            was = revised.get(window)
+            if topic == updates.output:
+                revised[window] = result["views"]
+            said = "complete" if topic == final.output else "new" if was is None else f"revised, was {was}"
+            print(f"  → {window}  {result['views']}  {said}")
+        before, late = late, updates.late_views()
+        if late > before:
+            print(f"  → dropped and counted: {late - before} view")
+    for query in queries:
+        query.stop()
+    spark.stop()
+    print(f"\n{sum(seen.values())} results, {late} late view dropped")
+
+
+def session() -> SparkSession:
+    """A small local Spark."""
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .appName("page views")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+#: 12:00:00 of yesterday: a broker takes no records from the future, and keeps old ones only for a while.
+NOON = dt.datetime.combine(
+    dt.datetime.now(dt.timezone.utc).date() - dt.timedelta(days=1), dt.time(12), dt.timezone.utc
+)
+
+
+def send(spark: SparkSession, servers: str, topic: str, views: Sequence[View]) -> None:
+    """Writes views, in one transaction."""
+    table = pa.table(
+        {
+            "key": [f"user-{view.second}" for view in views],
+            "value": [json.dumps({"category": v.category, "period_ms": v.period_ms}) for v in views],
+            "timestamp": [NOON + dt.timedelta(seconds=view.second) for view in views],
+        }
+    )
+    (
+        spark.createDataFrame(table)
+        .write.format("kafka-eos")
+        .mode("append")
+        .option("kafka.bootstrap.servers", servers)
+        .option("topic", topic)
+        .option("includeTimestamp", "true")
+        .save()
+    )
+
+
+def read(
+    spark: SparkSession, servers: str, updates: str, final: str, seen: Counter[str]
+) -> Iterator[tuple[str, str]]:
+    """What the topics hold beyond what was ``seen``, which is added to; updates first."""
+    rows = (
+        spark.read.format("kafka-eos")
+        .option("kafka.bootstrap.servers", servers)
+        .option("subscribe", f"{updates},{final}")
+        .load()
+        .selectExpr("topic", "CAST(value AS STRING) AS value")
+        .collect()
+    )
+    now = Counter(f"{row.topic} {row.value}" for row in rows)
+    new = now - seen
+    seen.update(new)
+    for each in sorted(new.elements(), key=lambda line: (line.startswith(final), line)):
+        topic, value = each.split(" ", 1)
+        yield topic, value
+
+
+def _clock(ms: int) -> str:
+    return f"{dt.datetime.fromtimestamp(ms / 1000, dt.timezone.utc):%H:%M:%S}"
+
+
+def _time(second: int) -> str:
+    return f"{NOON + dt.timedelta(seconds=second):%H:%M:%S}"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--bootstrap-servers", help="a Kafka of your own; topics get new names there")
+    given = parser.parse_args().bootstrap_servers
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="page-views-")))
+        if given:
+            main(given, f"-{uuid.uuid4().hex[:6]}", folder)
+        else:
+            main(stack.enter_context(EmbeddedKafka()).bootstrap_servers, "", folder)
