@@ -14,7 +14,6 @@ from benchmarks.progress import Output
 from benchmarks.workload import Workload, key_numbers
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import UnavailableError
-from kafka_eos_source.kafka.failure import is_transient
 
 _AdminClient: Any = client_admin.AdminClient
 _NewTopic: Any = client_admin.NewTopic  # type: ignore[attr-defined]
@@ -33,9 +32,10 @@ class Cluster:
         self._admin = _AdminClient({"bootstrap.servers": bootstrap})
 
     def create(self, topic: str, partitions: int, config: Mapping[str, str] | None = None) -> None:
-        """Raises: KafkaException: it could not be made."""
+        """Returns when its leaders are known. Raises: KafkaException: it could not be made."""
         made = self._admin.create_topics([_NewTopic(topic, partitions, -1, config=dict(config or {}))])
         made[topic].result(_SECONDS)
+        self.stable(topic, partitions)
 
     def delete(self, topics: Sequence[str]) -> None:
         """Raises: KafkaException: one could not be deleted."""
@@ -80,7 +80,7 @@ class Cluster:
         """The last stable offset of each partition.
 
         Raises:
-            KafkaException: no answer.
+            KafkaException: no answer within a minute.
         """
         asked = {TopicPartition(topic, number): _OffsetSpec.latest() for number in range(partitions)}
         deadline, pause = Deadline.after_seconds(_SECONDS), threading.Event()
@@ -89,8 +89,8 @@ class Cluster:
                 futures = self._admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED)
                 found = {at.partition: future.result(_SECONDS).offset for at, future in futures.items()}
                 return tuple(int(found[number]) for number in range(partitions))
-            except KafkaException as error:  # leaders of a new topic are not known everywhere at once
-                if deadline.expired or not is_transient(error):
+            except KafkaException:  # a new topic and its leaders are not known everywhere at once
+                if deadline.expired:
                     raise
             pause.wait(_PAUSE_SECONDS)
 

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from confluent_kafka import KafkaException
 
 from benchmarks.contenders.base import Contender, Job
 from benchmarks.kafka import Cluster, CountReader
 from benchmarks.processes import Processes
 from benchmarks.progress import Ints, Output, curve, wrong
 from benchmarks.watch import Watched, Watcher
+from kafka_eos_source.errors import UnavailableError
 
 #: `Run.sustained` leaves this share of the records out.
 _WARM_SHARE = 0.25
@@ -47,18 +49,21 @@ class Run:
 
 
 def measure(cluster: Cluster, contender: Contender, job: Job, truth: Ints) -> Run:
-    """Runs a contender and judges its output.
+    """Runs a contender and judges its output. What fails is its problem, and the next one's turn comes.
 
     Args:
         cluster: where the topics are.
         contender: prepared.
         job: its work.
         truth: records of each key.
-
-    Raises:
-        KafkaException: the cluster does not answer.
-        UnavailableError: the output cannot be read to its end.
     """
+    try:
+        return _measure(cluster, contender, job, truth)
+    except (KafkaException, UnavailableError, ValueError) as error:
+        return Run(f"the output cannot be judged: {error}")
+
+
+def _measure(cluster: Cluster, contender: Contender, job: Job, truth: Ints) -> Run:
     with CountReader(cluster.bootstrap, job.topic_out, job.partitions) as reader:
         began = time.time()
         with Processes(contender.commands(job), job.folder) as processes:
