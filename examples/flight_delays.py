@@ -33,7 +33,7 @@ from kafka_eos_source.demo.run import EXACTLY_ONCE, SOURCE_PARTITIONS, History, 
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka import playground
 from kafka_eos_source.state import CHANGELOG, aggregate_with_changelog_state
-from kafka_eos_source.state.query import StateQuery
+from kafka_eos_source.state.reading.query import StateQuery
 from kafka_eos_source.state.vector import count, max_, mean, tumbling
 from kafka_eos_source.testing.verdict import judge
 

@@ -35,7 +35,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka.playground import create_topics
 from kafka_eos_source.state import CHANGELOG, aggregate_with_changelog_state
-from kafka_eos_source.state.query import StateQuery
+from kafka_eos_source.state.reading.query import StateQuery
 from kafka_eos_source.state.vector import count, tumbling
 
 SHORTEST_MS, WINDOW_MS, GRACE_MS = 30_000, 5_000, 10_000
