@@ -11,7 +11,13 @@ from test_commit_transaction import IN, OUT, order, rows
 from kafka_eos_source.commit.token import ShardMark, Token
 from kafka_eos_source.commit.transaction import Commit, Owner, Result, Step
 from kafka_eos_source.deadline import Deadline
-from kafka_eos_source.errors import AbortableError, RestartQueryError, RetriableError, UnavailableError
+from kafka_eos_source.errors import (
+    AbortableError,
+    RestartQueryError,
+    RetriableError,
+    StateLostError,
+    UnavailableError,
+)
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
 
 SHARDS = [TopicPartition("app-counts-changelog", 0), TopicPartition("app-counts-changelog", 1)]
@@ -120,3 +126,33 @@ def test_an_adopted_querys_shards_keep_their_marks() -> None:
     assert kept == replace(own, shard=other.shard)
     assert offsets[SHARDS[0]].offset == 77
     assert Token.decode(offsets[OUT].metadata) == own
+
+
+def marked(broker: ModelBroker, shards: list[ShardReport]) -> Result:
+    """The group was deleted after batch 1, and a person says that it is in the output."""
+    broker.topics = {**broker.topics, "app-counts-changelog": 2}
+    broker.group.clear()
+    asked = replace(order(1, first_batch=0), missing_token="assume_committed")
+    return Commit(asked, ModelRows(rows(1), shards), broker, Owner(), Deadline.after_seconds(30)).run()
+
+
+def test_a_batch_that_a_person_found_in_kafka_keeps_its_state() -> None:
+    broker, owner = ModelBroker(), Owner()
+    for batch_id in range(2):
+        commit(broker, owner, batch_id, both(batch_id))
+    before = list(broker.log)
+    found = [replace(each, skipped=True, records=0, next_offset=4) for each in both(1)]
+    assert marked(broker, found).step is Step.SKIPPED
+    assert broker.log == before
+    offset, token = held(broker, SHARDS[0])
+    assert (offset, token.batch_id) == (4, 1)
+    assert token.shard == ShardMark("1-0", 5, 9, {"late_rows": 1})
+
+
+def test_a_person_who_errs_is_told_by_the_state() -> None:
+    broker, owner = ModelBroker(), Owner()
+    commit(broker, owner, 0, both(0))
+    before = list(broker.log)
+    with pytest.raises(StateLostError, match="assume_not_committed"):
+        marked(broker, both(1))
+    assert broker.log == before

@@ -34,6 +34,7 @@ from kafka_eos_source.errors import (
     OutcomeUnknownError,
     RestartQueryError,
     RetriableError,
+    StateLostError,
     UnavailableError,
 )
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
@@ -296,7 +297,9 @@ class Commit:
         if verdict is Verdict.SKIP:
             self._move(Step.SKIPPED)
             return Result(Step.SKIPPED, self._begun, settled_by_token=self._unknown is not None)
-        if skipped:
+        if verdict is Verdict.MARK:
+            self._check_marked()
+        elif skipped:
             raise RestartQueryError(
                 f"operators found batch {order.batch.batch_id} in Kafka and made nothing of it; its token "
                 "says that it is not there.",
@@ -322,6 +325,16 @@ class Commit:
         self._transact(owner.producer, rows, token)
         owner.token = token
         return Result(Step.COMMITTED if verdict is Verdict.WRITE else Step.SKIPPED, self._begun)
+
+    def _check_marked(self) -> None:
+        """A person said that the batch is in Kafka; a shard that has changes to write says that it is not."""
+        changed = [str(shard.tp) for shard in self._staged.shards if shard.records]
+        if changed:
+            raise StateLostError(
+                "onMissingToken=assume_committed, and the state changes of batch "
+                f"{self._order.batch.batch_id} are not in the changelog: {', '.join(changed)}.",
+                fix="start with .option('onMissingToken', 'assume_not_committed').",
+            )
 
     def _may_go_on(self) -> bool:
         """Whether the producer at hand is clean and this batch is the one after its last.

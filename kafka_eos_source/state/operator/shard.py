@@ -154,6 +154,10 @@ def open_shard(task: Task) -> Iterator[OpenShard | ShardReport]:
     try:
         failpoints.reach("state.after_open")
         last = store.last_batch()
+        if last is not None and last.query_id == spark.query_id and last.batch_id >= spark.batch_id:
+            # no token (`onMissingState=changelog`), but the changelog itself says which batch it holds
+            yield _report_of(task, last, store.next_offset(task.tp) or 0)
+            return
         yield OpenShard(task, store, store.next_offset(task.tp) or 0, last)
     finally:
         store.close()
@@ -260,6 +264,12 @@ def _context(task: Task, last: BatchRecord | None) -> BatchContext:
         time_ms=max(time.time_ns() // 1_000_000, 0 if last is None else last.time_ms),
         event_time_ms=None if last is None else last.event_time_ms,
     )
+
+
+def _report_of(task: Task, batch: BatchRecord, next_offset: int) -> ShardReport:
+    """That the shard holds this batch, made by another attempt, and made nothing of it now."""
+    report = _report(task, next_offset, batch.time_ms, batch.event_time_ms, skipped=True)
+    return replace(report, attempt=batch.attempt, counts=batch.counts)
 
 
 def _report(
