@@ -89,9 +89,12 @@ class Cluster:
                 futures = self._admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED)
                 found = {at.partition: future.result(_SECONDS).offset for at, future in futures.items()}
                 return tuple(int(found[number]) for number in range(partitions))
-            except KafkaException:  # a new topic and its leaders are not known everywhere at once
+            except KafkaException:
+                # A new topic is not known everywhere at once; and a client that asked too early, seen with
+                # librdkafka 2.16, may say "No leaders found" for minutes: another one is asked.
                 if deadline.expired:
                     raise
+                self._admin = _AdminClient({"bootstrap.servers": self.bootstrap})
             pause.wait(_PAUSE_SECONDS)
 
 
