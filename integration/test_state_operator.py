@@ -170,6 +170,27 @@ def test_shards_move_between_executors_that_die(
     case.check()
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.fault(
+    "S08", "the group is deleted while a batch is in Kafka and not in Spark's log", "after the commit"
+)
+def test_the_group_is_deleted_and_the_changelog_knows_its_batch(
+    case: Case, admin: Admin, driver: Any, tmp_path: Path
+) -> None:
+    """A person says that the batch is in the output; the state would else count it twice."""
+    killed = driver(case.spec(), f"commit.after_commit=kill*3@{tmp_path}/once")
+    assert killed.wait() != 0
+    assert (tmp_path / "once").exists()
+    admin.delete_group(case.application)
+    refused = driver(case.spec())
+    assert refused.wait() != 0
+    assert "KAFKA_EOS.TOKEN_MISSING" in refused.log.read_text()
+    spec = case.spec(options={"onMissingState": "changelog"})
+    spec["sink"]["options"]["onMissingToken"] = "assume_committed"
+    driver(spec).finish()
+    case.check()
+
+
 @pytest.mark.fault("S05", "a filter drops rows with state", "between operator and sink")
 def test_a_filter_that_drops_state_stops_the_batch_before_kafka(case: Case, driver: Any) -> None:
     failed = driver(case.spec(drop="filter"))
