@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import random
 import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner, Result
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
 
 from integration.support.kafka import Admin, read_back, transaction
-from kafka_eos_source import failpoints as points
+from kafka_eos_source.cli import main
+from kafka_eos_source.commit.session import KafkaCluster
+from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import NotUpToBoundError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.encoding.spark_hash import hash_columns, shards_of
@@ -32,7 +34,7 @@ from kafka_eos_source.state.operator.transform import aggregate_with_changelog_s
 from kafka_eos_source.state.reading.query import StateQuery
 from kafka_eos_source.state.vector import count
 
-_ROWS = 4_000
+_ROWS = 2_000
 _SEED = 20_261_121
 
 _TYPES = {
@@ -208,19 +210,15 @@ def test_a_store_as_a_frame_and_by_questions(pages: Pages) -> None:
     assert of_changelog.schema.simpleString() == (
         "struct<key:struct<page:string>,value:struct<views:bigint>,partition_id:int>"
     )
-    assert of_changelog.rdd.getNumPartitions() == SHARDS
-    assert views(of_changelog) == dict(pages.wanted)
-    placed = of_changelog.select(
-        "partition_id", f.pmod(f.hash("key.page"), f.lit(SHARDS)).alias("wanted")
-    ).collect()
-    assert all(row.partition_id == row.wanted for row in placed)
+    rows = of_changelog.collect()
+    assert {row.key.page: row.value.views for row in rows} == dict(pages.wanted)
+    placed = shards_of([pa.array([row.key.page for row in rows])], SHARDS).tolist()
+    assert [row.partition_id for row in rows] == placed
     # what lies on the disk is a batch behind: the last one's changes are pending
-    assert views(pages.frame("disk")) == old
     assert views(pages.spark.read.format("kafka-eos-state").load(pages.state_dir)) == old
     raw = pages.frame("changelog", raw="true")
     assert raw.schema.simpleString() == "struct<key:binary,value:binary,partition_id:int>"
     assert raw.count() == len(pages.wanted) + SHARDS, "and the description in each shard"
-    assert pages.frame("changelog", batchId="1").count() == len(pages.wanted)
     with pytest.raises(Exception, match="batchId is 0; the state is of 1"):
         pages.frame("changelog", batchId="0").count()
     with pytest.raises(AnalysisException, match="stateVarName is 'nothing'"):
@@ -282,17 +280,44 @@ def test_questions_while_the_query_runs(pages: Pages) -> None:
         query.stop()
 
 
-def command(pages: Pages, *words: object, failpoints: str = "") -> subprocess.CompletedProcess[str]:
-    """``kafka-eos state …`` for the query's store, in a process of its own."""
+def words_of(pages: Pages, *words: object) -> list[str]:
+    """``kafka-eos state …`` for the query's store."""
     named = ["--application-id", pages.application, "--store", STORE, "--bootstrap-servers", pages.broker]
-    return subprocess.run(
-        [sys.executable, "-m", "kafka_eos_source.cli", "state", *map(str, words), *named],
-        env={**os.environ, points.ENVIRONMENT_VARIABLE: failpoints},
+    return ["state", *map(str, words), *named]
+
+
+def command(pages: Pages, *words: object) -> Result:
+    return CliRunner().invoke(main, words_of(pages, *words))
+
+
+#: Forks a process for each step, which is killed there: what they import is imported once.
+_KILLED = """
+import os, sys
+from kafka_eos_source import failpoints
+from kafka_eos_source.cli import main
+import kafka_eos_source.operate.rescale, kafka_eos_source.operate.target
+for step in sys.argv[1].split(","):
+    pid = os.fork()
+    if pid == 0:
+        os.environ[failpoints.ENVIRONMENT_VARIABLE] = step + "=kill-worker"
+        main(sys.argv[2:], standalone_mode=False)
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    print(step, os.waitstatus_to_exitcode(status))
+"""
+
+
+def killed_at(steps: Sequence[str], words: Sequence[str]) -> list[str]:
+    """Gives the command once for each step. Returns: the steps at which it was killed."""
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLED, ",".join(steps), *words],
         capture_output=True,
         text=True,
-        timeout=120,
-        check=False,
+        timeout=240,
+        check=True,
     )
+    ends = [line.split() for line in done.stdout.splitlines() if line.startswith("rescale.")]
+    return [step for step, code in ends if int(code) == -signal.SIGKILL]
 
 
 #: In the order in which a move meets them, each in a process that goes on where the one before was killed.
@@ -310,23 +335,23 @@ _STEPS = [
 
 @pytest.mark.timeout(600)
 @pytest.mark.fault("S09", "`kafka-eos state rescale` is killed", "between every two steps")
-def test_state_moves_to_more_and_fewer_shards(pages: Pages, admin: Admin) -> None:
+def test_state_moves_to_more_and_fewer_shards(
+    pages: Pages, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = [f"page-{n}" for n in range(200)]
     pages.feed(names + names[:50])
     pages.run()
-    assert "With --yes" in command(pages, "rescale", "--shards", 5).stdout
-    for number, step in enumerate(_STEPS):
-        killed = command(pages, "rescale", "--shards", 5, "--yes", failpoints=f"{step}=kill-worker")
-        assert killed.returncode == -signal.SIGKILL, (step, killed.stdout, killed.stderr[-900:])
-        if number == 5:
-            refused = command(pages, "rescale", "--shards", 4)
-            assert "from 3 to 5 shards is under way" in refused.stderr
-            pages.feed(names[:70])
-            with pytest.raises(StreamingQueryException, match="is being moved to 5 shards"):
-                pages.run(5)
+    assert "With --yes" in command(pages, "rescale", "--shards", 5).output
+    to_five = words_of(pages, "rescale", "--shards", 5, "--yes")
+    assert killed_at(_STEPS[:6], to_five) == _STEPS[:6]
+    assert "from 3 to 5 shards is under way" in command(pages, "rescale", "--shards", 4).output
+    pages.feed(names[:70])
+    with pytest.raises(StreamingQueryException, match="is being moved to 5 shards"):
+        pages.run(5)
+    assert killed_at(_STEPS[6:], to_five) == _STEPS[6:]
     moved = command(pages, "rescale", "--shards", 5, "--yes")
-    assert moved.returncode == 0, moved
-    assert "has 5 shards" in command(pages, "rescale", "--shards", 5).stdout
+    assert moved.exit_code == 0, moved.output
+    assert "has 5 shards" in command(pages, "rescale", "--shards", 5).output
     assert not [each for each in admin.client.list_topics(timeout=10).topics if each.endswith("-rescale")]
 
     pages.run(5)
@@ -334,21 +359,34 @@ def test_state_moves_to_more_and_fewer_shards(pages: Pages, admin: Admin) -> Non
     assert views(frame) == dict(pages.wanted)
     assert {row.partition_id for row in frame.collect()} == set(range(5))
     verified = command(pages, "verify", "--state-dir", pages.state_dir)
-    assert verified.returncode == 0, verified
-    assert verified.stdout.count("the same") == 5
+    assert verified.exit_code == 0, verified.output
+    assert verified.output.count("the same") == 5
 
     fewer = command(pages, "rescale", "--shards", 2, "--yes")
-    assert fewer.returncode == 0, fewer
+    assert fewer.exit_code == 0, fewer.output
     restored = command(pages, "restore", "--state-dir", pages.state_dir, "--yes")
-    assert restored.returncode == 0, restored
+    assert restored.exit_code == 0, restored.output
     pages.feed(names)
     pages.run(2)
     with pages.ask(kafka=pages.connection, state_dir=pages.state_dir) as state:
         assert state.shards == 2
         assert {row["key"]["page"]: row["value"]["views"] for row in state.all()} == dict(pages.wanted)
-    shown = json.loads(command(pages, "get", "page-0", "--json").stdout)
+    shown = json.loads(command(pages, "get", "page-0", "--json").output)
     assert shown["value"] == {"views": pages.wanted["page-0"]}
-    listed = json.loads(command(pages, "ls", "--state-dir", pages.state_dir, "--json").stdout)
+    listed = json.loads(command(pages, "ls", "--state-dir", pages.state_dir, "--json").output)
     assert {each["batch"] for each in listed["changelogs"]} == {2}
     written = read_back(pages.broker, pages.sink)
     assert len(written) == 200 + 70 + 200, "a row for each page of each batch"
+
+    rival = KafkaCluster({"bootstrap.servers": pages.broker}, pages.application).producer()
+
+    def wakes_up(step: str) -> None:
+        if step == "rescale.between_topics":
+            rival.init(Deadline.after_seconds(30))
+
+    monkeypatch.setattr("kafka_eos_source.failpoints.reach", wakes_up)
+    refused = command(pages, "rescale", "--shards", 4, "--yes")
+    rival.close()
+    assert "is alive and took its id back" in refused.output
+    assert "nothing was changed" in refused.output
+    assert views(pages.frame("changelog")) == dict(pages.wanted)
