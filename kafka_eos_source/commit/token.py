@@ -87,7 +87,7 @@ class Token:
 
         Raises:
             OperatorError: it is a token of a newer format, or damaged. Never read as "no token".
-            StateError: in its place is the mark of a move of state to other shards (`state.move`).
+            StateError: in its place is the mark of a move of state to other shards (`state.changelog.move`).
         """
         text = metadata.rstrip("\0")
         if not text.startswith(_MARK):

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
         transform_with_changelog_state,
     )
     from kafka_eos_source.state.packet import CHANGELOG
+    from kafka_eos_source.state.reading.query import StateQuery
     from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 __all__ = [
     "CHANGELOG",
+    "StateQuery",
     "TransactionalStateStore",
     "aggregate_with_changelog_state",
     "apply_with_changelog_state",
@@ -29,6 +31,7 @@ __all__ = [
 
 _WHERE = {
     "CHANGELOG": "packet",
+    "StateQuery": "reading.query",
     "TransactionalStateStore": "store.transactional",
     "aggregate_with_changelog_state": "operator.transform",
     "apply_with_changelog_state": "operator.transform",
