@@ -22,7 +22,7 @@ import sys
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
 from kafka_eos_source.embedded import EmbeddedKafka
-from kafka_eos_source.kafka.playground import create_topics
+from kafka_eos_source.kafka.playground import create_topics, read_back
 from kafka_eos_source.state import CHANGELOG, aggregate_with_changelog_state
 from kafka_eos_source.state.reading.query import StateQuery
 from kafka_eos_source.state.vector import count, tumbling
@@ -174,7 +174,7 @@ def main(servers: str, suffix: str, folder: Path) -> None:
         queries.append(application.start(spark, processingTime="100 milliseconds"))
         queries[-1].processAllAvailable()  # it is up
     revised: dict[str, int] = {}
-    seen: Counter[str] = Counter()
+    seen: Counter[tuple[str, str]] = Counter()
     late = 0
     for why, views in STEPS:
         print(f"\n{why}")
@@ -183,7 +183,7 @@ def main(servers: str, suffix: str, folder: Path) -> None:
         send(spark, servers, events, views)
         for query in queries:
             query.processAllAvailable()
-        for topic, value in read(spark, servers, updates.output, final.output, seen):
+        for topic, value in new_results(servers, (updates.output, final.output), seen):
             result = json.loads(value)
             start = result["window_start_ms"]
             window = f"{_clock(start)} to {_clock(start + WINDOW_MS)}  {result['category']}"
@@ -198,7 +198,7 @@ def main(servers: str, suffix: str, folder: Path) -> None:
     for query in queries:
         query.stop()
     spark.stop()
-    print(f"\n{sum(seen.values())} results, {late} late view dropped")
+    print(f"\n{seen.total()} results, {late} late view dropped")
 
 
 def session() -> SparkSession:
@@ -245,24 +245,14 @@ def send(spark: SparkSession, servers: str, topic: str, views: Sequence[View]) -
     )
 
 
-def read(
-    spark: SparkSession, servers: str, updates: str, final: str, seen: Counter[str]
-) -> Iterator[tuple[str, str]]:
-    """What the topics hold beyond what was ``seen``, which is added to; updates first."""
-    rows = (
-        spark.read.format("kafka-eos")
-        .option("kafka.bootstrap.servers", servers)
-        .option("subscribe", f"{updates},{final}")
-        .load()
-        .selectExpr("topic", "CAST(value AS STRING) AS value")
-        .collect()
+def new_results(servers: str, topics: Sequence[str], seen: Counter[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Topic and value of what the topics hold beyond what was ``seen``, which is added to."""
+    now = Counter(
+        (topic, value.decode()) for topic, value in read_back(servers, dict.fromkeys(topics, SHARDS))
     )
-    now = Counter(f"{row.topic} {row.value}" for row in rows)
     new = now - seen
     seen.update(new)
-    for each in sorted(new.elements(), key=lambda line: (line.startswith(final), line)):
-        topic, value = each.split(" ", 1)
-        yield topic, value
+    return sorted(new.elements(), key=lambda each: (topics.index(each[0]), each[1]))
 
 
 def _clock(ms: int) -> str:
