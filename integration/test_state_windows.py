@@ -114,7 +114,7 @@ def results(broker: str, topic: str) -> dict[Key, list[int]]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.fault("S08", "the driver is killed while windows are revised and closed", "three moments")
+@pytest.mark.fault("S10", "the driver is killed while windows are revised and closed", "three moments")
 def test_windows_are_revised_then_complete_whatever_is_killed(
     broker: str, topic: Callable[..., str], driver: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
