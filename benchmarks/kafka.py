@@ -91,7 +91,7 @@ class Cluster:
                 return tuple(int(found[number]) for number in range(partitions))
             except KafkaException:
                 # A new topic is not known everywhere at once; and a client that asked too early, seen with
-                # librdkafka 2.16, may say "No leaders found" for minutes: another one is asked.
+                # librdkafka 2.16, may say "No leaders found" for a minute and more: another one is asked.
                 if deadline.expired:
                     raise
                 self._admin = _AdminClient({"bootstrap.servers": self.bootstrap})

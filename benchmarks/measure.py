@@ -30,6 +30,7 @@ class Run:
         with_start_seconds: the same from the start of the process.
         sustained: records a second from the first look that sees a quarter of them to the end; 0 if that
             look sees all.
+        sustained_cpu: CPU seconds a record of that part.
         cpu_seconds: of the contender's processes in ``seconds``.
         with_start_cpu_seconds: the same in ``with_start_seconds``.
         others_cores: how many cores others than the contender and the broker used meanwhile: the noise.
@@ -41,6 +42,7 @@ class Run:
     seconds: float = 0.0
     with_start_seconds: float = 0.0
     sustained: float = 0.0
+    sustained_cpu: float = 0.0
     cpu_seconds: float = 0.0
     with_start_cpu_seconds: float = 0.0
     others_cores: float = 0.0
@@ -85,11 +87,13 @@ def figures(output: Sequence[Output], watched: Watched, began: float) -> Run:
     rest = records - int(visible[warm])
     first = began if watched.first_seconds is None else watched.first_seconds
     cpu_times, contender, others = np.transpose(watched.cpu)
-    cpu_at, others_at = (np.interp([first, end], cpu_times, used) for used in (contender, others))
+    warm_at = float(times[warm])
+    cpu_at, others_at = (np.interp([first, end, warm_at], cpu_times, used) for used in (contender, others))
     return Run(
         seconds=end - first,
         with_start_seconds=end - began,
-        sustained=rest / (end - float(times[warm])) if rest else 0.0,
+        sustained=rest / (end - warm_at) if rest else 0.0,
+        sustained_cpu=float(cpu_at[1] - cpu_at[2]) / rest if rest else 0.0,
         cpu_seconds=float(cpu_at[1] - cpu_at[0]),
         with_start_cpu_seconds=float(cpu_at[1]),
         others_cores=float(others_at[1] - others_at[0]) / (end - first),

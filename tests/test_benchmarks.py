@@ -124,6 +124,7 @@ def test_the_figures_of_a_run() -> None:
     assert run.seconds == pytest.approx(8.0)
     assert run.with_start_seconds == pytest.approx(15.0)
     assert run.sustained == pytest.approx(70 / 7.0)  # from 30 at second 3
+    assert run.sustained_cpu == pytest.approx(0.1)  # 7 seconds of one core
     assert run.cpu_seconds == pytest.approx(8.0)
     assert run.with_start_cpu_seconds == pytest.approx(11.0)
     assert run.others_cores == pytest.approx(0.5)
@@ -138,15 +139,15 @@ def test_one_commit_has_no_sustained_rate() -> None:
 
 
 def result(name: str, *seconds: float, problem: str = "") -> Result:
-    runs = [Run(problem, each, 2 * each, 500.0, 3.0, 4.0, 0.25, 5, 6) for each in seconds]
+    runs = [Run(problem, each, 2 * each, 500.0, 0.002, 3.0, 4.0, 0.25, 5, 6) for each in seconds]
     return Result(name, name.title(), "exactly once", "none", 1000, runs)
 
 
 def test_the_tables() -> None:
     results = [result("ours", 1.0, 2.0, 4.0), result("peer", 5.0), result("bad", 1.0, problem="WRONG: 3")]
     table = contenders_table(results).splitlines()
-    assert table[2] == "| Ours | exactly once | 500 | 200 | 500 | 3000.0 | 0.2 |"
-    assert table[4] == "| Bad | exactly once | WRONG |  |  |  |  |"
+    assert table[2] == "| Ours | exactly once | 500 | 200 | 500 | 3000.0 | 2000.0 | 0.2 |"
+    assert table[4] == "| Bad | exactly once | WRONG |  |  |  |  |  |"
     ratios = ratios_table(results, ["ours"]).splitlines()
     assert ratios[0] == "| times as fast as | Peer | Bad |"
     assert ratios[2] == "| Ours | 2.5 × | – |"

@@ -114,6 +114,8 @@ def main(
         told = told or tell_first(query)
     if not told:
         tell_first(query)
+    for progress in query.recentProgress:
+        print(progress["batchId"], progress["numInputRows"], progress["durationMs"], flush=True)
     spark.stop()
 
 
