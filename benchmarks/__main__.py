@@ -49,6 +49,7 @@ _ONLY = (
     "--cores", default=os.cpu_count() or 1, show_default=True, help="Parallelism of each contender."
 )
 @click.option("--bootstrap", default="", help="A cluster to use; else one is started.")
+@click.option("--keep", is_flag=True, help="Logs and state of a good run too; those of a bad one are kept.")
 @click.option("--out", default="benchmarks/results", show_default=True, type=click.Path(path_type=Path))
 def main(
     records: int,
@@ -59,6 +60,7 @@ def main(
     batch: int,
     cores: int,
     bootstrap: str,
+    keep: bool,
     out: Path,
 ) -> None:
     """Keyed count by kafka-eos and its peers: a topic of 110-byte records, counted by key, with state."""
@@ -77,7 +79,7 @@ def main(
         report.Result(each.name, each.title, each.guarantee, each.settings, workload.records, runs[each.name])
         for each in chosen
     ]
-    if not any(result.problem for result in results):
+    if not keep and not any(result.problem for result in results):
         shutil.rmtree(folder, ignore_errors=True)
     _write(results, _about(workload, repeat, batch, cores), out)
     for result in results:
