@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from integration.support import broker as brokers
 from integration.support.kafka import Admin, end_offsets, read_back, transaction
@@ -28,6 +29,7 @@ from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.config import check_consumer, producer_config
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.state.batch_record import encode_batch
 from kafka_eos_source.state.changelog import topic as changelog
 from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client, settle
 from kafka_eos_source.state.changelog.recovery import open_restored
@@ -138,9 +140,19 @@ class Shard:
 
 
 def remove(topics: Admin, topic: str, before: int) -> None:
-    """A broker deletes no records of a topic that is compacted only."""
+    """A broker deletes no records of a topic that is compacted only, and hears of a change a little later."""
     topics.configure(topic, {"cleanup.policy": "compact,delete"})
-    topics.delete_records(topic, 0, before)
+
+    def removed() -> bool:
+        try:
+            topics.delete_records(topic, 0, before)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.POLICY_VIOLATION:
+                raise
+            return False
+        return True
+
+    await_condition(removed, 30, "the broker knows the new policy")
     topics.configure(topic, {"cleanup.policy": "compact"})
 
 
@@ -412,7 +424,7 @@ def test_d9_a_killed_restore_goes_on(shard: Shard, tmp_path: Path) -> None:
 
 def test_d15_the_tail_read_twice(shard: Shard) -> None:
     record = batch_record(3)
-    shard.write([(keyed(1, key), b"1") for key in KEYS] + [(BATCH_KEY, changelog.encode_batch(record))])
+    shard.write([(keyed(1, key), b"1") for key in KEYS] + [(BATCH_KEY, encode_batch(record))])
     end = shard.write([(keyed(1, KEYS[0]), None), (keyed(1, KEYS[1]), b"2"), (keyed(1, KEYS[0]), b"3")])
     shard.restored(end)
     expected = shard.content()
@@ -428,7 +440,7 @@ def test_d15_the_tail_read_twice(shard: Shard) -> None:
 
 def test_d21_empty_batches_move_the_store_on(shard: Shard) -> None:
     for batch_id in range(5):
-        end = shard.write([(BATCH_KEY, changelog.encode_batch(batch_record(batch_id)))])
+        end = shard.write([(BATCH_KEY, encode_batch(batch_record(batch_id)))])
         with shard.open() as store:
             store.commit({shard.tp: end}, batch=batch_record(batch_id))
     found = shard.restored(end)
@@ -468,7 +480,7 @@ def test_d13_d14_a_compacted_changelog(shard: Shard, topics: Admin) -> None:
     shard.made = shard.ensure()
     assert shard.made.delete_retention_ms == 100
     long_ago = batch_record(1, time_ms=int(time.time() * 1000) - 3_600_000)
-    first = shard.write([(key, b"1") for key in KEYS] + [(BATCH_KEY, changelog.encode_batch(long_ago))])
+    first = shard.write([(key, b"1") for key in KEYS] + [(BATCH_KEY, encode_batch(long_ago))])
     shard.restored(first)
     deleted = shard.write([(KEYS[0], None), (KEYS[1], b"2")])
     end = compacted(shard, [0, 1, first])  # the value, the one overwritten, and the deletion
@@ -522,7 +534,7 @@ def test_a_restart_is_ready_at_once_however_long_the_changelog_is(shard: Shard, 
     found = shard.restored(shard.end)
     assert found.records == length
     seconds, cpu = time.monotonic() - began, time.process_time() - cpu
-    end = shard.write([(BATCH_KEY, changelog.encode_batch(batch_record(1))), (keyed(1, b"user"), b"v")])
+    end = shard.write([(BATCH_KEY, encode_batch(batch_record(1))), (keyed(1, b"user"), b"v")])
     began = time.monotonic()
     store = shard.open()
     opened = time.monotonic()
