@@ -19,12 +19,12 @@ from examples.page_views import GRACE_MS, SHARDS, SHORTEST_MS, WINDOW_MS, Applic
 from integration.support.driver import ROOT
 from integration.support.kafka import produce, read_back
 
-VIEWS, PER_BATCH, FLIGHTS = 360, 45, 4000
+VIEWS, PER_BATCH, FLIGHTS = 300, 50, 4000
 CATEGORIES = ("books", "films", "games", "music", "news")
 
 #: Where the driver dies: in the process of a shard's task, and on either side of the commit. Not at the first
 #: time that a process gets there, so that all three queries are on their way.
-KILLS = {"state.after_pending": 5, "commit.before_commit": 3, "commit.after_commit": 3}
+KILLS = {"state.after_pending": 4, "commit.before_commit": 2, "commit.after_commit": 2}
 
 Key = tuple[str, int]
 
@@ -132,7 +132,7 @@ def test_windows_are_revised_then_complete_whatever_is_killed(
         Application(broker, events, topic(SHARDS), emit, tmp_path) for emit in ("on_update", "on_close")
     )
     frame = flight_delays.in_order(FLIGHTS)
-    flights = flight_delays.prepare(broker, frame, tmp_path / "flights", batches=8)
+    flights = flight_delays.prepare(broker, frame, tmp_path / "flights", batches=6)
     flights.write(tmp_path / "flights.json")
     spec = {
         "applications": [{**vars(each), "folder": str(each.folder)} for each in (updates, final)],
