@@ -173,6 +173,21 @@ def test_a_function_of_the_users_keeps_state_in_columns(stage: Stage) -> None:
     assert query.exception() is None
 
 
+def test_thousands_of_keys_are_counted_over_several_batches(stage: Stage) -> None:
+    """Changes come in several packets and databases flush: what one batch left, the next finds."""
+    keys = [f"key-{row * 7919 % 5000:05d}" for row in range(20_000)]
+    produce(stage.broker, stage.source, ["x"] * len(keys), keys=keys)
+    stage.wanted.update(keys)
+    rows = stage.rows(**({"maxOffsetsPerTrigger": "5000"} if LIMITED else {}))
+    frame = aggregate_with_changelog_state(
+        rows.groupBy("k"), {"n": count()}, options=stage.options(), shards=2
+    )
+    stage.run(frame.selectExpr("k AS key", "CAST(n AS STRING) AS value", CHANGELOG))
+    counted = {key: [int(value) for value in values] for key, values in stage.results().items()}
+    assert {key: values[-1] for key, values in counted.items()} == stage.wanted
+    assert all(values == sorted(set(values)) for values in counted.values()), "each count is above the last"
+
+
 def sizes(query: StreamingQuery) -> list[int]:
     progress: list[Mapping[str, Any]] = [json.loads(each.json) for each in query.recentProgress]
     return [each["numInputRows"] for each in progress if each["numInputRows"]]
