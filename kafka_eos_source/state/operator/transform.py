@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
@@ -127,6 +128,11 @@ def aggregate_with_changelog_state(
         As `transform_with_changelog_state`.
     """
     frame, keys = grouping(rows, key)
+    # every other column would be turned into rows and back for nothing
+    used = [*keys, *chain.from_iterable(each.columns() for each in aggregates.values())]
+    if window is not None:
+        used.append(window.on)
+    frame = _narrowed(frame, used)
     processor = AggregateProcessor(
         arrow_schema(_rows_of(frame), _timezone(frame)), keys, aggregates, window=window, emit=emit
     )
@@ -211,6 +217,12 @@ def deduplicate_with_changelog_state(
     if combine:
         frame = combined(frame, processor.partial, schema)
     return with_operator(frame, keys, processor, store=store, shards=shards, options=options)
+
+
+def _narrowed(frame: DataFrame, used: Sequence[str]) -> DataFrame:
+    """The frame with these columns only, and that of changes; what is missing is the processor's to name."""
+    kept = [name for name in frame.columns if name in {*used, CHANGELOG}]
+    return frame.select(*(f"`{name}`" for name in kept))
 
 
 def _rows_of(frame: DataFrame) -> StructType:
