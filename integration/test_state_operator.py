@@ -97,7 +97,7 @@ COMMIT_STEPS = [
 ]
 
 
-def test_records_offsets_and_changelog_commit_together(
+def test_records_offsets_and_changelog_commit_together_and_shards_stay_as_many(
     case: Case, admin: Admin, driver: Any, tmp_path: Path
 ) -> None:
     driver(case.spec()).finish()
@@ -118,6 +118,11 @@ def test_records_offsets_and_changelog_commit_together(
         if record.key[:1] == b"\x01"
     }
     assert {key[5:].decode(): int(value) for key, value in kept.items()} == dict(case.wanted)
+    failed = driver(case.spec(shards=3))
+    assert failed.wait() != 0
+    text = failed.log.read_text()
+    assert "KAFKA_EOS.STATE_MISMATCH" in text
+    assert "has 2 partitions; the operator has 3 shards" in text
 
 
 @pytest.mark.timeout(600)
@@ -197,8 +202,6 @@ def test_a_filter_that_drops_state_stops_the_batch_before_kafka(case: Case, driv
     assert failed.wait() != 0
     assert "KAFKA_EOS.STATE_LOST" in failed.log.read_text()
     assert read_back(case.broker, case.sink) == []
-    driver(case.spec()).finish()
-    case.check()
 
 
 @pytest.mark.fault("S06", "a projection drops the state's column", "between operator and sink")
@@ -208,12 +211,3 @@ def test_a_projection_that_drops_state_stops_the_next_batch(case: Case, driver: 
     assert "no batch of the query ever committed state" in failed.log.read_text()
     keys = [record.key for record in read_back(case.broker, case.sink) if record.key is not None]
     assert len(keys) == len(set(keys)), "one batch and no more; the rows that carried state are null records"
-
-
-def test_another_number_of_shards_is_refused(case: Case, driver: Any) -> None:
-    driver(case.spec()).finish()
-    failed = driver(case.spec(shards=3))
-    assert failed.wait() != 0
-    text = failed.log.read_text()
-    assert "KAFKA_EOS.STATE_MISMATCH" in text
-    assert "has 2 partitions; the operator has 3 shards" in text
