@@ -113,6 +113,7 @@ def results(broker: str, topic: str) -> dict[Key, list[int]]:
     return dict(found)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.fault("S10", "the driver is killed while windows are revised and closed", "three moments")
 def test_windows_are_revised_then_complete_whatever_is_killed(
