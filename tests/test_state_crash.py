@@ -215,31 +215,47 @@ def test_another_process_reads_commits_while_the_owner_writes(other: OtherProces
     """B10: data and offset of the same commit, at any time, without the owner's lock."""
     path = tmp_path / "s"
     other.run(
-        f"store = TransactionalStateStore.open({str(path)!r}, IDENTITY, TINY)\n"
+        f"store = TransactionalStateStore.open({str(path)!r}, IDENTITY, SMALL)\n"
         "store.put(b'\\1last', b'0'); store.commit({TP: 0})"
     )
+    # The owner commits until the reader has seen enough, so that neither can be too early or too late.
+    enough = tmp_path / "enough"
     other.tell(
-        f"for number in range(1, {300 * EFFORT}):\n"
+        f"number, enough = 0, Path({str(enough)!r})\n"
+        "while not enough.exists():\n"
+        "    number += 1\n"
         "    store.put_all([(key(n), b'%d' % number * 20) for n in range(50)])\n"
         "    store.put(b'\\1last', b'%d' % number)\n"
         "    store.commit({TP: number})\n"
-        "store.put(b'\\1staged', b'')"
+        "store.put(b'\\1staged', b'')\n"
+        "result = number"
     )
-    seen = []
+    seen = [0]
     with TransactionalStateStore.open_read_only(path) as reader:
-        while not seen or seen[-1] < 300 * EFFORT - 1:
+
+        def look() -> None:
+            reader.refresh()
             number = reader.next_offset(TP)
             assert number is not None
-            assert number >= (seen[-1] if seen else 0)
+            assert number >= seen[-1]
             rows = dict(reader.all())
             assert rows.pop(b"\1last") == b"%d" % number
             assert set(rows.values()) == ({b"%d" % number * 20} if number else set())
             assert reader.get(b"\1last") == b"%d" % number
             seen.append(number)
-            reader.refresh()
+
+        def looked_enough() -> bool:
+            look()
+            return len(set(seen)) > 30 * EFFORT
+
+        try:
+            _until(looked_enough)
+        finally:
+            enough.touch()
+            committed = other.answer()
+        look()
+        assert seen[-1] == committed
         assert reader.identity == IDENTITY
-    assert len(set(seen)) > 1
-    other.answer()
     other.run("store.close()")
 
 

@@ -59,6 +59,9 @@ _DENSE = 4
 _SHORT_SCAN = 32
 #: The offsets' memtable holds a few records, again and again.
 _SMALL_BUFFER_BYTES = 1 * _MIB
+# A reader needs a moment without a flush, some 10 ms. An owner flushes every few seconds, or all the time
+# while it restores.
+_STILL_WITHIN_S = 10.0
 
 _opened_by: int | None = None
 _open_here: set[str] = set()
@@ -124,9 +127,10 @@ class Database:
             StateLockedError: the owner flushes so often that no still moment was found; try again.
         """
         _check_not_forked()
-        for _ in range(20):
+        config = StoreConfig()
+        deadline = time.monotonic() + _STILL_WITHIN_S
+        while time.monotonic() < deadline:
             before = _manifest(path)
-            config = StoreConfig()
             try:
                 database = cls(
                     path,
@@ -140,7 +144,9 @@ class Database:
             if _manifest(path) == before:
                 return database
             database.close()
-        raise StateLockedError(f"the database {path} changed under every attempt to read it")
+        raise StateLockedError(
+            f"the database {path} changed under every attempt to read it for {_STILL_WITHIN_S} s"
+        )
 
     def write(self, batch: Writes, *, sync: bool) -> None:
         """All of the batch or nothing.
