@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,9 @@ from kafka_eos_source.state import (
     deduplicate_with_changelog_state,
     transform_with_changelog_state,
 )
-from kafka_eos_source.state.vector import KeyedBatch, count
+from kafka_eos_source.state.operator.lineage import lineage
+from kafka_eos_source.state.vector import KeyedBatch, count, latest, max_, tumbling
+from kafka_eos_source.state.vector.windows import Window
 
 ROWS, KEYS = 300, 7
 #: Whether this PySpark can read less than all (4.2).
@@ -56,7 +58,7 @@ class Stage:
             **more,
         }
 
-    def rows(self, **more: str) -> DataFrame:
+    def rows(self, rest: Sequence[str] = ("timestamp",), **more: str) -> DataFrame:
         read = {
             "kafka.bootstrap.servers": self.broker,
             "subscribe": self.source,
@@ -65,7 +67,7 @@ class Stage:
             **more,
         }
         frame = self.spark.readStream.format("kafka-eos").options(**read).load()
-        return frame.selectExpr("CAST(key AS STRING) AS k", "CAST(value AS STRING) AS v", "timestamp")
+        return frame.selectExpr("CAST(key AS STRING) AS k", "CAST(value AS STRING) AS v", *rest)
 
     def run(self, frame: DataFrame, *, application: bool = True) -> StreamingQuery:
         write = {
@@ -188,6 +190,53 @@ def test_thousands_of_keys_are_counted_over_several_batches(stage: Stage) -> Non
     assert all(values == sorted(set(values)) for values in counted.values()), "each count is above the last"
 
 
+WINDOW = tumbling("1 hour", on="at", grace="1 hour")
+AGGREGATES = {"n": count(), "last": latest("v", by="offset"), "longest": max_("v")}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("window", [None, WINDOW])
+def test_the_read_aggregates_what_comes_straight_from_the_source(stage: Stage, window: Window | None) -> None:
+    """The same results, and fewer rows for Spark; what came before a restart was combined after the read."""
+    rows = stage.rows(["timestamp AS at", "offset"])
+    output = "to_json(struct(n, last, longest)) AS value"
+
+    def run(combine: Any) -> StreamingQuery:
+        frame = aggregate_with_changelog_state(
+            rows.select("v", "at", "k", "offset").groupBy("k"),
+            AGGREGATES,
+            options=stage.options(),
+            shards=2,
+            window=window,
+            combine=combine,
+        )
+        return stage.run(frame.selectExpr("k AS key", output, CHANGELOG))
+
+    after = sum(sizes(run("after_read")))
+    stage.feed(ROWS)
+    within = sum(sizes(run(True)))
+    assert (after, ROWS > within >= KEYS) == (ROWS, True)
+    for key, values in stage.results().items():
+        mine = [f"v{row}" for row in range(ROWS) if f"k{row % KEYS}" == key]
+        assert json.loads(values[-1]) == {"n": 2 * len(mine), "last": mine[-1], "longest": max(mine)}
+
+
+def test_what_does_not_come_straight_from_the_source_is_left_to_spark(stage: Stage) -> None:
+    rows = stage.rows()
+    assert lineage(rows, ["k", "v"]) is not None
+    assert lineage(rows.select("v", "k", "timestamp"), ["timestamp", "k", "v"]) is not None
+    others = {
+        "filter": rows.where("k = 'k1'"),
+        "expression": rows.selectExpr("upper(k) AS k", "v"),
+        "number": stage.rows(["CAST(offset AS STRING) AS n"]).selectExpr("n AS k", "v"),
+        "watermark": rows.withWatermark("timestamp", "1 minute"),
+        "union": rows.union(rows),
+        "other source": stage.spark.readStream.format("rate").load().selectExpr("value AS k", "value AS v"),
+        "twice": rows.selectExpr("k", "v", "v AS k"),
+    }
+    assert {name: lineage(frame, ["k", "v"]) for name, frame in others.items()} == dict.fromkeys(others)
+
+
 def sizes(query: StreamingQuery) -> list[int]:
     progress: list[Mapping[str, Any]] = [json.loads(each.json) for each in query.recentProgress]
     return [each["numInputRows"] for each in progress if each["numInputRows"]]
@@ -198,7 +247,9 @@ def test_a_batch_that_changes_too_much_state_is_followed_by_smaller_ones(stage: 
     produce(stage.broker, stage.source, ["x"] * 800, keys=list(own))
     rows = stage.rows(**{"maxOffsetsPerTrigger": "350", "application.id": stage.application})
     options = stage.options(**{"statestore.uncommitted.max.bytes": "12000"})
-    frame = aggregate_with_changelog_state(rows.groupBy("k"), {"n": count()}, options=options, shards=2)
+    frame = aggregate_with_changelog_state(
+        rows.groupBy("k"), {"n": count()}, options=options, shards=2, combine="after_read"
+    )
     query = stage.run(frame.selectExpr("k AS key", "CAST(n AS STRING) AS value", CHANGELOG))
     found = sizes(query)
     full = found.index(max(found[1:]), 1)  # the first with keys of their own: some 170 a shard

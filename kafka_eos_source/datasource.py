@@ -37,7 +37,7 @@ class KafkaEosDataSource(DataSource):
     def schema(self) -> StructType:
         """Called by ``load()``: bad options are refused there. Spark does not say which read it will be."""
         from kafka_eos_source.options import parse_read, tells_stream
-        from kafka_eos_source.schema import read_schema
+        from kafka_eos_source.stream_reader import rows_of
 
         try:
             options = parse_read(self.options, streaming=True)
@@ -46,22 +46,22 @@ class KafkaEosDataSource(DataSource):
                 options = parse_read(self.options, streaming=False)
             except InvalidOptionError as as_batch:
                 raise (as_stream if tells_stream(self.options) else as_batch) from None
-        return read_schema(options.include_headers)
+        return rows_of(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from kafka_eos_source.options import parse_read
-        from kafka_eos_source.stream_reader import batch_reader
+        from kafka_eos_source.stream_reader import batch_reader, rows_of
 
         options = parse_read(self.options, streaming=False)
-        _refuse_other_schema(schema, options.include_headers)
+        _refuse_other_schema(schema, rows_of(options))
         return batch_reader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from kafka_eos_source.options import parse_read
-        from kafka_eos_source.stream_reader import stream_reader
+        from kafka_eos_source.stream_reader import rows_of, stream_reader
 
         options = parse_read(self.options, streaming=True)
-        _refuse_other_schema(schema, options.include_headers)
+        _refuse_other_schema(schema, rows_of(options))
         return stream_reader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -83,13 +83,10 @@ class KafkaEosDataSource(DataSource):
         return stream_writer(parse_write(self.options, streaming=True), schema)
 
 
-def _refuse_other_schema(schema: StructType, include_headers: bool) -> None:
+def _refuse_other_schema(schema: StructType, ours: StructType) -> None:
     """A user's ``.schema(…)`` reaches us as it is (Spark does not ask for ours then)."""
-    from kafka_eos_source.schema import read_schema
-
-    ours = read_schema(include_headers)
     if [(f.name, f.dataType) for f in schema.fields] != [(f.name, f.dataType) for f in ours.fields]:
         raise InvalidOptionError(
             f"the schema of this source is fixed: {ours.simpleString()}; got {schema.simpleString()}.",
-            fix="remove .schema(…) and select or cast after .load().",
+            fix="remove .schema(…), name columns by the option 'columns', and cast after .load().",
         )

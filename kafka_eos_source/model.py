@@ -17,6 +17,9 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
+#: Columns of a read, in their order; ``headers`` only when asked for.
+READ_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
+
 #: Next offset to read, per partition ("end" is excluded, "start" is included, always).
 Offsets = Mapping[TopicPartition, int]
 

@@ -201,6 +201,23 @@ OPTIONS: tuple[Option, ...] = (
         idle=WRITE,
     ),
     Option(
+        "columns",
+        READ,
+        values.read_columns,
+        None,
+        "columns, comma list",
+        "Only these columns, in this order: the others are not made. `headers` among them needs no `includeHeaders`.",
+        "all",
+    ),
+    Option(
+        "aggregate.in.read",
+        (STREAM_READ,),
+        values.text,
+        None,
+        "JSON",
+        "Set by `aggregate_with_changelog_state`, not by hand: the first step of the aggregation, done by the read itself.",
+    ),
+    Option(
         "isolation.level",
         READ,
         values.choice(*ISOLATION_LEVELS),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.model import READ_COLUMNS, TopicPartition
 
 T = TypeVar("T")
 #: (option name, text) → value.
@@ -124,6 +124,16 @@ def topics(name: str, value: str) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(topic(name, each) for each in value.split(",") if each.strip()))
     if not found:
         raise invalid(name, value, "one topic or several, with commas between")
+    return found
+
+
+def read_columns(name: str, value: str) -> tuple[str, ...]:
+    """Columns of a read, in any letter case, each once."""
+    known = {column.lower(): column for column in READ_COLUMNS}
+    asked = [each.strip() for each in value.split(",") if each.strip()]
+    found = tuple(known.get(each.lower(), "") for each in asked)
+    if not found or "" in found or len(set(found)) < len(found):
+        raise invalid(name, value, f"columns among {', '.join(READ_COLUMNS)}, each once")
     return found
 
 

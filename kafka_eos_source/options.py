@@ -71,6 +71,8 @@ class ReadOptions:
     max_records_per_partition: int | None
     fail_on_data_loss: bool
     include_headers: bool
+    columns: tuple[str, ...] | None
+    aggregate_in_read: str | None
     isolation_level: str
     application_id: str | None
     group_id: str | None
@@ -130,6 +132,7 @@ def parse_read(
         found, streaming=streaming, has_group=bool(group_id or found["application.id"])
     )
     ending = option_bounds.ending(found)
+    columns = found["columns"]
     if not streaming:  # a stream with a checkpoint does not look at its starting option
         for bound in (starting, ending):
             option_bounds.check_names(subscription, bound)
@@ -144,7 +147,9 @@ def parse_read(
         min_partitions=found["minPartitions"],
         max_records_per_partition=found["maxRecordsPerPartition"],
         fail_on_data_loss=found["failOnDataLoss"],
-        include_headers=found["includeHeaders"],
+        include_headers=found["includeHeaders"] if columns is None else "headers" in columns,
+        columns=columns,
+        aggregate_in_read=found["aggregate.in.read"],
         isolation_level=isolation_level,
         application_id=found["application.id"],
         group_id=group_id,

@@ -44,8 +44,8 @@ KEY, VALUE, TOPIC, PARTITION, HEADERS, TIMESTAMP = (
 CHANGES = "changelog"
 
 
-def read_schema(include_headers: bool) -> StructType:
-    """Spark's schema of a read: all columns nullable, ``headers`` only when asked for."""
+def read_schema(include_headers: bool, columns: tuple[str, ...] | None = None) -> StructType:
+    """Spark's schema of a read: all columns nullable; ``headers``, and fewer columns, only when asked for."""
     fields = [
         StructField(KEY, BinaryType()),
         StructField(VALUE, BinaryType()),
@@ -57,11 +57,14 @@ def read_schema(include_headers: bool) -> StructType:
     ]
     if include_headers:
         fields.append(StructField(HEADERS, HEADERS_TYPE))
+    if columns is not None:
+        by_name = {field.name: field for field in fields}
+        fields = [by_name[name] for name in columns]
     return StructType(fields)
 
 
-@lru_cache(maxsize=2)
-def read_arrow_schema(include_headers: bool) -> pa.Schema:
+@lru_cache(maxsize=16)
+def read_arrow_schema(include_headers: bool, columns: tuple[str, ...] | None = None) -> pa.Schema:
     """`read_schema` as the Arrow schema that PySpark compares a reader's batches with.
 
     Timestamps are microseconds in UTC, as ``pyspark.sql.pandas.types.to_arrow_type`` makes them.
@@ -77,7 +80,8 @@ def read_arrow_schema(include_headers: bool) -> pa.Schema:
     ]
     if include_headers:
         fields.append(pa.field(HEADERS, HEADERS_ARROW))
-    return pa.schema(fields)
+    schema = pa.schema(fields)
+    return schema if columns is None else pa.schema([schema.field(name) for name in columns])
 
 
 #: What a row is staged as. ``timestamp`` is Kafka's: ms since the epoch, null = when it is sent. A row with

@@ -9,22 +9,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
 
+from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.config import admin_config, consumer_config
+from kafka_eos_source.option_values import invalid
 from kafka_eos_source.plan.offsets import SourcePosition
 from kafka_eos_source.plan.pushdown import narrowed
 from kafka_eos_source.plan.source import SourcePlan
 from kafka_eos_source.plan.split import Task
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
+from kafka_eos_source.schema import read_schema
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql.datasource import Filter
+    from pyspark.sql.types import StructType
 
     from kafka_eos_source.model import OffsetRange
     from kafka_eos_source.options import ReadOptions
+    from kafka_eos_source.state.vector.in_read import AggregateInRead
 
 try:  # PySpark 4.2
     from pyspark.sql.streaming.datasource import (
@@ -38,6 +44,13 @@ except ImportError:
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         """Older PySpark has no such trigger for Python sources: it reads all there is in one batch."""
+
+
+def rows_of(options: ReadOptions) -> StructType:
+    """The schema of what is read. Raises: InvalidOptionError: of an aggregate that is none."""
+    if options.aggregate_in_read is None:
+        return read_schema(options.include_headers, options.columns)
+    return from_arrow_schema(_aggregate(options.aggregate_in_read).schema)
 
 
 def stream_reader(options: ReadOptions) -> DataSourceStreamReader:
@@ -76,7 +89,10 @@ class _StreamReaderBase(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Task)
-        return read_ranges(self._settings, partition.ranges)
+        rows = read_ranges(self._settings, partition.ranges)
+        if self._options.aggregate_in_read is None:
+            return rows
+        return _aggregate(self._options.aggregate_in_read)(rows)
 
     def stop(self) -> None:
         if self._admin is not None:
@@ -194,12 +210,29 @@ def _settings(options: ReadOptions) -> ReadSettings:
     No random part, unlike Spark's: workers find their open consumers again by their configuration.
     """
     group_id = options.group_id or f"{options.group_id_prefix}-read"
+    columns = options.columns
+    if options.aggregate_in_read is not None:
+        columns = _aggregate(options.aggregate_in_read).source_columns
     return ReadSettings(
         conf=consumer_config(options.kafka, group_id, options.isolation_level),
         include_headers=options.include_headers,
+        columns=columns,
         fail_on_data_loss=options.fail_on_data_loss,
         poll_timeout_ms=options.poll_timeout_ms,
     )
+
+
+def _aggregate(written: str) -> AggregateInRead:
+    from kafka_eos_source.state.vector.in_read import AggregateInRead  # few reads need it
+
+    try:
+        found = AggregateInRead.from_json(written)
+        _ = found.schema  # made now, so that it is refused now
+    except (ValueError, TypeError, KeyError, InvalidSchemaError) as error:
+        raise invalid(
+            "aggregate.in.read", written, "what aggregate_with_changelog_state sets there"
+        ) from error
+    return found
 
 
 def _admin(options: ReadOptions) -> SourceAdmin:

@@ -97,6 +97,19 @@ def test_a_timestamp_beyond_sparks_range_names_the_record() -> None:
         record_batch([run(FakeMessage()), run(FakeMessage(), absurd, partition=2, first=40)], False)
 
 
+def test_only_the_columns_that_are_asked_for_are_made() -> None:
+    """In the order asked for; what is not asked for is not even looked at."""
+
+    class Broken(FakeMessage):
+        def timestamp(self) -> tuple[int, int]:
+            raise AssertionError
+
+    messages = run(Broken(b"k", b"v", headers_=[("a", b"1")]), first=7)
+    batch = record_batch([messages], True, ("offset", "headers", "key"))
+    assert batch.schema.equals(read_arrow_schema(True, ("offset", "headers", "key")))
+    assert batch.to_pylist() == [{"offset": 7, "headers": [{"key": "a", "value": b"1"}], "key": b"k"}]
+
+
 def test_headers_keep_order_repeats_and_nulls_and_none_is_null() -> None:
     batch = record_batch(
         [

@@ -114,7 +114,9 @@ def read(
     consumer: ModelConsumer, ranges: Sequence[OffsetRange], *, fail: bool = True, timeout_ms: int = 10_000
 ) -> list[tuple[TopicPartition, int]]:
     progress = Progress(ranges)
-    reading = Reading(consumer, progress, ReadSettings({}, False, fail, timeout_ms))
+    reading = Reading(
+        consumer, progress, ReadSettings({}, fail_on_data_loss=fail, poll_timeout_ms=timeout_ms)
+    )
     found: list[tuple[TopicPartition, int]] = []
     while not progress.done:
         for run in reading.next_runs():

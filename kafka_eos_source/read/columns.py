@@ -6,7 +6,8 @@ Arrow. The C kernel that will fill the buffers itself comes behind the same func
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -32,30 +33,37 @@ class Run(NamedTuple):
     offsets: np.ndarray[Any, np.dtype[np.int64]]
 
 
-def record_batch(runs: Sequence[Run], include_headers: bool) -> pa.RecordBatch:
+def record_batch(
+    runs: Sequence[Run], include_headers: bool, columns: tuple[str, ...] | None = None
+) -> pa.RecordBatch:
     """The rows of ``runs`` in their order, as Spark's Kafka schema has them.
+
+    Args:
+        runs: of messages.
+        include_headers: whether the column ``headers`` is among them.
+        columns: to make, in this order; None = all.
 
     Raises:
         InvalidRecordError: a timestamp too large for Spark, a header name that is not UTF-8.
     """
+    schema = read_arrow_schema(include_headers, columns)
     messages: Sequence[Any] = (
         runs[0].messages if len(runs) == 1 else list(chain.from_iterable(run.messages for run in runs))
     )
     counts = np.fromiter((len(run.messages) for run in runs), np.int64, len(runs))
     partitions = np.fromiter((run.tp.partition for run in runs), np.int32, len(runs))
-    timestamps, types = _timestamps(runs, messages)
-    columns = [
-        pa.array([message.key() for message in messages], pa.binary()),
-        pa.array([message.value() for message in messages], pa.binary()),
-        _topics(runs, counts),
-        pa.array(np.repeat(partitions, counts)),
-        pa.array(runs[0].offsets if len(runs) == 1 else np.concatenate([run.offsets for run in runs])),
-        timestamps,
-        types,
-    ]
-    if include_headers:
-        columns.append(_headers(runs, messages))
-    return pa.RecordBatch.from_arrays(columns, schema=read_arrow_schema(include_headers))
+    times = cache(lambda: _timestamps(runs, messages))
+    makers: dict[str, Callable[[], pa.Array]] = {
+        "key": lambda: pa.array([message.key() for message in messages], pa.binary()),
+        "value": lambda: pa.array([message.value() for message in messages], pa.binary()),
+        "topic": lambda: _topics(runs, counts),
+        "partition": lambda: pa.array(np.repeat(partitions, counts)),
+        "offset": lambda: pa.array(np.concatenate([run.offsets for run in runs])),
+        "timestamp": lambda: times()[0],
+        "timestampType": lambda: times()[1],
+        "headers": lambda: _headers(runs, messages),
+    }
+    return pa.RecordBatch.from_arrays([makers[name]() for name in schema.names], schema=schema)
 
 
 def _topics(runs: Sequence[Run], counts: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Array:

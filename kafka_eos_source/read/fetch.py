@@ -52,12 +52,14 @@ class ReadSettings:
     Attributes:
         conf: of the consumer, from `kafka.config.consumer_config`.
         include_headers: whether to fill the ``headers`` column.
+        columns: to make of each record, in this order; None = all.
         fail_on_data_loss: raise when offsets are gone, else log and go on.
         poll_timeout_ms: how long nothing at all may arrive (``kafkaConsumer.pollTimeoutMs``).
     """
 
     conf: Mapping[str, str] = field(repr=False)  # may hold passwords
     include_headers: bool = False
+    columns: tuple[str, ...] | None = None
     fail_on_data_loss: bool = True
     poll_timeout_ms: int = 120_000
 
@@ -97,7 +99,7 @@ def read_ranges(settings: ReadSettings, ranges: Sequence[OffsetRange]) -> Iterat
         while not progress.done:
             with cycle_collection_paused():
                 runs = reading.next_runs()
-                batch = record_batch(runs, settings.include_headers) if runs else None
+                batch = record_batch(runs, settings.include_headers, settings.columns) if runs else None
                 del runs
             if batch is not None:
                 yield batch

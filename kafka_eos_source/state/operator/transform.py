@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.option_values import duration_ms
 from kafka_eos_source.state.operator.frame import SHARDS, combined, grouping, with_operator
 from kafka_eos_source.state.operator.initial import InitialTopic, publish
+from kafka_eos_source.state.operator.lineage import lineage
 from kafka_eos_source.state.options import parse_state
 from kafka_eos_source.state.packet import CHANGELOG
 from kafka_eos_source.state.processor.arrow import arrow_schema
@@ -19,6 +19,7 @@ from kafka_eos_source.state.processor.run import StatefulProcessorRunner
 from kafka_eos_source.state.vector import Aggregate, AggregateProcessor
 from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
 from kafka_eos_source.state.vector.function import Function, FunctionProcessor
+from kafka_eos_source.state.vector.in_read import AggregateInRead, used_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData
@@ -109,7 +110,7 @@ def aggregate_with_changelog_state(
     shards: int | None = None,
     window: Window | None = None,
     emit: str = "on_update",
-    combine: bool = True,
+    combine: bool | Literal["after_read"] = True,
 ) -> DataFrame:
     """Aggregates by key, and by window if there is one, computed in columns: the fast form.
 
@@ -119,7 +120,10 @@ def aggregate_with_changelog_state(
         window: ``tumbling``, ``hopping`` or ``session`` of `state.vector`.
         emit: ``"on_update"``: each changed result in each micro-batch; ``"on_close"``: each window's once,
             when the watermark has passed its end and its grace.
-        combine: rows of a key are combined in their input partition before they travel.
+        combine: rows of a key are combined in their input partition before they travel: by the read itself
+            where keys and columns come straight from this source (renamed, or ``cast(… as string)``), else
+            after it. What the read has combined never becomes Spark's rows, and Spark's ``numInputRows``
+            counts what is left. ``"after_read"`` = never by the read, False = not at all.
 
     Returns:
         The key columns, ``window_start`` and ``window_end``, the results, and `CHANGELOG`.
@@ -129,14 +133,17 @@ def aggregate_with_changelog_state(
     """
     frame, keys = grouping(rows, key)
     # every other column would be turned into rows and back for nothing
-    used = [*keys, *chain.from_iterable(each.columns() for each in aggregates.values())]
-    if window is not None:
-        used.append(window.on)
+    used = used_columns(keys, aggregates, window)
     frame = _narrowed(frame, used)
     processor = AggregateProcessor(
         arrow_schema(_rows_of(frame), _timezone(frame)), keys, aggregates, window=window, emit=emit
     )
-    if combine:
+    found = lineage(frame, used) if combine is True else None
+    if found is not None:
+        frame = found.read(
+            AggregateInRead(found.columns, tuple(keys), aggregates, window), frame.sparkSession
+        )
+    elif combine:
         frame = combined(frame, processor.partial, processor.partial_schema)
     return with_operator(frame, keys, processor, store=store, shards=shards, options=options)
 

@@ -1,0 +1,125 @@
+"""The first step of an aggregation, done by the tasks that read Kafka.
+
+Rows that are only counted or summed need not become Spark's rows first: the read groups them in Arrow, and
+one partial row for each key and read task goes on. It is what Spark's own sources do with
+``SupportsPushDownAggregates``, which Python sources do not have; so it is an option of the source.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from kafka_eos_source.schema import read_arrow_schema
+from kafka_eos_source.state.vector.aggregates import Aggregate
+from kafka_eos_source.state.vector.processor import AggregateProcessor
+from kafka_eos_source.state.vector.windows import Window, window_from_json
+
+
+@dataclass(frozen=True)
+class ReadColumn:
+    """A column of a frame that is one of the source's.
+
+    Attributes:
+        name: in the frame.
+        source: in the source.
+        as_text: whether bytes became a string: ``cast(key as string)``.
+    """
+
+    name: str
+    source: str
+    as_text: bool = False
+
+
+@dataclass(frozen=True)
+class AggregateInRead:
+    """From batches of the source's rows to batches of partial rows. Travels as an option of the source.
+
+    Attributes:
+        columns: of the frame that is aggregated, those that are used.
+        keys: columns of the key.
+        aggregates: by the name of their result.
+        window: of them, if there is one.
+    """
+
+    columns: tuple[ReadColumn, ...]
+    keys: tuple[str, ...]
+    aggregates: Mapping[str, Aggregate]
+    window: Window | None
+
+    def to_json(self) -> str:
+        """For the option."""
+        return json.dumps(
+            {
+                "columns": [[each.name, each.source, each.as_text] for each in self.columns],
+                "keys": self.keys,
+                "aggregates": [[name, each.to_json()] for name, each in self.aggregates.items()],
+                "window": None if self.window is None else self.window.to_json(),
+            },
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def from_json(cls, written: str) -> AggregateInRead:
+        """Of `to_json`. Raises: ValueError, TypeError, KeyError: it is not."""
+        found: dict[str, Any] = json.loads(written)
+        return cls(
+            tuple(ReadColumn(*each) for each in found["columns"]),
+            tuple(found["keys"]),
+            {name: Aggregate.from_json(each) for name, each in found["aggregates"]},
+            None if found["window"] is None else window_from_json(found["window"]),
+        )
+
+    @property
+    def source_columns(self) -> tuple[str, ...]:
+        """What is read of each record."""
+        return tuple(dict.fromkeys(each.source for each in self.columns))
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Of the partial rows: all columns nullable, as Spark has it for sources."""
+        return pa.schema([field.with_nullable(True) for field in self._processor.partial_schema])
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Rows of `source_columns`, of one task, in; one partial row for each group, as a rule, out."""
+        for partial in self._processor.partial(map(self._frame, batches)):
+            yield pa.RecordBatch.from_arrays(partial.columns, schema=self.schema)
+
+    def _frame(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns of the frame that was aggregated."""
+        columns = [_as_text(batch.column(each.source), each.as_text) for each in self.columns]
+        return pa.RecordBatch.from_arrays(columns, schema=self._rows)
+
+    @cached_property
+    def _rows(self) -> pa.Schema:
+        source = read_arrow_schema(True)
+        return pa.schema(
+            [
+                pa.field(each.name, pa.string() if each.as_text else source.field(each.source).type)
+                for each in self.columns
+            ]
+        )
+
+    @cached_property
+    def _processor(self) -> AggregateProcessor:
+        return AggregateProcessor(self._rows, self.keys, self.aggregates, window=self.window)
+
+
+def _as_text(column: pa.Array, as_text: bool) -> pa.Array:
+    """Bytes as they are: Spark's cast does not look whether they are UTF-8, nor does this."""
+    return column.view(pa.string()) if as_text else column
+
+
+def used_columns(
+    keys: Sequence[str], aggregates: Mapping[str, Aggregate], window: Window | None
+) -> list[str]:
+    """The columns that an aggregation reads."""
+    found = [*keys, *(column for each in aggregates.values() for column in each.columns())]
+    if window is not None:
+        found.append(window.on)
+    return list(dict.fromkeys(found))

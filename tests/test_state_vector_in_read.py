@@ -1,0 +1,127 @@
+"""The first step of an aggregation in the read: the same partial rows as a step after it gives."""
+
+from __future__ import annotations
+
+import json
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.options import parse_read
+from kafka_eos_source.schema import read_arrow_schema
+from kafka_eos_source.state.vector import AggregateProcessor, count, latest, max_, session, tumbling
+from kafka_eos_source.state.vector.in_read import AggregateInRead, ReadColumn, used_columns
+from kafka_eos_source.state.vector.windows import Window
+from kafka_eos_source.stream_reader import rows_of
+
+READ = {"subscribe": "t", "kafka.bootstrap.servers": "h:1"}
+COLUMNS = (
+    ReadColumn("page", "key", as_text=True),
+    ReadColumn("raw", "value"),
+    ReadColumn("at", "timestamp"),
+    ReadColumn("offset", "offset"),
+)
+AGGREGATES = {"n": count("raw"), "last": latest("raw", by="offset"), "late": max_("offset")}
+WINDOWS: tuple[Window | None, ...] = (
+    None,
+    tumbling("10 s", on="at", grace="5 s"),
+    session("10 s", on="at", grace="5 s"),
+)
+
+
+def in_read(window: Window | None = None) -> AggregateInRead:
+    return AggregateInRead(COLUMNS, ("page",), AGGREGATES, window)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[pa.RecordBatch]:
+    one = st.tuples(
+        st.none() | st.sampled_from([b"", b"a", b"\xff\xfe", "ü".encode()]),
+        st.none() | st.binary(max_size=3),
+        st.integers(0, 60_000_000),
+        st.integers(0, 2**40),
+    )
+    schema = read_arrow_schema(False, ("key", "value", "timestamp", "offset"))
+    return [
+        pa.RecordBatch.from_arrays(
+            [
+                pa.array([row[at] for row in rows], field.type)
+                for at, field in zip(range(4), schema, strict=True)
+            ],
+            schema=schema,
+        )
+        for rows in draw(st.lists(st.lists(one, max_size=8), max_size=4))
+    ]
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@given(read=batches())
+def test_the_read_gives_what_a_step_after_it_would(window: Window | None, read: list[pa.RecordBatch]) -> None:
+    """With keys that are no UTF-8 too: Spark's cast leaves bytes as they are."""
+    schema = pa.schema(
+        [
+            pa.field("page", pa.string()),
+            pa.field("raw", pa.binary()),
+            pa.field("at", pa.timestamp("us", "UTC")),
+            pa.field("offset", pa.int64()),
+        ]
+    )
+    frames = [
+        pa.RecordBatch.from_arrays(
+            [batch.column("key").view(pa.string()), *(batch.column(at) for at in (1, 2, 3))], schema=schema
+        )
+        for batch in read
+    ]
+    after = list(AggregateProcessor(schema, ["page"], AGGREGATES, window=window).partial(frames))
+    pushed = AggregateInRead.from_json(in_read(window).to_json())
+    within = list(pushed(read))
+    assert [_raw(batch) for batch in within] == [_raw(batch) for batch in after]
+    assert all(batch.schema == pushed.schema for batch in within)
+
+
+def _raw(batch: pa.RecordBatch) -> dict[str, list[object]]:
+    """Columns, text as the bytes that it is."""
+    return {
+        name: (column.view(pa.binary()) if pa.types.is_string(column.type) else column).to_pylist()
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    }
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_the_option_says_all_that_the_read_must_know(window: Window | None) -> None:
+    written = in_read(window).to_json()
+    options = parse_read(
+        {"subscribe": "t", "kafka.bootstrap.servers": "h:1", "aggregate.in.read": written}, streaming=True
+    )
+    found = AggregateInRead.from_json(options.aggregate_in_read or "")
+    assert found.source_columns == ("key", "value", "timestamp", "offset")
+    assert found.columns == COLUMNS
+    assert to_arrow_schema(rows_of(options)).names == found.schema.names
+    assert found.to_json() == written
+
+
+def spec(columns: object, aggregates: object) -> str:
+    return json.dumps({"columns": columns, "keys": ["k"], "aggregates": aggregates, "window": None})
+
+
+COUNT = ["n", ["count", None, []]]
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["x", "[]", "{}", spec([["k"]], [COUNT]), spec([["k", "nope", False]], [COUNT]), spec([], [COUNT])],
+)
+def test_an_option_by_hand_is_refused_on_the_driver(written: str) -> None:
+    options = parse_read(
+        {"subscribe": "t", "kafka.bootstrap.servers": "h:1", "aggregate.in.read": written}, streaming=True
+    )
+    with pytest.raises(InvalidOptionError, match=r"aggregate\.in\.read"):
+        rows_of(options)
+
+
+def test_columns_are_named_once_each() -> None:
+    assert used_columns(["page", "at"], AGGREGATES, WINDOWS[1]) == ["page", "at", "raw", "offset"]
