@@ -26,7 +26,7 @@ from integration.test_sink_stream import rows
 from kafka_eos_source.cli import main
 from kafka_eos_source.commit import session
 from kafka_eos_source.commit.identity import of_stream
-from kafka_eos_source.commit.transaction import Step
+from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import ForeignQueryError, TokenMissingError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.options import parse_write

@@ -18,10 +18,12 @@ from mock_cluster import MockCluster
 from mock_log import Entry, commits, committed, read
 
 from kafka_eos_source.commit.decide import Batch
+from kafka_eos_source.commit.order import Order
+from kafka_eos_source.commit.parties import Owner
 from kafka_eos_source.commit.session import KafkaCluster
 from kafka_eos_source.commit.sources import SourceRange
 from kafka_eos_source.commit.token import Token, newest
-from kafka_eos_source.commit.transaction import Commit, Order, Owner, Result
+from kafka_eos_source.commit.transaction import Commit, Result
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition

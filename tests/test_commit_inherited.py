@@ -8,7 +8,10 @@ import pytest
 from model_broker import Fault, ModelBroker, ModelRows
 from test_commit_transaction import IN, OUT, commit, order, rows
 
-from kafka_eos_source.commit.transaction import Commit, Order, Owner, Step
+from kafka_eos_source.commit.order import Order
+from kafka_eos_source.commit.parties import Owner
+from kafka_eos_source.commit.steps import Step
+from kafka_eos_source.commit.transaction import Commit
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import OutcomeUnknownError
 from kafka_eos_source.model import TopicPartition

@@ -8,8 +8,10 @@ import pytest
 from model_broker import Fault, ModelBroker, ModelRows
 from test_commit_transaction import IN, OUT, order, rows
 
+from kafka_eos_source.commit.parties import Owner
+from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.token import ShardMark, Token
-from kafka_eos_source.commit.transaction import Commit, Owner, Result, Step
+from kafka_eos_source.commit.transaction import Commit, Result
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import (
     AbortableError,

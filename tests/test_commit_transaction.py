@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 from model_broker import CLUSTER_ID, Fault, ModelBroker, ModelRows
 
 from kafka_eos_source.commit.decide import Batch
+from kafka_eos_source.commit.order import Order
+from kafka_eos_source.commit.parties import Owner
 from kafka_eos_source.commit.sources import SourceRange
+from kafka_eos_source.commit.steps import MOVES, Step
 from kafka_eos_source.commit.token import Token, newest
-from kafka_eos_source.commit.transaction import MOVES, Commit, Order, Owner, Result, Step
+from kafka_eos_source.commit.transaction import Commit, Result
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import (
     AbortableError,

@@ -25,7 +25,9 @@ from mock_commit import (
     values,
 )
 
-from kafka_eos_source.commit.transaction import Owner, Result, Step
+from kafka_eos_source.commit.parties import Owner
+from kafka_eos_source.commit.steps import Step
+from kafka_eos_source.commit.transaction import Result
 from kafka_eos_source.errors import OutcomeUnknownError, UnavailableError
 
 ONCE = ["init", "token", "begin", "flush", "offsets", "commit"]

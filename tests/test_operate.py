@@ -23,9 +23,12 @@ from kafka_eos_source.cli import main
 from kafka_eos_source.commit import identity, offset_log
 from kafka_eos_source.commit.decide import Batch
 from kafka_eos_source.commit.identity import Mark
+from kafka_eos_source.commit.order import Order
+from kafka_eos_source.commit.parties import Owner
 from kafka_eos_source.commit.sources import ranges
+from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.token import Token, newest
-from kafka_eos_source.commit.transaction import Commit, Order, Owner, Step
+from kafka_eos_source.commit.transaction import Commit
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import (
     InvalidOptionError,

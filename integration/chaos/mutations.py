@@ -7,6 +7,7 @@ from typing import Any
 
 from kafka_eos_source.commit import transaction
 from kafka_eos_source.commit.decide import Verdict
+from kafka_eos_source.commit.parties import Cluster
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 
 
@@ -73,7 +74,7 @@ def _token_before_init() -> None:
 class _Prepared:
     """A cluster whose next producer is made already."""
 
-    def __init__(self, producer: Any, cluster: transaction.Cluster) -> None:
+    def __init__(self, producer: Any, cluster: Cluster) -> None:
         self._producer = producer
         self.group_offsets = cluster.group_offsets
 

@@ -15,8 +15,11 @@ from kafka_eos_source import admission, failpoints
 from kafka_eos_source.commit import identity, offset_log
 from kafka_eos_source.commit.decide import Batch
 from kafka_eos_source.commit.identity import Identity, Mark
+from kafka_eos_source.commit.order import Order
+from kafka_eos_source.commit.parties import Owner
 from kafka_eos_source.commit.sources import SourceRange, ranges
-from kafka_eos_source.commit.transaction import Commit, Order, Owner, Result, Step
+from kafka_eos_source.commit.steps import Step
+from kafka_eos_source.commit.transaction import Commit, Result
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
 from kafka_eos_source.kafka.config import admin_config, producer_config
@@ -38,7 +41,7 @@ _owners: OrderedDict[tuple[str, str], Owner] = OrderedDict()
 
 @dataclass(frozen=True)
 class KafkaCluster:
-    """`transaction.Cluster` over the real client."""
+    """`parties.Cluster` over the real client."""
 
     kafka: Mapping[str, str] = field(repr=False)  # may hold passwords
     transactional_id: str

@@ -14,18 +14,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
-from types import MappingProxyType
-from typing import Protocol
-
-import pyarrow as pa
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from kafka_eos_source import failpoints
-from kafka_eos_source.commit.decide import Batch, Verdict, decide
-from kafka_eos_source.commit.sources import SourceRange, on_cluster
-from kafka_eos_source.commit.token import ShardMark, Token, newest
+from kafka_eos_source.commit.decide import Verdict, decide
+from kafka_eos_source.commit.order import Order, mark_of
+from kafka_eos_source.commit.parties import Cluster, Owner, Producer, Staged
+from kafka_eos_source.commit.steps import ABORTED_ON_ERROR, MOVES, Step
+from kafka_eos_source.commit.token import Token, newest
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import (
     AbortableError,
@@ -37,186 +34,12 @@ from kafka_eos_source.errors import (
     StateLostError,
     UnavailableError,
 )
-from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
+from kafka_eos_source.model import GroupOffset, TopicPartition
 
 _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
-
-
-class Step(Enum):
-    """Where a commit is. `MOVES` lists what may follow."""
-
-    OPEN = "open"  #: look for a clean producer
-    INIT = "init"  #: a new producer: fence older owners, settle what they left
-    TOKEN = "token"  #: read what Kafka holds, decide
-    CHECK = "check"  #: output topics and partitions exist
-    BEGIN = "begin"
-    PRODUCE = "produce"
-    FLUSH = "flush"
-    OFFSETS = "offsets"
-    COMMIT = "commit"
-    COMMITTED = "committed"  #: by this call
-    SKIPPED = "skipped"  #: it was in Kafka already
-    LOST = "lost"  #: this attempt is over, another may follow
-
-
-MOVES: Mapping[Step, frozenset[Step]] = {
-    Step.OPEN: frozenset({Step.INIT, Step.CHECK, Step.BEGIN, Step.LOST}),
-    Step.INIT: frozenset({Step.TOKEN, Step.LOST}),
-    Step.TOKEN: frozenset({Step.CHECK, Step.BEGIN, Step.SKIPPED, Step.LOST}),
-    Step.CHECK: frozenset({Step.BEGIN, Step.LOST}),
-    Step.BEGIN: frozenset({Step.PRODUCE, Step.OFFSETS, Step.LOST}),
-    Step.PRODUCE: frozenset({Step.FLUSH, Step.LOST}),
-    Step.FLUSH: frozenset({Step.OFFSETS, Step.LOST}),
-    Step.OFFSETS: frozenset({Step.COMMIT, Step.LOST}),
-    Step.COMMIT: frozenset({Step.COMMITTED, Step.LOST}),
-    Step.LOST: frozenset({Step.OPEN}),
-    Step.COMMITTED: frozenset(),
-    Step.SKIPPED: frozenset(),
-}
-
-#: Steps within an open transaction, which an error may still abort. COMMIT is not one of them.
-_ABORTED_ON_ERROR = frozenset({Step.PRODUCE, Step.FLUSH, Step.OFFSETS})
-
-
-class Producer(Protocol):
-    """What the machine needs of `kafka.producer.TransactionalProducer`."""
-
-    enqueued: int
-
-    def init(self, deadline: Deadline) -> None: ...
-    def is_clean(self) -> bool: ...
-    def cluster(self, deadline: Deadline) -> tuple[str, Mapping[str, int]]: ...
-    def check_partitions(self, highest: Mapping[str, int], deadline: Deadline) -> None: ...
-    def begin(self) -> None: ...
-    def send(self, rows: pa.RecordBatch, topic: str | None, deadline: Deadline) -> None: ...
-    def flush(self, deadline: Deadline) -> None: ...
-    def ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]: ...
-    def send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None: ...
-    def commit(self, deadline: Deadline) -> None: ...
-    def abort(self, deadline: Deadline) -> None: ...
-    def close(self) -> None: ...
-
-
-class Cluster(Protocol):
-    """The Kafka cluster written to."""
-
-    def producer(self) -> Producer:
-        """A new client, not yet initialised."""
-
-    def group_offsets(
-        self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
-    ) -> Mapping[TopicPartition, GroupOffset]:
-        """As `kafka.group.GroupOffsets.fetch`."""
-
-
-class Staged(Protocol):
-    """The rows of a batch, proved whole before the machine starts."""
-
-    rows: int
-    topics: Mapping[str, int]
-
-    @property
-    def shards(self) -> Sequence[ShardReport]: ...
-
-    def batches(self) -> Iterable[pa.RecordBatch]: ...
-    def changes(self) -> Iterable[tuple[TopicPartition, pa.RecordBatch]]: ...
-
-
-@dataclass
-class Owner:
-    """What one process keeps of a transactional id between batches.
-
-    Attributes:
-        producer: the initialised client, None = none.
-        token: the newest token known to be in Kafka.
-        topics: partitions of each topic of the cluster, as seen when the producer was made.
-        cluster_id: the cluster's id.
-    """
-
-    producer: Producer | None = None
-    token: Token | None = None
-    topics: Mapping[str, int] = field(default_factory=dict)
-    cluster_id: str = ""
-
-    def drop(self) -> None:
-        """Closes the producer; the next one raises the epoch."""
-        producer, self.producer = self.producer, None
-        if producer is not None:
-            producer.close()
-
-
-@dataclass(frozen=True)
-class Order:
-    """One batch to be committed, and how.
-
-    Attributes:
-        batch: who and which. Its offsets are filled in from ``sources`` once the cluster is known.
-        sources: what the batch read.
-        group_id: consumer group of offsets and token.
-        anchor: partition that carries the token in any case.
-        topic: the ``topic`` option.
-        missing_token, foreign_query: policies, as `decide` takes them.
-        source_cluster: option ``source.cluster``.
-    """
-
-    batch: Batch
-    group_id: str
-    anchor: TopicPartition
-    sources: Sequence[SourceRange] = ()
-    topic: str | None = None
-    missing_token: str = "fail"
-    foreign_query: str = "fail"
-    source_cluster: str = "auto"
-
-    def batch_on(self, cluster_id: str, topics: Mapping[str, int]) -> Batch:
-        """The batch with its offsets on the sink's cluster."""
-        own = on_cluster(self.sources, cluster_id, topics, self.source_cluster)
-        return replace(self.batch, starts=own.starts, ends=own.ends, comparable=own.comparable)
-
-    def offsets(
-        self,
-        token: Token,
-        cluster_id: str,
-        topics: Mapping[str, int],
-        inherited: Mapping[TopicPartition, GroupOffset] = MappingProxyType({}),
-    ) -> list[GroupOffset]:
-        """Source offsets and anchor, each with the token. A partition that is gone is left out.
-
-        Args:
-            token: of this batch.
-            cluster_id, topics: of the sink's cluster.
-            inherited: offsets with another query's token. They stay and get this token too: the other's, of a
-                higher batch id, would else be taken for the newest by the next owner.
-        """
-        text = token.encode()
-        own = on_cluster(self.sources, cluster_id, topics, self.source_cluster)
-        left = {tp: each.offset for tp, each in inherited.items()}
-        # a shard's state is still that of the other query's attempt
-        marked = {tp: mark for tp, each in inherited.items() if (mark := _shard_mark(each)) is not None}
-        there = {
-            tp: end for tp, end in {**left, **own.ends}.items() if topics.get(tp.topic, 0) > tp.partition
-        }
-        ends = {**there, self.anchor: own.ends.get(self.anchor, max(0, self.batch.batch_id))}
-        return [
-            GroupOffset(tp, end, replace(token, shard=marked[tp]).encode() if tp in marked else text)
-            for tp, end in sorted(ends.items())
-        ]
-
-    def partitions(self) -> set[TopicPartition]:
-        """Every partition that may carry the token of this batch."""
-        return {self.anchor, *(tp for each in self.sources for tp in each.end or ())}
-
-
-def _mark_of(shard: ShardReport) -> ShardMark:
-    return ShardMark(shard.attempt, shard.time_ms, shard.event_time_ms, shard.counts)
-
-
-def _shard_mark(offset: GroupOffset) -> ShardMark | None:
-    token = Token.decode(offset.metadata)
-    return None if token is None else token.shard
 
 
 @dataclass(frozen=True)
@@ -450,7 +273,7 @@ class Commit:
             GroupOffset(
                 shard.tp,
                 ends.get(shard.tp, shard.next_offset),
-                replace(token, shard=_mark_of(shard)).encode(),
+                replace(token, shard=mark_of(shard)).encode(),
             )
             for shard in self._staged.shards
         ]
@@ -476,7 +299,7 @@ class Commit:
 
     def _lose(self) -> None:
         """Ends this attempt: abort what may be aborted, and never use this producer again."""
-        if self._owner.producer is not None and self._step in _ABORTED_ON_ERROR:
+        if self._owner.producer is not None and self._step in ABORTED_ON_ERROR:
             failpoints.reach("commit.before_abort")
             self._owner.producer.abort(self._deadline)
         self._owner.drop()

@@ -16,9 +16,11 @@ import pyarrow as pa
 from kafka_eos_source.commit import offset_log
 from kafka_eos_source.commit.decide import Batch, decide
 from kafka_eos_source.commit.offset_log import LoggedOffsets
+from kafka_eos_source.commit.order import Order
+from kafka_eos_source.commit.parties import Owner
 from kafka_eos_source.commit.session import KafkaCluster
 from kafka_eos_source.commit.sources import SourceRange, ranges
-from kafka_eos_source.commit.transaction import Commit, Order, Owner, Result
+from kafka_eos_source.commit.transaction import Commit, Result
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, TokenMissingError
 from kafka_eos_source.model import ShardReport, TopicPartition

@@ -1,0 +1,80 @@
+"""Who takes part in a commit, as the machine sees them: client, cluster, staged rows, owner."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pyarrow as pa
+
+from kafka_eos_source.commit.token import Token
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
+
+
+class Producer(Protocol):
+    """What the machine needs of `kafka.producer.TransactionalProducer`."""
+
+    enqueued: int
+
+    def init(self, deadline: Deadline) -> None: ...
+    def is_clean(self) -> bool: ...
+    def cluster(self, deadline: Deadline) -> tuple[str, Mapping[str, int]]: ...
+    def check_partitions(self, highest: Mapping[str, int], deadline: Deadline) -> None: ...
+    def begin(self) -> None: ...
+    def send(self, rows: pa.RecordBatch, topic: str | None, deadline: Deadline) -> None: ...
+    def flush(self, deadline: Deadline) -> None: ...
+    def ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]: ...
+    def send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None: ...
+    def commit(self, deadline: Deadline) -> None: ...
+    def abort(self, deadline: Deadline) -> None: ...
+    def close(self) -> None: ...
+
+
+class Cluster(Protocol):
+    """The Kafka cluster written to."""
+
+    def producer(self) -> Producer:
+        """A new client, not yet initialised."""
+
+    def group_offsets(
+        self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
+    ) -> Mapping[TopicPartition, GroupOffset]:
+        """As `kafka.group.GroupOffsets.fetch`."""
+
+
+class Staged(Protocol):
+    """The rows of a batch, proved whole before the machine starts."""
+
+    rows: int
+    topics: Mapping[str, int]
+
+    @property
+    def shards(self) -> Sequence[ShardReport]: ...
+
+    def batches(self) -> Iterable[pa.RecordBatch]: ...
+    def changes(self) -> Iterable[tuple[TopicPartition, pa.RecordBatch]]: ...
+
+
+@dataclass
+class Owner:
+    """What one process keeps of a transactional id between batches.
+
+    Attributes:
+        producer: the initialised client, None = none.
+        token: the newest token known to be in Kafka.
+        topics: partitions of each topic of the cluster, as seen when the producer was made.
+        cluster_id: the cluster's id.
+    """
+
+    producer: Producer | None = None
+    token: Token | None = None
+    topics: Mapping[str, int] = field(default_factory=dict)
+    cluster_id: str = ""
+
+    def drop(self) -> None:
+        """Closes the producer; the next one raises the epoch."""
+        producer, self.producer = self.producer, None
+        if producer is not None:
+            producer.close()
