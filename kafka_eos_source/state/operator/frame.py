@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql import functions
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.model import ShardProcessor
-from kafka_eos_source.state.operator.task import SHARD, Operator, look_at_changelog, split_packets
+from kafka_eos_source.state.operator.sharding import by_shard
+from kafka_eos_source.state.operator.task import Operator, look_at_changelog, split_packets
 from kafka_eos_source.state.options import parse_state
 from kafka_eos_source.state.packet import CHANGELOG
 
@@ -88,15 +88,11 @@ def with_operator(
     if checked.application_id is not None:
         look_at_changelog(checked, changelog_name(checked.application_id, store), count)
     operator = Operator(processor, store, count, checked)
-    columns = [functions.col(f"`{name}`") for name in keys]
-    sharded = frame.withColumn(
-        SHARD, functions.pmod(functions.hash(*columns), functions.lit(count))
-    ).repartition(count, *columns)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return operator(batches)
 
-    return sharded.mapInArrow(run, from_arrow_schema(operator.output))
+    return by_shard(frame, keys, count).mapInArrow(run, from_arrow_schema(operator.output))
 
 
 def combined(frame: DataFrame, combine: Any, schema: pa.Schema) -> DataFrame:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import functions
 
 from kafka_eos_source.commit.token import Token
 from kafka_eos_source.deadline import Deadline
@@ -28,6 +27,8 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.changelog.committed import changelog_client
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.model import BatchContext
+from kafka_eos_source.state.operator.sharding import by_shard
+from kafka_eos_source.state.operator.task import SHARD
 from kafka_eos_source.state.options import StateOptions
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 _RECORD_BYTES = 256 << 10
 _WAIT_SECONDS = 0.2
 _TAKE = 100
-_PARTITION = "__kafka_eos_shard"
 
 
 @dataclass(frozen=True)
@@ -122,13 +122,10 @@ def publish(
         if admin.shape(topic, deadline) is None:
             admin.create(topic, shards, options.replication_factor, {"retention.ms": "-1"}, deadline)
             admin.await_led(topic, deadline)
-    columns = [functions.col(f"`{name}`") for name in keys]
-    shard = functions.pmod(functions.hash(*columns), functions.lit(shards))
     kafka = {name: value for name, value in own.items() if name.lower().startswith("kafka.")}
     kafka = {name: value for name, value in kafka.items() if name.lower() != "kafka.group.id"}
     (
-        rows.withColumn(_PARTITION, shard)
-        .repartition(shards, *columns)
+        by_shard(rows, keys, shards)
         .mapInArrow(_packed(), "value binary, partition int")
         .write.format("kafka-eos")
         .mode("append")
@@ -150,9 +147,9 @@ def _has_begun(options: StateOptions, group: str, changelog: str, shards: int, d
 def _packed() -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            shards = batch.column(_PARTITION)
+            shards = batch.column(SHARD)
             for shard in shards.unique():
-                rows = batch.filter(pc.equal(shards, shard)).drop_columns([_PARTITION])
+                rows = batch.filter(pc.equal(shards, shard)).drop_columns([SHARD])
                 step = max(1, _RECORD_BYTES * rows.num_rows // max(1, rows.nbytes))
                 values = [_stream(rows.slice(at, step)) for at in range(0, rows.num_rows, step)]
                 yield pa.record_batch(
