@@ -41,7 +41,6 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -66,6 +65,7 @@ from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.state import layout
 from kafka_eos_source.state.batch_record import encode_batch
 from kafka_eos_source.state.changelog.committed import changelog_client
+from kafka_eos_source.state.changelog.handover import Handover
 from kafka_eos_source.state.changelog.move import (
     EVERY_SHARD,
     Move,
@@ -79,7 +79,6 @@ from kafka_eos_source.state.changelog.move import (
 from kafka_eos_source.state.changelog.restore import restore
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
-from kafka_eos_source.state.model import BatchRecord
 from kafka_eos_source.state.reading.cut import Changelog, Cut, record_of
 from kafka_eos_source.state.reading.frames import described
 
@@ -395,8 +394,11 @@ class Rescale:
     def _read(
         self, tp: TopicPartition, end: int, take: Callable[[pa.BinaryArray, pa.BinaryArray], None]
     ) -> None:
+        def as_arrays(keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+            take(pa.array(keys, pa.binary()), pa.array(values, pa.binary()))
+
         with changelog_client(self._connection, self._group_id) as consumer:
-            restore(_Taker(take), tp, end, ChangelogReader(consumer, tp), deadline=self._soon())
+            restore(Handover(as_arrays), tp, end, ChangelogReader(consumer, tp), deadline=self._soon())
 
     @staticmethod
     def _check_described(everywhere: Mapping[bytes, bytes], description: Description) -> None:
@@ -472,34 +474,3 @@ class _Sent:
             )
             self._producer.send(rows, self._topic, Deadline.after_ms(self._timeout_ms))
             self.records += len(keys)
-
-
-@dataclass
-class _Taker:
-    """A `restore.RestorableStore` that hands on what it is given and keeps nothing."""
-
-    take: Callable[[pa.BinaryArray, pa.BinaryArray], None]
-    restoring: bool = False
-    offsets: dict[TopicPartition, int] = field(default_factory=dict)
-    batch: BatchRecord | None = None
-
-    def next_offset(self, tp: TopicPartition) -> int | None:
-        return self.offsets.get(tp)
-
-    def last_batch(self) -> BatchRecord | None:
-        return self.batch
-
-    def restore_chunk(
-        self,
-        keys: Sequence[bytes],
-        values: Sequence[bytes | None],
-        changelog_offsets: Mapping[TopicPartition, int],
-        *,
-        batch: BatchRecord | None = None,
-        done: bool | None = None,
-    ) -> None:
-        if keys:
-            self.take(pa.array(keys, pa.binary()), pa.array(values, pa.binary()))
-        self.offsets.update(changelog_offsets)
-        self.batch = batch or self.batch
-        self.restoring = done is False

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 import pyarrow as pa
@@ -11,11 +11,12 @@ import pyarrow as pa
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
+from kafka_eos_source.kafka.consumer import AssignedConsumer
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.changelog.committed import changelog_client
+from kafka_eos_source.state.changelog.handover import Handover
 from kafka_eos_source.state.changelog.restore import restore
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
-from kafka_eos_source.state.model import BatchRecord
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.reading.decode import BATCH_ROWS, decoder
 from kafka_eos_source.state.reading.local import StoreFolder, one_store
@@ -153,44 +154,25 @@ def described(changelog: Changelog, cut: Cut, deadline: Deadline) -> Description
     """
     with changelog_client(changelog.kafka, changelog.group_id) as consumer:
         for shard in sorted(range(cut.shards), key=lambda each: cut.ends[each]):
-            found = _OneKey(META_KEY)
-            tp = cut.tp(shard)
-            restore(found, tp, cut.ends[shard], ChangelogReader(consumer, tp), deadline=deadline)
-            if found.value is not None:
-                return Description.from_json(found.value)
+            found = _last_value(META_KEY, cut.tp(shard), cut.ends[shard], consumer, deadline)
+            if found is not None:
+                return Description.from_json(found)
     return None
 
 
-@dataclass
-class _OneKey:
-    """A `restore.RestorableStore` that keeps the last value of one key."""
+def _last_value(
+    key: bytes, tp: TopicPartition, end: int, consumer: AssignedConsumer, deadline: Deadline
+) -> bytes | None:
+    """Of one key in a partition of a changelog; None = it is not there, or was deleted."""
+    last: bytes | None = None
 
-    key: bytes
-    value: bytes | None = None
-    restoring: bool = False
-    offsets: dict[TopicPartition, int] = field(default_factory=dict)
-    batch: BatchRecord | None = None
+    def look(keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        nonlocal last
+        if key in keys:
+            last = dict(zip(keys, values, strict=True))[key]
 
-    def next_offset(self, tp: TopicPartition) -> int | None:
-        return self.offsets.get(tp)
-
-    def last_batch(self) -> BatchRecord | None:
-        return self.batch
-
-    def restore_chunk(
-        self,
-        keys: Sequence[bytes],
-        values: Sequence[bytes | None],
-        changelog_offsets: Mapping[TopicPartition, int],
-        *,
-        batch: BatchRecord | None = None,
-        done: bool | None = None,
-    ) -> None:
-        if self.key in keys:
-            self.value = dict(zip(keys, values, strict=True))[self.key]
-        self.offsets.update(changelog_offsets)
-        self.batch = batch or self.batch
-        self.restoring = done is False
+    restore(Handover(look), tp, end, ChangelogReader(consumer, tp), deadline=deadline)
+    return last
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:
