@@ -12,7 +12,6 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.encoding.spark_hash import shards_of
 from kafka_eos_source.state.model import BatchContext, BatchRecord, ShardProcessor, StoreIdentity
 from kafka_eos_source.state.reading.cut import Cut
-from kafka_eos_source.state.reading.local import shard_path
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 APP, STORE = "app", "counts"
@@ -50,7 +49,7 @@ class Machine:
         return StoreIdentity(APP, STORE, shard, self.shards, TOPIC, self.topic_id, self.processor.schema)
 
     def path(self, shard: int) -> Path:
-        return shard_path(self.root, APP, STORE, shard)
+        return self.identity(shard).folder(self.root)
 
     def open(self, shard: int) -> TransactionalStateStore:
         return TransactionalStateStore.open(self.path(shard), self.identity(shard))

@@ -20,7 +20,6 @@ from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.model import BatchRecord
 from kafka_eos_source.state.operator.decide import Action, Local, decide
 from kafka_eos_source.state.reading.cut import Changelog, Cut
-from kafka_eos_source.state.reading.local import shard_path
 from kafka_eos_source.state.reading.snapshot import token_of
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
@@ -68,9 +67,7 @@ def bring(
     for shard in sorted(shards):
         batch = cut.batches[shard]
         if batch is not None:
-            yield _one(
-                shard_path(root, cut.application_id, cut.store, shard), changelog, cut, shard, batch, deadline
-            )
+            yield _one(cut.identity(shard).folder(root), changelog, cut, shard, batch, deadline)
 
 
 def _one(

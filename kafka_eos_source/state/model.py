@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
@@ -37,6 +39,10 @@ class StoreIdentity:
     changelog_topic: str
     topic_id: str = ""
     schema: str = ""
+
+    def folder(self, root: str | os.PathLike[str]) -> Path:
+        """Where the shard's database is on each machine that has one, under ``state.dir``."""
+        return Path(root, self.application_id, self.store, str(self.shard))
 
 
 @dataclass(frozen=True)

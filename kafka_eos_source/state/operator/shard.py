@@ -14,12 +14,12 @@ the shard's next task, wherever it runs, learns from the token whether they coun
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -70,10 +70,9 @@ class Task:
         return TopicPartition(self.identity.changelog_topic, self.identity.shard)
 
     @property
-    def path(self) -> str:
+    def path(self) -> Path:
         """Of the shard's database on this machine."""
-        own = self.identity
-        return os.path.join(self.options.root(), own.application_id, own.store, str(own.shard))
+        return self.identity.folder(self.options.root())
 
 
 class OpenShard:

@@ -1,4 +1,7 @@
-"""The stores that lie under a state directory: ``<state.dir>/<application.id>/<store>/<shard>/``."""
+"""The stores that lie under a state directory: ``<state.dir>/<application.id>/<store>/<shard>/``.
+
+`StoreIdentity.folder` is where they are put.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,6 @@ class StoreFolder:
                 except FileNotFoundError:  # its owner compacts
                     continue
         return total
-
-
-def shard_path(root: str | os.PathLike[str], application_id: str, store: str, shard: int) -> Path:
-    """Where a shard's database is, on each machine that has one."""
-    return Path(root, application_id, store, str(shard))
 
 
 def folders(
