@@ -7,12 +7,11 @@ another one to commit or abort.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql import datasource as spark_datasource
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -30,6 +29,7 @@ from kafka_eos_source.stage.paths import location_of_batch_writes, location_of_q
 from kafka_eos_source.stage.rows import from_batches, from_rows, staged_schema
 from kafka_eos_source.stage.writer import stage
 from kafka_eos_source.state.packet import CHANGELOG
+from kafka_eos_source.streaming_task import running_task
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 #: Arrow batches straight from Spark since PySpark 4.1; rows before.
 _StreamArrowWriter: Any = getattr(spark_datasource, "DataSourceStreamArrowWriter", None)
-
-_QUERY_ID, _BATCH_ID, _RUN_ID = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
 
 
 def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStreamWriter:
@@ -94,7 +92,9 @@ class _StagedSink:
     name: str  #: of a batch write in the folder; "" = the micro-batch's id
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> _Message:
-        task = _task_properties()
+        task = running_task()
+        if task is None:
+            raise RuntimeError("write was called outside a Spark task")
         if not self.name:
             # at the start of a query, and not when a batch is first too large for its messages
             self.folder.check_shared()
@@ -103,9 +103,9 @@ class _StagedSink:
                 batches,
                 staged_schema(self.columns),
                 folder=self.folder,
-                batch=self.name or task[_BATCH_ID],
+                batch=self.name or task.batch_id,
                 inline_bytes=self.options.staging_inline_bytes,
-                run_id=task[_RUN_ID],
+                run_id=task.run_id,
                 topic=self.options.topic,
             )
         )
@@ -190,13 +190,6 @@ def _stateless(what: str) -> InvalidSchemaError:
         "commit with the batch they belong to.",
         fix="write it with writeStream.format('kafka-eos') and processing.guarantee=exactly_once.",
     )
-
-
-def _task_properties() -> Mapping[str, str]:
-    task = TaskContext.get()
-    if task is None:
-        raise RuntimeError("write was called outside a Spark task")
-    return {name: task.getLocalProperty(name) or "" for name in (_QUERY_ID, _BATCH_ID, _RUN_ID)}
 
 
 def _staging_of_stream(options: WriteOptions) -> str:

@@ -15,6 +15,7 @@ from kafka_eos_source.options import parse_write
 from kafka_eos_source.schema import check_frame
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.state.packet import CHANGELOG
+from kafka_eos_source.streaming_task import StreamingTask
 
 FRAME = StructType([StructField("value", BinaryType())])
 Sink = Callable[[str], stream_writer._StagedSink]
@@ -23,12 +24,7 @@ Sink = Callable[[str], stream_writer._StagedSink]
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
     """A sink in a task that sees another folder than the driver; its rows fit into messages."""
-    task = {
-        stream_writer._QUERY_ID: "q",
-        stream_writer._BATCH_ID: "0",
-        stream_writer._RUN_ID: "r",
-    }
-    monkeypatch.setattr(stream_writer, "_task_properties", lambda: task)
+    monkeypatch.setattr(stream_writer, "running_task", lambda: StreamingTask("q", "0", "r"))
     options = parse_write(
         {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": str(tmp_path)},
         streaming=True,

@@ -9,7 +9,6 @@ from itertools import chain
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import TaskContext
 
 from kafka_eos_source import failpoints
 from kafka_eos_source.deadline import Deadline
@@ -22,11 +21,10 @@ from kafka_eos_source.state.operator.shard import Task, open_shard
 from kafka_eos_source.state.options import StateOptions
 from kafka_eos_source.state.packet import CHANGELOG, pack
 from kafka_eos_source.state.store.handle import StateHandle
+from kafka_eos_source.streaming_task import running_task
 
 #: The column by which the rows were sent to their shard; taken off before the processor sees them.
 SHARD = "__kafka_eos_shard"
-
-_QUERY_ID, _BATCH_ID, _RUN_ID = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
 
 #: Changelog topics that this process has looked at.
 _changelogs: dict[tuple[str, str, int], ChangelogTopic] = {}
@@ -91,27 +89,24 @@ class Operator:
         return pa.RecordBatch.from_arrays([*columns, pa.nulls(output.num_rows, pa.binary())], schema=schema)
 
     def _task(self) -> Task:
-        running = TaskContext.get()
+        running = running_task()
         if running is None:
             raise StateError("a stateful operator was called outside a Spark task.")
-        query_id, batch_id, run_id = (
-            running.getLocalProperty(name) for name in (_QUERY_ID, _BATCH_ID, _RUN_ID)
-        )
-        if not query_id or not batch_id:
+        if not running.query_id or not running.batch_id:
             raise StateError(
                 "a stateful operator ran outside a streaming query: no batch would commit its state.",
                 fix="use it on a streaming DataFrame, and start it with writeStream.format('kafka-eos').",
             )
-        shard = running.partitionId()
+        shard = running.partition
         if shard >= self.shards:
             raise _misplaced(shard, self.shards)
-        changelog = self._changelog(query_id)
+        changelog = self._changelog(running.query_id)
         return Task(
-            spark=Spark(query_id, int(batch_id)),
-            run_id=run_id or "",
+            spark=Spark(running.query_id, int(running.batch_id)),
+            run_id=running.run_id,
             attempt=uuid.uuid4().hex,
             identity=StoreIdentity(
-                application_id=self.options.application(query_id),
+                application_id=self.options.application(running.query_id),
                 store=self.store,
                 shard=shard,
                 shards=self.shards,

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, TypeVar
 
-from pyspark import TaskContext
 from pyspark.sql.streaming import stateful_processor as spark
 from pyspark.sql.types import StructType
 
@@ -30,6 +29,7 @@ from kafka_eos_source.state.processor.timers import Timers
 from kafka_eos_source.state.processor.value_state import ValueState
 from kafka_eos_source.state.processor.variable import Variable
 from kafka_eos_source.state.processor.window import KeyWindow
+from kafka_eos_source.streaming_task import running_task
 
 TimeMode = Literal["None", "ProcessingTime", "EventTime"]
 V = TypeVar("V", bound=Variable)
@@ -152,12 +152,10 @@ class StatefulProcessorHandle(spark.StatefulProcessorHandle):
 
     def getQueryInfo(self) -> QueryInfo:
         """Query, run and batch."""
-        context = TaskContext.get()
-        if context is None:
+        task = running_task()
+        if task is None:
             return QueryInfo("", "", self._batch_id)
-        # What Spark's StreamExecution sets for the tasks of a query.
-        query = context.getLocalProperty("sql.streaming.queryId") or ""
-        return QueryInfo(query, context.getLocalProperty("spark.jobGroup.id") or "", self._batch_id)
+        return QueryInfo(task.query_id, task.run_id, self._batch_id)
 
     def move_to(self, phase: Phase) -> None:
         """The runner only: go on to the next phase.
