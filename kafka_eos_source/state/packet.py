@@ -20,12 +20,10 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import StateError
 from kafka_eos_source.model import ShardReport, TopicPartition
+from kafka_eos_source.state.encoding.ipc import to_stream
 
 #: The reserved column of an operator's result; its type is binary.
 CHANGELOG = "__kafka_eos_changelog"
-
-#: Columns of the changes.
-CHANGES = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary())])
 
 _VERSION = 1
 _LENGTH = struct.Struct(">I")
@@ -50,7 +48,7 @@ class Packet:
     changes: memoryview
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The changes, of schema `CHANGES`."""
+        """The changes, of schema `changes.CHANGES`."""
         if self.changes.nbytes:
             yield from pa.ipc.open_stream(pa.py_buffer(self.changes))
 
@@ -60,12 +58,12 @@ def pack(report: ShardReport, changes: Iterable[pa.RecordBatch]) -> Iterator[byt
 
     Args:
         report: its ``packets`` and ``records`` are counted here.
-        changes: of schema `CHANGES`.
+        changes: of schema `changes.CHANGES`.
     """
     number = records = 0
     for each in changes:
         if each.num_rows:
-            yield _packet(report, number, None, _stream(each))
+            yield _packet(report, number, None, to_stream(each))
             number += 1
             records += each.num_rows
     done = {
@@ -122,13 +120,6 @@ def _packet(report: ShardReport, number: int, done: object, changes: pa.Buffer |
     }
     text = json.dumps(header, separators=(",", ":")).encode()
     return b"".join((_LENGTH.pack(len(text)), text, changes))
-
-
-def _stream(changes: pa.RecordBatch) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, CHANGES) as stream:
-        stream.write_batch(changes)
-    return sink.getvalue()
 
 
 def _counts(found: object) -> dict[str, int]:

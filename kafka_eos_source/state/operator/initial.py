@@ -26,6 +26,7 @@ from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.changelog.committed import changelog_client
 from kafka_eos_source.state.changelog.topic import changelog_name
+from kafka_eos_source.state.encoding.ipc import to_stream
 from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.operator.sharding import by_shard
 from kafka_eos_source.state.operator.task import SHARD
@@ -151,17 +152,11 @@ def _packed() -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
             for shard in shards.unique():
                 rows = batch.filter(pc.equal(shards, shard)).drop_columns([SHARD])
                 step = max(1, _RECORD_BYTES * rows.num_rows // max(1, rows.nbytes))
-                values = [_stream(rows.slice(at, step)) for at in range(0, rows.num_rows, step)]
+                chunks = (rows.slice(at, step) for at in range(0, rows.num_rows, step))
+                values = [to_stream(each).to_pybytes() for each in chunks]
                 yield pa.record_batch(
                     [pa.array(values, pa.binary()), pa.repeat(shard.cast(pa.int32()), len(values))],
                     ["value", "partition"],
                 )
 
     return run
-
-
-def _stream(rows: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as stream:
-        stream.write_batch(rows)
-    return bytes(sink.getvalue())

@@ -7,6 +7,7 @@ from itertools import islice
 
 import pyarrow as pa
 
+#: Of a changelog's records, and of pending changes.
 CHANGES = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 
 #: Rows and bytes of one batch.

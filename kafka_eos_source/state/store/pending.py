@@ -20,8 +20,8 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_eos_source.errors import StateCorruptedError
+from kafka_eos_source.state.encoding.ipc import to_stream
 from kafka_eos_source.state.model import BatchRecord, PendingBatch
-from kafka_eos_source.state.store.changes import CHANGES
 from kafka_eos_source.state.store.overlay import Ranges
 from kafka_eos_source.state.store.records import Offsets, decode_position, encode_position, record
 
@@ -54,7 +54,7 @@ def key_id(record: BatchRecord) -> bytes:
 
 def encode(header: Header, changes: Iterable[pa.RecordBatch]) -> list[tuple[bytes, bytes]]:
     """The pairs to put."""
-    blobs = [_stream(rows) for rows in changes]
+    blobs = [to_stream(rows).to_pybytes() for rows in changes]
     header = replace(header, blobs=len(blobs))
     batch = header.batch
     text = {
@@ -97,14 +97,6 @@ def decode(blob: bytes | None) -> pa.Table:
         return pa.ipc.open_stream(blob).read_all()
     except pa.ArrowInvalid as error:
         raise StateCorruptedError(f"pending rows are not readable: {error}") from error
-
-
-def _stream(rows: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, CHANGES) as stream:
-        stream.write_batch(rows)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
 
 
 def _header(value: bytes) -> Header:
