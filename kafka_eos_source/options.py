@@ -325,6 +325,11 @@ def _unknown(key: str, value: str, where: str) -> InvalidOptionError:
     )
 
 
+def derived_application_id(query_id: str) -> str:
+    """The ``application.id`` of a streaming query that was given none, from its checkpoint's id."""
+    return f"kafka-eos-{query_id}"
+
+
 def take_group_id(kafka: dict[str, str]) -> str | None:
     """``kafka.group.id``, which is no property of a client here."""
     stated = kafka.pop("group.id", None)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from kafka_eos_source.commit.decide import ONCE
 from kafka_eos_source.errors import InvalidOptionError, OperatorError, UnavailableError
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.options import WriteOptions
+from kafka_eos_source.options import WriteOptions, derived_application_id
 from kafka_eos_source.stage.paths import file_system
 
 #: Where the token of a query goes that reads no Kafka and has no one topic to write to: a partition that
@@ -50,7 +50,7 @@ class Identity:
 
 def of_stream(options: WriteOptions, query_id: str) -> Identity:
     """The identity of a streaming query: the ``application.id``, else derived from the checkpoint's id."""
-    return _identity(options, options.application_id or f"kafka-eos-{query_id}", query_id)
+    return _identity(options, options.application_id or derived_application_id(query_id), query_id)
 
 
 def of_batch_write(options: WriteOptions) -> Identity:

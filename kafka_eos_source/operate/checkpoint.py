@@ -13,6 +13,7 @@ from kafka_eos_source.commit.identity import Mark
 from kafka_eos_source.commit.offset_log import LoggedOffsets
 from kafka_eos_source.commit.sources import OwnOffsets, SourceRange, ranges
 from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.options import derived_application_id
 from kafka_eos_source.stage.paths import file_system
 
 
@@ -126,7 +127,7 @@ def application_id(given: str | None, checkpoint: Checkpoint | None) -> str:
     mark = checkpoint.mark
     if mark is not None and mark.query_id == checkpoint.query_id:
         return mark.application_id
-    return f"kafka-eos-{checkpoint.query_id}"
+    return derived_application_id(checkpoint.query_id)
 
 
 def _newest(fs: pafs.FileSystem, folder: str) -> tuple[int | None, float | None]:

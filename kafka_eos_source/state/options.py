@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from kafka_eos_source.kafka import config
 from kafka_eos_source.option_table import OPERATOR
-from kafka_eos_source.options import parse_table, take_group_id
+from kafka_eos_source.options import derived_application_id, parse_table, take_group_id
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class StateOptions:
 
     def application(self, query_id: str) -> str:
         """The query's transactional id, as its sink has it."""
-        return self.application_id or f"kafka-eos-{query_id}"
+        return self.application_id or derived_application_id(query_id)
 
     def group(self, query_id: str) -> str:
         """The consumer group that carries the token."""
