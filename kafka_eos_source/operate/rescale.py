@@ -63,7 +63,7 @@ from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.state import layout
-from kafka_eos_source.state.batch_record import encode_batch
+from kafka_eos_source.state.batch_record import encode_batch, record_of
 from kafka_eos_source.state.changelog.committed import changelog_client
 from kafka_eos_source.state.changelog.handover import Handover
 from kafka_eos_source.state.changelog.move import (
@@ -79,7 +79,7 @@ from kafka_eos_source.state.changelog.move import (
 from kafka_eos_source.state.changelog.restore import restore
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
-from kafka_eos_source.state.reading.cut import Changelog, Cut, record_of
+from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.reading.frames import described
 
 _log = logging.getLogger(__name__)

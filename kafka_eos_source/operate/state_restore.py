@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
+from kafka_eos_source.state.batch_record import token_of
 from kafka_eos_source.state.changelog.committed import changelog_client
 from kafka_eos_source.state.changelog.recovery import open_restored
 from kafka_eos_source.state.changelog.restore import Restored, restore
@@ -20,7 +21,6 @@ from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.model import BatchRecord
 from kafka_eos_source.state.operator.decide import Action, Local, decide
 from kafka_eos_source.state.reading.cut import Changelog, Cut
-from kafka_eos_source.state.reading.snapshot import token_of
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 

@@ -1,16 +1,38 @@
-"""The batch record as bytes: what each changelog partition holds under `layout.BATCH_KEY`.
+"""The batch record in its other forms: as a shard's token in Kafka, and as bytes in the changelog.
 
-Compact JSON with a version, so that people can read it and a newer format is refused rather than guessed at.
+The bytes are what each changelog partition holds under `layout.BATCH_KEY`: compact JSON with a version, so
+that people can read it and a newer format is refused rather than guessed at.
 """
 
 from __future__ import annotations
 
 import json
 
+from kafka_eos_source.commit.token import ShardMark, Token
 from kafka_eos_source.errors import ChangelogError, StateFormatError
 from kafka_eos_source.state.model import BatchRecord
 
 _VERSION = 1
+
+
+def record_of(token: Token) -> BatchRecord:
+    """The batch that a shard's token names."""
+    shard = token.shard
+    return BatchRecord(
+        query_id=token.query_id,
+        batch_id=token.batch_id,
+        attempt="" if shard is None else shard.attempt,
+        run_id=token.run_id,
+        time_ms=0 if shard is None else shard.time_ms,
+        event_time_ms=None if shard is None else shard.event_time_ms,
+        counts={} if shard is None else shard.counts,
+    )
+
+
+def token_of(batch: BatchRecord) -> Token:
+    """As much of a shard's token as `operator.decide` looks at."""
+    mark = ShardMark(batch.attempt, batch.time_ms, batch.event_time_ms, batch.counts)
+    return Token("", batch.query_id, batch.run_id, batch.batch_id, "", "", 0, shard=mark)
 
 
 def encode_batch(record: BatchRecord) -> bytes:

@@ -30,6 +30,7 @@ from kafka_eos_source.errors import TokenMissingError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.consumer import AssignedConsumer
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
+from kafka_eos_source.state.batch_record import record_of
 from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client, settle
 from kafka_eos_source.state.changelog.recovery import open_restored
 from kafka_eos_source.state.changelog.restore import Restored, restore
@@ -39,7 +40,6 @@ from kafka_eos_source.state.changelog.topic import ChangelogTopic
 from kafka_eos_source.state.model import BatchContext, BatchRecord, StoreIdentity
 from kafka_eos_source.state.operator.decide import Action, Local, Spark, decide, is_in_kafka
 from kafka_eos_source.state.options import StateOptions
-from kafka_eos_source.state.reading.cut import record_of
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 

@@ -15,6 +15,7 @@ from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import ChangelogError, NotUpToBoundError
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.state.batch_record import record_of
 from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
@@ -131,20 +132,6 @@ class Changelog:
             batches={tp.partition: _batch(found.get(tp)) for tp in tps},
             inputs={tp: found[tp].offset for tp in inputs if tp in found},
         )
-
-
-def record_of(token: Token) -> BatchRecord:
-    """The batch that a shard's token names."""
-    shard = token.shard
-    return BatchRecord(
-        query_id=token.query_id,
-        batch_id=token.batch_id,
-        attempt="" if shard is None else shard.attempt,
-        run_id=token.run_id,
-        time_ms=0 if shard is None else shard.time_ms,
-        event_time_ms=None if shard is None else shard.event_time_ms,
-        counts={} if shard is None else shard.counts,
-    )
 
 
 def newest_batch(batches: Collection[BatchRecord | None]) -> int | None:

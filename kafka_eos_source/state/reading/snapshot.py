@@ -23,7 +23,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kafka_eos_source.commit.token import ShardMark, Token
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import (
     ChangelogError,
@@ -35,6 +34,7 @@ from kafka_eos_source.errors import (
     StateMismatchError,
 )
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
+from kafka_eos_source.state.batch_record import token_of
 from kafka_eos_source.state.changelog.committed import changelog_client
 from kafka_eos_source.state.changelog.restore import restore
 from kafka_eos_source.state.changelog.restore_plan import WipeNeeded
@@ -221,12 +221,6 @@ def _at(reader: CommittedReader, shard: int, cut: Cut) -> StateView | None:
     if action is Action.PROMOTE:
         return reader.promoted(batch, {tp: end})
     return reader if action is Action.READY else None
-
-
-def token_of(batch: BatchRecord) -> Token:
-    """As much of a shard's token as `decide` looks at."""
-    mark = ShardMark(batch.attempt, batch.time_ms, batch.event_time_ms, batch.counts)
-    return Token("", batch.query_id, batch.run_id, batch.batch_id, "", "", 0, shard=mark)
 
 
 def _of_cut(readers: Mapping[int, CommittedReader], cut: Cut) -> dict[int, CommittedReader]:
