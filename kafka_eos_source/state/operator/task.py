@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
 import pyarrow as pa
@@ -46,7 +47,7 @@ class Operator:
     shards: int
     options: StateOptions
 
-    @property
+    @cached_property
     def output(self) -> pa.Schema:
         """Of the result: the processor's columns, all nullable, and that of the changes."""
         fields = [field.with_nullable(True) for field in self.processor.output]
@@ -80,13 +81,15 @@ class Operator:
         """Those of the operators before this one, and its own."""
         own = (pa.array([packet], pa.binary()) for packet in pack(report, changes))
         for packets in chain(before, own):
-            nulls = [pa.nulls(len(packets), field.type) for field in self.processor.output]
+            *fields, _ = self.output
+            nulls = [pa.nulls(len(packets), field.type) for field in fields]
             yield pa.RecordBatch.from_arrays([*nulls, packets], schema=self.output)
 
     def _with_packet(self, output: pa.RecordBatch) -> pa.RecordBatch:
-        schema = self.output
-        columns = [output.column(field.name).cast(field.type) for field in self.processor.output]
-        return pa.RecordBatch.from_arrays([*columns, pa.nulls(output.num_rows, pa.binary())], schema=schema)
+        *fields, _ = self.output
+        columns = [output.column(field.name).cast(field.type) for field in fields]
+        packets = pa.nulls(output.num_rows, pa.binary())
+        return pa.RecordBatch.from_arrays([*columns, packets], schema=self.output)
 
     def _task(self) -> Task:
         running = running_task()
