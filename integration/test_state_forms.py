@@ -215,7 +215,7 @@ def test_the_read_aggregates_what_comes_straight_from_the_source(stage: Stage, w
     after = sum(sizes(run("after_read")))
     stage.feed(ROWS)
     within = sum(sizes(run(True)))
-    assert (after, ROWS > within >= KEYS) == (ROWS, True)
+    assert after == ROWS > within > 0
     for key, values in stage.results().items():
         mine = [f"v{row}" for row in range(ROWS) if f"k{row % KEYS}" == key]
         assert json.loads(values[-1]) == {"n": 2 * len(mine), "last": mine[-1], "longest": max(mine)}

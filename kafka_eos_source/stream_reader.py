@@ -23,6 +23,7 @@ from kafka_eos_source.plan.source import SourcePlan
 from kafka_eos_source.plan.split import Task
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
 from kafka_eos_source.schema import read_schema
+from kafka_eos_source.state.parcels import PARCELS
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -50,7 +51,8 @@ def rows_of(options: ReadOptions) -> StructType:
     """The schema of what is read. Raises: InvalidOptionError: of an aggregate that is none."""
     if options.aggregate_in_read is None:
         return read_schema(options.include_headers, options.columns)
-    return from_arrow_schema(_aggregate(options.aggregate_in_read).schema)
+    _aggregate(options.aggregate_in_read)
+    return from_arrow_schema(PARCELS)
 
 
 def stream_reader(options: ReadOptions) -> DataSourceStreamReader:
@@ -227,7 +229,7 @@ def _aggregate(written: str) -> AggregateInRead:
 
     try:
         found = AggregateInRead.from_json(written)
-        _ = found.schema  # made now, so that it is refused now
+        _ = found.partial_schema  # made now, so that it is refused now
     except (ValueError, TypeError, KeyError, InvalidSchemaError) as error:
         raise invalid(
             "aggregate.in.read", written, "what aggregate_with_changelog_state sets there"

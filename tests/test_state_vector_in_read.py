@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import hypothesis.strategies as st
 import pyarrow as pa
@@ -13,11 +14,15 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.options import parse_read
 from kafka_eos_source.schema import read_arrow_schema
+from kafka_eos_source.state import parcels
+from kafka_eos_source.state.encoding.spark_hash import shards_of
+from kafka_eos_source.state.parcels import PARCEL, PARCELS, ROUTE, SHARD, pack, routes, unpack
 from kafka_eos_source.state.vector import AggregateProcessor, count, latest, max_, session, tumbling
 from kafka_eos_source.state.vector.in_read import AggregateInRead, ReadColumn, used_columns
 from kafka_eos_source.state.vector.windows import Window
 from kafka_eos_source.stream_reader import rows_of
 
+SHARDS = 3
 READ = {"subscribe": "t", "kafka.bootstrap.servers": "h:1"}
 COLUMNS = (
     ReadColumn("page", "key", as_text=True),
@@ -34,7 +39,7 @@ WINDOWS: tuple[Window | None, ...] = (
 
 
 def in_read(window: Window | None = None) -> AggregateInRead:
-    return AggregateInRead(COLUMNS, ("page",), AGGREGATES, window)
+    return AggregateInRead(COLUMNS, ("page",), AGGREGATES, window, SHARDS)
 
 
 @st.composite
@@ -78,17 +83,35 @@ def test_the_read_gives_what_a_step_after_it_would(window: Window | None, read: 
     ]
     after = list(AggregateProcessor(schema, ["page"], AGGREGATES, window=window).partial(frames))
     pushed = AggregateInRead.from_json(in_read(window).to_json())
-    within = list(pushed(read))
-    assert [_raw(batch) for batch in within] == [_raw(batch) for batch in after]
-    assert all(batch.schema == pushed.schema for batch in within)
+    for shard, rows in enumerate(_delivered(pushed(read), pushed.partial_schema)):
+        wanted = [row for batch in after for row in _rows(batch) if _shard(row) == shard]
+        assert rows == wanted
 
 
-def _raw(batch: pa.RecordBatch) -> dict[str, list[object]]:
-    """Columns, text as the bytes that it is."""
-    return {
-        name: (column.view(pa.binary()) if pa.types.is_string(column.type) else column).to_pylist()
+def _delivered(parcels: Iterator[pa.RecordBatch], schema: pa.Schema) -> list[list[dict[str, object]]]:
+    """What each shard gets, by the route that Spark takes."""
+    found: list[list[dict[str, object]]] = [[] for _ in range(SHARDS)]
+    for batch in parcels:
+        assert batch.schema == PARCELS
+        route = shards_of([batch.column(ROUTE)], SHARDS)
+        assert route.tolist() == batch.column(SHARD).to_pylist()
+        for shard, parcel in zip(route, batch.column(PARCEL), strict=True):
+            for rows in unpack(pa.array([parcel.as_py()], pa.binary()), schema):
+                found[shard] += _rows(rows)
+    return found
+
+
+def _rows(batch: pa.RecordBatch) -> list[dict[str, object]]:
+    """Rows, text as the bytes that it is."""
+    columns = {
+        name: column.view(pa.binary()) if pa.types.is_string(column.type) else column
         for name, column in zip(batch.schema.names, batch.columns, strict=True)
     }
+    return pa.RecordBatch.from_pydict(columns).to_pylist()
+
+
+def _shard(row: dict[str, object]) -> int:
+    return int(shards_of([pa.array([row["page"]], pa.binary())], SHARDS)[0])
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -100,12 +123,14 @@ def test_the_option_says_all_that_the_read_must_know(window: Window | None) -> N
     found = AggregateInRead.from_json(options.aggregate_in_read or "")
     assert found.source_columns == ("key", "value", "timestamp", "offset")
     assert found.columns == COLUMNS
-    assert to_arrow_schema(rows_of(options)).names == found.schema.names
+    assert to_arrow_schema(rows_of(options)).names == PARCELS.names
     assert found.to_json() == written
 
 
 def spec(columns: object, aggregates: object) -> str:
-    return json.dumps({"columns": columns, "keys": ["k"], "aggregates": aggregates, "window": None})
+    return json.dumps(
+        {"columns": columns, "keys": ["k"], "aggregates": aggregates, "window": None, "shards": 3}
+    )
 
 
 COUNT = ["n", ["count", None, []]]
@@ -125,3 +150,17 @@ def test_an_option_by_hand_is_refused_on_the_driver(written: str) -> None:
 
 def test_columns_are_named_once_each() -> None:
     assert used_columns(["page", "at"], AGGREGATES, WINDOWS[1]) == ["page", "at", "raw", "offset"]
+
+
+@pytest.mark.parametrize("shards", [1, 2, 7, 200])
+def test_every_shard_has_a_route(shards: int) -> None:
+    assert shards_of([pa.array(routes(shards), pa.int32())], shards).tolist() == list(range(shards))
+
+
+def test_large_rows_go_in_several_parcels_and_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parcels, "PARCEL_BYTES", 1000)
+    schema = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.binary())])
+    rows = pa.record_batch([[7] * 30, [bytes([n]) * 100 for n in range(30)]], schema=schema)
+    (packed,) = pack([rows.slice(0, 0), rows], schema, ["k"], 4)
+    assert packed.num_rows > 3
+    assert pa.Table.from_batches(unpack(packed.column(PARCEL), schema)).to_pylist() == rows.to_pylist()

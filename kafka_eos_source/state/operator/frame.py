@@ -15,6 +15,7 @@ from kafka_eos_source.state.operator.sharding import by_shard
 from kafka_eos_source.state.operator.task import Operator, look_at_changelog, split_packets
 from kafka_eos_source.state.options import parse_state
 from kafka_eos_source.state.packet import CHANGELOG
+from kafka_eos_source.state.parcels import PARCELS, pack, parcel_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData
@@ -63,16 +64,18 @@ def with_operator(
     store: str,
     shards: int | None,
     options: Mapping[str, str],
+    parcel: pa.Schema | None = None,
 ) -> DataFrame:
     """The frame behind the operator: the processor's columns, and `CHANGELOG`, which the sink needs.
 
     Args:
-        frame: streaming.
+        frame: streaming; rows, or parcels of them.
         keys: columns that decide the shard, by Spark's own hash.
         processor: what is done.
         store: name of the store within the query.
         shards: how many; None = `SHARDS`.
         options: of the operator, as ``docs/options.md`` lists them.
+        parcel: schema of the rows in parcels; None = they come as they are.
 
     Raises:
         InvalidOptionError: an option, or the number of shards.
@@ -80,14 +83,10 @@ def with_operator(
             given; else it is looked at by the first task.
     """
     checked = parse_state(options)
-    count = SHARDS if shards is None else shards
-    if count < 1:
-        raise InvalidOptionError(
-            f"shards is {shards}; expected 1 or more.", fix="leave it out, or set it to 4."
-        )
+    count = shard_count(shards)
     if checked.application_id is not None:
         look_at_changelog(checked, changelog_name(checked.application_id, store), count)
-    operator = Operator(processor, store, count, checked)
+    operator = Operator(processor, store, count, checked, parcel)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return operator(batches)
@@ -95,17 +94,30 @@ def with_operator(
     return by_shard(frame, keys, count).mapInArrow(run, from_arrow_schema(operator.output))
 
 
-def combined(frame: DataFrame, combine: Any, schema: pa.Schema) -> DataFrame:
-    """The frame with its rows combined before they travel: one row for each key and input partition.
+def shard_count(shards: int | None) -> int:
+    """Of an operator. Raises: InvalidOptionError: less than one."""
+    count = SHARDS if shards is None else shards
+    if count < 1:
+        raise InvalidOptionError(
+            f"shards is {shards}; expected 1 or more.", fix="leave it out, or set it to 4."
+        )
+    return count
+
+
+def combined(
+    frame: DataFrame, combine: Any, schema: pa.Schema, keys: Sequence[str], shards: int
+) -> DataFrame:
+    """The frame with its rows combined before they travel, one for each key and input partition, in parcels.
 
     Args:
         frame: streaming.
         combine: from Arrow batches of rows to Arrow batches of ``schema``.
         schema: of the combined rows.
+        keys: columns that decide the shard.
+        shards: how many.
     """
     carries = CHANGELOG in frame.columns
-    fields = [field.with_nullable(True) for field in schema]
-    full = pa.schema([*fields, pa.field(CHANGELOG, pa.binary())]) if carries else pa.schema(fields)
+    full = PARCELS.append(pa.field(CHANGELOG, pa.binary())) if carries else PARCELS
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         before: list[pa.Array] = []
@@ -117,13 +129,11 @@ def combined(frame: DataFrame, combine: Any, schema: pa.Schema) -> DataFrame:
                     before.append(packets)
                 yield kept
 
-        for each in combine(rows()):
-            columns = [each.column(field.name).cast(field.type) for field in fields]
-            if carries:
-                columns.append(pa.nulls(each.num_rows, pa.binary()))
-            yield pa.RecordBatch.from_arrays(columns, schema=full)
+        for each in pack(combine(rows()), schema, keys, shards):
+            packets = [pa.nulls(each.num_rows, pa.binary())] if carries else []
+            yield pa.RecordBatch.from_arrays([*each.columns, *packets], schema=full)
         for packets in before:
-            nulls = [pa.nulls(len(packets), field.type) for field in fields]
-            yield pa.RecordBatch.from_arrays([*nulls, packets], schema=full)
+            nothing = parcel_rows([None] * len(packets), [0] * len(packets), shards)
+            yield pa.RecordBatch.from_arrays([*nothing.columns, packets], schema=full)
 
     return frame.mapInArrow(run, from_arrow_schema(full))

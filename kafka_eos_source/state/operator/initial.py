@@ -29,8 +29,8 @@ from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.encoding.ipc import to_stream
 from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.operator.sharding import by_shard
-from kafka_eos_source.state.operator.task import SHARD
 from kafka_eos_source.state.options import StateOptions
+from kafka_eos_source.state.parcels import SHARD
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

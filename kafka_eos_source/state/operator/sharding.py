@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions
 
-from kafka_eos_source.state.operator.task import SHARD
+from kafka_eos_source.state.parcels import PARCEL, ROUTE, SHARD
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -20,9 +20,12 @@ def by_shard(rows: DataFrame, keys: Sequence[str], shards: int) -> DataFrame:
     that has its shard's number.
 
     Args:
+        rows: or parcels of them (`state.parcels`), which know their shard.
         keys: columns, in the order in which the state is grouped.
         shards: how many.
     """
+    if PARCEL in rows.columns:
+        return rows.repartition(shards, ROUTE).drop(ROUTE)
     columns = [functions.col(f"`{name}`") for name in keys]
     shard = functions.pmod(functions.hash(*columns), functions.lit(shards))
     return rows.withColumn(SHARD, shard).repartition(shards, *columns)

@@ -21,11 +21,9 @@ from kafka_eos_source.state.operator.decide import Spark
 from kafka_eos_source.state.operator.shard import Task, open_shard
 from kafka_eos_source.state.options import StateOptions
 from kafka_eos_source.state.packet import CHANGELOG, pack
+from kafka_eos_source.state.parcels import PARCEL, SHARD, unpack
 from kafka_eos_source.state.store.handle import StateHandle
 from kafka_eos_source.streaming_task import running_task
-
-#: The column by which the rows were sent to their shard; taken off before the processor sees them.
-SHARD = "__kafka_eos_shard"
 
 #: Changelog topics that this process has looked at.
 _changelogs: dict[tuple[str, str, int], ChangelogTopic] = {}
@@ -40,12 +38,14 @@ class Operator:
         store: its name within the query.
         shards: how many.
         options: checked.
+        parcel: schema of the rows in parcels (`state.parcels`); None = rows come as they are.
     """
 
     processor: ShardProcessor
     store: str
     shards: int
     options: StateOptions
+    parcel: pa.Schema | None = None
 
     @cached_property
     def output(self) -> pa.Schema:
@@ -61,7 +61,7 @@ class Operator:
         """
         task = self._task()
         packets_before: list[pa.Array] = []
-        rows = _of_shard(batches, task.identity.shard, packets_before)
+        rows = self._rows(batches, task.identity.shard, packets_before)
         with open_shard(task) as shard:
             if isinstance(shard, ShardReport):
                 for _ in rows:  # so that a wrong partitioning is seen in a replay too
@@ -121,6 +121,28 @@ class Operator:
             options=self.options,
         )
 
+    def _rows(
+        self, batches: Iterable[pa.RecordBatch], shard: int, packets: list[pa.Array]
+    ) -> Iterator[pa.RecordBatch]:
+        """The shard's rows, without the columns that brought them here, which must say what the task is.
+
+        Packets are put aside. Spark may merge or shift partitions (a union before the operator's rows reach
+        the sink, adaptive execution): a key would meet another shard's state then.
+        """
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            found = pc.min_max(batch.column(SHARD)).as_py()
+            if found != {"min": shard, "max": shard}:
+                raise _misplaced(shard, None)
+            rows, found_packets = split_packets(batch.drop_columns([SHARD]))
+            if len(found_packets):
+                packets.append(found_packets)
+            if self.parcel is not None:
+                yield from unpack(rows.column(PARCEL), self.parcel)
+            elif rows.num_rows:
+                yield rows
+
     def _changelog(self, query_id: str) -> ChangelogTopic:
         """Made or checked once in each process."""
         name = changelog_name(self.options.application(query_id), self.store)
@@ -140,26 +162,6 @@ def look_at_changelog(options: StateOptions, name: str, shards: int) -> Changelo
         min_insync=options.min_insync_replicas,
         deadline=Deadline.after_ms(options.timeout_ms),
     )
-
-
-def _of_shard(
-    batches: Iterable[pa.RecordBatch], shard: int, packets: list[pa.Array]
-) -> Iterator[pa.RecordBatch]:
-    """The rows without their shard column, which must say what the task is. Packets are put aside.
-
-    Spark may merge or shift partitions (a union before the operator's rows reach the sink, adaptive
-    execution): a key would meet another shard's state then.
-    """
-    for batch in batches:
-        if batch.num_rows:
-            found = pc.min_max(batch.column(SHARD)).as_py()
-            if found != {"min": shard, "max": shard}:
-                raise _misplaced(shard, None)
-            rows, found_packets = split_packets(batch.drop_columns([SHARD]))
-            if len(found_packets):
-                packets.append(found_packets)
-            if rows.num_rows:
-                yield rows
 
 
 def split_packets(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.option_values import duration_ms
-from kafka_eos_source.state.operator.frame import SHARDS, combined, grouping, with_operator
+from kafka_eos_source.state.operator.frame import SHARDS, combined, grouping, shard_count, with_operator
 from kafka_eos_source.state.operator.initial import InitialTopic, publish
 from kafka_eos_source.state.operator.lineage import lineage
 from kafka_eos_source.state.options import parse_state
@@ -138,14 +138,14 @@ def aggregate_with_changelog_state(
     processor = AggregateProcessor(
         arrow_schema(_rows_of(frame), _timezone(frame)), keys, aggregates, window=window, emit=emit
     )
+    parcel, count = processor.partial_schema if combine else None, shard_count(shards)
     found = lineage(frame, used) if combine is True else None
     if found is not None:
-        frame = found.read(
-            AggregateInRead(found.columns, tuple(keys), aggregates, window), frame.sparkSession
-        )
+        in_read = AggregateInRead(found.columns, tuple(keys), aggregates, window, count)
+        frame = found.read(in_read, frame.sparkSession)
     elif combine:
-        frame = combined(frame, processor.partial, processor.partial_schema)
-    return with_operator(frame, keys, processor, store=store, shards=shards, options=options)
+        frame = combined(frame, processor.partial, processor.partial_schema, keys, count)
+    return with_operator(frame, keys, processor, store=store, shards=shards, options=options, parcel=parcel)
 
 
 def apply_with_changelog_state(
@@ -222,8 +222,16 @@ def deduplicate_with_changelog_state(
     schema = arrow_schema(_rows_of(frame), _timezone(frame))
     processor = DeduplicateProcessor(schema, keys, within=within, on=on, grace=grace)
     if combine:
-        frame = combined(frame, processor.partial, schema)
-    return with_operator(frame, keys, processor, store=store, shards=shards, options=options)
+        frame = combined(frame, processor.partial, schema, keys, shard_count(shards))
+    return with_operator(
+        frame,
+        keys,
+        processor,
+        store=store,
+        shards=shards,
+        options=options,
+        parcel=schema if combine else None,
+    )
 
 
 def _narrowed(frame: DataFrame, used: Sequence[str]) -> DataFrame:

@@ -1,7 +1,7 @@
 """The first step of an aggregation, done by the tasks that read Kafka.
 
 Rows that are only counted or summed need not become Spark's rows first: the read groups them in Arrow, and
-one partial row for each key and read task goes on. It is what Spark's own sources do with
+one partial row for each key and read task goes on, in parcels. It is what Spark's own sources do with
 ``SupportsPushDownAggregates``, which Python sources do not have; so it is an option of the source.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_eos_source.schema import read_arrow_schema
+from kafka_eos_source.state.parcels import pack
 from kafka_eos_source.state.vector.aggregates import Aggregate
 from kafka_eos_source.state.vector.processor import AggregateProcessor
 from kafka_eos_source.state.vector.windows import Window, window_from_json
@@ -38,19 +39,21 @@ class ReadColumn:
 
 @dataclass(frozen=True)
 class AggregateInRead:
-    """From batches of the source's rows to batches of partial rows. Travels as an option of the source.
+    """From batches of the source's rows to parcels of partial rows. Travels as an option of the source.
 
     Attributes:
         columns: of the frame that is aggregated, those that are used.
         keys: columns of the key.
         aggregates: by the name of their result.
         window: of them, if there is one.
+        shards: of the operator.
     """
 
     columns: tuple[ReadColumn, ...]
     keys: tuple[str, ...]
     aggregates: Mapping[str, Aggregate]
     window: Window | None
+    shards: int
 
     def to_json(self) -> str:
         """For the option."""
@@ -60,6 +63,7 @@ class AggregateInRead:
                 "keys": self.keys,
                 "aggregates": [[name, each.to_json()] for name, each in self.aggregates.items()],
                 "window": None if self.window is None else self.window.to_json(),
+                "shards": self.shards,
             },
             separators=(",", ":"),
         )
@@ -73,6 +77,7 @@ class AggregateInRead:
             tuple(found["keys"]),
             {name: Aggregate.from_json(each) for name, each in found["aggregates"]},
             None if found["window"] is None else window_from_json(found["window"]),
+            int(found["shards"]),
         )
 
     @property
@@ -81,14 +86,14 @@ class AggregateInRead:
         return tuple(dict.fromkeys(each.source for each in self.columns))
 
     @cached_property
-    def schema(self) -> pa.Schema:
-        """Of the partial rows: all columns nullable, as Spark has it for sources."""
-        return pa.schema([field.with_nullable(True) for field in self._processor.partial_schema])
+    def partial_schema(self) -> pa.Schema:
+        """Of the rows in the parcels."""
+        return self._processor.partial_schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Rows of `source_columns`, of one task, in; one partial row for each group, as a rule, out."""
-        for partial in self._processor.partial(map(self._frame, batches)):
-            yield pa.RecordBatch.from_arrays(partial.columns, schema=self.schema)
+        """Rows of `source_columns`, of one task, in; parcels with a partial row for each group out."""
+        partial = self._processor.partial(map(self._frame, batches))
+        return pack(partial, self.partial_schema, self.keys, self.shards)
 
     def _frame(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The columns of the frame that was aggregated."""
