@@ -32,7 +32,7 @@ def report(batch_id: int, shard: int, *, records: int = 2, skipped: bool = False
         shards=2,
         query_id="query",
         batch_id=batch_id,
-        next_offset=1000,
+        next_offset=2 * batch_id,
         time_ms=5,
         event_time_ms=9,
         records=records,
@@ -77,9 +77,22 @@ def test_the_changelog_and_how_far_it_is_commit_with_the_records() -> None:
 
 def test_a_shard_without_changes_keeps_its_offset_and_gets_the_token() -> None:
     broker = ModelBroker()
-    commit(broker, Owner(), 0, [report(0, 0), report(0, 1, records=0)])
+    commit(broker, Owner(), 0, [report(0, 0), replace(report(0, 1, records=0), next_offset=1000)])
     assert held(broker, SHARDS[1])[0] == 1000
     assert held(broker, SHARDS[1])[1].batch_id == 0
+
+
+def test_a_changelog_that_was_made_anew_meanwhile_gets_no_changes() -> None:
+    """They would be all that it holds: the state that they are made to is in the topic that is gone."""
+    broker, owner = ModelBroker(), Owner()
+    for batch_id in range(2):
+        commit(broker, owner, batch_id, both(batch_id))
+    broker.log[:] = [row for row in broker.log if "changelog" not in row]
+    before, group = list(broker.log), dict(broker.group)
+    with pytest.raises(StateLostError, match=r"ends at offset 2, .*that of offset 4"):
+        commit(broker, owner, 2, both(2))
+    assert (broker.log, broker.group) == (before, group)
+    assert broker.calls[-2:] == ["ends", "abort"]
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from kafka_eos_source.errors import (
     StateLostError,
     UnavailableError,
 )
-from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
 
 _log = logging.getLogger(__name__)
 
@@ -269,6 +269,9 @@ class Commit:
         """
         changed = [shard.tp for shard in self._staged.shards if shard.records]
         ends = producer.ends(changed) if changed else {}
+        for shard in self._staged.shards:
+            if shard.tp in ends:
+                _check_same_log(shard, ends[shard.tp])
         return [
             GroupOffset(
                 shard.tp,
@@ -310,6 +313,22 @@ class Commit:
         if to not in MOVES[self._step]:
             raise AssertionError(f"commit cannot go from {self._step.name} to {to.name}")
         self._step = to
+
+
+def _check_same_log(shard: ShardReport, end: int) -> None:
+    """The changes stand behind the state that they are made to, else the changelog would hold a part of it.
+
+    Raises:
+        StateLostError: they do not.
+    """
+    if end < shard.next_offset + shard.records:
+        raise StateLostError(
+            f"changelog {shard.tp} ends at offset {end}, with {shard.records} changes of this batch in it; "
+            f"the state that they are made to is that of offset {shard.next_offset}: the topic was deleted "
+            "and made anew while the query ran.",
+            fix="nothing of this batch is in Kafka. Put the topic back from a copy, or start anew with a new "
+            "checkpoint and application.id.",
+        )
 
 
 def _out_of_time(error: KafkaEosError, deadline: Deadline) -> KafkaEosError:

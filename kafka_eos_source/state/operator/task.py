@@ -23,10 +23,11 @@ from kafka_eos_source.state.options import StateOptions
 from kafka_eos_source.state.packet import CHANGELOG, pack
 from kafka_eos_source.state.parcels import PARCEL, SHARD, unpack
 from kafka_eos_source.state.store.handle import StateHandle
-from kafka_eos_source.streaming_task import running_task
+from kafka_eos_source.streaming_task import StreamingTask, running_task
 
-#: Changelog topics that this process has looked at.
-_changelogs: dict[tuple[str, str, int], ChangelogTopic] = {}
+#: Changelog topics that this process has looked at, and for which run of the query. A worker outlives a run,
+#: and a topic may be made anew between two of them, with as many partitions.
+_changelogs: dict[tuple[str, str, int], tuple[str, ChangelogTopic]] = {}
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Operator:
         shard = running.partition
         if shard >= self.shards:
             raise _misplaced(shard, self.shards)
-        changelog = self._changelog(running.query_id)
+        changelog = self._changelog(running)
         return Task(
             spark=Spark(running.query_id, int(running.batch_id)),
             run_id=running.run_id,
@@ -143,13 +144,15 @@ class Operator:
             elif rows.num_rows:
                 yield rows
 
-    def _changelog(self, query_id: str) -> ChangelogTopic:
-        """Made or checked once in each process."""
-        name = changelog_name(self.options.application(query_id), self.store)
+    def _changelog(self, running: StreamingTask) -> ChangelogTopic:
+        """Made or checked once in a process and run. That it is another one within a run, the sink sees."""
+        name = changelog_name(self.options.application(running.query_id), self.store)
         key = (self.options.kafka.get("bootstrap.servers", ""), name, self.shards)
-        if key not in _changelogs:
-            _changelogs[key] = look_at_changelog(self.options, name, self.shards)
-        return _changelogs[key]
+        run_id, found = _changelogs.get(key, ("", None))
+        if found is None or run_id != running.run_id:
+            found = look_at_changelog(self.options, name, self.shards)
+            _changelogs[key] = (running.run_id, found)
+        return found
 
 
 def look_at_changelog(options: StateOptions, name: str, shards: int) -> ChangelogTopic:

@@ -1,0 +1,85 @@
+"""What a task of an operator is told, and what it finds out once and keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from kafka_eos_source.errors import StateError
+from kafka_eos_source.state.changelog.topic import ChangelogTopic
+from kafka_eos_source.state.model import BatchContext, StateAccess
+from kafka_eos_source.state.operator import task as operator_task
+from kafka_eos_source.state.operator.task import Operator
+from kafka_eos_source.state.options import parse_state
+from kafka_eos_source.streaming_task import StreamingTask
+
+
+class Nothing:
+    """A processor."""
+
+    output = pa.schema([pa.field("n", pa.int64())])
+    schema = "1"
+
+    def process(
+        self, batches: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext
+    ) -> Iterator[pa.RecordBatch]:
+        return iter(())
+
+
+@pytest.fixture
+def operator() -> Operator:
+    return Operator(Nothing(), "s", 2, parse_state({"kafka.bootstrap.servers": "b:9092"}))
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Each look finds the topic of that name made anew."""
+    looks: list[str] = []
+
+    def look(_options: object, name: str, shards: int) -> ChangelogTopic:
+        looks.append(name)
+        return ChangelogTopic(name, f"id-{len(looks)}", shards, 0)
+
+    monkeypatch.setattr(operator_task, "look_at_changelog", look)
+    monkeypatch.setattr(operator_task, "_changelogs", {})
+    return looks
+
+
+def run(monkeypatch: pytest.MonkeyPatch, task: StreamingTask | None) -> None:
+    monkeypatch.setattr(operator_task, "running_task", lambda: task)
+
+
+def test_a_worker_that_outlives_a_run_looks_at_the_changelog_again(
+    operator: Operator, looked_at: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two runs it may have been made anew, with as many shards: the local state is worth nothing."""
+    found = []
+    for run_id, batch_id, shard in [("r1", 0, 0), ("r1", 1, 1), ("r2", 1, 0), ("r2", 2, 0), ("r3", 2, 1)]:
+        run(monkeypatch, StreamingTask("q", str(batch_id), run_id, shard))
+        found.append(operator._task().identity.topic_id)
+    assert found == ["id-1", "id-1", "id-2", "id-2", "id-3"]
+    assert looked_at == ["kafka-eos-q-s-changelog"] * 3
+    assert len(operator_task._changelogs) == 1, "a process keeps one run's"
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (None, "outside a Spark task"),
+        (StreamingTask("", "", "r"), "outside a streaming query"),
+        (StreamingTask("q", "0", "r", 2), "there are 2 shards"),
+    ],
+)
+def test_a_task_that_is_none_of_a_streaming_query_or_shard_is_refused(
+    operator: Operator,
+    looked_at: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    task: StreamingTask | None,
+    said: str,
+) -> None:
+    run(monkeypatch, task)
+    with pytest.raises(StateError, match=said):
+        operator._task()
+    assert looked_at == []
