@@ -130,6 +130,7 @@ class StagedPart:
         inline: the bytes themselves, when there are few.
         run_id: the streaming run that the task belonged to ("" in batch writes).
         shards: changes of operators' state among the rows; None = the frame has no column for them.
+        operators: changelog topics of the operators that ran for the batch on the task's machine.
     """
 
     name: str
@@ -140,3 +141,4 @@ class StagedPart:
     inline: bytes | None = None
     run_id: str = ""
     shards: tuple[ShardPart, ...] | None = None
+    operators: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
@@ -28,6 +28,7 @@ from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.paths import location_of_batch_writes, location_of_query
 from kafka_eos_source.stage.rows import from_batches, from_rows, staged_schema
 from kafka_eos_source.stage.writer import stage
+from kafka_eos_source.state.operator.announce import announced
 from kafka_eos_source.state.packet import CHANGELOG
 from kafka_eos_source.streaming_task import running_task
 
@@ -98,17 +99,17 @@ class _StagedSink:
         if not self.name:
             # at the start of a query, and not when a batch is first too large for its messages
             self.folder.check_shared()
-        return _Message(
-            stage(
-                batches,
-                staged_schema(self.columns),
-                folder=self.folder,
-                batch=self.name or task.batch_id,
-                inline_bytes=self.options.staging_inline_bytes,
-                run_id=task.run_id,
-                topic=self.options.topic,
-            )
+        part = stage(
+            batches,
+            staged_schema(self.columns),
+            folder=self.folder,
+            batch=self.name or task.batch_id,
+            inline_bytes=self.options.staging_inline_bytes,
+            run_id=task.run_id,
+            topic=self.options.topic,
         )
+        # an operator in this very task begins when its first row is asked for
+        return _Message(replace(part, operators=announced(task)))
 
     def commit_micro_batch(self, parts: list[StagedPart], batch_id: int) -> None:
         session.commit_micro_batch(self.options, self.folder, parts, batch_id)

@@ -76,6 +76,18 @@ def both_shards() -> list[StagedPart]:
     ]
 
 
+def test_an_operator_that_ran_and_was_not_heard_of_stops_the_batch() -> None:
+    """Its column of changes was dropped; or a second operator's column took its place."""
+    without = [replace(part, shards=None, operators=(TOPIC,)) for part in both_shards()]
+    with pytest.raises(StateLostError, match=rf"the operator of {TOPIC} ran, and nothing of it came"):
+        reports(without, "query", 7)
+    first, second = both_shards()
+    heard = [replace(first, operators=(TOPIC,)), second]
+    assert len(reports(heard, "query", 7)) == 2
+    with pytest.raises(StateLostError, match="the operator of app-a-changelog ran"):
+        reports([*heard, replace(second, shards=(), operators=("app-a-changelog", TOPIC))], "query", 7)
+
+
 def test_a_packet_says_what_was_packed() -> None:
     made = report(counts={"late_rows": 3})
     first, last = map(unpack, pack(made, [changes((b"\x01k", b"v"), (b"\x01d", None))]))

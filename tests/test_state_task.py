@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -11,6 +15,7 @@ from kafka_eos_source.errors import StateError
 from kafka_eos_source.state.changelog.topic import ChangelogTopic
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.operator import task as operator_task
+from kafka_eos_source.state.operator.announce import announce, announced
 from kafka_eos_source.state.operator.task import Operator
 from kafka_eos_source.state.options import parse_state
 from kafka_eos_source.streaming_task import StreamingTask
@@ -45,6 +50,12 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(operator_task, "look_at_changelog", look)
     monkeypatch.setattr(operator_task, "_changelogs", {})
     return looks
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
 
 
 def run(monkeypatch: pytest.MonkeyPatch, task: StreamingTask | None) -> None:
@@ -83,3 +94,34 @@ def test_a_task_that_is_none_of_a_streaming_query_or_shard_is_refused(
     with pytest.raises(StateError, match=said):
         operator._task()
     assert looked_at == []
+
+
+def test_a_task_says_on_its_machine_that_its_operator_runs(
+    operator: Operator, looked_at: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = StreamingTask("q", "4", "r", 1)
+    assert announced(now) == ()
+    run(monkeypatch, now)
+    for _ in range(2):  # an attempt, and another
+        operator._task()
+    announce(now, "another")
+    assert announced(replace(now, partition=7)) == ("another", "kafka-eos-q-s-changelog")
+    for other in (
+        replace(now, batch_id="5"),
+        replace(now, run_id="r2"),
+        replace(now, query_id="q2"),
+        replace(now, query_id=""),
+    ):
+        assert announced(other) == ()
+    announce(replace(now, batch_id="5"), "another")
+    assert announced(now) == ("kafka-eos-q-s-changelog",), "the other one has gone on"
+
+
+def test_a_machine_without_room_only_makes_it_later_that_a_loss_is_noticed(
+    operator: Operator, looked_at: list[str], monkeypatch: pytest.MonkeyPatch, machine: Path
+) -> None:
+    (machine / f"kafka-eos-operators-{os.getuid()}").write_text("a file is in the way")
+    now = StreamingTask("q", "4", "r", 1)
+    run(monkeypatch, now)
+    assert operator._task().identity.shard == 1
+    assert announced(now) == ()

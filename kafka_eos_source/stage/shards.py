@@ -1,7 +1,7 @@
 """The state changes of a batch on the driver: whole and of one attempt a shard, or nothing is committed.
 
 Rows with changes travel like any others, so a filter or a projection behind an operator can drop them, and
-after a lost shuffle file Spark may mix two attempts of a task. Both are seen here, before Kafka is touched.
+after a lost shuffle file Spark may mix two attempts of a task. That is seen here, before Kafka is touched.
 """
 
 from __future__ import annotations
@@ -26,12 +26,17 @@ def reports(parts: Iterable[StagedPart], query_id: str, batch_id: int) -> tuple[
     """
     found: dict[TopicPartition, list[ShardPart]] = {}
     carried = False
+    ran: set[str] = set()
     for part in parts:
         carried = carried or part.shards is not None
+        ran.update(part.operators)
         for shard in part.shards or ():
             found.setdefault(shard.tp, []).append(shard)
     if carried and not found:
         raise _lost("no shard reported", batch_id)
+    silent = sorted(ran - {tp.topic for tp in found})
+    if silent:
+        raise _lost(f"the operator of {', '.join(silent)} ran, and nothing of it came", batch_id)
     whole = {tp: _whole(tp, pieces, query_id, batch_id) for tp, pieces in sorted(found.items())}
     for topic in {tp.topic for tp in whole}:
         _check_all_there([report for tp, report in whole.items() if tp.topic == topic])
@@ -99,8 +104,9 @@ def _with_common_event_time(found: list[ShardReport]) -> Iterable[ShardReport]:
 
 def _lost(what: str, batch_id: int) -> StateLostError:
     return StateLostError(
-        f"batch {batch_id}: {what}. Rows with state changes (column {CHANGELOG!r}) were dropped between the "
-        "operator and the sink.",
-        fix=f"let them through: no limit() or sample(), filter with '… OR {CHANGELOG} IS NOT NULL', and one "
-        "result of an operator goes to one sink. Nothing was sent to Kafka.",
+        f"batch {batch_id}: {what}. Rows with state changes, or their column {CHANGELOG!r}, were dropped "
+        "between the operator and the sink.",
+        fix="let them through: select the column, no limit() or sample(), filter with "
+        f"'… OR {CHANGELOG} IS NOT NULL', and one result of an operator goes to one sink. Nothing was sent "
+        "to Kafka.",
     )

@@ -17,6 +17,7 @@ from kafka_eos_source.errors import StateError
 from kafka_eos_source.model import ShardReport
 from kafka_eos_source.state.changelog.topic import ChangelogTopic, changelog_name, ensure
 from kafka_eos_source.state.model import ShardProcessor, StoreIdentity
+from kafka_eos_source.state.operator.announce import announce
 from kafka_eos_source.state.operator.decide import Spark
 from kafka_eos_source.state.operator.shard import Task, open_shard
 from kafka_eos_source.state.options import StateOptions
@@ -105,6 +106,7 @@ class Operator:
         if shard >= self.shards:
             raise _misplaced(shard, self.shards)
         changelog = self._changelog(running)
+        announce(running, changelog.name)
         return Task(
             spark=Spark(running.query_id, int(running.batch_id)),
             run_id=running.run_id,
