@@ -47,6 +47,10 @@ class Checkpoint:
         if not (path / "metadata").exists():
             self._write("metadata", json.dumps({"id": str(uuid.uuid4())}))
 
+    @property
+    def query_id(self) -> str:
+        return str(json.loads((self._path / "metadata").read_text())["id"])
+
     def newest(self, log: str) -> int:
         """The last batch in ``offsets`` or ``commits``; -1 = none."""
         return max((int(each.name) for each in (self._path / log).glob("[0-9]*")), default=-1)
@@ -166,10 +170,11 @@ class Run:
     def _enter_task(self, batch_id: int) -> None:
         context: Any = TaskContext()
         context._localProperties = {
+            "sql.streaming.queryId": self._checkpoint.query_id,
             "streaming.sql.batchId": str(batch_id),
             "spark.jobGroup.id": self._run_id,
         }
-        context._attemptNumber = 0
+        context._attemptNumber = context._partitionId = 0
         TaskContext._taskContext = context
 
 

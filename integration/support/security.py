@@ -29,7 +29,7 @@ from kafka_eos_source.embedded.properties import HOST
 #: The first one may do everything.
 PASSWORDS = {"admin": "admin-pass-7f", "alice": "alice-pass-9c"}
 #: Of SCRAM, on the listener with TLS.
-SCRAM_PASSWORDS = {"reader": "reader-pass-3b", "writer": "writer-pass-5d"}
+SCRAM_PASSWORDS = {"reader": "reader-pass-3b", "writer": "writer-pass-5d", "operator": "operator-pass-1c"}
 
 
 class Acls:
