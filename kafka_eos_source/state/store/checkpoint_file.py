@@ -16,7 +16,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.state.store.database import replace_text
+from kafka_eos_source.state.store.files import replace_text
 from kafka_eos_source.state.store.records import Offsets
 
 CHECKPOINT = ".checkpoint"

@@ -20,12 +20,7 @@ Measured with rocksdict 0.3.29; the tests hold the first four in place:
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import shutil
-import socket
-import threading
 import time
 from bisect import bisect_right
 from collections import deque
@@ -37,28 +32,21 @@ from weakref import WeakSet
 
 import rocksdict
 
-from kafka_eos_source.errors import (
-    KafkaEosError,
-    StateCorruptedError,
-    StateError,
-    StateLockedError,
-    StoreClosedError,
-)
+from kafka_eos_source.errors import StateCorruptedError, StateError, StateLockedError, StoreClosedError
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.overlay import Pair
+from kafka_eos_source.state.store.rocks_errors import translate
+from kafka_eos_source.state.store.rocks_options import database_options, family_options
 
 #: Data last opened, first dropped; see the module's text.
 FAMILIES = ("data", "pending", "offsets")
 
-_MIB = 1 << 20
 #: From so many keys on, reading them is planned.
 _MANY = 256
 #: Reading a pair in order costs about a quarter of looking up a key.
 _DENSE = 4
 #: A scan that ends within so many pairs needs no iterator that outlives the call.
 _SHORT_SCAN = 32
-#: The offsets' memtable holds a few records, again and again.
-_SMALL_BUFFER_BYTES = 1 * _MIB
 # A reader needs a moment without a flush, some 10 ms. An owner flushes every few seconds, or all the time
 # while it restores.
 _STILL_WITHIN_S = 10.0
@@ -68,8 +56,6 @@ _open_here: set[str] = set()
 _alive: WeakSet[Database] = WeakSet()
 #: Databases of the process that this one was forked from: dropping them would flush, which hangs.
 _inherited: list[Database] = []
-_cache: Any = None
-_cache_lock = threading.Lock()
 
 
 class Database:
@@ -259,7 +245,7 @@ class Database:
     def ingest(self, rows: Mapping[bytes, bytes | None], scratch: Path, config: StoreConfig) -> None:
         """Adds rows, None deletes, as a file of sorted rows: quicker than a batch when they are many.
         On the disk when this returns."""
-        writer = rocksdict.SstFileWriter(_family_options(config))
+        writer = rocksdict.SstFileWriter(family_options(config))
         self._call(writer.open, str(scratch))
         keys = sorted(rows)
         values = list(map(rows.__getitem__, keys))
@@ -344,117 +330,23 @@ class Writes:
         deque(map(self.raw.put, keys, values), 0)
 
 
-def translate(error: Exception, path: Path) -> KafkaEosError:
-    """One of ours for what rocksdict raised, which is a plain `Exception` with RocksDB's text."""
-    text = str(error)
-    if isinstance(error, KafkaEosError):
-        return error
-    if isinstance(error, rocksdict.DbClosedError):
-        return StoreClosedError(f"the database {path} is closed")
-    if text.startswith("IO error") and re.search(r"lock", text.split(str(path))[0], re.IGNORECASE):
-        return StateLockedError(
-            f"the database {path} is open in {owner_of(path)}",
-            fix="stop that process; a crashed one holds nothing. Files named LOCK need not be removed.",
-        )
-    if text.startswith("Corruption") or (text.startswith("IO error: No such file") and str(path) in text):
-        return StateCorruptedError(
-            f"the database {path} is damaged: {text}", fix="it is set aside and restored from the changelog"
-        )
-    return StateError(f"the database {path}: {text}", fix="see to the disk, then start the query again")
-
-
 def is_open_here(path: Path) -> bool:
     """This process has the database open for writing."""
     return str(path.resolve()) in _open_here
 
 
-def write_owner(path: Path) -> None:
-    """Says in the folder of the database who has it open, for messages. RocksDB has the real lock."""
-    owner = {"pid": os.getpid(), "host": socket.gethostname(), "since_ms": int(time.time() * 1000)}
-    replace_text(path.parent / "owner", json.dumps(owner))
-
-
-def remove_owner(path: Path) -> bool:
-    """True if there was one: the last owner did not close the database."""
-    try:
-        (path.parent / "owner").unlink()
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def replace_text(path: Path, text: str, *, sync: bool = False) -> None:
-    """The whole new text or the whole old one is there at any time, also when this process dies.
-
-    Args:
-        sync: also when the machine does. Files that only tell of the database do not need that.
-    """
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    with scratch.open("w") as file:
-        file.write(text)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
-    scratch.replace(path)
-
-
-def remove_tree(path: Path) -> None:
-    """Removes a folder so that a kill half-way leaves nothing that looks like it: renamed first."""
-    if path.exists():
-        trash = path.with_name(f"{path.name}.trash-{os.getpid()}-{time.monotonic_ns()}")
-        path.rename(trash)
-    for left in path.parent.glob(f"{path.name}.trash-*"):
-        shutil.rmtree(left, ignore_errors=True)
-
-
 def _open(path: Path, config: StoreConfig, access: Any, log_folder: Path | None = None) -> Any:
     global _opened_by
-    options = _options(config)
+    options = database_options(config)
     if log_folder is not None:
         options.set_db_log_dir(str(log_folder))
         options.set_max_open_files(-1)  # a file that the owner deletes stays readable for us
-    families = {name: _family_options(config, small=name == "offsets") for name in FAMILIES}
+    families = {name: family_options(config, small=name == "offsets") for name in FAMILIES}
     _opened_by = os.getpid()
     try:
         return rocksdict.Rdict(str(path), options=options, column_families=families, access_type=access)
     except Exception as error:
         raise translate(error, path) from error
-
-
-def _options(config: StoreConfig) -> Any:
-    options = _family_options(config, small=True)
-    options.create_if_missing(True)
-    options.create_missing_column_families(True)
-    options.set_atomic_flush(True)
-    options.set_max_total_wal_size(config.max_wal_bytes)
-    options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.point_in_time())
-    options.set_max_background_jobs(2)
-    options.set_keep_log_file_num(2)
-    options.set_stats_dump_period_sec(0)
-    options.set_stats_persist_period_sec(0)
-    return options
-
-
-def _family_options(config: StoreConfig, *, small: bool = False) -> Any:
-    options = rocksdict.Options(raw_mode=True)
-    options.set_write_buffer_size(_SMALL_BUFFER_BYTES if small else config.write_buffer_bytes)
-    options.set_max_write_buffer_number(3)
-    options.set_compression_type(rocksdict.DBCompressionType.lz4())
-    options.set_min_level_to_compress(2)  # what is young is read and rewritten most
-    blocks = rocksdict.BlockBasedOptions()
-    blocks.set_block_cache(_block_cache(config))
-    blocks.set_bloom_filter(10, False)
-    blocks.set_format_version(5)
-    options.set_block_based_table_factory(blocks)
-    return options
-
-
-def _block_cache(config: StoreConfig) -> Any:
-    global _cache
-    with _cache_lock:
-        if _cache is None:
-            _cache = rocksdict.Cache(config.block_cache_bytes)
-        return _cache
 
 
 def _check_not_forked() -> None:
@@ -476,14 +368,6 @@ def _manifest(path: Path) -> tuple[str, int]:
         return name, (path / name).stat().st_size
     except OSError as error:
         raise StateCorruptedError(f"the database {path} has no list of its files: {error}") from error
-
-
-def owner_of(path: Path) -> str:
-    try:
-        owner = json.loads((path.parent / "owner").read_text())
-        return f"process {owner['pid']} on {owner['host']}"
-    except (OSError, ValueError, KeyError):
-        return "another process"
 
 
 def _collect(get: Callable[[bytes], bytes | None], keys: list[bytes]) -> list[bytes | None]:

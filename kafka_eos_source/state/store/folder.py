@@ -40,15 +40,9 @@ from kafka_eos_source.state.store.checkpoint_file import (
     write_checkpoint,
 )
 from kafka_eos_source.state.store.config import StoreConfig
-from kafka_eos_source.state.store.database import (
-    Database,
-    is_open_here,
-    owner_of,
-    remove_owner,
-    remove_tree,
-    replace_text,
-    write_owner,
-)
+from kafka_eos_source.state.store.database import Database, is_open_here
+from kafka_eos_source.state.store.files import remove_tree, replace_text
+from kafka_eos_source.state.store.owner import owner_of, remove_owner, write_owner
 from kafka_eos_source.state.store.records import Committed
 
 #: Damaged twice within this time is no accident: restoring again and again would hide a failing disk.

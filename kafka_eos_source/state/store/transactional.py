@@ -47,12 +47,13 @@ from kafka_eos_source.state.store.advance import advanced, furthest, promotable
 from kafka_eos_source.state.store.changes import key_batches, row_batches
 from kafka_eos_source.state.store.checkpoint_file import write_checkpoint
 from kafka_eos_source.state.store.config import Isolation, StoreConfig, check_isolation
-from kafka_eos_source.state.store.database import Database, Writes, translate
+from kafka_eos_source.state.store.database import Database, Writes
 from kafka_eos_source.state.store.limits import UncommittedBudget, too_many_bytes
 from kafka_eos_source.state.store.metrics import StoreMetrics
 from kafka_eos_source.state.store.overlay import MISSING, Missing, Overlay, Ranges, merge
 from kafka_eos_source.state.store.reader import CommittedReader
 from kafka_eos_source.state.store.records import Committed, Offsets
+from kafka_eos_source.state.store.rocks_errors import translate
 from kafka_eos_source.state.store.scans import Scan, Scans
 from kafka_eos_source.state.store.views import (
     CommittedView,
