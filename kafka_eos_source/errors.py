@@ -5,6 +5,7 @@
     KafkaEosError
     ├── RetriableError              call the same thing again
     │   ├── StateLockedError        another process has the state open
+    │   ├── SinkRetryableError      a sink outside Kafka cannot do it now
     │   ├── NotUpToBoundError       the state is not as far yet as the reader asked for
     │   └── ViewInvalidatedError    what a read_uncommitted view showed was rolled back
     ├── AbortableError              abort the transaction, begin it again with a new producer
@@ -12,12 +13,16 @@
     ├── RestartQueryError           this query (or driver) is done; start it again
     │   ├── FencedError             another owner of the transactional id took over
     │   ├── StagedPartError         a staged part is missing or damaged; a replay stages it anew
+    │   ├── SinkUnfinishedError     a batch is in Kafka, and a sink has not taken it yet: a start finishes it
     │   └── StateCorruptedError     a local database is damaged; it is restored from the changelog
     └── OperatorError               a person must look: nothing will change by trying again
         ├── InvalidOptionError      an option is unknown, malformed or out of range
         ├── InvalidSchemaError      the frame does not fit the sink's row contract
         ├── InvalidRecordError      one row cannot become a Kafka record
         ├── UnavailableError        brokers, topic or staging folder cannot be reached
+        ├── SinkUnavailableError    a sink outside Kafka cannot be reached; nothing of the batch is visible
+        ├── SinkFailedError         a sink outside Kafka refuses a batch, or lost one
+        ├── SinkUndecidedError      a sink holds a prepared batch, and Kafka forgot what became of it
         ├── AuthorizationError      the cluster refuses the principal
         ├── DataLossError           offsets the query has not read are gone
         ├── TokenMissingError       Kafka forgot which batch it holds
@@ -99,6 +104,12 @@ class StagedPartError(RestartQueryError):
     condition = "KAFKA_EOS.STAGED_PART_DAMAGED"
 
 
+class SinkUnfinishedError(RestartQueryError):
+    """A batch is in Kafka, and a sink did not take it in time. The next start finishes it first."""
+
+    condition = "KAFKA_EOS.SINK_UNFINISHED"
+
+
 class OperatorError(KafkaEosError):
     """Trying again changes nothing: a person must look."""
 
@@ -127,6 +138,24 @@ class UnavailableError(OperatorError):
     """Brokers, a topic or the staging folder cannot be reached within the time allowed."""
 
     condition = "KAFKA_EOS.UNAVAILABLE"
+
+
+class SinkUnavailableError(OperatorError):
+    """A sink outside Kafka could not prepare within the time allowed. Nothing of the batch is visible."""
+
+    condition = "KAFKA_EOS.SINK_UNAVAILABLE"
+
+
+class SinkFailedError(OperatorError):
+    """A sink outside Kafka refuses a batch, or does not have what it had prepared."""
+
+    condition = "KAFKA_EOS.SINK_FAILED"
+
+
+class SinkUndecidedError(OperatorError):
+    """A sink holds a prepared batch, and the token that would tell what becomes of it is gone."""
+
+    condition = "KAFKA_EOS.SINK_UNDECIDED"
 
 
 class AuthorizationError(OperatorError):
@@ -169,6 +198,12 @@ class StateLockedError(RetriableError):
     """The database of a shard is open in another process, which the message names."""
 
     condition = "KAFKA_EOS.STATE_LOCKED"
+
+
+class SinkRetryableError(RetriableError):
+    """A sink outside Kafka cannot do now what is asked of it."""
+
+    condition = "KAFKA_EOS.SINK_RETRIABLE"
 
 
 class NotUpToBoundError(RetriableError):

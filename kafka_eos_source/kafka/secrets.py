@@ -43,6 +43,11 @@ def remember(kafka: Mapping[str, Any]) -> None:
     _known.update(_secrets(kafka))
 
 
+def remember_values(hidden: Iterable[str]) -> None:
+    """From now on `concealed` hides these too: passwords of systems other than Kafka."""
+    _known.update(each for each in hidden if each)
+
+
 def concealed(text: str) -> str:
     """``text`` without any secret that this process knows."""
     return _without(text, _known)

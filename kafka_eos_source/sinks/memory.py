@@ -1,0 +1,76 @@
+"""A sink in this process's memory, for tests: it outlives its objects, as an external system would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import pyarrow as pa
+
+from kafka_eos_source import option_values as values
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, SinkTxn, Staged, TwoPhaseSink
+from kafka_eos_source.sinks.options import SinkOption
+
+
+@dataclass
+class Memory:
+    """One such system. Without a lock, which nobody would release who is killed: dicts change atomically.
+
+    Attributes:
+        prepared: by id.
+        committed: by id, in the order of the commits.
+    """
+
+    prepared: dict[SinkTxn, pa.Table] = field(default_factory=dict)
+    committed: dict[SinkTxn, pa.Table] = field(default_factory=dict)
+
+    def visible(self) -> pa.Table | None:
+        """What readers see; None = nothing was ever committed."""
+        return pa.concat_tables(self.committed.values()) if self.committed else None
+
+
+#: Every such system of this process, by name.
+SYSTEMS: dict[str, Memory] = {}
+
+
+class MemorySink(TwoPhaseSink):
+    """``type=memory``. Spark's processes do not share it: for tests in one process."""
+
+    OPTIONS: ClassVar[tuple[SinkOption, ...]] = (
+        SinkOption("system", values.text, "default", "text", "Which of the process's memories."),
+    )
+
+    def __init__(self, system: str = "default") -> None:
+        self.system = system
+
+    @property
+    def memory(self) -> Memory:
+        return SYSTEMS.setdefault(self.system, Memory())
+
+    def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
+        rows = pa.Table.from_batches(staged.batches(), staged.schema)
+        if txn not in self.memory.committed:
+            self.memory.prepared[txn] = rows
+        return OK
+
+    def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        memory = self.memory
+        rows = memory.prepared.get(txn)
+        if rows is not None:
+            memory.committed.setdefault(txn, rows)
+        memory.prepared.pop(txn, None)
+        return OK if txn in memory.committed else Fatal(f"nothing is prepared under {txn}")
+
+    def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        self.memory.prepared.pop(txn, None)
+        return OK
+
+    def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
+        memory = self.memory
+        return sorted(
+            txn
+            for txn in list(memory.prepared)
+            if txn.application_id == self.context.application_id and txn not in memory.committed
+        )

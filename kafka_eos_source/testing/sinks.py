@@ -1,0 +1,400 @@
+"""What every two-phase sink must stand, ours or a user's: the table of `sinks.contract`, call by call.
+
+A sink is put to it by a class in a test file::
+
+    class TestMySink(SinkConformance):
+        @pytest.fixture
+        def system(self, tmp_path):
+            return System(sink=lambda: MySink(str(tmp_path)), visible=lambda: read_it_all(tmp_path))
+
+pytest runs what is inherited: each call twice, every order of calls, legal or not, against a model of four
+states; processes killed at every line of every call, then recovered both ways; zombies; round trips of
+values. Nothing here knows a sink's insides.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.sinks import store as stores
+from kafka_eos_source.sinks.contract import (
+    OK,
+    Fatal,
+    Outcome,
+    SinkContext,
+    SinkTxn,
+    StageContext,
+    TwoPhaseSink,
+)
+from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.testing.kills import count_lines, killed_at, some_of
+
+_SECONDS = 60.0
+_APPLICATION = "conformance"
+
+#: A reader's view: rows as dicts, in any order.
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class System:
+    """The outside system, and how a test sees it.
+
+    Attributes:
+        sink: a new, closed sink, as a new process makes it; always for the same system.
+        visible: what a reader of the system sees, with nothing but committed rows; of a sink whose readers
+            tell batches apart by a manifest, what those see.
+        store: of the checkpoint, for sinks that keep what is prepared there; a folder's path or URI.
+        in_process: the system is this process's memory: a kill is an exception.
+        rows: those that are written; None = `ROWS`. Column ``id`` must be there and unique.
+    """
+
+    sink: Callable[[], TwoPhaseSink]
+    visible: Callable[[], Rows]
+    store: str | None = None
+    in_process: bool = False
+    rows: pa.Table | None = None
+
+
+ROWS = pa.table(
+    {
+        "id": pa.array(range(5), pa.int64()),
+        "name": pa.array(["a", "", None, "quote ' \" \\ , ; \n tab\t", "žluťoučký 🐎"], pa.string()),
+        "amount": pa.array([0.5, -1.25, None, 1e15, 0.0], pa.float64()),
+    }
+)
+
+
+@dataclass
+class Given:
+    """`contract.Staged` over what tasks of the test staged."""
+
+    schema: pa.Schema
+    rows: int
+    tokens: list[Any]
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        for token in self.tokens:
+            yield from token
+
+
+@dataclass
+class _Parts:
+    """`Stage` in memory, in place of the checkpoint's staging."""
+
+    taken: list[pa.RecordBatch] = field(default_factory=list)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self.taken.append(batch)
+
+    def finish(self) -> list[pa.RecordBatch]:
+        return self.taken
+
+    def discard(self) -> None:
+        self.taken = []
+
+
+def new_txn(batch_id: int = 7, application_id: str = _APPLICATION) -> SinkTxn:
+    """An id that nobody has used."""
+    return SinkTxn(application_id, batch_id, uuid.uuid4().hex[:16])
+
+
+def deadline() -> Deadline:
+    return Deadline.after_seconds(_SECONDS)
+
+
+@contextmanager
+def opened(system: System, application_id: str = _APPLICATION) -> Iterator[TwoPhaseSink]:
+    """A new sink, as a new process has it."""
+    sink = system.sink()
+    sink.open(
+        SinkContext("conformance", application_id, None if system.store is None else Store(system.store))
+    )
+    try:
+        yield sink
+    finally:
+        sink.close()
+
+
+def stage(sink: TwoPhaseSink, rows: pa.Table, batch_id: int = 7, tasks: int = 2) -> Given:
+    """The rows, staged by so many tasks."""
+    tokens = []
+    size = -(-rows.num_rows // tasks)
+    for start in range(0, rows.num_rows, size):
+        to_parts = sink.stage(StageContext(batch_id, uuid.uuid4().hex, rows.schema, _Parts))
+        for batch in rows.slice(start, size).to_batches():
+            to_parts.write(batch)
+        tokens.append(to_parts.finish())
+    return Given(rows.schema, rows.num_rows, tokens)
+
+
+class SinkConformance:
+    """Derive from it, with a fixture ``system``.
+
+    Attributes:
+        depth: longest order of calls that is tried, of prepare, commit and abort.
+        most_kills: kills for each call; all lines if there are fewer.
+        upserts: the sink replaces rows of the same ``id``, so that they are there once however often written.
+    """
+
+    depth: ClassVar[int] = 3
+    most_kills: ClassVar[int] = 30
+    upserts: ClassVar[bool] = False
+
+    @pytest.fixture
+    def system(self) -> System:
+        raise NotImplementedError("a conformance test needs a fixture 'system'")
+
+    def rows_of(self, system: System) -> pa.Table:
+        return ROWS if system.rows is None else system.rows
+
+    def times(self, system: System) -> int:
+        """How often the rows are visible: whole times, or the batch is torn."""
+        seen = [row["id"] for row in system.visible()]
+        wanted = self.rows_of(system)["id"].to_pylist()
+        counts = {seen.count(each) for each in wanted}
+        assert len(counts) == 1, f"a torn batch: ids {sorted(seen)} of {wanted}"
+        assert set(seen) <= set(wanted), "rows that nobody wrote"
+        return counts.pop()
+
+    def test_what_is_prepared_is_not_visible_and_what_is_committed_is(self, system: System) -> None:
+        txn = new_txn()
+        with opened(system) as sink:
+            staged = stage(sink, self.rows_of(system))
+            assert self.times(system) == 0, "staged rows are visible"
+            assert sink.prepare(txn, staged, deadline()) == OK
+            assert self.times(system) == 0, "prepared rows are visible"
+            assert sink.recover(deadline()) == [txn]
+            assert sink.commit(txn, deadline()) == OK
+            assert self.times(system) == 1
+            assert list(sink.recover(deadline())) == []
+
+    def test_every_value_arrives(self, system: System) -> None:
+        txn = new_txn()
+        rows = self.rows_of(system)
+        with opened(system) as sink:
+            sink.check(rows.schema, deadline())
+            assert sink.prepare(txn, stage(sink, rows), deadline()) == OK
+            assert sink.commit(txn, deadline()) == OK
+        found = sorted(system.visible(), key=lambda row: row["id"])
+        wanted = sorted(rows.to_pylist(), key=lambda row: row["id"])
+        assert [{name: row[name] for name in rows.schema.names} for row in found] == wanted
+
+    def test_batches_follow_one_another(self, system: System) -> None:
+        rows = self.rows_of(system)
+        with opened(system) as sink:
+            for batch_id in range(3):
+                txn = new_txn(batch_id)
+                one = rows.slice(batch_id, 1)
+                assert sink.prepare(txn, stage(sink, one, batch_id, tasks=1), deadline()) == OK
+                assert sink.commit(txn, deadline()) == OK
+                sink.tidy(txn, deadline())
+                assert sink.commit(txn, deadline()) == OK, "tidied up, it knows no more what it committed"
+        assert sorted(row["id"] for row in system.visible()) == sorted(rows["id"].to_pylist()[:3])
+
+    def test_every_order_of_calls(self, system: System) -> None:
+        """Each against the table; a new object for each call, as if a new process made it."""
+        rows = self.rows_of(system)
+        expected = 0
+        for length in range(1, self.depth + 1):
+            for order in itertools.product(("prepare", "commit", "abort"), repeat=length):
+                txn, state = new_txn(), "unknown"
+                with opened(system) as sink:
+                    staged = stage(sink, rows, tasks=1)
+                for call in order:
+                    with opened(system) as sink:
+                        outcome = (
+                            sink.prepare(txn, staged, deadline())
+                            if call == "prepare"
+                            else getattr(sink, call)(txn, deadline())
+                        )
+                        state = _next(state, call, outcome, order)
+                        assert (txn in sink.recover(deadline())) is (state == "prepared"), (order, state)
+                expected = self._once_more(expected) if state == "committed" else expected
+                assert self.times(system) == expected, (order, state)
+                with opened(system) as sink:
+                    sink.abort(txn, deadline())
+
+    def _once_more(self, before: int) -> int:
+        return 1 if self.upserts else before + 1
+
+    def test_an_aborted_batch_can_be_prepared_again_from_the_same_stage(self, system: System) -> None:
+        first, second = new_txn(), new_txn()
+        with opened(system) as sink:
+            staged = stage(sink, self.rows_of(system))
+            assert sink.prepare(first, staged, deadline()) == OK
+            assert sink.abort(first, deadline()) == OK
+            assert sink.prepare(second, staged, deadline()) == OK
+            assert sink.commit(second, deadline()) == OK
+            assert isinstance(sink.commit(first, deadline()), Fatal)
+        assert self.times(system) == 1
+
+    def test_it_recovers_its_own_query_and_no_other(self, system: System) -> None:
+        rows = self.rows_of(system)
+        own, others = new_txn(), [new_txn(3, f"{_APPLICATION}-7"), new_txn(3, "conform")]
+        for txn in (own, *others):
+            with opened(system, txn.application_id) as sink:
+                assert sink.prepare(txn, stage(sink, rows, txn.batch_id), deadline()) == OK
+        for txn in (own, *others):
+            with opened(system, txn.application_id) as sink:
+                assert list(sink.recover(deadline())) == [txn]
+                assert sink.abort(txn, deadline()) == OK
+        assert self.times(system) == 0
+
+    def test_two_commit_at_once(self, system: System) -> None:
+        """A zombie driver finishes the batch that the new one finishes."""
+        txn = new_txn()
+        with opened(system) as sink:
+            assert sink.prepare(txn, stage(sink, self.rows_of(system)), deadline()) == OK
+        outcomes: list[Outcome] = []
+        start = threading.Barrier(2)
+
+        def commit() -> None:
+            with opened(system) as own:
+                start.wait()
+                outcomes.append(own.commit(txn, deadline()))
+
+        threads = [threading.Thread(target=commit) for _ in range(2)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        with opened(system) as sink:
+            assert OK in outcomes, outcomes
+            assert not any(isinstance(each, Fatal) for each in outcomes), outcomes
+            assert sink.commit(txn, deadline()) == OK
+            assert list(sink.recover(deadline())) == []
+        assert self.times(system) == 1
+
+    def test_a_zombie_prepares_beside_the_one_that_goes_on(self, system: System) -> None:
+        """Its id is never named by a token: the next start finds it and takes it back."""
+        rows = self.rows_of(system)
+        late, good = new_txn(), new_txn()
+        with opened(system) as zombie, opened(system) as sink:
+            zombies, staged = stage(zombie, rows), stage(sink, rows)
+            assert sink.prepare(good, staged, deadline()) == OK
+            assert sink.commit(good, deadline()) == OK
+            sink.tidy(good, deadline())
+            # what it staged may be gone by now: then it fails, which is as well
+            prepared = _outcome(lambda: zombie.prepare(late, zombies, deadline())) == OK
+            assert self.times(system) == 1
+        with opened(system) as sink:
+            found = list(sink.recover(deadline()))
+            assert late in found if prepared else found in ([], [late])
+            assert sink.abort(late, deadline()) == OK
+            assert list(sink.recover(deadline())) == []
+            assert sink.abort(good, deadline()) == OK, "an abort that comes too late"
+        assert self.times(system) == 1
+
+    @pytest.mark.parametrize("then", ["abort", "prepare again"])
+    def test_killed_while_it_prepares(self, system: System, then: str) -> None:
+        for line, txn, _ in self._kills(system, "prepare"):
+            with opened(system) as sink:
+                found = list(sink.recover(deadline()))
+                assert found in ([], [txn]), (line, found)
+                if then == "prepare again":
+                    again = stage(sink, self.rows_of(system), txn.batch_id)
+                    assert sink.prepare(txn, again, deadline()) == OK, line
+                    assert list(sink.recover(deadline())) == [txn], line
+                assert self.times(system) == 0, line
+                assert sink.abort(txn, deadline()) == OK, line
+                assert list(sink.recover(deadline())) == [], line
+                assert self.times(system) == 0, line
+
+    def test_killed_while_it_commits(self, system: System) -> None:
+        for line, txn, before in self._kills(system, "commit"):
+            with opened(system) as sink:
+                found = list(sink.recover(deadline()))
+                assert found in ([], [txn]), (line, found)
+                if not found:
+                    assert self.times(system) == self._once_more(before), f"lost by a kill at line {line}"
+                assert sink.commit(txn, deadline()) == OK, line
+                assert list(sink.recover(deadline())) == [], line
+            assert self.times(system) == self._once_more(before), line
+
+    def test_killed_while_it_aborts(self, system: System) -> None:
+        for line, txn, before in self._kills(system, "abort"):
+            with opened(system) as sink:
+                assert list(sink.recover(deadline())) in ([], [txn]), line
+                assert sink.abort(txn, deadline()) == OK, line
+                assert list(sink.recover(deadline())) == [], line
+            assert self.times(system) == before, line
+
+    def _kills(self, system: System, call: str) -> Iterator[tuple[int, SinkTxn, int]]:
+        """Kills one such call after the other, each at another line, and hands over what is left of it.
+
+        Yields:
+            The line's number, the id, and how often the rows were visible before.
+        """
+        watched = _watched(system.sink())
+        fork = not system.in_process
+
+        def act(txn: SinkTxn) -> None:
+            with opened(system) as sink:
+                if call == "prepare":
+                    sink.prepare(txn, stage(sink, self.rows_of(system), txn.batch_id), deadline())
+                else:
+                    getattr(sink, call)(txn, deadline())
+
+        def given() -> SinkTxn:
+            txn = new_txn()
+            if call != "prepare":
+                with opened(system) as sink:
+                    assert sink.prepare(txn, stage(sink, self.rows_of(system)), deadline()) == OK
+            return txn
+
+        whole = given()
+        lines = count_lines(lambda: act(whole), watched, fork=fork)
+        with opened(system) as sink:
+            assert sink.abort(whole, deadline()) == OK
+        for line in some_of(lines, self.most_kills):
+            txn = given()
+            before = self.times(system)
+            killed_at(functools.partial(act, txn), watched, line, fork=fork)
+            yield line, txn, before
+
+
+def _next(state: str, call: str, outcome: Outcome, order: Sequence[str]) -> str:
+    """The table of the contract."""
+    told = f"{call} of what was {state} said {outcome} (order {order})"
+    if call == "prepare":
+        if state == "aborted" and isinstance(outcome, Fatal):
+            return state
+        assert outcome == OK, told
+        return "committed" if state == "committed" else "prepared"
+    if call == "commit":
+        if state in ("unknown", "aborted"):
+            assert isinstance(outcome, Fatal), f"{told}: a lost batch would not be noticed"
+            return state
+        assert outcome == OK, told
+        return "committed"
+    assert outcome == OK, told
+    return "committed" if state == "committed" else "aborted"
+
+
+def _outcome(call: Callable[[], Outcome]) -> Outcome:
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001 - the contract lets a sink raise anything
+        return Fatal(str(error))
+
+
+def _watched(sink: TwoPhaseSink) -> list[str]:
+    """The sink's own files: its module, the package around it, and the store."""
+    file = inspect.getfile(type(sink))
+    folder = os.path.dirname(file)
+    package = os.path.exists(os.path.join(folder, "__init__.py"))
+    return [folder + os.sep if package else file, inspect.getfile(stores)]
