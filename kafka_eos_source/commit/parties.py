@@ -8,8 +8,10 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from kafka_eos_source.commit.token import Token
+from kafka_eos_source.commit.decide import Batch, Verdict
+from kafka_eos_source.commit.token import SinkMark, Token
 from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
 
 
@@ -55,6 +57,55 @@ class Staged(Protocol):
 
     def batches(self) -> Iterable[pa.RecordBatch]: ...
     def changes(self) -> Iterable[tuple[TopicPartition, pa.RecordBatch]]: ...
+
+
+class Sinks(Protocol):
+    """Every two-phase sink of the query, as one. `commit.sinks.SinkWork`, or `NoSinks`."""
+
+    def look(self, deadline: Deadline) -> None:
+        """Lists what is prepared. Before `Producer.init`: then the token, read after it, is final for all."""
+
+    def settle(self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline) -> None:
+        """Commits or takes back what `look` found, as the token says."""
+
+    def prepare(self, deadline: Deadline) -> SinkMark | None:
+        """Prepares the batch under a new id; None = no sink has rows of it."""
+
+    def roll_back(self, deadline: Deadline) -> None:
+        """Takes back what the last `prepare` did, half of it too. Raises nothing."""
+
+    def finish(self, token: Token, deadline: Deadline) -> None:
+        """Commits what the token names, which is in Kafka."""
+
+
+class NoSinks:
+    """Of a query that writes nothing but Kafka."""
+
+    def look(self, deadline: Deadline) -> None:
+        return
+
+    def settle(self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline) -> None:
+        """Nothing is prepared anywhere that this query knows of."""
+
+    def prepare(self, deadline: Deadline) -> SinkMark | None:
+        return None
+
+    def roll_back(self, deadline: Deadline) -> None:
+        return
+
+    def finish(self, token: Token, deadline: Deadline) -> None:
+        """Raises: InvalidOptionError: the batch had sinks, and the query has none any more."""
+        if token.sinks is not None:
+            raise missing_sinks(token, token.sinks.names)
+
+
+def missing_sinks(token: Token, names: Iterable[str]) -> InvalidOptionError:
+    """A batch was prepared in sinks which the query names no more, so nobody would finish it there."""
+    return InvalidOptionError(
+        f"batch {token.batch_id} of application.id={token.application_id!r} is in Kafka, and the sinks "
+        f"{', '.join(map(repr, names))} had prepared it; the option 'sinks' names them no more.",
+        fix="start the query once with those sinks, which then take it; after that they may be left out.",
+    )
 
 
 @dataclass

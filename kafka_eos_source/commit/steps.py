@@ -13,26 +13,30 @@ class Step(Enum):
     INIT = "init"  #: a new producer: fence older owners, settle what they left
     TOKEN = "token"  #: read what Kafka holds, decide
     CHECK = "check"  #: output topics and partitions exist
+    PREPARE = "prepare"  #: sinks outside Kafka make sure that they can commit
     BEGIN = "begin"
     PRODUCE = "produce"
     FLUSH = "flush"
     OFFSETS = "offsets"
     COMMIT = "commit"
+    FINISH = "finish"  #: it is in Kafka: sinks outside Kafka commit
     COMMITTED = "committed"  #: by this call
     SKIPPED = "skipped"  #: it was in Kafka already
     LOST = "lost"  #: this attempt is over, another may follow
 
 
 MOVES: Mapping[Step, frozenset[Step]] = {
-    Step.OPEN: frozenset({Step.INIT, Step.CHECK, Step.BEGIN, Step.LOST}),
+    Step.OPEN: frozenset({Step.INIT, Step.CHECK, Step.PREPARE, Step.BEGIN, Step.LOST}),
     Step.INIT: frozenset({Step.TOKEN, Step.LOST}),
-    Step.TOKEN: frozenset({Step.CHECK, Step.BEGIN, Step.SKIPPED, Step.LOST}),
-    Step.CHECK: frozenset({Step.BEGIN, Step.LOST}),
+    Step.TOKEN: frozenset({Step.CHECK, Step.PREPARE, Step.BEGIN, Step.FINISH, Step.SKIPPED, Step.LOST}),
+    Step.CHECK: frozenset({Step.PREPARE, Step.BEGIN, Step.LOST}),
+    Step.PREPARE: frozenset({Step.BEGIN, Step.LOST}),
     Step.BEGIN: frozenset({Step.PRODUCE, Step.OFFSETS, Step.LOST}),
     Step.PRODUCE: frozenset({Step.FLUSH, Step.LOST}),
     Step.FLUSH: frozenset({Step.OFFSETS, Step.LOST}),
     Step.OFFSETS: frozenset({Step.COMMIT, Step.LOST}),
-    Step.COMMIT: frozenset({Step.COMMITTED, Step.LOST}),
+    Step.COMMIT: frozenset({Step.FINISH, Step.COMMITTED, Step.LOST}),
+    Step.FINISH: frozenset({Step.COMMITTED, Step.SKIPPED, Step.LOST}),
     Step.LOST: frozenset({Step.OPEN}),
     Step.COMMITTED: frozenset(),
     Step.SKIPPED: frozenset(),
@@ -40,3 +44,7 @@ MOVES: Mapping[Step, frozenset[Step]] = {
 
 #: Steps within an open transaction, which an error may still abort. COMMIT is not one of them.
 ABORTED_ON_ERROR = frozenset({Step.PRODUCE, Step.FLUSH, Step.OFFSETS})
+
+#: Steps from which Kafka can never commit the attempt, so that what sinks have prepared for it is taken back.
+#: Not COMMIT: its outcome may be unknown, and the token decides. Not FINISH: it is in Kafka.
+ROLLED_BACK_ON_ERROR = frozenset({Step.PREPARE, Step.BEGIN}) | ABORTED_ON_ERROR

@@ -39,6 +39,19 @@ class ShardMark:
 
 
 @dataclass(frozen=True)
+class SinkMark:
+    """What the token says of sinks outside Kafka: what they prepared for the batch, they shall commit.
+
+    Attributes:
+        attempt: of their id, ``<application.id>-<batch>-<attempt>`` (`sinks.contract.SinkTxn`).
+        names: of the sinks that had rows.
+    """
+
+    attempt: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Token:
     """One committed batch.
 
@@ -51,6 +64,7 @@ class Token:
         rows: records written.
         attempt: how many transactions were begun for the batch by this commit call, this one included.
         shard: on a changelog partition only.
+        sinks: None = no sink outside Kafka took part.
     """
 
     application_id: str
@@ -62,6 +76,7 @@ class Token:
     rows: int
     attempt: int = 1
     shard: ShardMark | None = None
+    sinks: SinkMark | None = None
 
     def encode(self) -> str:
         """Compact JSON, under 1 KB, or 2 KB with counts (a broker takes 4096 bytes of metadata)."""
@@ -76,6 +91,7 @@ class Token:
                 "end": self.end_digest,
                 "rows": self.rows,
                 "attempt": self.attempt,
+                **({} if self.sinks is None else {"sinks": [self.sinks.attempt, *self.sinks.names]}),
                 **({} if self.shard is None else {"shard": list(astuple(self.shard))}),
             },
             separators=(",", ":"),
@@ -116,12 +132,18 @@ class Token:
                 rows=int(found["rows"]),
                 attempt=int(found["attempt"]),
                 shard=ShardMark(*found["shard"]) if "shard" in found else None,
+                sinks=_sinks(found["sinks"]) if "sinks" in found else None,
             )
         except (ValueError, KeyError, TypeError) as error:
             raise OperatorError(
                 f"the token in Kafka is damaged ({error!r}): {text}",
                 fix="find out which program commits offsets to this group.",
             ) from error
+
+
+def _sinks(found: list[str]) -> SinkMark:
+    attempt, *names = found
+    return SinkMark(str(attempt), tuple(map(str, names)))
 
 
 def newest(offsets: Iterable[GroupOffset]) -> Token | None:

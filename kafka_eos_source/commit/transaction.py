@@ -6,7 +6,10 @@ The rules, each from `docs/guarantees.md`:
 * a producer carries a second transaction only while it is clean (`kafka.producer`);
 * after an error of the commit itself the outcome is unknown: nothing is aborted, a new producer is
   initialised and the token is believed;
-* fenced once on a producer is a question, which the token answers; fenced twice is a rival.
+* fenced once on a producer is a question, which the token answers; fenced twice is a rival;
+* sinks outside Kafka prepare before the transaction begins, under an id that is new after each
+  `init_transactions`, and commit when Kafka has; what they hold prepared is listed before that call, so
+  that the token read after it decides it for good (`commit.settle`).
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ from dataclasses import dataclass, replace
 from kafka_eos_source import failpoints
 from kafka_eos_source.commit.decide import Verdict, decide
 from kafka_eos_source.commit.order import Order, mark_of
-from kafka_eos_source.commit.parties import Cluster, Owner, Producer, Staged
-from kafka_eos_source.commit.steps import ABORTED_ON_ERROR, MOVES, Step
+from kafka_eos_source.commit.parties import Cluster, NoSinks, Owner, Producer, Sinks, Staged
+from kafka_eos_source.commit.steps import ABORTED_ON_ERROR, MOVES, ROLLED_BACK_ON_ERROR, Step
 from kafka_eos_source.commit.token import Token, newest
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import (
@@ -31,6 +34,8 @@ from kafka_eos_source.errors import (
     OutcomeUnknownError,
     RestartQueryError,
     RetriableError,
+    SinkRetryableError,
+    SinkUnavailableError,
     StateLostError,
     UnavailableError,
 )
@@ -65,10 +70,17 @@ class Commit:
     """One run of the machine."""
 
     def __init__(
-        self, order: Order, staged: Staged, cluster: Cluster, owner: Owner, deadline: Deadline
+        self,
+        order: Order,
+        staged: Staged,
+        cluster: Cluster,
+        owner: Owner,
+        deadline: Deadline,
+        sinks: Sinks | None = None,
     ) -> None:
         self._order = order
         self._staged = staged
+        self._sinks = NoSinks() if sinks is None else sinks
         self._cluster = cluster
         self._owner = owner
         self._deadline = deadline
@@ -84,7 +96,7 @@ class Commit:
         """Commits the batch, trying again under the one deadline.
 
         Raises:
-            RestartQueryError: this driver was overtaken.
+            RestartQueryError: this driver was overtaken, or a sink outside Kafka is not finished in time.
             OutcomeUnknownError: the deadline passed before Kafka told whether it committed; a replay asks
                 again.
             OperatorError: what no retry mends, or what no retry mended in time.
@@ -118,6 +130,9 @@ class Commit:
             owner.drop()
             verdict = self._open()
         if verdict is Verdict.SKIP:
+            if owner.token is not None and owner.token.batch_id == order.batch.batch_id:
+                self._move(Step.FINISH)
+                self._sinks.finish(owner.token, self._deadline)
             self._move(Step.SKIPPED)
             return Result(Step.SKIPPED, self._begun, settled_by_token=self._unknown is not None)
         if verdict is Verdict.MARK:
@@ -145,7 +160,15 @@ class Commit:
             self._move(Step.CHECK)
             # before `begin`, so that a wrong name costs no transaction
             owner.producer.check_partitions(self._staged.topics, self._deadline)
+        if verdict is Verdict.WRITE:
+            self._move(Step.PREPARE)
+            token = replace(token, sinks=self._sinks.prepare(self._deadline))
+            failpoints.reach("commit.after_prepare")
         self._transact(owner.producer, rows, token)
+        self._move(Step.FINISH)
+        self._sinks.finish(token, self._deadline)
+        failpoints.reach("commit.after_finish")
+        self._move(Step.COMMITTED)
         owner.token = token
         return Result(Step.COMMITTED if verdict is Verdict.WRITE else Step.SKIPPED, self._begun)
 
@@ -174,6 +197,8 @@ class Commit:
         """A fresh producer; only then the token: before init, a dead run's transaction may still commit."""
         owner, order = self._owner, self._order
         self._move(Step.INIT)
+        self._sinks.look(self._deadline)
+        failpoints.reach("commit.after_look")
         owner.producer = self._cluster.producer()
         owner.producer.init(self._deadline)
         failpoints.reach("commit.after_init")
@@ -195,18 +220,23 @@ class Commit:
             for tp, each in found.items()
             if (held := Token.decode(each.metadata)) is not None and held.query_id != order.batch.query_id
         }
-        return decide(
+        verdict = decide(
             order.batch_on(owner.cluster_id, owner.topics),
             owner.token,
             {tp: each.offset for tp, each in found.items()},
             missing_token=order.missing_token,
             foreign_query=order.foreign_query,
         )
+        self._sinks.settle(owner.token, order.batch, verdict, self._deadline)
+        failpoints.reach("commit.after_settle")
+        return verdict
 
     def _refuse_rival(self, token: Token, known: Token | None) -> None:
         """Fenced: by a rival if the token moved on under its run, else by our own transaction's age."""
         runs = {self._order.batch.run_id, known.run_id if known is not None else ""}
         if token.run_id not in runs:
+            # what we had prepared is dead, and the other run may not look again for weeks
+            self._sinks.settle(token, self._order.batch, None, self._deadline)
             raise _OvertakenError(
                 f"run {token.run_id} of query {token.query_id} took over application.id="
                 f"{token.application_id!r} and has written batch {token.batch_id}; this is run "
@@ -255,7 +285,6 @@ class Commit:
         self._move(Step.COMMIT)
         producer.commit(deadline)
         failpoints.reach("commit.after_commit")
-        self._move(Step.COMMITTED)
 
     def _inherited_elsewhere(self) -> Mapping[TopicPartition, GroupOffset]:
         own = {shard.tp for shard in self._staged.shards}
@@ -306,6 +335,8 @@ class Commit:
             failpoints.reach("commit.before_abort")
             self._owner.producer.abort(self._deadline)
         self._owner.drop()
+        if self._step in ROLLED_BACK_ON_ERROR:
+            self._sinks.roll_back(self._deadline)
         if self._step not in (Step.LOST, Step.COMMITTED, Step.SKIPPED):
             self._move(Step.LOST)
 
@@ -334,6 +365,12 @@ def _check_same_log(shard: ShardReport, end: int) -> None:
 def _out_of_time(error: KafkaEosError, deadline: Deadline) -> KafkaEosError:
     if isinstance(error, FencedError):
         return error
+    if isinstance(error, SinkRetryableError):
+        return SinkUnavailableError(
+            f"the batch could not be prepared within {deadline.budget_seconds:.0f} s (commitTimeoutMs): "
+            f"{error.message}",
+            fix="see to that system, then restart the query; nothing of this batch is visible to readers.",
+        )
     return UnavailableError(
         f"the batch could not be committed within {deadline.budget_seconds:.0f} s (commitTimeoutMs); "
         f"last: {error.message}",

@@ -1,0 +1,263 @@
+"""The sinks of a query in the commit of a batch: prepared together, committed or taken back together."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from kafka_eos_source import failpoints
+from kafka_eos_source.commit.decide import Batch, Verdict
+from kafka_eos_source.commit.parties import missing_sinks
+from kafka_eos_source.commit.settle import Fate, fate, named_by
+from kafka_eos_source.commit.token import SinkMark, Token
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import (
+    KafkaEosError,
+    OperatorError,
+    RestartQueryError,
+    RetriableError,
+    SinkFailedError,
+    SinkRetryableError,
+    SinkUndecidedError,
+    SinkUnfinishedError,
+)
+from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.sinks import metrics
+from kafka_eos_source.sinks.contract import (
+    OK,
+    Fatal,
+    Ok,
+    Outcome,
+    Retryable,
+    SinkTxn,
+    Staged,
+    TwoPhaseSink,
+)
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 5.0
+#: For taking back and finishing, which are tried once though the commit's own time is over.
+_LEAST_SECONDS = 10.0
+
+
+class SinkWork:
+    """`parties.Sinks` over real sinks; of one commit.
+
+    Args:
+        sinks: all sinks of the query by name, opened.
+        staged: the rows of the batch, for those sinks that have any.
+        application_id, batch_id: of the batch.
+    """
+
+    def __init__(
+        self,
+        sinks: Mapping[str, TwoPhaseSink],
+        staged: Mapping[str, Staged],
+        application_id: str,
+        batch_id: int,
+    ) -> None:
+        self._sinks = sinks
+        self._staged = staged
+        self._application_id = application_id
+        self._batch_id = batch_id
+        self._found: Mapping[str, Sequence[SinkTxn]] = {}
+        self._prepared: list[tuple[str, SinkTxn]] = []
+        self._pause = threading.Event()
+
+    def look(self, deadline: Deadline) -> None:
+        """Raises: SinkRetryableError: a sink does not tell."""
+        self._found = {name: self._look_at(name, deadline) for name in self._sinks}
+
+    def settle(self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline) -> None:
+        """By `commit.settle.fate`.
+
+        Raises:
+            SinkUndecidedError: what is prepared is no token's business, and the one that would tell is gone.
+            SinkRetryableError, SinkFailedError: a sink cannot do it.
+        """
+        found, self._found = self._found, {}
+        decided = [
+            (name, txn, fate(txn, token, batch, verdict)) for name, txns in found.items() for txn in txns
+        ]
+        undecided = [f"{txn} in {name!r}" for name, txn, what in decided if what is Fate.LEAVE]
+        if undecided:
+            raise SinkUndecidedError(
+                f"Kafka holds no token of application.id={self._application_id!r}, and these batches are "
+                f"prepared, neither committed nor aborted: {', '.join(undecided)}.",
+                fix="look whether they are in the output of Kafka, and say so with `kafka-eos sinks commit` "
+                "or `kafka-eos sinks abort`; then start the query again.",
+            )
+        to_commit: dict[str, SinkTxn] = {}
+        for name, txn, what in decided:
+            _log.warning("sink %r: %s of %s, as the token says", name, what.value, txn)
+            metrics.of(self._application_id, name).recovered += 1
+            if what is Fate.COMMIT:
+                to_commit[name] = txn
+            else:
+                _raise(name, what.value, txn, _asked(partial(self._sinks[name].abort, txn, deadline)))
+        for txn in set(to_commit.values()):  # the one that the token names
+            self._commit(txn, list(to_commit), deadline)
+
+    def prepare(self, deadline: Deadline) -> SinkMark | None:
+        """Under a new id each time.
+
+        Raises:
+            SinkRetryableError, SinkFailedError: a sink cannot; `roll_back` takes back what others did.
+        """
+        self._prepared = []
+        if not self._staged:
+            return None
+        txn = SinkTxn(self._application_id, self._batch_id, uuid.uuid4().hex[:16])
+        for name, staged in self._staged.items():
+            sink = self._sinks[name]
+            self._prepared.append((name, txn))
+            begun = time.monotonic()
+            _raise(name, "prepare", txn, _asked(partial(sink.prepare, txn, staged, deadline)))
+            measured = metrics.of(self._application_id, name)
+            measured.prepare_seconds += time.monotonic() - begun
+            measured.prepared += 1
+            failpoints.reach("commit.within_prepare")
+        return SinkMark(txn.attempt, tuple(self._staged))
+
+    def roll_back(self, deadline: Deadline) -> None:
+        """What cannot be taken back now is found and taken back at the next start: no token names it."""
+        prepared, self._prepared = self._prepared, []
+        for name, txn in prepared:
+            outcome = _asked(partial(self._sinks[name].abort, txn, _at_least(deadline)))
+            metrics.of(self._application_id, name).aborted += 1
+            if outcome != OK:
+                _log.warning("sink %r: %s is not aborted yet: %s", name, txn, _why(outcome))
+            failpoints.reach("commit.within_roll_back")
+
+    def finish(self, token: Token, deadline: Deadline) -> None:
+        """Holds the query back until every sink has committed.
+
+        Raises:
+            SinkUnfinishedError: one of them cannot be reached until the deadline.
+            SinkFailedError: one of them says that no retry mends it. The others have committed.
+            InvalidOptionError: the token names a sink that the query has no more.
+        """
+        txn = named_by(token)
+        if txn is None or token.sinks is None:
+            return
+        gone = [name for name in token.sinks.names if name not in self._sinks]
+        if gone:
+            raise missing_sinks(token, gone)
+        self._commit(txn, list(token.sinks.names), deadline)
+
+    def _commit(self, txn: SinkTxn, left: list[str], deadline: Deadline) -> None:
+        """Until all have, with back-off: the batch is in Kafka, so there is no way back."""
+        failed: SinkFailedError | None = None
+        pause, begun = _FIRST_PAUSE_SECONDS, time.monotonic()
+        while left:
+            waiting: dict[str, Retryable] = {}
+            for name in left:
+                called = time.monotonic()
+                outcome = _asked(partial(self._sinks[name].commit, txn, _at_least(deadline)), is_commit=True)
+                measured = metrics.of(self._application_id, name)
+                measured.commit_seconds += time.monotonic() - called
+                if isinstance(outcome, Retryable):
+                    waiting[name] = outcome
+                    measured.retries += 1
+                    measured.held_back_seconds = time.monotonic() - begun
+                elif isinstance(outcome, Fatal):
+                    failed = failed or _failed(name, "commit", txn, outcome)
+                else:
+                    measured.held_back_seconds = 0.0
+                    measured.committed += 1
+                    measured.rows += self._staged[name].rows if name in self._staged else 0
+                    failpoints.reach("commit.within_finish")
+            left = list(waiting)
+            if left:
+                told = "; ".join(f"{name!r}: {concealed(each.why)}" for name, each in waiting.items())
+                if deadline.expired:
+                    raise _unfinished(txn, told, deadline)
+                _log.warning(
+                    "batch %d is in Kafka; the query is held back %.0f s by now, waiting for sinks: %s",
+                    txn.batch_id,
+                    time.monotonic() - begun,
+                    told,
+                )
+                self._pause.wait(min(pause, deadline.remaining_seconds()))
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        if failed is not None:
+            raise failed
+
+    def tidy(self, token_txn: SinkTxn, deadline: Deadline) -> None:
+        """The batch is finished: what was staged for it, and for older ones, may go."""
+        for name, sink in self._sinks.items():
+            try:
+                sink.tidy(token_txn, _at_least(deadline))
+            except Exception as error:  # noqa: BLE001 - a user's class may raise anything; nothing depends on it
+                _log.warning("sink %r: left-overs of %s stay: %s", name, token_txn, concealed(str(error)))
+
+    def _look_at(self, name: str, deadline: Deadline) -> Sequence[SinkTxn]:
+        try:
+            found = self._sinks[name].recover(deadline)
+        except (OperatorError, RestartQueryError) as error:
+            raise SinkFailedError(f"sink {name!r}: {concealed(error.message)}", fix=error.fix) from error
+        except Exception as error:
+            raise SinkRetryableError(
+                f"sink {name!r} does not tell what it holds prepared: {_text(error)}"
+            ) from error
+        return [txn for txn in found if txn.application_id == self._application_id]
+
+
+def _asked(call: Callable[[], Outcome], *, is_commit: bool = False) -> Outcome:
+    """What a sink says, also where it raises. A commit that raised may have happened: it is asked again."""
+    try:
+        outcome: object = call()
+    except (RetriableError, OSError) as error:
+        return Retryable(_text(error))
+    except KafkaEosError as error:
+        return Fatal(error.message, error.fix)
+    except Exception as error:  # noqa: BLE001 - a user's class may raise anything
+        _log.warning("a sink raised %s", concealed(repr(error)))
+        return Retryable(_text(error)) if is_commit else Fatal(_text(error))
+    if isinstance(outcome, Ok | Retryable | Fatal):
+        return outcome
+    return Fatal(f"the sink answered {outcome!r}", "return OK, Retryable or Fatal.")
+
+
+def _raise(name: str, what: str, txn: SinkTxn, outcome: Outcome) -> None:
+    if isinstance(outcome, Retryable):
+        raise SinkRetryableError(f"sink {name!r} cannot {what} {txn} now: {concealed(outcome.why)}")
+    if isinstance(outcome, Fatal):
+        raise _failed(name, what, txn, outcome)
+
+
+def _failed(name: str, what: str, txn: SinkTxn, outcome: Fatal) -> SinkFailedError:
+    return SinkFailedError(
+        f"sink {name!r} cannot {what} {txn}: {concealed(outcome.why)}",
+        fix=outcome.fix or "see docs/runbooks.md, SINK_FAILED.",
+    )
+
+
+def _unfinished(txn: SinkTxn, told: str, deadline: Deadline) -> SinkUnfinishedError:
+    return SinkUnfinishedError(
+        f"batch {txn.batch_id} is in Kafka, and {deadline.budget_seconds:.0f} s (commitTimeoutMs) were not "
+        f"enough to have it in every sink: {told}.",
+        fix="see to that system, then start the query again: it finishes the batch first, under the id "
+        f"{txn}. Nothing is lost or doubled.",
+    )
+
+
+def _why(outcome: Outcome) -> str:
+    return concealed(outcome.why) if isinstance(outcome, Retryable | Fatal) else "OK"
+
+
+def _text(error: Exception) -> str:
+    text = str(error) or "no reason given"
+    return f"{type(error).__name__}: {text}"
+
+
+def _at_least(deadline: Deadline) -> Deadline:
+    return (
+        deadline if deadline.remaining_seconds() > _LEAST_SECONDS else Deadline.after_seconds(_LEAST_SECONDS)
+    )

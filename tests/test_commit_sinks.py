@@ -1,0 +1,405 @@
+"""Two-phase sinks in the machine of the commit: whatever breaks, all systems have the same batches, once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_broker import Fault, ModelBroker, ModelRows
+from test_commit_transaction import Killed, committed, order, rows
+
+from kafka_eos_source.commit.decide import Batch, Verdict
+from kafka_eos_source.commit.parties import Owner
+from kafka_eos_source.commit.settle import Fate, fate
+from kafka_eos_source.commit.sinks import SinkWork
+from kafka_eos_source.commit.steps import Step
+from kafka_eos_source.commit.token import SinkMark, Token
+from kafka_eos_source.commit.transaction import Commit, Result
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import (
+    FencedError,
+    InvalidOptionError,
+    InvalidRecordError,
+    KafkaEosError,
+    OutcomeUnknownError,
+    RetriableError,
+    SinkFailedError,
+    SinkUnavailableError,
+    SinkUndecidedError,
+    SinkUnfinishedError,
+)
+from kafka_eos_source.sinks.contract import (
+    OK,
+    Fatal,
+    Outcome,
+    Retryable,
+    SinkContext,
+    SinkTxn,
+    Staged,
+    TwoPhaseSink,
+)
+
+NAMES = ("files", "database")
+
+
+@dataclass
+class ModelSystem:
+    """An outside system as the contract has it. Faults as in `ModelBroker`: a call may fail before or after.
+
+    Attributes:
+        answers: what calls of a name answer before anything happens, one after the other.
+    """
+
+    broker: ModelBroker
+    prepared: dict[SinkTxn, list[str]] = field(default_factory=dict)
+    committed: dict[SinkTxn, list[str]] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    answers: dict[str, list[Outcome]] = field(default_factory=dict)
+
+    def reach(self, call: str, *, after: bool) -> None:
+        if self.broker.dead:
+            raise Killed  # nothing of a killed process reaches it
+        for fault in self.faults:
+            if fault.call == call and fault.after == after:
+                self.faults.remove(fault)
+                self.broker.dead = not isinstance(fault.error, Exception)
+                raise fault.error
+
+    def visible(self) -> list[str]:
+        return [row for batch in self.committed.values() for row in batch]
+
+
+class ModelSink(TwoPhaseSink):
+    def __init__(self, system: ModelSystem) -> None:
+        self.system = system
+
+    def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
+        self.system.reach("prepare", after=False)
+        if told := self._told("prepare"):
+            return told
+        if txn not in self.system.committed:
+            self.system.prepared[txn] = [row for batch in staged.batches() for row in batch[0].to_pylist()]
+        self.system.reach("prepare", after=True)
+        return OK
+
+    def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        self.system.reach("commit", after=False)
+        if told := self._told("commit"):
+            return told
+        if txn in self.system.committed:
+            return OK
+        if txn not in self.system.prepared:
+            return Fatal(f"nothing is prepared under {txn}")
+        self.system.committed[txn] = self.system.prepared.pop(txn)
+        self.system.reach("commit", after=True)
+        return OK
+
+    def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        if self.system.broker.dead:
+            return OK
+        self.system.reach("abort", after=False)
+        if told := self._told("abort"):
+            return told
+        self.system.prepared.pop(txn, None)
+        return OK
+
+    def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
+        self.system.reach("recover", after=False)
+        return sorted(self.system.prepared)
+
+    def _told(self, call: str) -> Outcome | None:
+        waiting = self.system.answers.get(call)
+        return waiting.pop(0) if waiting else None
+
+
+@dataclass
+class ModelStaged:
+    values: list[str]
+    tokens: Sequence[object] = ()
+
+    @property
+    def rows(self) -> int:
+        return len(self.values)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema([("value", pa.string())])
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch([pa.array(self.values)], ["value"])
+
+
+class World:
+    """Kafka and two systems."""
+
+    def __init__(self) -> None:
+        self.broker = ModelBroker()
+        self.systems = {name: ModelSystem(self.broker) for name in NAMES}
+
+    def commit(
+        self,
+        owner: Owner,
+        batch_id: int,
+        run_id: str = "run-1",
+        *,
+        seconds: float = 30,
+        names: Sequence[str] = NAMES,
+        **more: object,
+    ) -> Result:
+        sinks = {name: ModelSink(self.systems[name]) for name in names}
+        for name, sink in sinks.items():
+            sink.open(SinkContext(name, "app"))
+        work = SinkWork(sinks, {name: ModelStaged(rows(batch_id)) for name in names}, "app", batch_id)
+        wanted = order(batch_id, run_id)
+        machine = Commit(
+            type(wanted)(**{**wanted.__dict__, **more}),
+            ModelRows(rows(batch_id)),
+            self.broker,
+            owner,
+            Deadline.after_seconds(seconds),
+            work,
+        )
+        machine._pause.wait = work._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
+        return machine.run()
+
+    def same_everywhere(self, batches: int) -> None:
+        wanted = [row for batch_id in range(batches) for row in rows(batch_id)]
+        assert self.broker.log == wanted
+        for name, system in self.systems.items():
+            assert system.visible() == wanted, name
+            assert system.prepared == {}, f"{name}: something stays prepared"
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_each_batch_is_in_kafka_and_in_every_sink_once(world: World) -> None:
+    owner = Owner()
+    for batch_id in range(3):
+        assert world.commit(owner, batch_id) == Result(Step.COMMITTED, 1)
+    world.same_everywhere(3)
+    token = committed(world.broker)
+    assert token.sinks is not None
+    assert token.sinks.names == NAMES
+    assert list(world.systems["files"].committed)[-1] == SinkTxn("app", 2, token.sinks.attempt)
+    assert world.broker.epoch == 1, "one owner, listed once"
+
+
+def test_a_sink_that_cannot_prepare_now_is_asked_again_and_the_others_are_rolled_back(world: World) -> None:
+    world.systems["database"].answers["prepare"] = [Retryable("locked"), Retryable("locked")]
+    assert world.commit(Owner(), 0).transactions == 1, "no transaction was begun for nothing"
+    world.same_everywhere(1)
+
+
+def test_a_sink_that_cannot_prepare_in_time_leaves_nothing(world: World) -> None:
+    world.systems["database"].answers["prepare"] = [Retryable("down")]
+    with pytest.raises(SinkUnavailableError, match=r"'database' cannot prepare app-0-.*down"):
+        world.commit(Owner(), 0, seconds=0)
+    world.same_everywhere(0)
+
+
+def test_a_sink_that_refuses_the_batch_is_named_and_leaves_nothing(world: World) -> None:
+    world.systems["database"].answers["prepare"] = [Fatal("no such column", "add it")]
+    with pytest.raises(SinkFailedError, match=r"no such column.*add it"):
+        world.commit(Owner(), 0)
+    world.same_everywhere(0)
+
+
+@pytest.mark.parametrize("call", ["begin", "send", "flush", "send_offsets"])
+def test_kafka_fails_after_prepare(world: World, call: str) -> None:
+    """What was prepared is taken back, and prepared again under another id."""
+    world.broker.faults.append(Fault(call, RetriableError("not now")))
+    world.commit(Owner(), 0)
+    world.same_everywhere(1)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_an_unknown_outcome_takes_nothing_back_until_the_token_is_read(world: World, after: bool) -> None:
+    world.broker.faults.append(Fault("commit", RetriableError("time-out"), after=after))
+    world.commit(Owner(), 0)
+    world.same_everywhere(1)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_an_unknown_outcome_at_the_deadline_stays_prepared_for_the_next_start(
+    world: World, after: bool
+) -> None:
+    """T50: Spark calls abort() then, which knows nothing of sinks."""
+    world.broker.faults.append(Fault("commit", RetriableError("time-out"), after=after))
+    with pytest.raises(OutcomeUnknownError):
+        world.commit(Owner(), 0, seconds=0)
+    assert all(len(system.prepared) == 1 for system in world.systems.values())
+    world.commit(Owner(), 0, "run-2")
+    world.same_everywhere(1)
+
+
+def test_a_sink_that_does_not_commit_holds_the_query_back(world: World) -> None:
+    world.systems["database"].answers["commit"] = [Retryable("down")] * 3
+    world.commit(Owner(), 0)
+    world.same_everywhere(1)
+
+
+def test_a_sink_that_does_not_commit_in_time_is_finished_at_the_next_start(world: World) -> None:
+    owner = Owner()
+    world.systems["files"].answers["commit"] = [Retryable("down")]
+    with pytest.raises(SinkUnfinishedError, match="'files': down"):
+        world.commit(owner, 0, seconds=0)
+    assert world.systems["database"].visible() == rows(0), "the other one has it"
+    assert owner.producer is None, "the next batch must not begin before this one is finished"
+    assert world.commit(Owner(), 0, "run-2") == Result(Step.SKIPPED, 0)
+    world.same_everywhere(1)
+
+
+def test_a_sink_that_lost_what_it_prepared_is_named_when_the_others_have_committed(world: World) -> None:
+    world.systems["files"].answers["commit"] = [Fatal("the disk is gone")]
+    with pytest.raises(SinkFailedError, match="the disk is gone"):
+        world.commit(Owner(), 0)
+    assert world.systems["database"].visible() == rows(0)
+    world.commit(Owner(), 0, "run-2")
+    world.same_everywhere(1)
+
+
+def test_a_sink_that_was_left_out_is_named(world: World) -> None:
+    world.systems["files"].answers["commit"] = [Retryable("down")]
+    with pytest.raises(SinkUnfinishedError):
+        world.commit(Owner(), 0, seconds=0)
+    with pytest.raises(InvalidOptionError, match="'files'"):
+        world.commit(Owner(), 0, "run-2", names=["database"])
+    world.commit(Owner(), 0, "run-2")
+    world.same_everywhere(1)
+
+
+def test_a_poison_record_takes_everything_back(world: World) -> None:
+    world.broker.faults.append(Fault("flush", InvalidRecordError("too large")))
+    with pytest.raises(InvalidRecordError):
+        world.commit(Owner(), 0)
+    world.same_everywhere(0)
+
+
+def test_what_cannot_be_taken_back_now_is_taken_back_at_the_next_look(world: World) -> None:
+    world.broker.faults.append(Fault("flush", RetriableError("not now")))
+    world.systems["files"].answers["abort"] = [Retryable("down")]
+    world.commit(Owner(), 0)
+    world.same_everywhere(1)
+
+
+def test_a_zombie_takes_its_own_back_when_it_was_overtaken(world: World) -> None:
+    zombie, successor = Owner(), Owner()
+    world.commit(zombie, 0, "run-1")
+    world.commit(successor, 1, "run-2")
+    with pytest.raises(FencedError, match="run-2"):
+        world.commit(zombie, 1, "run-1")
+    world.same_everywhere(2)
+    world.commit(successor, 2, "run-2")
+    world.same_everywhere(3)
+
+
+def test_a_lost_group_leaves_what_is_prepared_to_a_person(world: World) -> None:
+    world.commit(Owner(), 0)
+    world.broker.faults.append(Fault("commit", RetriableError("time-out"), after=True))
+    with pytest.raises(OutcomeUnknownError):
+        world.commit(Owner(), 1, seconds=0)
+    world.broker.group.clear()
+    with pytest.raises(SinkUndecidedError, match="sinks commit"):
+        world.commit(Owner(), 1, "run-2", missing_token="assume_committed")
+    for system in world.systems.values():  # what `kafka-eos sinks commit` does
+        system.committed.update(system.prepared)
+        system.prepared.clear()
+    assert world.commit(Owner(), 1, "run-2", missing_token="assume_committed").step is Step.SKIPPED
+    world.commit(Owner(), 2, "run-2")
+    world.same_everywhere(3)
+
+
+def test_a_person_says_that_the_batch_is_not_in_kafka(world: World) -> None:
+    world.commit(Owner(), 0)
+    world.broker.faults.append(Fault("commit", RetriableError("time-out")))
+    with pytest.raises(OutcomeUnknownError):
+        world.commit(Owner(), 1, seconds=0)
+    world.broker.group.clear()
+    world.commit(Owner(), 1, "run-2", missing_token="assume_not_committed")
+    world.same_everywhere(2)
+
+
+BATCH = Batch("app", "query", "run", 5)
+MARK = SinkMark("a" * 16, NAMES)
+
+
+@given(
+    token_batch=st.none() | st.integers(0, 9),
+    mark=st.none() | st.just(MARK),
+    prepared_batch=st.integers(0, 9),
+    attempt=st.sampled_from(["a" * 16, "b" * 16]),
+    verdict=st.none() | st.sampled_from(list(Verdict)),
+)
+def test_only_what_the_token_names_is_committed_and_nothing_is_guessed(
+    token_batch: int | None, mark: SinkMark | None, prepared_batch: int, attempt: str, verdict: Verdict | None
+) -> None:
+    txn = SinkTxn("app", prepared_batch, attempt)
+    token = None if token_batch is None else Token("app", "query", "run", token_batch, "", "", 1, sinks=mark)
+    decided = fate(txn, token, BATCH, verdict)
+    named = (
+        token is not None and mark is not None and (token_batch, mark.attempt) == (prepared_batch, attempt)
+    )
+    assert (decided is Fate.COMMIT) is named
+    assert (decided is Fate.LEAVE) is (
+        token is None and not (verdict is Verdict.WRITE and prepared_batch == BATCH.batch_id)
+    )
+
+
+CALLS = st.sampled_from(
+    [
+        *(
+            ("kafka", call)
+            for call in ("init", "group_offsets", "begin", "send", "flush", "send_offsets", "commit")
+        ),
+        *((name, call) for name in NAMES for call in ("prepare", "commit", "abort", "recover")),
+    ]
+)
+ERRORS = st.sampled_from(
+    [RetriableError("not now"), FencedError("newer"), Killed(), InvalidRecordError("no")]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    faults=st.lists(st.tuples(CALLS, ERRORS, st.booleans()), max_size=6),
+    workers=st.lists(st.integers(0, 2), min_size=30, max_size=30),
+)
+def test_whatever_breaks_the_same_batches_are_everywhere_once(
+    faults: list[tuple[tuple[str, str], BaseException, bool]], workers: list[int]
+) -> None:
+    """Commits fall to changing processes, which fail and die; each batch is repeated until it is through."""
+    world = World()
+    for (where, call), error, after in faults:
+        if where == "kafka":
+            world.broker.faults.append(Fault(call, error, after=after and call in ("init", "send", "commit")))
+        else:
+            world.systems[where].faults.append(
+                Fault(call, error, after=after and call in ("prepare", "commit"))
+            )
+    owners = [Owner() for _ in range(3)]
+    turns = iter(workers)
+    for batch_id in range(3):
+        for run in range(10):
+            at = next(turns)
+            try:
+                world.commit(owners[at], batch_id, f"run-{run}")
+                break
+            except KafkaEosError:
+                continue  # Spark's query is started again
+            except Killed:
+                world.broker.dead = False
+                owners[at] = Owner()
+        else:
+            raise AssertionError("the batch did not come through")
+        # begun only when the last one is finished, everywhere
+        for name, system in world.systems.items():
+            assert len(system.committed) == batch_id + 1, name
+    world.commit(Owner(), 3, "run-last")  # looks, and clears what was left
+    world.same_everywhere(4)
