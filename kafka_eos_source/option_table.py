@@ -11,6 +11,9 @@ from typing import Any
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.kafka import config
+from kafka_eos_source.sinks import registry
+from kafka_eos_source.sinks.options import COMMON, SinkOption
+from kafka_eos_source.sinks.registry import sink_names
 
 STREAM_READ, BATCH_READ = "stream read", "batch read"
 STREAM_WRITE, BATCH_WRITE = "stream write", "batch write"
@@ -355,6 +358,18 @@ OPTIONS: tuple[Option, ...] = (
         "How long the commit of a batch is tried again before the query fails.",
     ),
     Option(
+        "sinks",
+        (STREAM_WRITE,),
+        sink_names,
+        (),
+        "names, comma list",
+        "Systems outside Kafka that take each batch with it, once: see [sinks.md](sinks.md). Each has its own "
+        "`sink.<name>.…` options.",
+        "none",
+        "two-phase sinks belong to a stream: its batch ids tell a replay",
+        since="4.1",
+    ),
+    Option(
         "onMissingToken",
         (STREAM_WRITE,),
         values.choice("fail", "assume_committed", "assume_not_committed"),
@@ -549,4 +564,40 @@ def documentation() -> str:
                 lines.append(f"| `{option.name}` | {which} | {option.kind} | {default} | {meaning} |")
         idle = [f"`{option.name}`" for option in OPTIONS if set(option.idle) & set(where)]
         lines += ["", f"Accepted where they have no effect: {', '.join(idle)}."] if idle else []
-    return "\n".join([*lines, "", *config.documentation(), ""])
+    return "\n".join([*lines, *_sinks(), "", *config.documentation(), ""])
+
+
+def _sinks() -> list[str]:
+    """Tables of the options that each type of sink outside Kafka has."""
+    lines = [
+        "",
+        "## Sinks outside Kafka",
+        "",
+        "For each name in `sinks`, as `sink.<name>.<option>`. Every type takes:",
+        *_sink_table(COMMON),
+    ]
+    for name, kind in sorted(registry.TYPES.items()):
+        extra = f" `pip install 'kafka-eos-source[{kind.extra}]'`." if kind.extra else ""
+        lines += [
+            "",
+            f"### `type={name}`",
+            "",
+            kind.summary + extra,
+            *_sink_table(registry.sink_class("x", name).OPTIONS),
+        ]
+    return lines
+
+
+def _sink_table(options: tuple[SinkOption, ...]) -> list[str]:
+    if not options:
+        return []
+    lines = ["", "| option | value | default | meaning |", "|---|---|---|---|"]
+    for option in options:
+        default = option.shown_default or ("" if option.default is None else f"`{option.default}`")
+        default = (
+            "required"
+            if option.required
+            else default.replace("`True`", "`true`").replace("`False`", "`false`")
+        )
+        lines.append(f"| `{option.name}` | {option.kind} | {default} | {option.meaning} |")
+    return lines

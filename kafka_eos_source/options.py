@@ -34,6 +34,8 @@ from kafka_eos_source.option_table import (
     Option,
     documentation,
 )
+from kafka_eos_source.sinks import registry
+from kafka_eos_source.sinks.registry import SinkSpec
 
 __all__ = [
     "Bound",
@@ -108,6 +110,7 @@ class WriteOptions:
     anchor_topic: str | None
     kafka: Mapping[str, str] = field(repr=False)
     query_name: str | None = None
+    sinks: tuple[SinkSpec, ...] = ()
 
 
 def parse_read(
@@ -179,6 +182,8 @@ def parse_write(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
     exactly_once = found["processing.guarantee"] == "exactly_once"
     if not exactly_once and found["txnAppId"] is not None:
         raise values.invalid("processing.guarantee", "at_least_once", "exactly_once together with 'txnAppId'")
+    if not exactly_once and found["sinks"]:
+        raise values.invalid("processing.guarantee", "at_least_once", "exactly_once together with 'sinks'")
     return WriteOptions(
         topic=found["topic"],
         application_id=found["application.id"],
@@ -197,7 +202,17 @@ def parse_write(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         anchor_topic=found["anchor.topic"],
         kafka=config.check_producer(kafka, exactly_once=exactly_once),
         query_name=found["queryName"],
+        sinks=registry.parse(found["sinks"], _of_sinks(options)),
     )
+
+
+def _of_sinks(options: Mapping[str, str]) -> dict[str, str]:
+    """The ``sink.*`` options, by their names in lower case: Spark hands them on so."""
+    return {
+        name.lower(): str(value)
+        for name, value in options.items()
+        if name.lower().startswith(registry.PREFIX)
+    }
 
 
 def check_pyspark(option: Option, running: str) -> None:
@@ -245,6 +260,8 @@ def parse_table(
         stated[name] = key
         if name.startswith("kafka.") and name != "kafka.":
             kafka[name.removeprefix("kafka.")] = str(value)
+        elif name.startswith(registry.PREFIX) and where == STREAM_WRITE:
+            continue  # judged by its sink
         elif name in BY_NAME:
             option = BY_NAME[name]
             parsed = _in_place(option, str(value), where)

@@ -8,10 +8,13 @@ occurrence, other columns are ignored.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from functools import lru_cache
 
 import pyarrow as pa
+from pyspark.errors import PySparkTypeError
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -103,10 +106,11 @@ STAGED_ARROW = pa.schema(
 class SinkColumns:
     """Position of each column of the contract in the frame to be written; None = not there.
 
-    ``topic`` is None when the ``topic`` option is set, since the option wins over the column.
+    ``topic`` is None when the ``topic`` option is set, since the option wins over the column. All but
+    ``changelog`` are None when only sinks outside Kafka take the rows.
     """
 
-    value: int
+    value: int | None
     key: int | None
     topic: int | None
     partition: int | None
@@ -178,6 +182,44 @@ def check_frame(schema: StructType, *, topic_option: str | None, include_timesta
         timestamp=timestamp,
         changelog=position.get(CHANGELOG),
     )
+
+
+def takes_records(schema: StructType, *, topic_option: str | None) -> bool:
+    """Whether a frame of a query with other sinks is for Kafka too: it has a topic, by option or column."""
+    return topic_option is not None or TOPIC in schema.names
+
+
+def only_changelog(schema: StructType) -> SinkColumns:
+    """The columns of a frame whose rows all go to sinks outside Kafka: changes of state still go to Kafka.
+
+    Raises:
+        InvalidSchemaError: the column of changes has the wrong type.
+    """
+    position = schema.names.index(CHANGELOG) if CHANGELOG in schema.names else None
+    if position is not None and not isinstance(found := schema.fields[position].dataType, BinaryType):
+        raise InvalidSchemaError(
+            f"column {CHANGELOG!r} has type {found.simpleString()}; expected binary.",
+            fix="hand it on as the operator made it.",
+        )
+    return SinkColumns(None, None, None, None, None, None, position)
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Spark's schema as the Arrow batches of a writer have it: timestamps in UTC, every field nullable.
+
+    Raises:
+        InvalidSchemaError: a type has no Arrow form.
+    """
+    known = inspect.signature(to_arrow_schema).parameters
+    zone = {"timezone": "UTC"} if "timezone" in known else {"timestamp_utc": True}  # until PySpark 4.1
+    try:
+        found = to_arrow_schema(schema, **zone)
+    except PySparkTypeError as error:
+        raise InvalidSchemaError(
+            f"the frame has a type that sinks outside Kafka cannot take: {error}.",
+            fix="cast it, or leave the column out with sink.<name>.columns.",
+        ) from error
+    return pa.schema([field.with_nullable(True) for field in found])
 
 
 def _check_headers(found: DataType) -> None:

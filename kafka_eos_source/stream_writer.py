@@ -7,7 +7,7 @@ another one to commit or abort.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,17 +20,19 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from kafka_eos_source.commit import direct, identity, session
+from kafka_eos_source.commit import direct, identity, session, sink_session
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.model import StagedPart
-from kafka_eos_source.schema import SinkColumns, check_frame
+from kafka_eos_source.options import derived_application_id
+from kafka_eos_source.schema import SinkColumns, check_frame, only_changelog, takes_records
+from kafka_eos_source.stage.fanout import Fanout, Plan, SinkPart, part_names
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.paths import location_of_batch_writes, location_of_query
 from kafka_eos_source.stage.rows import from_batches, from_rows, staged_schema
 from kafka_eos_source.stage.writer import stage
 from kafka_eos_source.state.operator.announce import announced
 from kafka_eos_source.state.packet import CHANGELOG
-from kafka_eos_source.streaming_task import running_task
+from kafka_eos_source.streaming_task import StreamingTask, running_task
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
@@ -50,14 +52,22 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
         InvalidOptionError: no ``checkpointLocation``.
         UnavailableError: the topic or the brokers are not there, or the staging folder is not writable.
     """
-    columns = check_frame(schema, topic_option=options.topic, include_timestamp=options.include_timestamp)
+    kafka = not options.sinks or takes_records(schema, topic_option=options.topic)
+    columns = (
+        check_frame(schema, topic_option=options.topic, include_timestamp=options.include_timestamp)
+        if kafka
+        else only_changelog(schema)
+    )
     if columns.changelog is not None and options.guarantee == "at_least_once":
         raise _stateless("processing.guarantee=at_least_once")
+    plan = Plan.of(options.sinks, schema, kafka=kafka) if options.sinks else None
     direct.check_target(options)
     if options.guarantee == "at_least_once":
         sink: _Sink = _DirectSink(options, columns)
     else:
-        sink = _StagedSink(options, columns, StagingFolder.at(_staging_of_stream(options)), "")
+        sink = _StagedSink(options, columns, StagingFolder.at(_staging_of_stream(options)), "", plan)
+        if plan is not None:
+            sink_session.check(options, plan)
     writer = _RowStreamWriter if _StreamArrowWriter is None else _ArrowStreamWriter
     return cast(DataSourceStreamWriter, writer(sink))
 
@@ -81,6 +91,7 @@ class _Message(WriterCommitMessage):
     """What one task attempt tells the driver."""
 
     part: StagedPart | None
+    sinks: tuple[SinkPart, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,11 +102,30 @@ class _StagedSink:
     columns: SinkColumns
     folder: StagingFolder
     name: str  #: of a batch write in the folder; "" = the micro-batch's id
+    plan: Plan | None = None  #: of the sinks outside Kafka
+
+    def write_frame(self, batches: Iterable[pa.RecordBatch]) -> _Message:
+        """Batches as Spark has them, with all columns of the frame."""
+        if self.plan is None:
+            return self.write(from_batches(batches, self.columns))
+        task = _task()
+        fanout = Fanout(
+            self.plan,
+            self.options.application_id or derived_application_id(task.query_id),
+            task.batch_id,
+            self.folder,
+            self.options.staging_inline_bytes,
+        )
+        try:
+            message = self.write(from_batches(fanout.rows(batches), self.columns))
+        except BaseException:
+            fanout.discard()
+            raise
+        return replace(message, sinks=fanout.finish())
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> _Message:
-        task = running_task()
-        if task is None:
-            raise RuntimeError("write was called outside a Spark task")
+        """Batches as they are staged for Kafka."""
+        task = _task()
         if not self.name:
             # at the start of a query, and not when a batch is first too large for its messages
             self.folder.check_shared()
@@ -111,12 +141,19 @@ class _StagedSink:
         # an operator in this very task begins when its first row is asked for
         return _Message(replace(part, operators=announced(task)))
 
-    def commit_micro_batch(self, parts: list[StagedPart], batch_id: int) -> None:
-        session.commit_micro_batch(self.options, self.folder, parts, batch_id)
+    def commit_micro_batch(self, messages: Sequence[_Message], batch_id: int) -> None:
+        sink_parts = [part for each in messages for part in each.sinks]
+        session.commit_micro_batch(
+            self.options, self.folder, _parts(messages), batch_id, self.plan, sink_parts
+        )
 
-    def discard(self, name: str, parts: Iterable[StagedPart]) -> None:
-        """Spark calls this after a failed commit too: only what the messages name may go."""
-        self.folder.remove_parts(name, [part.name for part in parts if part.name])
+    def discard(self, name: str, messages: Sequence[_Message]) -> None:
+        """Spark calls this after a failed commit too: only what the messages name may go.
+
+        What sinks outside Kafka have prepared stays as it is: the token tells what becomes of it.
+        """
+        files = [part.name for part in _parts(messages) if part.name]
+        self.folder.remove_parts(name, files + part_names(part for each in messages for part in each.sinks))
 
 
 @dataclass(frozen=True)
@@ -130,10 +167,13 @@ class _DirectSink:
         direct.produce(self.options, batches)
         return _Message(None)
 
-    def commit_micro_batch(self, parts: list[StagedPart], batch_id: int) -> None:
+    def write_frame(self, batches: Iterable[pa.RecordBatch]) -> _Message:
+        return self.write(from_batches(batches, self.columns))
+
+    def commit_micro_batch(self, messages: Sequence[_Message], batch_id: int) -> None:
         """Nothing to do: the tasks have flushed."""
 
-    def discard(self, name: str, parts: Iterable[StagedPart]) -> None:
+    def discard(self, name: str, messages: Sequence[_Message]) -> None:
         """Nothing can be taken back."""
 
 
@@ -145,10 +185,10 @@ class _StreamWriter(DataSourceStreamWriter):
         self._sink = sink
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._sink.commit_micro_batch(_parts(messages), batchId)
+        self._sink.commit_micro_batch(_ours(messages), batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._sink.discard(str(batchId), _parts(messages))
+        self._sink.discard(str(batchId), _ours(messages))
 
 
 class _RowStreamWriter(_StreamWriter):
@@ -158,7 +198,7 @@ class _RowStreamWriter(_StreamWriter):
 
 class _ArrowStreamWriter(_StreamWriter, *(() if _StreamArrowWriter is None else (_StreamArrowWriter,))):  # type: ignore[misc]
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._sink.write(from_batches(iterator, self._sink.columns))
+        return self._sink.write_frame(iterator)
 
 
 class _BatchWriter(DataSourceArrowWriter):
@@ -167,22 +207,33 @@ class _BatchWriter(DataSourceArrowWriter):
         self._who = who
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._sink.write(from_batches(iterator, self._sink.columns))
+        return self._sink.write_frame(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         if isinstance(self._sink, _StagedSink) and self._who is not None:
             session.commit_batch_write(
-                self._sink.options, self._who, self._sink.folder, self._sink.name, _parts(messages)
+                self._sink.options, self._who, self._sink.folder, self._sink.name, _parts(_ours(messages))
             )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         if isinstance(self._sink, _StagedSink):
-            self._sink.discard(self._sink.name, _parts(messages))
+            self._sink.discard(self._sink.name, _ours(messages))
 
 
-def _parts(messages: Iterable[WriterCommitMessage | None]) -> list[StagedPart]:
+def _ours(messages: Iterable[WriterCommitMessage | None]) -> list[_Message]:
     """Messages are None for tasks that failed."""
-    return [m.part for m in messages if isinstance(m, _Message) and m.part is not None]
+    return [each for each in messages if isinstance(each, _Message)]
+
+
+def _parts(messages: Iterable[_Message]) -> list[StagedPart]:
+    return [each.part for each in messages if each.part is not None]
+
+
+def _task() -> StreamingTask:
+    task = running_task()
+    if task is None:
+        raise RuntimeError("write was called outside a Spark task")
+    return task
 
 
 def _stateless(what: str) -> InvalidSchemaError:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import uuid
+from pathlib import Path
 
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
 import pytest
 
+from kafka_eos_source.sinks.filesystem import FilesystemSink, committed_files
 from kafka_eos_source.sinks.memory import SYSTEMS, MemorySink
 from kafka_eos_source.testing.sinks import Rows, SinkConformance, System
 
@@ -21,3 +26,27 @@ class TestMemory(SinkConformance):
             return [] if table is None else table.to_pylist()
 
         return System(sink=lambda: MemorySink(name), visible=visible, in_process=True)
+
+
+class TestFilesystem(SinkConformance):
+    @pytest.fixture(params=["parquet", "json", "csv"])
+    def system(self, tmp_path: Path, request: pytest.FixtureRequest) -> System:
+        path = str(tmp_path / "sink")
+
+        def visible() -> Rows:
+            return [row for file in committed_files(path) for row in _READERS[request.param](file)]
+
+        return System(sink=lambda: FilesystemSink(path, request.param), visible=visible)
+
+
+def _json(file: str) -> Rows:
+    return [json.loads(line) for line in Path(file).read_text().splitlines()]
+
+
+def _csv(file: str) -> Rows:
+    convert = pacsv.ConvertOptions(strings_can_be_null=True, quoted_strings_can_be_null=False)
+    options = {"convert_options": convert, "parse_options": pacsv.ParseOptions(newlines_in_values=True)}
+    return pacsv.read_csv(file, **options).to_pylist()
+
+
+_READERS = {"parquet": lambda file: pq.ParquetFile(file).read().to_pylist(), "json": _json, "csv": _csv}

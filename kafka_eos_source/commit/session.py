@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kafka_eos_source import admission, failpoints
-from kafka_eos_source.commit import identity, offset_log
+from kafka_eos_source.commit import identity, offset_log, sink_session
 from kafka_eos_source.commit.decide import Batch
 from kafka_eos_source.commit.identity import Identity, Mark
 from kafka_eos_source.commit.order import Order
-from kafka_eos_source.commit.parties import Owner
+from kafka_eos_source.commit.parties import Owner, Sinks
 from kafka_eos_source.commit.sources import SourceRange, ranges
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.transaction import Commit, Result
@@ -28,6 +28,7 @@ from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, StagedPart, TopicPartition
 from kafka_eos_source.options import WriteOptions
 from kafka_eos_source.stage import shards
+from kafka_eos_source.stage.fanout import Plan, SinkPart
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
 
@@ -56,12 +57,25 @@ class KafkaCluster:
 
 
 def commit_micro_batch(
-    options: WriteOptions, folder: StagingFolder, parts: Iterable[StagedPart], batch_id: int
+    options: WriteOptions,
+    folder: StagingFolder,
+    parts: Iterable[StagedPart],
+    batch_id: int,
+    plan: Plan | None = None,
+    sink_parts: Iterable[SinkPart] = (),
 ) -> Result:
     """Commits one micro-batch of a streaming query: records, source offsets and token together.
 
     Returns when the batch is in Kafka, whether by this call or an earlier one; Spark may then write its
-    own commit log, or die: the token tells.
+    own commit log, or die: the token tells. By then every sink outside Kafka has the batch too.
+
+    Args:
+        options: of the sink.
+        folder: where the parts lie.
+        parts: Kafka's rows, of the task attempts that count.
+        batch_id: Spark's.
+        plan: of the sinks outside Kafka; None = there are none.
+        sink_parts: what those tasks staged for them.
 
     Raises:
         KafkaEosError: by what the caller should do; see `errors`.
@@ -97,7 +111,16 @@ def commit_micro_batch(
         ),
         sources=tuple(ranges(logged, before)),
     )
-    result = _commit(options, who, order, staged)
+    if plan is None:
+        result = _commit(options, who, order, staged)
+    else:
+        sinks = sink_session.work(options, plan, folder, who.application_id, batch_id, sink_parts)
+        try:
+            result = _commit(options, who, order, staged, sinks)
+        except BaseException:
+            sink_session.forget(options, who.application_id)
+            raise
+        sinks.tidy(Deadline.after_ms(options.commit_timeout_ms))
     failpoints.reach("commit.before_cleanup")
     if staged.shards:
         _advise(who.application_id, order, staged)
@@ -176,7 +199,9 @@ def forget(options: WriteOptions, who: Identity) -> None:
         owner.drop()
 
 
-def _commit(options: WriteOptions, who: Identity, order: Order, staged: StagedRows) -> Result:
+def _commit(
+    options: WriteOptions, who: Identity, order: Order, staged: StagedRows, sinks: Sinks | None = None
+) -> Result:
     owner = _owners.setdefault(_key(options, who), Owner())
     _owners.move_to_end(_key(options, who))
     while len(_owners) > _MOST_OWNERS:
@@ -187,6 +212,7 @@ def _commit(options: WriteOptions, who: Identity, order: Order, staged: StagedRo
         KafkaCluster(options.kafka, who.application_id),
         owner,
         Deadline.after_ms(options.commit_timeout_ms),
+        sinks,
     ).run()
     _log.info(
         "batch %d of %s: %s, %d records, %d transactions",

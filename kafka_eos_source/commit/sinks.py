@@ -189,13 +189,15 @@ class SinkWork:
         if failed is not None:
             raise failed
 
-    def tidy(self, token_txn: SinkTxn, deadline: Deadline) -> None:
+    def tidy(self, deadline: Deadline) -> None:
         """The batch is finished: what was staged for it, and for older ones, may go."""
         for name, sink in self._sinks.items():
             try:
-                sink.tidy(token_txn, _at_least(deadline))
+                sink.tidy(self._batch_id, _at_least(deadline))
             except Exception as error:  # noqa: BLE001 - a user's class may raise anything; nothing depends on it
-                _log.warning("sink %r: left-overs of %s stay: %s", name, token_txn, concealed(str(error)))
+                _log.warning(
+                    "sink %r: left-overs of batch %d stay: %s", name, self._batch_id, concealed(str(error))
+                )
 
     def _look_at(self, name: str, deadline: Deadline) -> Sequence[SinkTxn]:
         try:

@@ -248,8 +248,8 @@ class TwoPhaseSink(ABC):
         that is not true loses a batch.
         """
 
-    def tidy(self, txn: SinkTxn, deadline: Deadline) -> None:
-        """The batch is finished everywhere: what was staged for it and for older ones may go.
+    def tidy(self, batch_id: int, deadline: Deadline) -> None:
+        """A batch is finished everywhere: what was staged for it and for older ones may go.
 
         A failure is logged, and nothing else comes of it.
         """

@@ -48,6 +48,10 @@ class SinkType:
 
 #: By name. A type is one line here, a module, and a page in docs/.
 TYPES: dict[str, SinkType] = {
+    "filesystem": SinkType(
+        "kafka_eos_source.sinks.filesystem:FilesystemSink",
+        "Files in a folder: Parquet, JSON lines or CSV ([sink-filesystem.md](sink-filesystem.md)).",
+    ),
     "memory": SinkType("kafka_eos_source.sinks.memory:MemorySink", "This process's memory, for tests."),
 }
 

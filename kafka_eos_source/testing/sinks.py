@@ -201,7 +201,7 @@ class SinkConformance:
                 one = rows.slice(batch_id, 1)
                 assert sink.prepare(txn, stage(sink, one, batch_id, tasks=1), deadline()) == OK
                 assert sink.commit(txn, deadline()) == OK
-                sink.tidy(txn, deadline())
+                sink.tidy(batch_id, deadline())
                 assert sink.commit(txn, deadline()) == OK, "tidied up, it knows no more what it committed"
         assert sorted(row["id"] for row in system.visible()) == sorted(rows["id"].to_pylist()[:3])
 
@@ -287,7 +287,7 @@ class SinkConformance:
             zombies, staged = stage(zombie, rows), stage(sink, rows)
             assert sink.prepare(good, staged, deadline()) == OK
             assert sink.commit(good, deadline()) == OK
-            sink.tidy(good, deadline())
+            sink.tidy(good.batch_id, deadline())
             # what it staged may be gone by now: then it fails, which is as well
             prepared = _outcome(lambda: zombie.prepare(late, zombies, deadline())) == OK
             assert self.times(system) == 1

@@ -1,0 +1,136 @@
+"""The sinks of a query in this process: opened once, kept between batches, checked before the first one."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+
+from kafka_eos_source.commit import offset_log
+from kafka_eos_source.commit.sinks import SinkWork
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import OperatorError, RestartQueryError
+from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.options import WriteOptions, derived_application_id
+from kafka_eos_source.sinks.contract import SinkContext, TwoPhaseSink
+from kafka_eos_source.sinks.registry import SinkSpec
+from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.stage.fanout import Plan, SinkPart, StagedForSink
+from kafka_eos_source.stage.files import StagingFolder
+
+_log = logging.getLogger(__name__)
+
+#: Queries whose sinks are kept open in one process; those unused for longest are closed first.
+_MOST_QUERIES = 8
+#: Longest wait for a sink's check before the first batch.
+_CHECK_SECONDS = 30.0
+
+_Key = tuple[str, str, bytes]
+_opened: OrderedDict[_Key, Mapping[str, TwoPhaseSink]] = OrderedDict()
+_checked: set[tuple[_Key, str]] = set()
+
+
+def store_location(checkpoint: str, name: str) -> str:
+    """Where a sink keeps what it has no better place for."""
+    return f"{checkpoint.rstrip('/')}/kafka-eos/sinks/{name}"
+
+
+def opened(options: WriteOptions, application_id: str) -> Mapping[str, TwoPhaseSink]:
+    """The query's sinks by name.
+
+    Raises:
+        InvalidOptionError: one of them cannot be made.
+    """
+    key = _key(options, application_id)
+    found = _opened.get(key)
+    if found is None:
+        found = _opened[key] = open_all(options.sinks, application_id, options.checkpoint_location)
+    _opened.move_to_end(key)
+    while len(_opened) > _MOST_QUERIES:
+        _close(_opened.popitem(last=False)[1])
+    return found
+
+
+def open_all(
+    specs: Sequence[SinkSpec], application_id: str, checkpoint: str | None
+) -> dict[str, TwoPhaseSink]:
+    """New sinks, opened."""
+    found = {}
+    for spec in specs:
+        sink = found[spec.name] = spec.build()
+        store = None if checkpoint is None else Store(store_location(checkpoint, spec.name))
+        sink.open(SinkContext(spec.name, application_id, store))
+    return found
+
+
+def forget(options: WriteOptions, application_id: str) -> None:
+    """Closes them: after an error the next commit connects anew."""
+    found = _opened.pop(_key(options, application_id), None)
+    if found is not None:
+        _close(found)
+
+
+def check(options: WriteOptions, plan: Plan) -> None:
+    """Asked on the driver for every batch, done once in a process.
+
+    Raises:
+        InvalidOptionError, InvalidSchemaError, OperatorError: a sink cannot take such rows.
+    """
+    application_id = options.application_id or _derived(options.checkpoint_location)
+    for route in plan.routes:
+        key = (_key(options, application_id), f"{route.spec.name}:{route.schema}")
+        if key in _checked:
+            continue
+        try:
+            opened(options, application_id)[route.spec.name].check(
+                route.schema, Deadline.after_seconds(_CHECK_SECONDS)
+            )
+        except (OperatorError, RestartQueryError):
+            raise
+        except Exception as error:  # noqa: BLE001 - what it is shows when the batch is prepared
+            _log.warning("sink %r could not be checked yet: %s", route.spec.name, concealed(f"{error!r}"))
+            forget(options, application_id)
+            continue
+        _checked.add(key)
+
+
+def work(
+    options: WriteOptions,
+    plan: Plan,
+    folder: StagingFolder,
+    application_id: str,
+    batch_id: int,
+    parts: Iterable[SinkPart],
+) -> SinkWork:
+    """The sinks' part of one commit.
+
+    Raises:
+        StagedPartError: a part is missing or damaged.
+        InvalidOptionError: a sink cannot be made.
+    """
+    by_sink: dict[str, list[SinkPart]] = {}
+    for part in parts:
+        by_sink.setdefault(part.sink, []).append(part)
+    staged = {
+        route.spec.name: StagedForSink(folder, str(batch_id), route.schema, by_sink[route.spec.name])
+        for route in plan.routes
+        if route.spec.name in by_sink
+    }
+    return SinkWork(opened(options, application_id), staged, application_id, batch_id)
+
+
+def _key(options: WriteOptions, application_id: str) -> _Key:
+    return application_id, options.checkpoint_location or "", pickle.dumps(options.sinks)
+
+
+def _derived(checkpoint: str | None) -> str:
+    return "" if checkpoint is None else derived_application_id(offset_log.query_id(checkpoint))
+
+
+def _close(sinks: Mapping[str, TwoPhaseSink]) -> None:
+    for name, sink in sinks.items():
+        try:
+            sink.close()
+        except Exception as error:  # noqa: BLE001 - a user's class may raise anything; it is done with
+            _log.info("sink %r was not closed in good order: %s", name, concealed(str(error)))

@@ -1,0 +1,95 @@
+"""Arrow batches as JSON lines, column by column: pyarrow reads JSON and does not write it.
+
+As Spark's ``to_json`` has it: binary is base64, NaN and infinities are strings, times are ISO 8601; a null
+field is written as ``null``.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_CONTROL = {8: "\\b", 9: "\\t", 10: "\\n", 12: "\\f", 13: "\\r"}
+_ESCAPED = r'[\x00-\x1f"\\]'
+
+
+class Writer:
+    """One file of them."""
+
+    def __init__(self, out: pa.NativeFile) -> None:
+        self._out = out
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        if batch.num_rows:
+            ends = pa.array([0, batch.num_rows], pa.int64())
+            lines = pa.LargeListArray.from_arrays(ends, encode(batch).cast(pa.large_string()))
+            self._out.write(pc.binary_join(lines, pa.scalar("\n", pa.large_string()))[0].as_buffer())
+            self._out.write(b"\n")
+
+    def close(self) -> None:
+        """The stream is the caller's."""
+
+
+def encode(batch: pa.RecordBatch) -> pa.Array:
+    """Each row as the text of a JSON object, without a line break."""
+    pieces: list[Any] = []
+    for number, (name, column) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
+        pieces += [f"{'{' if number == 0 else ','}{json.dumps(name, ensure_ascii=False)}:", _values(column)]
+    return pc.binary_join_element_wise(*[_large(each) for each in [*pieces, "}", ""]])
+
+
+def _large(piece: Any) -> Any:
+    return pa.scalar(piece, pa.large_string()) if isinstance(piece, str) else piece.cast(pa.large_string())
+
+
+def _values(column: pa.Array) -> pa.Array:
+    return pc.fill_null(_texts(column).cast(pa.large_string()), "null")
+
+
+def _texts(column: pa.Array) -> pa.Array:
+    """JSON of each value; null where there is none."""
+    kind = column.type
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+        return column.cast(pa.string())
+    if pa.types.is_floating(kind):
+        finite = pc.is_finite(column)
+        special = pc.if_else(
+            pc.is_nan(column), '"NaN"', pc.if_else(pc.less(column, 0), '"-Infinity"', '"Infinity"')
+        )
+        return pc.if_else(finite, column.cast(pa.string()), special)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return _quoted(column.cast(pa.large_string()))
+    if pa.types.is_timestamp(kind):
+        text = pc.strftime(column, format="%Y-%m-%dT%H:%M:%S")
+        return _quoted(pc.binary_join_element_wise(text, "Z", "") if kind.tz else text)
+    if pa.types.is_date(kind):
+        return _quoted(column.cast(pa.string()))
+    # nested values and bytes have no kernel: a value at a time
+    return pa.array([None if each is None else json.dumps(_plain(each)) for each in column.to_pylist()])
+
+
+def _quoted(text: pa.Array) -> pa.Array:
+    if pc.any(pc.match_substring_regex(text, _ESCAPED)).as_py():
+        text = pc.replace_substring(text, "\\", "\\\\")
+        text = pc.replace_substring(text, '"', '\\"')
+        if pc.any(pc.match_substring_regex(text, r"[\x00-\x1f]")).as_py():
+            for code in range(32):
+                text = pc.replace_substring(text, chr(code), _CONTROL.get(code, f"\\u{code:04x}"))
+    quote = pa.scalar('"', text.type)
+    return pc.binary_join_element_wise(quote, text, quote, pa.scalar("", text.type))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, bool | int | float | str) or value is None:
+        return value
+    return str(value)

@@ -1,0 +1,235 @@
+"""The sink: tasks write hidden files, a manifest prepares them, one rename commits them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from kafka_eos_source import failpoints
+from kafka_eos_source import option_values as values
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import UnavailableError
+from kafka_eos_source.sinks.contract import (
+    OK,
+    Fatal,
+    Outcome,
+    SinkContext,
+    SinkTxn,
+    Stage,
+    StageContext,
+    Staged,
+    TwoPhaseSink,
+)
+from kafka_eos_source.sinks.filesystem import formats
+from kafka_eos_source.sinks.filesystem.layout import MANIFEST, Layout
+from kafka_eos_source.sinks.options import SinkOption
+
+
+@dataclass(frozen=True)
+class StagedFile:
+    """A task attempt's token.
+
+    Attributes:
+        name: in the batch's staging folder.
+        rows, size_bytes: in it.
+    """
+
+    name: str
+    rows: int
+    size_bytes: int
+
+
+class FilesystemSink(TwoPhaseSink):
+    """``type=filesystem``.
+
+    Args:
+        path: URI or path of a folder that driver and executors share, on any file system of ``pyarrow.fs``.
+        format: ``parquet``, ``json`` (lines) or ``csv``.
+        compression: of Parquet's pages.
+    """
+
+    OPTIONS: ClassVar[tuple[SinkOption, ...]] = (
+        SinkOption(
+            "path",
+            values.text,
+            None,
+            "URI",
+            "A folder that driver and executors share: local, `hdfs://`, `s3://`, `gs://`, `abfs://`.",
+            required=True,
+        ),
+        SinkOption(
+            "format",
+            values.choice(*formats.FORMATS),
+            "parquet",
+            "`parquet`, `json`, `csv`",
+            "Of the files. `json` is one object a line.",
+        ),
+        SinkOption(
+            "compression",
+            values.choice(*formats.COMPRESSIONS),
+            "default",
+            "`none`, `snappy`, `zstd`, `gzip`, `lz4`",
+            "Of Parquet's pages.",
+            "snappy",
+        ),
+    )
+
+    def __init__(self, path: str, format: str = "parquet", compression: str = "default") -> None:
+        self.path = path
+        self.format = format
+        self.compression = compression
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        self._at = Layout.at(self.path, context.application_id)
+
+    def check(self, schema: pa.Schema, deadline: Deadline) -> None:
+        formats.check(self.format, schema)
+        try:
+            self._at.fs.create_dir(self._at.own, recursive=True)
+        except PermissionError as error:
+            raise UnavailableError(
+                f"sink {self.context.name!r}: the folder {self.path!r} cannot be written: {error}.",
+                fix="allow driver and executors to write there.",
+            ) from error
+
+    def stage(self, context: StageContext) -> Stage:
+        return _File(self, self._at, context)
+
+    def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
+        at = self._at
+        if at.is_committed(txn):
+            return OK
+        tokens: Sequence[StagedFile] = staged.tokens
+        folder = at.staged(txn.batch_id)
+        for each in tokens:
+            found = at.fs.get_file_info(f"{folder}/{each.name}")
+            if found.type != pafs.FileType.File or found.size != each.size_bytes:
+                return Fatal(
+                    f"{folder}/{each.name} has {found.size} bytes, its task wrote {each.size_bytes}",
+                    "let driver and executors share the folder; then restart the query.",
+                )
+        if not at.is_folder(at.ending(txn)):
+            at.write(at.prepared(txn), self._manifest(txn, tokens, staged))
+        return OK
+
+    def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        """Gather, rename, forget: a kill between two of them is gone on from."""
+        at = self._at
+        if not at.is_committed(txn):
+            manifest = at.read(at.prepared(txn))
+            if manifest is None:
+                # two may be at it: the other one may just have ended
+                return (
+                    OK if at.is_committed(txn) else Fatal(f"nothing is prepared under {txn} in {self.path}")
+                )
+            self._gather(txn, manifest)
+            if at.renames_folders:
+                failpoints.reach("sink.filesystem.before_rename")
+                self._rename(txn)
+        at.delete(at.prepared(txn))
+        return OK
+
+    def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        at = self._at
+        # what was gathered of an id that is aborted: a commit never began, so there is nothing
+        at.delete(at.prepared(txn))
+        return OK
+
+    def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
+        at = self._at
+        return sorted(txn for txn in at.txns("prepared") if not self._ended(txn))
+
+    def tidy(self, batch_id: int, deadline: Deadline) -> None:
+        at = self._at
+        found = at.fs.get_file_info(pafs.FileSelector(f"{at.own}/staged", allow_not_found=True))
+        for each in found:
+            if each.base_name.isdecimal() and int(each.base_name) <= batch_id:
+                at.delete_folder(each.path)
+
+    def _ended(self, txn: SinkTxn) -> bool:
+        """Committed, and its preparation not yet forgotten: it is now."""
+        if not self._at.is_committed(txn):
+            return False
+        self._at.delete(self._at.prepared(txn))
+        return True
+
+    def _manifest(self, txn: SinkTxn, tokens: Sequence[StagedFile], staged: Staged) -> dict[str, Any]:
+        ending = formats.ENDINGS[self.format]
+        return {
+            "id": str(txn),
+            "batch": txn.batch_id,
+            "rows": staged.rows,
+            "schema": {field.name: str(field.type) for field in staged.schema},
+            "files": [
+                {
+                    "name": f"part-{number:05d}{ending}",
+                    "staged": each.name,
+                    "rows": each.rows,
+                    "bytes": each.size_bytes,
+                }
+                for number, each in enumerate(tokens)
+            ],
+        }
+
+    def _gather(self, txn: SinkTxn, manifest: dict[str, Any]) -> None:
+        """Moves each file to where the batch is put together; the manifest comes last."""
+        at = self._at
+        to = at.ending(txn) if at.renames_folders else at.committed(txn)
+        at.fs.create_dir(to, recursive=True)
+        for each in manifest["files"]:
+            source = f"{at.staged(txn.batch_id)}/{each['staged']}"
+            try:
+                at.fs.move(source, f"{to}/{each['name']}")
+            except FileNotFoundError:
+                if not at.is_file(f"{to}/{each['name']}") and not at.is_committed(txn):
+                    raise
+            failpoints.reach("sink.filesystem.within_gather")
+        at.write(f"{to}/{MANIFEST}", manifest)
+
+    def _rename(self, txn: SinkTxn) -> None:
+        at = self._at
+        try:
+            at.fs.move(at.ending(txn), at.committed(txn))
+        except OSError:
+            if not at.is_committed(txn):
+                raise
+            at.delete_folder(at.ending(txn))  # what is left of ours, beside the one that was quicker
+        at.to_disk(at.root)
+
+
+class _File:
+    """One task attempt's file."""
+
+    def __init__(self, sink: FilesystemSink, at: Layout, context: StageContext) -> None:
+        self._at = at
+        self._name = f"{context.attempt}{formats.ENDINGS[sink.format]}"
+        self._path = f"{at.staged(context.batch_id)}/{self._name}"
+        self._rows = 0
+        at.fs.create_dir(at.staged(context.batch_id), recursive=True)
+        self._out = at.fs.open_output_stream(self._path)
+        self._writer = formats.writer(sink.format, self._out, context.schema, sink.compression)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(batch)
+        self._rows += batch.num_rows
+
+    def finish(self) -> StagedFile:
+        self._writer.close()
+        self._out.close()
+        self._at.to_disk(self._path)
+        return StagedFile(self._name, self._rows, int(self._at.fs.get_file_info(self._path).size))
+
+    def discard(self) -> None:
+        """A full disk fails the close too; the file goes all the same."""
+        try:
+            self._writer.close()
+            self._out.close()
+        except OSError:
+            self._at.delete(self._path)
+            raise
+        self._at.delete(self._path)
