@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: every contender in turn, then the tables."""
+"""``python -m benchmarks``: task after task, every contender in turn, then the tables."""
 
 from __future__ import annotations
 
@@ -12,33 +12,60 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import psutil
 
 from benchmarks import report
-from benchmarks.contenders import ALL, ON_REQUEST, OURS, TARGETS, Contender, Job
+from benchmarks.contenders.base import Contender, Job
 from benchmarks.kafka import Cluster
+from benchmarks.latency import LatencyRun, measure_latency
 from benchmarks.measure import Run, measure
-from benchmarks.workload import RECORD_BYTES, Workload
+from benchmarks.plot import plot
+from benchmarks.tasks import TASKS, Judge, Task
+from benchmarks.workload import Workload
 from kafka_eos_source.embedded import EmbeddedKafka
-from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.errors import KafkaEosError, UnavailableError
 
 QUICK_RECORDS = 200_000
 _TOPIC_IN = "bench.in"
-_ONLY = (
-    f"Of {', '.join(each.name for each in ALL)}; with commas between. Else all but {', '.join(ON_REQUEST)}."
-)
+
+R = TypeVar("R", Run, LatencyRun)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of all tasks of one call.
+
+    Attributes:
+        repeat: runs of each contender.
+        batch: records of a micro-batch.
+        cores: parallelism of each contender.
+        only: names of contenders; empty = all but those on request.
+        folder: for what they need and leave.
+        out: for the results.
+    """
+
+    repeat: int
+    batch: int
+    cores: int
+    only: Sequence[str]
+    folder: Path
+    out: Path
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--records", default=2_000_000, show_default=True, type=click.IntRange(1))
-@click.option("--keys", default=100_000, show_default=True, type=click.IntRange(1))
-@click.option("--quick", is_flag=True, help=f"{QUICK_RECORDS:,} records: whether it works, not how fast.")
-@click.option("--only", default="", help=_ONLY)
+@click.argument("tasks", nargs=-1, type=click.Choice(list(TASKS)))
+@click.option("--records", type=click.IntRange(1), help="In place of each task's own number.")
+@click.option("--keys", type=click.IntRange(1), help="Different keys.  [default: 100000]")
+@click.option(
+    "--quick", is_flag=True, help=f"{QUICK_RECORDS:,} records at most: whether it works, not how fast."
+)
+@click.option("--only", default="", help="Contenders, with commas between; else all but the slowest.")
 @click.option(
     "--repeat", default=1, show_default=True, type=click.IntRange(1), help="Runs of each; the median counts."
 )
@@ -52,8 +79,9 @@ _ONLY = (
 @click.option("--keep", is_flag=True, help="Logs and state of a good run too; those of a bad one are kept.")
 @click.option("--out", default="benchmarks/results", show_default=True, type=click.Path(path_type=Path))
 def main(
-    records: int,
-    keys: int,
+    tasks: Sequence[str],
+    records: int | None,
+    keys: int | None,
     quick: bool,
     only: str,
     repeat: int,
@@ -63,39 +91,155 @@ def main(
     keep: bool,
     out: Path,
 ) -> None:
-    """Keyed count by kafka-eos and its peers: a topic of 110-byte records, counted by key, with state."""
+    """kafka-eos and its peers, one after the other, on one broker and machine.
+
+    TASKS: which; all if none is named. Each output is checked.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left running
-    workload = Workload(QUICK_RECORDS if quick else records, keys)
-    chosen = _chosen(only)
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    chosen = [_sized(TASKS[name], records, keys, quick) for name in tasks or TASKS]
+    known = {contender.name for task in chosen for contender in task.contenders}
+    if not known.issuperset(names):
+        raise click.BadParameter(f"--only has {only!r}; the tasks' contenders are {', '.join(sorted(known))}")
     folder = Path(tempfile.mkdtemp(prefix="kafka-eos-bench-"))
+    settings = Settings(repeat, batch, cores, names, folder, out)
+    click.echo(f"logs and state are in {folder}", err=True)
     try:
-        for contender in chosen:
-            contender.prepare()
         with _cluster(bootstrap) as address:
-            runs = _run_all(Cluster(address), workload, chosen, repeat, batch, cores, folder)
+            problems = [problem for task in chosen for problem in run_task(Cluster(address), task, settings)]
     except KafkaEosError as error:
         raise click.ClickException(str(error)) from error
-    results = [
-        report.Result(each.name, each.title, each.guarantee, each.settings, workload.records, runs[each.name])
-        for each in chosen
-    ]
-    if not keep and not any(result.problem for result in results):
-        shutil.rmtree(folder, ignore_errors=True)
-    _write(results, _about(workload, repeat, batch, cores), out)
-    for result in results:
-        if result.problem:
-            click.echo(f"{result.title}: {result.problem}", err=True)
-    if any(result.problem for result in results):
+    for problem in problems:
+        click.echo(problem, err=True)
+    if problems:
         sys.exit(1)
+    if not keep:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _chosen(only: str) -> list[Contender]:
-    by_name = {contender.name: contender for contender in ALL}
-    names = [name.strip() for name in only.split(",") if name.strip()]
-    unknown = [name for name in names if name not in by_name]
-    if unknown:
-        raise click.BadParameter(f"no such contender: {', '.join(unknown)}; there are {', '.join(by_name)}")
-    return [by_name[name] for name in names] or [each for each in ALL if each.name not in ON_REQUEST]
+def run_task(cluster: Cluster, task: Task, settings: Settings) -> list[str]:
+    """Runs a task's contenders, writes its tables. Returns what went wrong with whom."""
+    contenders = []
+    missing = []
+    for contender in task.contenders:
+        if contender.name not in settings.only if settings.only else contender.name in task.on_request:
+            continue
+        try:
+            contender.prepare()
+            contenders.append(contender)
+        except UnavailableError as error:
+            missing.append(f"{contender.title} is left out, it cannot be had here: {error.message}")
+            click.echo(missing[-1], err=True)
+    if not contenders:
+        return []
+    click.echo(f"{task.title}: {task.workload.records:,} records", err=True)
+    about = _about(task, settings)
+    if task.judge is Judge.LATENCY:
+        return _run_latency(cluster, task, contenders, settings, about, missing)
+    topic_in = f"{_TOPIC_IN}.{task.name}.{time.time():.0f}"
+    cluster.create(topic_in, task.workload.partitions)
+    try:
+        cluster.preload(task.workload, topic_in)
+        truth = task.workload.truth()
+        runs = _in_turn(
+            cluster,
+            task,
+            contenders,
+            settings,
+            lambda _: topic_in,
+            lambda contender, job: measure(cluster, contender, job, truth, task.judge),
+        )
+    finally:
+        cluster.delete([topic_in])
+    results = [
+        report.Result(
+            each.name, each.title, each.guarantee, each.settings, task.workload.records, runs[each.name]
+        )
+        for each in contenders
+    ]
+    parts = [
+        report.contenders_table(results),
+        report.ratios_table(results, task.ours),
+        "\n".join(f"- {line}" for line in report.targets_lines(results, task.targets)),
+    ]
+    _write(task, about, parts, results, missing, report.as_json(results, about), settings.out)
+    plot(
+        settings.out / f"{task.name}.svg",
+        task.title,
+        "records/s after the first quarter",
+        {each.title: each.sustained or each.rate for each in results if not each.problem},
+    )
+    return [f"{task.name}: {each.title}: {each.problem}" for each in results if each.problem]
+
+
+def _run_latency(
+    cluster: Cluster,
+    task: Task,
+    contenders: Sequence[Contender],
+    settings: Settings,
+    about: dict[str, Any],
+    missing: Sequence[str],
+) -> list[str]:
+    def fresh(name: str) -> str:
+        cluster.create(f"{name}.in", task.workload.partitions)
+        return f"{name}.in"
+
+    runs = _in_turn(
+        cluster,
+        task,
+        contenders,
+        settings,
+        fresh,
+        lambda contender, job: measure_latency(cluster, contender, job, task.workload, task.rate),
+    )
+    results = [
+        report.LatencyResult(each.name, each.title, each.guarantee, each.settings, runs[each.name])
+        for each in contenders
+    ]
+    written = {**about, "contenders": [asdict(each) for each in results]}
+    _write(task, about, [report.latency_table(results)], results, missing, written, settings.out)
+    plot(
+        settings.out / f"{task.name}.svg",
+        task.title,
+        "ms from sent to visible, p50",
+        {each.title: each.end_to_end_ms[0] for each in results if not each.problem},
+    )
+    return [f"{task.name}: {each.title}: {each.problem}" for each in results if each.problem]
+
+
+def _in_turn(
+    cluster: Cluster,
+    task: Task,
+    contenders: Sequence[Contender],
+    settings: Settings,
+    topic_in: Callable[[str], str],
+    run: Callable[[Contender, Job], R],
+) -> dict[str, list[R]]:
+    """Every contender in turn, and that as often as asked: noise of the machine meets all of them."""
+    runs: dict[str, list[R]] = {contender.name: [] for contender in contenders}
+    for turn in range(settings.repeat):
+        for contender in contenders:
+            before = set(cluster.topics())
+            name = f"bench.{task.name}.{time.time():.0f}.{turn}.{contender.name}"
+            own = settings.folder / f"{task.name}-{contender.name}-{turn}"
+            own.mkdir()
+            cluster.create(f"{name}.out", task.output_partitions)
+            job = Job(
+                name=name,
+                bootstrap=cluster.bootstrap,
+                topic_in=topic_in(name),
+                topic_out=f"{name}.out",
+                partitions=task.output_partitions,
+                cores=settings.cores,
+                batch_records=settings.batch,
+                folder=own,
+                compression=task.workload.compression,
+            )
+            done = run(contender, job)
+            runs[contender.name].append(done)
+            click.echo(f"  {contender.title}: {report.in_short(done, task.workload.records)}", err=True)
+            cluster.delete(sorted(set(cluster.topics()) - before))
+    return runs
 
 
 @contextlib.contextmanager
@@ -107,76 +251,52 @@ def _cluster(bootstrap: str) -> Iterator[str]:
         yield kafka.bootstrap_servers
 
 
-def _run_all(
-    cluster: Cluster,
-    workload: Workload,
-    chosen: Sequence[Contender],
-    repeat: int,
-    batch: int,
-    cores: int,
-    folder: Path,
-) -> dict[str, list[Run]]:
-    """Every contender in turn, and that as often as asked: noise of the machine meets all of them."""
-    truth = workload.truth()
-    stamp = f"{time.time():.0f}"
-    topic_in = f"{_TOPIC_IN}.{stamp}"
-    click.echo(f"sending {workload.records:,} records; logs and state are in {folder}", err=True)
-    cluster.create(topic_in, workload.partitions)
-    runs: dict[str, list[Run]] = {contender.name: [] for contender in chosen}
-    try:
-        cluster.preload(workload, topic_in)
-        for turn in range(repeat):
-            for contender in chosen:
-                before = set(cluster.topics())
-                name = f"bench.{stamp}.{turn}.{contender.name}"
-                own = folder / f"{contender.name}-{turn}"
-                own.mkdir()
-                cluster.create(f"{name}.out", workload.partitions)
-                job = Job(
-                    name, cluster.bootstrap, topic_in, f"{name}.out", workload.partitions, cores, batch, own
-                )
-                run = measure(cluster, contender, job, truth)
-                runs[contender.name].append(run)
-                told = run.problem or f"{workload.records / run.seconds:,.0f} records/s"
-                click.echo(f"{contender.title}: {told}", err=True)
-                cluster.delete(sorted({job.topic_out, *cluster.topics()} - before))
-    finally:
-        cluster.delete([topic_in])
-    return runs
+def _sized(task: Task, records: int | None, keys: int | None, quick: bool) -> Task:
+    workload: Workload = task.workload
+    count = records or workload.records
+    if quick:
+        count = min(count, QUICK_RECORDS)
+    return replace(task, workload=replace(workload, records=count, keys=keys or workload.keys))
 
 
-def _about(workload: Workload, repeat: int, batch: int, cores: int) -> dict[str, Any]:
+def _about(task: Task, settings: Settings) -> dict[str, Any]:
     return {
-        "workload": "keyed count",
+        "task": task.title,
         "when": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": " ".join(["./dev bench", *sys.argv[1:]]),
-        "records": workload.records,
-        "record_bytes": RECORD_BYTES,
-        "keys": workload.keys,
-        "partitions": workload.partitions,
-        "batch_records": batch,
-        "runs": repeat,
-        "cores": cores,
+        **asdict(task.workload),
+        "output_partitions": task.output_partitions,
+        "batch_records": settings.batch,
+        "runs": settings.repeat,
+        "cores": settings.cores,
         "machine": f"{os.cpu_count()} cores ({platform.machine()}), "
         f"{psutil.virtual_memory().total >> 30} GiB, {platform.system()}",
     }
 
 
-def _write(results: Sequence[report.Result], about: dict[str, Any], out: Path) -> None:
+def _write(
+    task: Task,
+    about: dict[str, Any],
+    tables: Sequence[str],
+    results: Sequence[report.Result] | Sequence[report.LatencyResult],
+    missing: Sequence[str],
+    written: dict[str, Any],
+    out: Path,
+) -> None:
     parts = [
+        f"## {task.title}",
         f"`{about['command']}`: {about['records']:,} records of {about['record_bytes']} bytes, "
-        f"{about['keys']:,} keys, {about['partitions']} partitions; {about['machine']}; {about['when']}.",
-        report.contenders_table(results),
-        report.ratios_table(results, OURS),
-        "\n".join(f"- {line}" for line in report.targets_lines(results, TARGETS)),
+        f"{about['keys']:,} keys, {about['partitions']} partitions to {about['output_partitions']}; "
+        f"{about['machine']}; {about['when']}; {about['runs']} run(s).",
+        *tables,
+        "\n".join(f"- {line}" for line in missing),
         "\n".join(f"- {result.title}: {result.settings}" for result in results),
     ]
     text = "\n\n".join(part for part in parts if part) + "\n"
     out.mkdir(parents=True, exist_ok=True)
-    (out / "keyed-count.md").write_text(text)
-    (out / "keyed-count.json").write_text(json.dumps(report.as_json(results, about), indent=1) + "\n")
+    (out / f"{task.name}.md").write_text(text)
+    (out / f"{task.name}.json").write_text(json.dumps(written, indent=1) + "\n")
     click.echo(text)
-    click.echo(f"written to {out}", err=True)
 
 
 if __name__ == "__main__":

@@ -63,6 +63,7 @@ class Cluster:
                 "partitioner": "murmur2_random",
                 "queue.buffering.max.messages": 1_000_000,
                 "delivery.report.only.error": True,
+                "compression.type": workload.compression,
             }
         )
         payload = workload.payload()
@@ -98,16 +99,23 @@ class Cluster:
             pause.wait(_PAUSE_SECONDS)
 
 
-class CountReader:
-    """Reads the counts of an output topic, ``read_committed``, on from where it was.
+class OutputReader:
+    """Reads an output topic, ``read_committed``, on from where it was.
+
+    Args:
+        bootstrap: of the cluster.
+        topic: to read.
+        partitions: of it.
+        copies: records are copies; else each value is the count of its key.
 
     Attributes:
         output: of each partition, as far as it was read.
     """
 
-    def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
+    def __init__(self, bootstrap: str, topic: str, partitions: int, *, copies: bool = False) -> None:
         self.output = [Output() for _ in range(partitions)]
         self._topic = topic
+        self._copies = copies
         self._next = [0] * partitions
         self._client: Any = Consumer(
             {
@@ -127,52 +135,62 @@ class CountReader:
         Raises:
             KafkaException: a partition cannot be read.
             UnavailableError: nothing came for a minute.
-            ValueError: a record is no count.
+            ValueError: a record is no count, or of a key that was not sent.
         """
+        taken = Taken(len(self.output))
+        self._client.assign([TopicPartition(self._topic, *at) for at in enumerate(self._next)])
+        silence = Deadline.after_seconds(_SECONDS)
+        while not taken.complete:
+            messages = self._client.consume(_AT_ONCE, 0.05)
+            if messages:
+                silence = Deadline.after_seconds(_SECONDS)
+                taken.take(messages)
+            elif silence.expired:
+                raise UnavailableError(f"nothing more can be read of {self._topic}.")
+        self._client.unassign()
         for number, part in enumerate(self.output):
-            self._read(number, part)
+            self._next[number] = taken.ends[number]
+            offsets = np.array(taken.offsets[number], np.int64)
+            keys = key_numbers(taken.keys[number])
+            if self._copies:
+                part.add_copies(offsets, keys)
+            else:
+                part.add(offsets, keys, np.array(taken.values[number], "S20").astype(np.int64))
 
-    def __enter__(self) -> CountReader:
+    def __enter__(self) -> OutputReader:
         return self
 
     def __exit__(self, *_error: object) -> None:
         self._client.close()
 
-    def _read(self, number: int, part: Output) -> None:
-        self._client.assign([TopicPartition(self._topic, number, self._next[number])])
-        records: list[Any] = []
-        silence = Deadline.after_seconds(_SECONDS)
-        end: int | None = None
-        while end is None:
-            messages = self._client.consume(_AT_ONCE, 0.05)
-            if messages:
-                silence = Deadline.after_seconds(_SECONDS)
-            elif silence.expired:
-                raise UnavailableError(f"nothing more can be read of {self._topic}-{number}.")
-            end = take(messages, records)
-        self._client.unassign()
-        self._next[number] = end
-        part.add(
-            np.array([record.offset() for record in records], np.int64),
-            key_numbers([record.key() for record in records]),
-            np.array([record.value() for record in records], "S20").astype(np.int64),
-        )
 
+class Taken:
+    """What one reading took of each partition, up to the first end that it met there.
 
-def take(messages: Sequence[Any], records: list[Any]) -> int | None:
-    """Adds a partition's records to ``records``, up to its end; returns that, or None if it has not come.
-
-    What comes behind the end was written meanwhile; it is read by the next reading, which begins there.
-
-    Raises:
-        KafkaException: the partition cannot be read.
+    What comes behind that end was written meanwhile; it is read by the next reading, which begins there.
     """
-    for message in messages:
-        error = message.error()
-        if error is None:
-            records.append(message)
-        elif error.code() == KafkaError._PARTITION_EOF:
-            return int(message.offset())
-        else:
-            raise KafkaException(error)
-    return None
+
+    def __init__(self, partitions: int) -> None:
+        self.offsets: list[list[int]] = [[] for _ in range(partitions)]
+        self.keys: list[list[bytes]] = [[] for _ in range(partitions)]
+        self.values: list[list[bytes]] = [[] for _ in range(partitions)]
+        self.ends: dict[int, int] = {}
+
+    @property
+    def complete(self) -> bool:
+        return len(self.ends) == len(self.offsets)
+
+    def take(self, messages: Sequence[Any]) -> None:
+        """Raises: KafkaException: a partition cannot be read."""
+        for message in messages:
+            number, error = message.partition(), message.error()
+            if number in self.ends:
+                continue
+            if error is None:
+                self.offsets[number].append(message.offset())
+                self.keys[number].append(message.key())
+                self.values[number].append(message.value()[:20])
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self.ends[number] = int(message.offset())
+            else:
+                raise KafkaException(error)

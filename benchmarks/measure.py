@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from confluent_kafka import KafkaException
+from numpy.typing import NDArray
 
 from benchmarks.contenders.base import Contender, Job
-from benchmarks.kafka import Cluster, CountReader
-from benchmarks.processes import Processes
+from benchmarks.kafka import Cluster, OutputReader
+from benchmarks.processes import Processes, others_cpu_seconds
 from benchmarks.progress import Ints, Output, curve, wrong
-from benchmarks.watch import Watched, Watcher
+from benchmarks.tasks import Judge
+from benchmarks.watch import CpuSample, Watched, Watcher
 from kafka_eos_source.errors import UnavailableError
 
 #: `Run.sustained` leaves this share of the records out.
 _WARM_SHARE = 0.25
+#: Between two looks at the CPU that a query without output uses.
+_TOLD_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,7 @@ class Run:
         problem: why there are no figures; empty if there are.
         seconds: from the first record processed to all records counted and visible.
         with_start_seconds: the same from the start of the process.
+        first_visible_seconds: from the start of the process to the first records that are visible.
         sustained: records a second from the first look that sees a quarter of them to the end; 0 if that
             look sees all.
         sustained_cpu: CPU seconds a record of that part.
@@ -41,6 +47,7 @@ class Run:
     problem: str = ""
     seconds: float = 0.0
     with_start_seconds: float = 0.0
+    first_visible_seconds: float = 0.0
     sustained: float = 0.0
     sustained_cpu: float = 0.0
     cpu_seconds: float = 0.0
@@ -50,7 +57,7 @@ class Run:
     written: int = 0
 
 
-def measure(cluster: Cluster, contender: Contender, job: Job, truth: Ints) -> Run:
+def measure(cluster: Cluster, contender: Contender, job: Job, truth: Ints, judge: Judge) -> Run:
     """Runs a contender and judges its output. What fails is its problem, and the next one's turn comes.
 
     Args:
@@ -58,15 +65,18 @@ def measure(cluster: Cluster, contender: Contender, job: Job, truth: Ints) -> Ru
         contender: prepared.
         job: its work.
         truth: records of each key.
+        judge: what the output is.
     """
     try:
-        return _measure(cluster, contender, job, truth)
+        if judge is Judge.PROGRESS:
+            return _measure_told(contender, job, int(truth.sum()))
+        return _measure(cluster, contender, job, truth, copies=judge is Judge.COPIES)
     except (KafkaException, UnavailableError, ValueError) as error:
         return Run(f"the output cannot be judged: {error}")
 
 
-def _measure(cluster: Cluster, contender: Contender, job: Job, truth: Ints) -> Run:
-    with CountReader(cluster.bootstrap, job.topic_out, job.partitions) as reader:
+def _measure(cluster: Cluster, contender: Contender, job: Job, truth: Ints, *, copies: bool) -> Run:
+    with OutputReader(cluster.bootstrap, job.topic_out, job.partitions, copies=copies) as reader:
         began = time.time()
         with Processes(contender.commands(job), job.folder) as processes:
             watched = Watcher(cluster, processes, reader, job.topic_out).to_the_end(int(truth.sum()))
@@ -77,26 +87,69 @@ def _measure(cluster: Cluster, contender: Contender, job: Job, truth: Ints) -> R
         return Run(f"WRONG: {found}") if found else figures(reader.output, watched, began)
 
 
+def _measure_told(contender: Contender, job: Job, records: int) -> Run:
+    """Of a query that writes nothing, by what its program tells of its micro-batches."""
+    began = time.time()
+    cpu: list[CpuSample] = []
+    with Processes(contender.commands(job), job.folder) as processes:
+        pause = threading.Event()
+        while not processes.ended():
+            cpu.append(CpuSample(time.time(), processes.cpu_seconds(), others_cpu_seconds()))
+            pause.wait(_TOLD_SECONDS)
+        failed = processes.failed()
+        batches = processes.batches()
+    if failed:
+        return Run(failed)
+    rows = sum(batch.rows for batch in batches)
+    if rows != records:
+        return Run(f"WRONG: {rows} of {records} records read")
+    visible = np.cumsum([0, *(batch.rows for batch in batches)])
+    times = np.array([batches[0].began, *(batch.ended for batch in batches)])
+    return _figures(visible, times, began, batches[0].began, cpu, commits=len(batches), written=0)
+
+
 def figures(output: Sequence[Output], watched: Watched, began: float) -> Run:
     """The figures of a run whose output is right; it began at ``began`` on the samples' clock."""
     visible = curve(output, watched.samples)
     times = np.array([sample.seconds for sample in watched.samples])
+    return _figures(
+        visible,
+        times,
+        began,
+        began if watched.first_seconds is None else watched.first_seconds,
+        watched.cpu,
+        commits=int((np.diff(visible, prepend=0) > 0).sum()),
+        written=sum(len(part.offsets) for part in output),
+    )
+
+
+def _figures(
+    visible: Ints,
+    times: NDArray[np.float64],
+    began: float,
+    first: float,
+    cpu: Sequence[CpuSample],
+    *,
+    commits: int,
+    written: int,
+) -> Run:
+    """Of how many records were done at which times."""
     records = int(visible[-1])
     end = float(times[np.argmax(visible == records)])
     warm = int(np.argmax(visible >= _WARM_SHARE * records))
     rest = records - int(visible[warm])
-    first = began if watched.first_seconds is None else watched.first_seconds
-    cpu_times, contender, others = np.transpose(watched.cpu)
+    cpu_times, contender, others = np.transpose(cpu)
     warm_at = float(times[warm])
     cpu_at, others_at = (np.interp([first, end, warm_at], cpu_times, used) for used in (contender, others))
     return Run(
         seconds=end - first,
         with_start_seconds=end - began,
+        first_visible_seconds=float(times[np.argmax(visible > 0)]) - began,
         sustained=rest / (end - warm_at) if rest else 0.0,
         sustained_cpu=float(cpu_at[1] - cpu_at[2]) / rest if rest else 0.0,
         cpu_seconds=float(cpu_at[1] - cpu_at[0]),
         with_start_cpu_seconds=float(cpu_at[1]),
         others_cores=float(others_at[1] - others_at[0]) / (end - first),
-        commits=int((np.diff(visible, prepend=0) > 0).sum()),
-        written=sum(len(part.offsets) for part in output),
+        commits=commits,
+        written=written,
     )

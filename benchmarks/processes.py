@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -16,6 +17,8 @@ import psutil
 
 #: What a contender's program prints, with its `time.time`, when its first record is processed.
 _FIRST = re.compile(r"^FIRST (\d+(?:\.\d+)?)$", re.MULTILINE)
+#: What a Spark program prints of a micro-batch (`programs/running.py`).
+_BATCH = re.compile(r"^BATCH (\{.*\})$", re.MULTILINE)
 _END_SECONDS = 20.0
 _TAIL_LINES = 15
 #: Spark's of the bench's own environment must not reach another Spark.
@@ -33,6 +36,27 @@ class Command:
 
     arguments: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch, as its program told of it.
+
+    Attributes:
+        rows: records read.
+        began: seconds since the epoch.
+        trigger_ms: how long all of it took.
+        durations_ms: how long its parts took, by Spark's names for them.
+    """
+
+    rows: int
+    began: float
+    trigger_ms: int
+    durations_ms: Mapping[str, int]
+
+    @property
+    def ended(self) -> float:
+        return self.began + self.trigger_ms / 1000
 
 
 class Processes:
@@ -95,6 +119,14 @@ class Processes:
         """When the first record was processed, as the programs tell; None as long as none does."""
         told = [found for log in self._logs for found in _FIRST.findall(log.read_text(errors="replace"))]
         return min(map(float, told), default=None)
+
+    def batches(self) -> list[Batch]:
+        """The micro-batches that the programs told of, in order."""
+        told = [found for log in self._logs for found in _BATCH.findall(log.read_text(errors="replace"))]
+        batches = map(json.loads, told)
+        return [
+            Batch(each["rows"], each["began"], each["trigger_ms"], each["durations_ms"]) for each in batches
+        ]
 
 
 def others_cpu_seconds() -> float:

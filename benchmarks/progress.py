@@ -33,6 +33,16 @@ class Output:
         self.keys = np.concatenate([self.keys, keys])
         self.counts = np.concatenate([self.counts, counts])
 
+    def add_copies(self, offsets: Ints, keys: Ints) -> None:
+        """Records that are copies: each counts its key one further."""
+        order = np.argsort(keys, kind="stable")
+        begins = np.flatnonzero(np.diff(keys[order], prepend=-1))
+        sizes = np.diff(np.append(begins, len(keys)))
+        ranks = np.empty(len(keys), np.int64)
+        ranks[order] = np.arange(len(keys)) - np.repeat(begins, sizes)
+        known = np.bincount(self.keys, minlength=int(keys.max(initial=0)) + 1)
+        self.add(offsets, keys, known[keys] + ranks + 1)
+
     def gains(self) -> Ints:
         """What each record adds to the records counted."""
         order = np.argsort(self.keys, kind="stable")

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.contenders.base import Target
+from benchmarks.latency import LatencyRun, Percentiles
 from benchmarks.measure import Run
 
 MILLION = 1_000_000
@@ -46,6 +47,11 @@ class Result:
         return self._median([self.records / run.with_start_seconds for run in self.runs])
 
     @property
+    def first_visible_seconds(self) -> float:
+        """From the start of the process to the first records that are visible."""
+        return self._median([run.first_visible_seconds for run in self.runs])
+
+    @property
     def sustained(self) -> float:
         """The rate after the first quarter of the records."""
         return self._median([run.sustained for run in self.runs])
@@ -69,6 +75,48 @@ class Result:
         return statistics.median(values)
 
 
+@dataclass(frozen=True)
+class LatencyResult:
+    """How late a contender's output was, over all of its runs.
+
+    Attributes:
+        name, title, guarantee, settings: of the contender.
+        runs: in order.
+    """
+
+    name: str
+    title: str
+    guarantee: str
+    settings: str
+    runs: Sequence[LatencyRun]
+
+    @property
+    def problem(self) -> str:
+        """Of the first run that has one."""
+        return next((run.problem for run in self.runs if run.problem), "" if self.runs else "did not run")
+
+    @property
+    def end_to_end_ms(self) -> Percentiles:
+        """The median of the runs, of each percentile."""
+        return _medians([run.end_to_end_ms for run in self.runs])
+
+    @property
+    def trigger_ms(self) -> Percentiles | None:
+        """The same of micro-batches; None = there are none."""
+        found = [run.trigger_ms for run in self.runs if run.trigger_ms is not None]
+        return _medians(found) if found else None
+
+    @property
+    def others_cores(self) -> float:
+        """Cores that others on the machine used meanwhile."""
+        return statistics.median(run.others_cores for run in self.runs)
+
+
+def _medians(runs: Sequence[Percentiles]) -> Percentiles:
+    p50, p95, p99 = (statistics.median(column) for column in zip(*runs, strict=True))
+    return p50, p95, p99
+
+
 def contenders_table(results: Sequence[Result]) -> str:
     """Markdown: a row for each contender."""
     rows = [
@@ -77,24 +125,43 @@ def contenders_table(results: Sequence[Result]) -> str:
             "guarantee",
             "records/s",
             "process start included",
+            "first visible after",
             "after the first quarter",
             "CPU s per million",
             "after the first quarter",
             "others' cores",
         ],
-        ["---", "---", "--:", "--:", "--:", "--:", "--:", "--:"],
+        ["---", "---", *["--:"] * 7],
     ]
     for result in results:
         if result.problem:
-            figures = [verdict(result.problem), "", "", "", "", ""]
+            figures = [verdict(result.problem), *[""] * 6]
         else:
             rates = [result.rate, result.with_start_rate, result.sustained]
             figures = [f"{round(rate, -2):,.0f}" if rate else "one commit" for rate in rates]
+            figures.insert(2, f"{result.first_visible_seconds:.1f} s")
             figures.append(f"{result.cpu_per_million:.1f}")
             figures.append(f"{result.sustained_cpu_per_million:.1f}" if result.sustained else "one commit")
             figures.append(f"{result.others_cores:.1f}")
         rows.append([result.title, result.guarantee, *figures])
     return _markdown(rows)
+
+
+def latency_table(results: Sequence[LatencyResult]) -> str:
+    """Markdown: a row for each contender; p50, p95 and p99 in ms."""
+    rows = [["", "guarantee", "end to end p50, p95, p99", "trigger p50, p95, p99", "others' cores"]]
+    rows.append(["---", "---", "--:", "--:", "--:"])
+    for result in results:
+        figures = [verdict(result.problem), "", ""]
+        if not result.problem:
+            triggers = "" if result.trigger_ms is None else _ms(result.trigger_ms)
+            figures = [_ms(result.end_to_end_ms), triggers, f"{result.others_cores:.1f}"]
+        rows.append([result.title, result.guarantee, *figures])
+    return _markdown(rows)
+
+
+def _ms(percentiles: Percentiles) -> str:
+    return " / ".join(f"{each:,.0f}" for each in percentiles) + " ms"
 
 
 def ratios_table(results: Sequence[Result], ours: Sequence[str]) -> str:
@@ -161,3 +228,12 @@ def as_json(results: Sequence[Result], about: Mapping[str, Any]) -> dict[str, An
 
 def _markdown(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def in_short(run: Run | LatencyRun, records: int) -> str:
+    """One run in a few words, as it is done."""
+    if run.problem:
+        return run.problem
+    if isinstance(run, LatencyRun):
+        return _ms(run.end_to_end_ms)
+    return f"{records / run.seconds:,.0f} records/s"

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from benchmarks.kafka import Cluster, CountReader
+from benchmarks.kafka import Cluster, OutputReader
 from benchmarks.processes import Processes, others_cpu_seconds
 from benchmarks.progress import Sample, counted
 from kafka_eos_source.deadline import Deadline
@@ -52,7 +52,7 @@ class Watched:
 class Watcher:
     """Watches one run."""
 
-    def __init__(self, cluster: Cluster, processes: Processes, reader: CountReader, topic: str) -> None:
+    def __init__(self, cluster: Cluster, processes: Processes, reader: OutputReader, topic: str) -> None:
         self.watched = Watched()
         self._cluster = cluster
         self._processes = processes

@@ -1,4 +1,4 @@
-"""Keyed count: what is sent, and what must come of it."""
+"""What is sent, and what must come of it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,30 @@ from numpy.typing import NDArray
 
 KEY_BYTES = 10
 RECORD_BYTES = 110
+#: Of a value that is not random: so many bytes of each word are.
+_WORD, _RANDOM = b"status=ok;route=/orders/", 8
 _CHUNK = 100_000
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Records with uniformly random keys; each key's records are to be counted.
+    """Records with uniformly random keys; each key's records are to be counted, or copied.
 
     Attributes:
         records: how many.
         keys: how many different ones at most.
         seed: of the keys' order.
-        partitions: of the topics.
+        partitions: of the topic that is read.
+        record_bytes: of key and value together.
+        compression: librdkafka's ``compression.type`` of what is sent, and of what contenders write.
     """
 
     records: int = 2_000_000
     keys: int = 100_000
     seed: int = 5
     partitions: int = 4
+    record_bytes: int = RECORD_BYTES
+    compression: str = "none"
 
     def numbers(self) -> NDArray[np.int64]:
         """The key of each record, as a number from 0."""
@@ -38,8 +44,13 @@ class Workload:
         return np.bincount(self.numbers(), minlength=self.keys)
 
     def payload(self) -> bytes:
-        """The value of every record: random, so that nobody gains by compressing it within itself."""
-        return np.random.default_rng(self.seed).bytes(RECORD_BYTES - KEY_BYTES)
+        """The value of every record: random, so that nobody gains by compressing it within itself; with
+        ``compression`` a quarter of it is, as in a line of a log."""
+        size, random = self.record_bytes - KEY_BYTES, np.random.default_rng(self.seed)
+        if self.compression == "none":
+            return random.bytes(size)
+        words = b"".join(_WORD + random.bytes(_RANDOM) for _ in range(size // len(_WORD) + 1))
+        return words[:size]
 
     def chunks(self) -> Iterator[list[bytes]]:
         """The keys, in order, as they are sent."""

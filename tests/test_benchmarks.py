@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,11 +12,22 @@ from confluent_kafka import KafkaError, KafkaException
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.contenders import ALL, TARGETS, Target
-from benchmarks.kafka import take
+from benchmarks.contenders.base import Target
+from benchmarks.kafka import Taken
+from benchmarks.latency import LatencyRun, _wrong
 from benchmarks.measure import Run, figures
+from benchmarks.plot import plot
 from benchmarks.progress import Output, Sample, counted, curve, wrong
-from benchmarks.report import Result, as_json, contenders_table, ratios_table, targets_lines
+from benchmarks.report import (
+    LatencyResult,
+    Result,
+    as_json,
+    contenders_table,
+    latency_table,
+    ratios_table,
+    targets_lines,
+)
+from benchmarks.tasks import TASKS, Task
 from benchmarks.watch import CpuSample, Watched
 from benchmarks.workload import RECORD_BYTES, Workload, key_numbers
 
@@ -70,26 +82,86 @@ class Message:
     """As much of a client's message as is looked at."""
 
     at: int
+    of: int = 0
     failure: KafkaError | None = None
 
     def offset(self) -> int:
         return self.at
+
+    def partition(self) -> int:
+        return self.of
+
+    def key(self) -> bytes:
+        return b"%010d" % self.at
+
+    def value(self) -> bytes:
+        return b"1"
 
     def error(self) -> KafkaError | None:
         return self.failure
 
 
 def test_a_reading_ends_where_the_next_one_begins() -> None:
-    end = Message(2, KafkaError(KafkaError._PARTITION_EOF))
-    records: list[Any] = []
-    assert take([Message(0)], records) is None
-    assert take([Message(1), end, Message(2)], records) == 2
-    assert [record.offset() for record in records] == [0, 1]
+    end = KafkaError(KafkaError._PARTITION_EOF)
+    taken = Taken(2)
+    taken.take([Message(0), Message(7, 1)])
+    assert not taken.complete
+    taken.take([Message(1), Message(2, 0, end), Message(2), Message(8, 1, end)])
+    assert taken.complete
+    assert taken.offsets == [[0, 1], [7]]
+    assert taken.ends == {0: 2, 1: 8}
 
 
 def test_a_partition_that_cannot_be_read_is_an_error() -> None:
     with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
-        take([Message(0, KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))], [])
+        Taken(1).take([Message(0, 0, KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))])
+
+
+@given(st.lists(st.lists(st.integers(0, KEYS - 1), max_size=12), max_size=4))
+def test_copies_count_their_keys(readings: list[list[int]]) -> None:
+    """Whatever is read at once; each copy is one record more, and one too many is seen."""
+    part, offset = Output(), 0
+    for keys in readings:
+        part.add_copies(np.arange(offset, offset + len(keys)), np.array(keys, np.int64))
+        offset += len(keys)
+    everything = [key for keys in readings for key in keys]
+    assert part.counts.tolist() == [everything[: at + 1].count(key) for at, key in enumerate(everything)]
+    assert counted([part]) == len(everything)
+    truth = np.bincount(everything, minlength=KEYS)
+    assert wrong([part], truth, True) == ""
+    if everything:
+        part.add_copies(np.array([offset]), np.array(everything[:1]))
+        assert "1 of 5 keys have another count" in wrong([part], truth, True)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [([0, 2, 1], ""), ([0, 2], "1 of 3 records never came out"), ([0, 1, 2, 1], "1 records came out twice")],
+)
+def test_a_stream_that_lost_or_doubled_records_has_no_latency(numbers: list[int], says: str) -> None:
+    assert says in _wrong(numbers, 3)
+    assert bool(_wrong(numbers, 3)) == bool(says)
+
+
+def test_the_table_of_latencies() -> None:
+    runs = [
+        LatencyRun("", (1.0, 2.0, 3.0), None, 0.5),
+        LatencyRun("", (3.0, 4.0, 5.0), (10.0, 20.0, 30.0), 0.5),
+    ]
+    table = latency_table([LatencyResult("a", "A", "exactly once", "", runs)]).splitlines()
+    assert table[2] == "| A | exactly once | 2 / 3 / 4 ms | 10 / 20 / 30 ms | 0.5 |"
+    bad = LatencyResult("a", "A", "exactly once", "", [*runs, LatencyRun("WRONG: 1")])
+    assert "| WRONG |" in latency_table([bad])
+
+
+def test_bars_are_as_long_as_their_values(tmp_path: Path) -> None:
+    plot(tmp_path / "a.svg", "T", "records/s", {"kafka-eos <1>": 200.0, "peer": 100.0})
+    drawn = (tmp_path / "a.svg").read_text()
+    assert "kafka-eos &lt;1&gt;" in drawn
+    assert 'width="430" height="18" fill="#2b6cb0"' in drawn
+    assert 'width="215" height="18" fill="#a0aec0"' in drawn
+    plot(tmp_path / "b.svg", "T", "records/s", {})
+    assert not (tmp_path / "b.svg").exists()
 
 
 @pytest.mark.parametrize(
@@ -139,15 +211,15 @@ def test_one_commit_has_no_sustained_rate() -> None:
 
 
 def result(name: str, *seconds: float, problem: str = "") -> Result:
-    runs = [Run(problem, each, 2 * each, 500.0, 0.002, 3.0, 4.0, 0.25, 5, 6) for each in seconds]
+    runs = [Run(problem, each, 2 * each, 0.5, 500.0, 0.002, 3.0, 4.0, 0.25, 5, 6) for each in seconds]
     return Result(name, name.title(), "exactly once", "none", 1000, runs)
 
 
 def test_the_tables() -> None:
     results = [result("ours", 1.0, 2.0, 4.0), result("peer", 5.0), result("bad", 1.0, problem="WRONG: 3")]
     table = contenders_table(results).splitlines()
-    assert table[2] == "| Ours | exactly once | 500 | 200 | 500 | 3000.0 | 2000.0 | 0.2 |"
-    assert table[4] == "| Bad | exactly once | WRONG |  |  |  |  |  |"
+    assert table[2] == "| Ours | exactly once | 500 | 200 | 0.5 s | 500 | 3000.0 | 2000.0 | 0.2 |"
+    assert table[4] == "| Bad | exactly once | WRONG |  |  |  |  |  |  |"
     ratios = ratios_table(results, ["ours"]).splitlines()
     assert ratios[0] == "| times as fast as | Peer | Bad |"
     assert ratios[2] == "| Ours | 2.5 × | – |"
@@ -177,7 +249,18 @@ def test_targets() -> None:
     ]
 
 
-def test_names_are_different_and_targets_name_contenders() -> None:
-    names = [contender.name for contender in ALL]
+@pytest.mark.parametrize("task", TASKS.values(), ids=lambda task: task.name)
+def test_names_are_different_and_targets_name_contenders(task: Task) -> None:
+    names = [contender.name for contender in task.contenders]
     assert len(set(names)) == len(names)
-    assert {name for target in TARGETS for name in (target.ours, target.peer)} <= set(names)
+    assert {name for target in task.targets for name in (target.ours, target.peer)} <= set(names)
+    assert set(task.on_request) <= set(names)
+    assert set(task.ours) < set(names) or set(task.ours) == {"kafka-eos"}
+
+
+@pytest.mark.parametrize(("size", "compression"), [(110, "none"), (1024, "zstd")])
+def test_records_have_their_size(size: int, compression: str) -> None:
+    workload = Workload(records=10, record_bytes=size, compression=compression)
+    assert len(workload.payload()) + len(next(workload.chunks())[0]) == size
+    packed = len(zlib.compress(workload.payload())) / len(workload.payload())
+    assert (packed < 0.5) == (compression != "none")

@@ -21,10 +21,11 @@ class Job:
         name: of the run; application id, consumer group.
         bootstrap: of the cluster.
         topic_in, topic_out: as they are called; both exist, the output is empty.
-        partitions: of each.
+        partitions: of the output.
         cores: to be used, by whatever the contender calls its parallelism.
         batch_records: of a micro-batch, for those that have such.
         folder: for state, checkpoints, logs.
+        compression: of what is written: ``none``, ``lz4``, ``zstd``.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Job:
     cores: int
     batch_records: int
     folder: Path
+    compression: str = "none"
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Target:
 
 
 class Contender(Protocol):
-    """Counts records by key, with state that survives, and writes each key's count to the output as it grows.
+    """Does a task's work (`benchmarks.tasks`), as its users would have it done.
 
     Attributes:
         name: as the command line has it.

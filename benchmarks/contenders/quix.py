@@ -44,3 +44,28 @@ class Quix:
             job.name,
         ]
         return [Command([*arguments, str(job.folder / f"state-{number}")]) for number in range(processes)]
+
+
+@dataclass(frozen=True)
+class QuixCopy:
+    """``dataframe(topic).to_topic(other)``, in one process."""
+
+    name: str
+    guarantee: str = "exactly once"
+    exactly_once: bool = True
+
+    @property
+    def title(self) -> str:
+        return f"Quix Streams {versions.QUIX_VERSION}, one process"
+
+    @property
+    def settings(self) -> str:
+        return "processing_guarantee=exactly-once, commit_interval=1 s"
+
+    def prepare(self) -> None:
+        python_with("quix", versions.QUIX)
+
+    def commands(self, job: Job) -> Sequence[Command]:
+        python = str(python_with("quix", versions.QUIX))
+        arguments = [python, str(PROGRAMS / "quix_copy.py"), job.bootstrap, job.topic_in, job.topic_out]
+        return [Command([*arguments, job.name, str(job.folder / "state"), "exactly-once", job.compression])]

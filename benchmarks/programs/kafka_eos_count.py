@@ -6,14 +6,13 @@ application id, ``columns`` or ``rows``.
 
 from __future__ import annotations
 
-import datetime
 import sys
 from collections.abc import Iterator
 from typing import Any
 
-from pyspark.sql import DataFrame, Row, SparkSession, functions
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import DataFrame, Row, functions
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from running import session, wait  # type: ignore[import-not-found]
 
 from kafka_eos_source.state import aggregate_with_changelog_state, transform_with_changelog_state
 from kafka_eos_source.state.vector import count
@@ -35,20 +34,6 @@ class Count(StatefulProcessor):
         pass
 
 
-def session(folder: str, cores: str) -> SparkSession:
-    return (
-        SparkSession.builder.master(f"local[{cores}]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.local.dir", f"{folder}/local")
-        .config("spark.sql.warehouse.dir", f"{folder}/warehouse")
-        .config("spark.sql.shuffle.partitions", cores)
-        .getOrCreate()
-    )
-
-
 def counts(keys: DataFrame, form: str, shards: int, options: dict[str, str]) -> DataFrame:
     if form == "columns":
         return aggregate_with_changelog_state(
@@ -57,16 +42,6 @@ def counts(keys: DataFrame, form: str, shards: int, options: dict[str, str]) -> 
     return transform_with_changelog_state(
         keys.groupBy("key"), Count(), "key binary, count long", options=options, shards=shards
     )
-
-
-def tell_first(query: StreamingQuery) -> bool:
-    """Once the first micro-batch with records is done, tells when it began; whether it did."""
-    for progress in query.recentProgress:
-        if progress["numInputRows"] > 0:
-            began = datetime.datetime.fromisoformat(progress["timestamp"].replace("Z", "+00:00"))
-            print(f"FIRST {began.timestamp():.3f}", flush=True)
-            return True
-    return False
 
 
 def main(
@@ -97,13 +72,7 @@ def main(
         .trigger(availableNow=True)
         .start()
     )
-    told = False
-    while not query.awaitTermination(1):
-        told = told or tell_first(query)
-    if not told:
-        tell_first(query)
-    for progress in query.recentProgress:
-        print(progress["batchId"], progress["numInputRows"], progress["durationMs"], flush=True)
+    wait(query)
     spark.stop()
 
 

@@ -6,17 +6,21 @@ the connector, ``row`` or ``pandas``.
 
 from __future__ import annotations
 
-import datetime
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
-from pyspark.sql import Row, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from running import session, wait  # type: ignore[import-not-found]
 
 _OUTPUT = "key binary, value string"
+_STATE = {
+    "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state."
+    "RocksDBStateStoreProvider",
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+}
 
 
 class CountRows(StatefulProcessor):
@@ -50,41 +54,10 @@ class CountPandas(CountRows):
         yield pd.DataFrame({"key": [key[0]], "value": [str(counted)]})
 
 
-def session(folder: str, cores: str, jars: str) -> SparkSession:
-    state = "spark.sql.streaming.stateStore"
-    return (
-        SparkSession.builder.master(f"local[{cores}]")
-        .config("spark.jars", jars)
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.local.dir", f"{folder}/local")
-        .config("spark.sql.warehouse.dir", f"{folder}/warehouse")
-        .config("spark.sql.shuffle.partitions", cores)
-        .config(
-            f"{state}.providerClass",
-            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-        )
-        .config(f"{state}.rocksdb.changelogCheckpointing.enabled", "true")
-        .getOrCreate()
-    )
-
-
-def tell_first(query: StreamingQuery) -> bool:
-    """Once the first micro-batch with records is done, tells when it began; whether it did."""
-    for progress in query.recentProgress:
-        if progress["numInputRows"] > 0:
-            began = datetime.datetime.fromisoformat(progress["timestamp"].replace("Z", "+00:00"))
-            print(f"FIRST {began.timestamp():.3f}", flush=True)
-            return True
-    return False
-
-
 def main(
     bootstrap: str, topic_in: str, topic_out: str, folder: str, cores: str, batch: str, jars: str, form: str
 ) -> None:
-    spark = session(folder, cores, jars)
+    spark = session(folder, cores, {"spark.jars": jars, **_STATE})
     spark.sparkContext.setLogLevel("ERROR")  # it warns of each new key
     source = (
         spark.readStream.format("kafka")
@@ -109,13 +82,7 @@ def main(
         .trigger(availableNow=True)
         .start()
     )
-    told = False
-    while not query.awaitTermination(1):
-        told = told or tell_first(query)
-    if not told:
-        tell_first(query)
-    for progress in query.recentProgress:
-        print(progress["batchId"], progress["numInputRows"], progress["durationMs"], flush=True)
+    wait(query)
     spark.stop()
 
 

@@ -1,0 +1,100 @@
+"""Queries of Spark that copy a topic, or read it to nothing: with kafka-eos, or Spark's own connector."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from benchmarks import versions
+from benchmarks.contenders.base import PROGRAMS, Job
+from benchmarks.environments import python_with
+from benchmarks.processes import Command
+from kafka_eos_source.embedded import jars, java
+
+
+@dataclass(frozen=True)
+class EosQuery:
+    """kafka-eos, on the PySpark that is installed here."""
+
+    name: str
+    guarantee: str = "exactly once"
+    to_nothing: bool = False
+    forever: bool = False
+
+    @property
+    def exactly_once(self) -> bool:
+        return self.guarantee == "exactly once"
+
+    @property
+    def title(self) -> str:
+        form = "" if self.exactly_once else ", at_least_once"
+        return f"kafka-eos{form} (Spark {metadata.version('pyspark')})"
+
+    @property
+    def settings(self) -> str:
+        return "maxOffsetsPerTrigger"
+
+    def prepare(self) -> None:
+        java.find()
+
+    def commands(self, job: Job) -> Sequence[Command]:
+        arguments = _query(job, "kafka-eos", self.to_nothing, self.forever)
+        arguments["guarantee"] = "exactly_once" if self.exactly_once else "at_least_once"
+        python = sys.executable
+        environment = {
+            "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+            "PYSPARK_PYTHON": python,
+            "PYSPARK_DRIVER_PYTHON": python,
+        }
+        return [Command([python, str(PROGRAMS / "spark_copy.py"), json.dumps(arguments)], environment)]
+
+
+@dataclass(frozen=True)
+class SparkQuery:
+    """Spark's own Kafka source and sink, which repeats records when a task or micro-batch is repeated."""
+
+    name: str
+    to_nothing: bool = False
+    forever: bool = False
+    guarantee: str = "at least once"
+    exactly_once: bool = False
+
+    @property
+    def title(self) -> str:
+        return f"Spark {versions.SPARK_VERSION} kafka"
+
+    @property
+    def settings(self) -> str:
+        return "maxOffsetsPerTrigger"
+
+    def prepare(self) -> None:
+        python_with("spark", versions.SPARK)
+        jars.jars(versions.SPARK_KAFKA)
+
+    def commands(self, job: Job) -> Sequence[Command]:
+        python = str(python_with("spark", versions.SPARK))
+        arguments = _query(job, "kafka", self.to_nothing, self.forever)
+        arguments["jars"] = ",".join(map(str, sorted(jars.jars(versions.SPARK_KAFKA).glob("*.jar"))))
+        environment = {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}
+        return [Command([python, str(PROGRAMS / "spark_copy.py"), json.dumps(arguments)], environment)]
+
+
+def _query(job: Job, connector: str, to_nothing: bool, forever: bool) -> dict[str, object]:
+    return {
+        "format": connector,
+        "bootstrap": job.bootstrap,
+        "topic_in": job.topic_in,
+        "topic_out": "" if to_nothing else job.topic_out,
+        "folder": str(job.folder),
+        "cores": job.cores,
+        "batch": 0 if forever else job.batch_records,
+        "name": job.name,
+        "guarantee": "",
+        "compression": job.compression,
+        "jars": "",
+        "forever": forever,
+    }

@@ -1,0 +1,167 @@
+"""How late a record is visible: records come all the time, and a reader looks for each of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+
+from benchmarks.contenders.base import Contender, Job
+from benchmarks.kafka import Cluster
+from benchmarks.processes import Batch, Processes, others_cpu_seconds
+from benchmarks.workload import KEY_BYTES, Workload
+from kafka_eos_source.deadline import Deadline
+
+#: After the first record came out: so long records flow before they count.
+_WARM_SECONDS = 10.0
+_FIRST_SECONDS = 120.0
+_LAST_SECONDS = 60.0
+_TICK_SECONDS = 0.01
+_AT_ONCE = 10_000
+
+Percentiles = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class LatencyRun:
+    """What came of it.
+
+    Attributes:
+        problem: why there are no figures; empty if there are.
+        end_to_end_ms: p50, p95, p99 from the record's sending to a ``read_committed`` reader having it.
+        trigger_ms: p50, p95, p99 of a micro-batch as Spark tells it; None = not Spark.
+        others_cores: how many cores others used meanwhile: the noise.
+    """
+
+    problem: str = ""
+    end_to_end_ms: Percentiles = (0.0, 0.0, 0.0)
+    trigger_ms: Percentiles | None = None
+    others_cores: float = 0.0
+
+
+def measure_latency(
+    cluster: Cluster, contender: Contender, job: Job, workload: Workload, rate: int
+) -> LatencyRun:
+    """Runs a contender while records come, and judges its output: each record once.
+
+    Args:
+        cluster: where the topics are.
+        contender: prepared.
+        job: its work; both topics are empty.
+        workload: its records are those that count.
+        rate: records a second.
+    """
+    try:
+        with Processes(contender.commands(job), job.folder) as processes:
+            return _Stream(cluster, processes, job, workload, rate).run()
+    except KafkaException as error:
+        return LatencyRun(f"the output cannot be judged: {error}")
+
+
+class _Stream:
+    """Records in, records out, in one thread: what is sent has its number and its time."""
+
+    def __init__(
+        self, cluster: Cluster, processes: Processes, job: Job, workload: Workload, rate: int
+    ) -> None:
+        self._processes = processes
+        self._topic = job.topic_in
+        self._rate = rate
+        self._records = workload.records
+        self._padding = b"." * (workload.record_bytes - KEY_BYTES - 30)
+        self._producer = Producer(
+            {
+                "bootstrap.servers": cluster.bootstrap,
+                "linger.ms": 0,
+                "acks": "all",
+                "enable.idempotence": True,
+            }
+        )
+        self._reader: Any = Consumer(
+            {
+                "bootstrap.servers": cluster.bootstrap,
+                "group.id": f"{job.topic_out}-reader",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "fetch.wait.max.ms": 5,
+            }
+        )
+        self._reader.assign([TopicPartition(job.topic_out, number, 0) for number in range(job.partitions)])
+        self._sent = 0
+        self._began = 0.0
+        self._numbers: list[int] = []
+        self._late_ms: list[float] = []
+
+    def run(self) -> LatencyRun:
+        try:
+            return self._run()
+        finally:
+            self._reader.close()
+
+    def _run(self) -> LatencyRun:
+        self._began = time.time()
+        if not self._flow(lambda: bool(self._numbers), Deadline.after_seconds(_FIRST_SECONDS)):
+            return LatencyRun(self._processes.failed() or f"nothing came within {_FIRST_SECONDS:.0f} s")
+        warm = Deadline.after_seconds(_WARM_SECONDS)
+        self._flow(lambda: warm.expired, None)
+        first, others, since = self._sent, others_cpu_seconds(), time.time()
+        self._flow(lambda: self._sent >= first + self._records, None)
+        others_cores = (others_cpu_seconds() - others) / (time.time() - since)
+        until = time.time()
+        self._producer.flush(_LAST_SECONDS)
+        deadline = Deadline.after_seconds(_LAST_SECONDS)
+        while len(set(self._numbers)) < self._sent and not deadline.expired and not self._processes.failed():
+            self._look()
+        problem = self._processes.failed() or _wrong(self._numbers, self._sent)
+        if problem:
+            return LatencyRun(problem)
+        counted = np.array(self._late_ms)[np.array(self._numbers) >= first]
+        batches = [batch for batch in self._processes.batches() if since <= batch.began <= until]
+        return LatencyRun("", _percentiles(counted), _triggers(batches), others_cores)
+
+    def _flow(self, done: Callable[[], bool], deadline: Deadline | None) -> bool:
+        """Sends at the rate and looks at what came until it is done; whether it was, before the deadline."""
+        while not done():
+            if (deadline is not None and deadline.expired) or self._processes.failed():
+                return False
+            due = int((time.time() - self._began) * self._rate)
+            while self._sent < due:
+                value = b"%010d %.6f " % (self._sent, time.time()) + self._padding
+                self._producer.produce(self._topic, value, b"%010d" % (self._sent % 1000))
+                self._sent += 1
+            self._producer.poll(0)
+            self._look()
+        return True
+
+    def _look(self) -> None:
+        messages = self._reader.consume(_AT_ONCE, 0)
+        if not messages:
+            one = self._reader.poll(_TICK_SECONDS)
+            messages = [] if one is None else [one]
+        now = time.time()
+        for message in messages:
+            if message.error() is not None:
+                raise KafkaException(message.error())
+            number, sent, _ = message.value().split(b" ", 2)
+            self._numbers.append(int(number))
+            self._late_ms.append((now - float(sent)) * 1000)
+
+
+def _wrong(numbers: Sequence[int], sent: int) -> str:
+    different = len(set(numbers))
+    if different < sent:
+        return f"WRONG: {sent - different} of {sent} records never came out"
+    return f"WRONG: {len(numbers) - different} records came out twice" if len(numbers) > different else ""
+
+
+def _triggers(batches: Sequence[Batch]) -> Percentiles | None:
+    return _percentiles(np.array([batch.trigger_ms for batch in batches])) if batches else None
+
+
+def _percentiles(values: Any) -> Percentiles:
+    p50, p95, p99 = np.percentile(values, [50, 95, 99]).tolist()
+    return p50, p95, p99

@@ -1,0 +1,40 @@
+"""Copies a topic, or reads it to nothing, with Spark: its own Kafka connector, or kafka-eos.
+
+Argument: a JSON object with ``format`` (``kafka`` or ``kafka-eos``), ``bootstrap``, ``topic_in``,
+``topic_out`` (empty = to nothing), ``folder``, ``cores``, ``batch`` (records of a micro-batch, 0 = no limit),
+``name``, ``guarantee``, ``compression``, ``jars`` and ``forever`` (else it ends with the records there are).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from running import session, wait  # type: ignore[import-not-found]
+
+
+def main(job: dict[str, Any]) -> None:
+    more = {"spark.jars": job["jars"]} if job["jars"] else {}
+    spark = session(job["folder"], str(job["cores"]), more)
+    spark.sparkContext.setLogLevel("ERROR")
+    kafka = {"kafka.bootstrap.servers": job["bootstrap"]}
+    read = {**kafka, "subscribe": job["topic_in"], "startingOffsets": "earliest"}
+    if job["batch"]:
+        read["maxOffsetsPerTrigger"] = str(job["batch"])
+    rows = spark.readStream.format(job["format"]).options(**read).load()
+    if not job["topic_out"]:
+        writer = rows.writeStream.format("noop")
+    else:
+        write = {**kafka, "topic": job["topic_out"], "kafka.compression.type": job["compression"]}
+        if job["format"] == "kafka-eos":
+            write["processing.guarantee"] = job["guarantee"]
+            write["application.id"] = job["name"]
+        writer = rows.select("key", "value").writeStream.format(job["format"]).options(**write)
+    trigger: dict[str, Any] = {"processingTime": "0 seconds"} if job["forever"] else {"availableNow": True}
+    wait(writer.option("checkpointLocation", f"{job['folder']}/checkpoint").trigger(**trigger).start())
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,161 @@
+"""What is measured: each task with its records, its contenders, and how its output is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from benchmarks.contenders.base import Contender, Target
+from benchmarks.contenders.kafka_eos import KafkaEos
+from benchmarks.contenders.kafka_streams import KafkaStreams, KafkaStreamsCopy
+from benchmarks.contenders.quix import Quix, QuixCopy
+from benchmarks.contenders.spark import SparkState
+from benchmarks.contenders.spark_query import EosQuery, SparkQuery
+from benchmarks.workload import Workload
+
+
+class Judge(Enum):
+    """Where a run's progress is seen, and what is right."""
+
+    COUNTS = "output: the count of each key, as it grows"
+    COPIES = "output: every record once"
+    PROGRESS = "the program tells of its micro-batches; there is no output"
+    LATENCY = "records come all the time; how late are they visible?"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to do, the same for every contender.
+
+    Attributes:
+        name: as the command line has it.
+        title: of its table.
+        judge: of the output.
+        workload: what is sent beforehand; sizes can be changed on the command line.
+        contenders: all that can do it.
+        targets: between them.
+        on_request: names of those left out unless asked for.
+        output_partitions: of the topic that is written.
+        rate: records a second that come while it runs, for `Judge.LATENCY`.
+    """
+
+    name: str
+    title: str
+    judge: Judge
+    workload: Workload
+    contenders: tuple[Contender, ...]
+    targets: tuple[Target, ...] = ()
+    on_request: tuple[str, ...] = ()
+    output_partitions: int = 4
+    rate: int = 0
+
+    @property
+    def ours(self) -> tuple[str, ...]:
+        """Names of those that are kafka-eos."""
+        return tuple(each.name for each in self.contenders if each.name.startswith("kafka-eos"))
+
+
+_COPIERS: tuple[Contender, ...] = (
+    EosQuery("kafka-eos"),
+    EosQuery("kafka-eos-at-least-once", "at least once"),
+    SparkQuery("spark"),
+    KafkaStreamsCopy("kafka-streams", exactly_once=True),
+    KafkaStreamsCopy("kafka-streams-at-least-once", exactly_once=False),
+    QuixCopy("quix"),
+)
+_OURS: tuple[Contender, ...] = _COPIERS[:1]
+
+
+def _copy(name: str, title: str, workload: Workload, **more: object) -> Task:
+    settings: dict[str, object] = {"contenders": _COPIERS, **more}
+    return Task(name, title, Judge.COPIES, workload, **settings)  # type: ignore[arg-type]
+
+
+TASKS: Mapping[str, Task] = {
+    each.name: each
+    for each in (
+        Task(
+            "keyed-count",
+            "Keyed count, with state",
+            Judge.COUNTS,
+            Workload(),
+            (
+                KafkaEos("kafka-eos", vectorised=True),
+                KafkaEos("kafka-eos-processor", vectorised=False),
+                KafkaStreams("kafka-streams", commit_interval_ms=100),
+                KafkaStreams("kafka-streams-1s", commit_interval_ms=1_000),
+                Quix("quix"),
+                Quix("quix-scaled", every_core=True),
+                SparkState("spark-tws", pandas=False),
+                SparkState("spark-tws-pandas", pandas=True),
+            ),
+            (
+                Target("kafka-eos", "kafka-streams", 5),
+                Target("kafka-eos", "quix", 25),
+                Target("kafka-eos-processor", "quix", 4),
+                Target("kafka-eos-processor", "spark-tws", 1),
+            ),
+            # slower than the same peer in its other form, and it takes long to see that
+            on_request=("spark-tws-pandas",),
+        ),
+        Task(
+            "read",
+            "Read to nothing",
+            Judge.PROGRESS,
+            Workload(records=4_000_000),
+            (EosQuery("kafka-eos", to_nothing=True), SparkQuery("spark", to_nothing=True)),
+            (Target("kafka-eos", "spark", 1.8),),
+        ),
+        _copy(
+            "copy",
+            "Topic to topic",
+            Workload(records=4_000_000),
+            targets=(
+                Target("kafka-eos", "spark", 1.3),
+                Target("kafka-eos", "kafka-streams", 2.5),
+                Target("kafka-eos", "quix", 8),
+                Target("kafka-eos", "kafka-eos-at-least-once", 0.9),
+            ),
+        ),
+        _copy(
+            "copy-1k-lz4",
+            "Topic to topic, 1 KiB, lz4",
+            Workload(500_000, record_bytes=1024, compression="lz4"),
+        ),
+        _copy(
+            "copy-1k-zstd",
+            "Topic to topic, 1 KiB, zstd",
+            Workload(500_000, record_bytes=1024, compression="zstd"),
+        ),
+        _copy(
+            "copy-to-1", "To 1 partition", Workload(records=2_000_000), contenders=_OURS, output_partitions=1
+        ),
+        _copy(
+            "copy-to-1000",
+            "To 1,000 partitions",
+            Workload(records=2_000_000),
+            contenders=_OURS,
+            output_partitions=1000,
+        ),
+        _copy(
+            "start",
+            "Cold start: from the start of the process until 1,000 records are committed",
+            Workload(records=1_000),
+            contenders=(EosQuery("kafka-eos"), SparkQuery("spark"), *_COPIERS[3:]),
+        ),
+        Task(
+            "latency",
+            "1,000 records a second, micro-batches as fast as they come",
+            Judge.LATENCY,
+            Workload(records=30_000),
+            (
+                EosQuery("kafka-eos", forever=True),
+                SparkQuery("spark", forever=True),
+                KafkaStreamsCopy("kafka-streams", exactly_once=True),
+                QuixCopy("quix"),
+            ),
+            rate=1_000,
+        ),
+    )
+}
