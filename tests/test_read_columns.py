@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.read.columns import MAX_TIMESTAMP_MS, Run, record_batch
+from kafka_eos_source.read.columns import MAX_TIMESTAMP_MS, record_batch
+from kafka_eos_source.read.runs import MessageList, Run
 from kafka_eos_source.schema import read_arrow_schema
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -42,7 +43,9 @@ class FakeMessage:
 
 
 def run(*messages: object, topic: str = "t", partition: int = 0, first: int = 0) -> Run:
-    return Run(TopicPartition(topic, partition), messages, np.arange(first, first + len(messages)))
+    return Run(
+        TopicPartition(topic, partition), MessageList(messages), np.arange(first, first + len(messages))
+    )
 
 
 def test_nulls_and_empty_bytes_are_kept_apart() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -63,6 +64,10 @@ class ModelConsumer:
     looks: int = 0
     asked: list[int] = field(default_factory=list)
     bounds_fail: int = 0
+    drains: ClassVar[bool] = False
+
+    def want(self, columns: Collection[str]) -> None:
+        pass
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         self.positions = dict(positions)

@@ -23,10 +23,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
@@ -62,20 +62,21 @@ class Taken:
     """What one look at the consumer's queue gave.
 
     Attributes:
-        messages: of any assigned partition, in offset order within each. The client's ``Message`` objects.
+        messages: of any assigned partition, in offset order within each. The client's ``Message`` objects, or
+            `kernel_messages.KernelMessages`.
         log_ends: partitions that were read to the end of their log, and the offset of that end.
         out_of_range: partitions whose position is not in their log (any more).
         gone: partitions that the cluster does not know (any more).
     """
 
-    messages: Sequence[Any]
+    messages: Any
     log_ends: dict[TopicPartition, int] = field(default_factory=dict)
     out_of_range: list[TopicPartition] = field(default_factory=list)
     gone: list[TopicPartition] = field(default_factory=list)
 
     @property
     def empty(self) -> bool:
-        return not (self.messages or self.log_ends or self.out_of_range or self.gone)
+        return not (len(self.messages) or self.log_ends or self.out_of_range or self.gone)
 
 
 class AssignedConsumer:
@@ -86,7 +87,12 @@ class AssignedConsumer:
 
     Raises:
         InvalidOptionError: librdkafka refuses a property, or two of them together.
+
+    Attributes:
+        drains: `take` gives all that is there, however much that is.
     """
+
+    drains: ClassVar[bool] = False
 
     def __init__(self, conf: Mapping[str, str]) -> None:
         merged: dict[str, Any] = {k: v for k, v in TUNED.items() if _ALIASES.get(k) not in conf}
@@ -104,6 +110,9 @@ class AssignedConsumer:
     def client(self) -> Consumer:
         """confluent-kafka's client, for the rest of this package."""
         return self._client
+
+    def want(self, columns: Collection[str]) -> None:
+        """Which columns of Spark's schema are made of what is taken. Here messages have all of them."""
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         """Reads these partitions, each from its position, and no others."""
@@ -202,6 +211,10 @@ class AssignedConsumer:
             self._refused = error
 
 
+#: What makes consumers interchangeable.
+_Key = tuple[type[AssignedConsumer], frozenset[tuple[str, str]]]
+
+
 @dataclass(slots=True)
 class _Idle:
     consumer: AssignedConsumer
@@ -224,17 +237,19 @@ class ConsumerPool:
     def __init__(self, capacity: int = 4, idle_seconds: float = 300.0) -> None:
         self._capacity = capacity
         self._idle_seconds = idle_seconds
-        self._idle: list[tuple[frozenset[tuple[str, str]], _Idle]] = []
+        self._idle: list[tuple[_Key, _Idle]] = []
         self._pid = os.getpid()
         self._forgotten: list[object] = []
 
     @contextmanager
-    def borrow(self, conf: Mapping[str, str]) -> Iterator[AssignedConsumer]:
-        """A consumer with this configuration; given back when the block ends well, else closed."""
+    def borrow(
+        self, conf: Mapping[str, str], kind: type[AssignedConsumer] = AssignedConsumer
+    ) -> Iterator[AssignedConsumer]:
+        """A consumer of this kind and configuration; given back when the block ends well, else closed."""
         self._after_fork()
         self._close_stale()
-        key = frozenset(conf.items())
-        consumer = self._pop(key) or AssignedConsumer(conf)
+        key = (kind, frozenset(conf.items()))
+        consumer = self._pop(key) or kind(conf)
         sound = False
         try:
             yield consumer
@@ -258,7 +273,7 @@ class ConsumerPool:
     def __len__(self) -> int:
         return len(self._idle)
 
-    def _pop(self, key: frozenset[tuple[str, str]]) -> AssignedConsumer | None:
+    def _pop(self, key: _Key) -> AssignedConsumer | None:
         for index in range(len(self._idle) - 1, -1, -1):
             if self._idle[index][0] == key:
                 return self._idle.pop(index)[1].consumer

@@ -1,132 +1,134 @@
-"""Messages into Arrow columns, with as little Python per row as the client allows.
+"""Messages into Arrow columns, by the C kernel or by its Python twin.
 
-One list comprehension a column; what is constant over a run of messages (topic, partition) is repeated by
-Arrow. The C kernel that will fill the buffers itself comes behind the same function.
+Only what is asked for is made. What is constant over a run of messages (topic, partition) is repeated by
+Arrow; what is in the messages comes from `message_columns` or `kernel_columns`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
-from itertools import chain
-from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidRecordError
-from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.kafka.kernel_messages import KernelMessages
+from kafka_eos_source.read.contents import ColumnTooLargeError, Contents, Headers
+from kafka_eos_source.read.kernel_columns import KernelContents
+from kafka_eos_source.read.message_columns import MessageContents
+from kafka_eos_source.read.runs import Run, halves, row_count, where
 from kafka_eos_source.schema import HEADERS_ARROW, read_arrow_schema
 
 #: Milliseconds beyond which a timestamp does not fit Spark's microseconds in 64 bits.
 MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
 
-#: librdkafka's timestamp types are 0 none, 1 create, 2 append; Spark's -1, 0, 1.
-_TYPE_SHIFT = 1
+#: Bytes of one column of a batch: Arrow's offsets, and Spark's, have 32 bits.
+MAX_COLUMN_BYTES = 2**31 - 1
 
 
-class Run(NamedTuple):
-    """Successive messages of one partition, and their offsets."""
+def record_batches(
+    runs: Sequence[Run],
+    include_headers: bool,
+    columns: tuple[str, ...] | None = None,
+    limit_bytes: int = MAX_COLUMN_BYTES,
+) -> list[pa.RecordBatch]:
+    """The rows of ``runs`` in their order: one batch, or more where a column has too many bytes for one.
 
-    tp: TopicPartition
-    messages: Sequence[Any]
-    offsets: np.ndarray[Any, np.dtype[np.int64]]
+    Args:
+        runs: at least one row.
+        include_headers: whether Spark's schema has the column ``headers``.
+        columns: names of those wanted, in their order; None = all.
+        limit_bytes: of the bytes of one column.
+
+    Raises:
+        InvalidRecordError: a timestamp too large for Spark, a header name that is not UTF-8, one record that
+            is larger than ``limit_bytes``.
+    """
+    try:
+        return [record_batch(runs, include_headers, columns, limit_bytes)]
+    except ColumnTooLargeError as failure:
+        if row_count(runs) == 1:
+            tp, offset = where(runs, 0)
+            raise InvalidRecordError(
+                f"record {tp} offset {offset} is larger than {limit_bytes:,} bytes, the most that one column "
+                "of a batch holds.",
+                fix="skip it with startingOffsets.",
+            ) from failure
+    return [
+        batch
+        for half in halves(runs)
+        for batch in record_batches(half, include_headers, columns, limit_bytes)
+    ]
 
 
 def record_batch(
-    runs: Sequence[Run], include_headers: bool, columns: tuple[str, ...] | None = None
+    runs: Sequence[Run],
+    include_headers: bool,
+    columns: tuple[str, ...] | None = None,
+    limit_bytes: int = MAX_COLUMN_BYTES,
 ) -> pa.RecordBatch:
-    """The rows of ``runs`` in their order, as Spark's Kafka schema has them.
-
-    Args:
-        runs: of messages.
-        include_headers: whether the column ``headers`` is among them.
-        columns: to make, in this order; None = all.
+    """`record_batches` as one batch.
 
     Raises:
-        InvalidRecordError: a timestamp too large for Spark, a header name that is not UTF-8.
+        ColumnTooLargeError: a column has more than ``limit_bytes``.
     """
+    kind = KernelContents if isinstance(runs[0].messages, KernelMessages) else MessageContents
+    contents: Contents = kind(runs, limit_bytes)
     schema = read_arrow_schema(include_headers, columns)
-    messages: Sequence[Any] = (
-        runs[0].messages if len(runs) == 1 else list(chain.from_iterable(run.messages for run in runs))
-    )
-    counts = np.fromiter((len(run.messages) for run in runs), np.int64, len(runs))
-    partitions = np.fromiter((run.tp.partition for run in runs), np.int32, len(runs))
-    times = cache(lambda: _timestamps(runs, messages))
     makers: dict[str, Callable[[], pa.Array]] = {
-        "key": lambda: pa.array([message.key() for message in messages], pa.binary()),
-        "value": lambda: pa.array([message.value() for message in messages], pa.binary()),
-        "topic": lambda: _topics(runs, counts),
-        "partition": lambda: pa.array(np.repeat(partitions, counts)),
-        "offset": lambda: pa.array(np.concatenate([run.offsets for run in runs])),
-        "timestamp": lambda: times()[0],
-        "timestampType": lambda: times()[1],
-        "headers": lambda: _headers(runs, messages),
+        "key": contents.keys,
+        "value": contents.values,
+        "topic": lambda: _topics(runs),
+        "partition": lambda: _partitions(runs),
+        "offset": lambda: _offsets(runs),
+        "headers": lambda: _headers(contents.headers()),
     }
+    if "timestamp" in schema.names or "timestampType" in schema.names:
+        ms, types = contents.timestamps()
+        makers["timestamp"] = lambda: _timestamps(runs, ms)
+        makers["timestampType"] = lambda: pa.array(types)
     return pa.RecordBatch.from_arrays([makers[name]() for name in schema.names], schema=schema)
 
 
-def _topics(runs: Sequence[Run], counts: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Array:
+def _topics(runs: Sequence[Run]) -> pa.Array:
     if len({run.tp.topic for run in runs}) == 1:
-        return pa.repeat(pa.scalar(runs[0].tp.topic, pa.string()), int(counts.sum()))
+        return pa.repeat(pa.scalar(runs[0].tp.topic, pa.string()), row_count(runs))
     names = pa.array([run.tp.topic for run in runs], pa.string())
-    return names.take(pa.array(np.repeat(np.arange(len(runs)), counts)))
+    return names.take(pa.array(np.repeat(np.arange(len(runs)), _counts(runs))))
 
 
-def _timestamps(runs: Sequence[Run], messages: Sequence[Any]) -> tuple[pa.Array, pa.Array]:
-    pairs = np.fromiter(
-        chain.from_iterable([message.timestamp() for message in messages]), np.int64, 2 * len(messages)
-    )
-    types, ms = pairs[0::2] - _TYPE_SHIFT, pairs[1::2]
-    none = types < 0
-    if none.any():
-        ms = np.where(none, -1, ms)  # ConsumerRecord.NO_TIMESTAMP, as Spark shows it
+def _partitions(runs: Sequence[Run]) -> pa.Array:
+    partitions = np.fromiter((run.tp.partition for run in runs), np.int32, len(runs))
+    return pa.array(np.repeat(partitions, _counts(runs)))
+
+
+def _offsets(runs: Sequence[Run]) -> pa.Array:
+    return pa.array(runs[0].offsets if len(runs) == 1 else np.concatenate([run.offsets for run in runs]))
+
+
+def _counts(runs: Sequence[Run]) -> npt.NDArray[np.int64]:
+    return np.fromiter((len(run.offsets) for run in runs), np.int64, len(runs))
+
+
+def _timestamps(runs: Sequence[Run], ms: npt.NDArray[np.int64]) -> pa.Array:
     beyond = np.flatnonzero((ms > MAX_TIMESTAMP_MS) | (ms < -MAX_TIMESTAMP_MS))
     if len(beyond):
-        tp, offset = _where(runs, int(beyond[0]))
+        tp, offset = where(runs, int(beyond[0]))
         raise InvalidRecordError(
             f"record {tp} offset {offset} has timestamp {int(ms[beyond[0]])} ms, "
             f"beyond Spark's range of ±{MAX_TIMESTAMP_MS} ms.",
             fix="its producer probably wrote micro- or nanoseconds; skip it with startingOffsets, "
             "or mend the producer.",
         )
-    return pa.array(ms * 1000).cast(pa.timestamp("us", tz="UTC")), pa.array(types.astype(np.int32))
+    return pa.array(ms * 1000).cast(pa.timestamp("us", tz="UTC"))
 
 
-def _headers(runs: Sequence[Run], messages: Sequence[Any]) -> pa.Array:
+def _headers(found: Headers) -> pa.Array:
     """``array<struct<key,value>>``: order and repeats kept; no headers, or none in the list, is NULL."""
-    lists: list[list[tuple[str, bytes | None]] | None] = []
-    for index, message in enumerate(messages):
-        try:
-            lists.append(message.headers())
-        except UnicodeDecodeError as failure:
-            tp, offset = _where(runs, index)
-            raise InvalidRecordError(
-                f"record {tp} offset {offset} has a header name that is not UTF-8: {failure}.",
-                fix="set includeHeaders=false, or skip the record with startingOffsets.",
-            ) from failure
-    sizes = np.fromiter((len(one) if one else 0 for one in lists), np.int32, len(lists))
-    starts = np.zeros(len(lists) + 1, np.int32)
-    np.cumsum(sizes, out=starts[1:])
-    flat = [header for one in lists if one for header in one]
-    entries = pa.StructArray.from_arrays(
-        [
-            pa.array([name for name, _ in flat], pa.string()),
-            pa.array([_as_bytes(value) for _, value in flat], pa.binary()),
-        ],
-        fields=list(HEADERS_ARROW.value_type),
+    starts = np.zeros(len(found.counts) + 1, np.int32)
+    np.cumsum(found.counts, out=starts[1:])
+    entries = pa.StructArray.from_arrays([found.names, found.values], fields=list(HEADERS_ARROW.value_type))
+    return pa.ListArray.from_arrays(
+        pa.array(starts), entries, type=HEADERS_ARROW, mask=pa.array(found.counts == 0)
     )
-    return pa.ListArray.from_arrays(pa.array(starts), entries, type=HEADERS_ARROW, mask=pa.array(sizes == 0))
-
-
-def _as_bytes(value: str | bytes | None) -> bytes | None:
-    return value.encode() if isinstance(value, str) else value
-
-
-def _where(runs: Sequence[Run], index: int) -> tuple[TopicPartition, int]:
-    """Partition and offset of the message at ``index`` over all runs."""
-    for run in runs:
-        if index < len(run.messages):
-            return run.tp, int(run.offsets[index])
-        index -= len(run.messages)
-    raise IndexError(index)

@@ -1,27 +1,34 @@
 """The ranges of one task, read from Kafka as Arrow batches of bounded size.
 
-`read_ranges` is the whole interface: a C kernel may replace what is behind it.
+`read_ranges` is the whole interface. Behind it are two twins with the same results, the C kernel and Python:
+they differ in the consumer that is borrowed and in what makes columns of its messages.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_eos_source.cycles import cycle_collection_paused
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import DataLossError, RetriableError, UnavailableError
 from kafka_eos_source.kafka.consumer import POOL, Taken
+from kafka_eos_source.kafka.kernel_consumer import range_consumer
+from kafka_eos_source.kafka.kernel_messages import KernelMessages
 from kafka_eos_source.model import OffsetRange, TopicPartition
-from kafka_eos_source.read.columns import Run, record_batch
+from kafka_eos_source.read.columns import record_batches
 from kafka_eos_source.read.progress import Progress
+from kafka_eos_source.read.runs import MessageList, Messages, Run
+from kafka_eos_source.schema import read_arrow_schema
 
 _log = logging.getLogger(__name__)
 
@@ -52,23 +59,25 @@ class ReadSettings:
     Attributes:
         conf: of the consumer, from `kafka.config.consumer_config`.
         include_headers: whether to fill the ``headers`` column.
-        columns: to make of each record, in this order; None = all.
         fail_on_data_loss: raise when offsets are gone, else log and go on.
         poll_timeout_ms: how long nothing at all may arrive (``kafkaConsumer.pollTimeoutMs``).
+        columns: names of the columns to make, None = all of the schema.
     """
 
     conf: Mapping[str, str] = field(repr=False)  # may hold passwords
     include_headers: bool = False
-    columns: tuple[str, ...] | None = None
     fail_on_data_loss: bool = True
     poll_timeout_ms: int = 120_000
+    columns: tuple[str, ...] | None = None
 
 
 class RangeConsumer(Protocol):
     """What `Reading` needs of `kafka.consumer.AssignedConsumer`; tests give it a model of a log."""
 
+    drains: ClassVar[bool]
     last_complaint: str
 
+    def want(self, columns: Collection[str]) -> None: ...
     def assign(self, positions: Mapping[TopicPartition, int]) -> None: ...
     def move(self, tp: TopicPartition, position: int) -> None: ...
     def drop(self, tps: Sequence[TopicPartition]) -> None: ...
@@ -83,26 +92,26 @@ def read_ranges(settings: ReadSettings, ranges: Sequence[OffsetRange]) -> Iterat
     batch and by what librdkafka prefetches (``queued.max.messages.kbytes``).
 
     Yields:
-        Batches of `schema.read_arrow_schema`, in offset order within a partition, none empty.
+        Batches of `schema.read_arrow_schema`, or of the columns wanted of it, in offset order within a
+        partition, none empty.
 
     Raises:
         DataLossError: offsets of a range are gone, with ``fail_on_data_loss``.
         UnavailableError: nothing arrived for ``poll_timeout_ms`` although a range is not finished.
         AuthorizationError: the principal may not read.
-        InvalidRecordError: see `record_batch`.
+        InvalidRecordError: see `record_batches`.
     """
     progress = Progress(ranges)
     if progress.done:
         return
-    with POOL.borrow(settings.conf) as consumer:
+    with POOL.borrow(settings.conf, range_consumer()) as consumer:
         reading = Reading(consumer, progress, settings)
-        while not progress.done:
+        while not reading.done:
             with cycle_collection_paused():
                 runs = reading.next_runs()
-                batch = record_batch(runs, settings.include_headers, settings.columns) if runs else None
+                batches = record_batches(runs, settings.include_headers, settings.columns) if runs else []
                 del runs
-            if batch is not None:
-                yield batch
+            yield from batches
 
 
 class Reading:
@@ -120,10 +129,19 @@ class Reading:
         self._single = next(iter(progress.open)) if len(progress.open) == 1 else None
         self._one_topic = len({tp.topic for tp in progress.open}) == 1
         self._take_at_most = FIRST_TAKE
+        #: Taken and accepted, but not given out yet.
+        self._left: deque[Run] = deque()
         #: Partitions whose log ended below their range's end, and since when (monotonic seconds).
         self._short_since: dict[TopicPartition, float] = {}
+        names = read_arrow_schema(settings.include_headers).names
+        consumer.want(names if settings.columns is None else set(names).intersection(settings.columns))
         consumer.assign({tp: progress.position(tp) for tp in sorted(progress.open)})
         self._deadline = Deadline.after_ms(settings.poll_timeout_ms)
+
+    @property
+    def done(self) -> bool:
+        """Every range is finished and everything was given out."""
+        return self._progress.done and not self._left
 
     def next_runs(self) -> list[Run]:
         """Messages for one Arrow batch; fewer, or none, only when every range is finished.
@@ -134,11 +152,18 @@ class Reading:
         self._deadline = Deadline.after_ms(self._settings.poll_timeout_ms)  # Spark's time is not Kafka's
         runs: list[Run] = []
         rows = size_bytes = 0
-        while not self._progress.done and rows < BATCH_ROWS and size_bytes < BATCH_BYTES:
-            for run in self._step(BATCH_ROWS - rows):
-                runs.append(run)
-                rows += len(run.messages)
-                size_bytes += sum(map(len, run.messages))
+        while not self.done and rows < BATCH_ROWS and size_bytes < BATCH_BYTES:
+            if not self._left:
+                self._left.extend(self._step(BATCH_ROWS - rows))
+                continue
+            run = self._left.popleft()
+            count = run.messages.fitting(BATCH_ROWS - rows, BATCH_BYTES - size_bytes)
+            if count < len(run.messages):
+                self._left.appendleft(Run(run.tp, run.messages[count:], run.offsets[count:]))
+                run = Run(run.tp, run.messages[:count], run.offsets[:count])
+            runs.append(run)
+            rows += count
+            size_bytes += run.messages.size_bytes
         if rows:
             self._learn_size(size_bytes / rows)
         return runs
@@ -151,14 +176,16 @@ class Reading:
         """One look at the queue."""
         progress = self._progress
         # never more than can be there: one event of a log's end per partition comes on top
-        wanted = min(at_most, self._take_at_most, progress.remaining + len(progress.open))
+        wanted = progress.remaining + len(progress.open)
+        if not self._consumer.drains:
+            wanted = min(wanted, at_most, self._take_at_most)
         taken = self._consumer.take(max(1, wanted), min(WAIT_SECONDS, self._deadline.remaining_seconds()))
         if taken.empty:
             self._nothing_came()
             return []
         self._deadline = Deadline.after_ms(self._settings.poll_timeout_ms)
         open_before = progress.open
-        runs = self._split(taken.messages) if taken.messages else []
+        runs = self._split(_messages(taken)) if taken.messages else []
         for tp, log_end in taken.log_ends.items():
             self._at_log_end(tp, log_end)
         for tp in taken.out_of_range:
@@ -171,28 +198,18 @@ class Reading:
             self._consumer.drop(sorted(finished))
         return runs
 
-    def _split(self, messages: Sequence[Any]) -> list[Run]:
-        offsets = np.fromiter([message.offset() for message in messages], np.int64, len(messages))
+    def _split(self, messages: Messages) -> list[Run]:
+        offsets = messages.offsets
         if self._single is not None:
             return self._accept(self._single, messages, offsets)
         found: list[Run] = []
-        keys: Sequence[Any]
-        if self._one_topic:
-            keys = [message.partition() for message in messages]
-            numbers = np.fromiter(keys, np.int64, len(keys))
-        else:
-            keys = [(message.topic(), message.partition()) for message in messages]
-            index = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-            numbers = np.fromiter([index[key] for key in keys], np.int64, len(keys))
-        bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(messages)]
-        for first, past in pairwise(bounds):
-            tp = TopicPartition(messages[first].topic(), messages[first].partition())
+        changes = np.flatnonzero(np.diff(messages.partition_ids(self._one_topic))) + 1
+        for first, past in pairwise([0, *changes.tolist(), len(messages)]):
+            tp = messages.partition_at(first)
             found += self._accept(tp, messages[first:past], offsets[first:past])
         return found
 
-    def _accept(
-        self, tp: TopicPartition, messages: Sequence[Any], offsets: np.ndarray[Any, np.dtype[np.int64]]
-    ) -> list[Run]:
+    def _accept(self, tp: TopicPartition, messages: Messages, offsets: npt.NDArray[np.int64]) -> list[Run]:
         self._short_since.pop(tp, None)
         kept = self._progress.accept(tp, offsets)
         if kept.start >= kept.stop:
@@ -270,3 +287,8 @@ class Reading:
             )
         _log.warning("%s failOnDataLoss=false: reading goes on at offset %d.", text, until)
         self._progress.advance(tp, until)
+
+
+def _messages(taken: Taken) -> Messages:
+    found = taken.messages
+    return found if isinstance(found, KernelMessages) else MessageList(found)

@@ -1,0 +1,182 @@
+"""What the kernel took in one look, as Arrow arrays over its own memory: nothing is copied again."""
+
+from __future__ import annotations
+
+from ctypes import c_char_p, c_void_p
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kafka_eos_source.kafka.kernel import EVENT, Column, Kernel, Part
+from kafka_eos_source.kafka.native import function
+from kafka_eos_source.model import TopicPartition
+
+
+class _Memory:
+    """Owns a block; whatever lies in it holds this."""
+
+    def __init__(self, kernel: Kernel, pointer: Any) -> None:
+        self._free = kernel.free
+        self.pointer = pointer
+
+    def __del__(self) -> None:
+        self._free(self.pointer)
+
+
+class Block:
+    """Messages and events of one look.
+
+    Make it while the partitions are still assigned, for its topics' names are asked for then.
+
+    Args:
+        kernel: whose it is.
+        pointer: what ``take`` returned.
+
+    Attributes:
+        rows: how many messages.
+        offsets: of each message.
+        partitions: of each message.
+        topics: librdkafka's pointer to the topic, of each message.
+        topic_names: by that pointer.
+        events: see `kernel.EVENT`; their topics are among `topic_names`.
+    """
+
+    def __init__(self, kernel: Kernel, pointer: Any) -> None:
+        self._memory = _Memory(kernel, pointer)
+        found = pointer.contents
+        if found.no_memory:
+            raise MemoryError("no memory for what was fetched")
+        self._found = found
+        self.rows = int(found.rows)
+        self.offsets: npt.NDArray[np.int64] = self._numbers(found.offsets, np.int64)
+        self.partitions: npt.NDArray[np.int32] = self._numbers(found.partitions, np.int32)
+        self.topics: npt.NDArray[np.uint64] = self._numbers(found.topics, np.uint64)
+        self.events: npt.NDArray[np.void] = self._numbers(found.events, EVENT)
+        self.topic_names = {
+            pointer: _topic_name(pointer)
+            for pointer in {*np.unique(self.topics).tolist(), *self.events["topic"].tolist()}
+            if pointer
+        }
+
+    @cached_property
+    def keys(self) -> pa.Array:
+        """Empty when they were not wanted, as all below."""
+        return self._array(pa.binary(), self.rows, self._found.keys)
+
+    @cached_property
+    def values(self) -> pa.Array:
+        return self._array(pa.binary(), self.rows, self._found.values)
+
+    @cached_property
+    def value_ends(self) -> npt.NDArray[np.int32]:
+        """Bytes of the values up to each one, itself included."""
+        return self._numbers(self._found.values.offsets, np.int32)[1:]
+
+    @cached_property
+    def timestamps_ms(self) -> npt.NDArray[np.int64]:
+        return self._numbers(self._found.timestamps_ms, np.int64)
+
+    @cached_property
+    def timestamp_types(self) -> npt.NDArray[np.int32]:
+        return self._numbers(self._found.timestamp_types, np.int32)
+
+    @cached_property
+    def header_counts(self) -> npt.NDArray[np.int32]:
+        """Of each message; -1 = one has a name that is not UTF-8, and none is here."""
+        return self._numbers(self._found.header_counts, np.int32)
+
+    @cached_property
+    def header_starts(self) -> npt.NDArray[np.int64]:
+        """Number of headers before each message, and of all."""
+        starts = np.zeros(self.rows + 1, np.int64)
+        np.cumsum(np.maximum(self.header_counts, 0), out=starts[1:])
+        return starts
+
+    @cached_property
+    def header_names(self) -> pa.Array:
+        return self._array(pa.string(), int(self._found.entries), self._found.header_names)
+
+    @cached_property
+    def header_values(self) -> pa.Array:
+        return self._array(pa.binary(), int(self._found.entries), self._found.header_values)
+
+    def broken_name(self, row: int) -> bytes:
+        """The name that is not UTF-8, of a message that has one."""
+        index = int((self.header_counts[:row] < 0).sum())
+        names: list[bytes] = self._buffer(self._found.broken_names).to_pybytes().split(b"\0")
+        return names[index]
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _buffer(self, part: Part) -> pa.Buffer:
+        return pa.foreign_buffer(part.at, part.bytes, self._memory) if part.at else pa.py_buffer(b"")
+
+    def _numbers(self, part: Part, kind: Any) -> npt.NDArray[Any]:
+        return np.frombuffer(self._buffer(part), kind)
+
+    def _array(self, kind: pa.DataType, length: int, column: Column) -> pa.Array:
+        if not column.offsets.at:
+            return pa.array([], kind)
+        nulls = int(column.nulls)
+        validity = self._buffer(column.validity) if nulls else None
+        buffers = [validity, self._buffer(column.offsets), self._buffer(column.data)]
+        return pa.Array.from_buffers(kind, length, buffers, nulls)
+
+
+class KernelMessages:
+    """Some successive messages of a block: the counterpart of `read.runs.MessageList`."""
+
+    __slots__ = ("block", "first", "past")
+
+    def __init__(self, block: Block, first: int, past: int) -> None:
+        self.block = block
+        self.first = first
+        self.past = past
+
+    def __len__(self) -> int:
+        return self.past - self.first
+
+    def __getitem__(self, part: slice) -> KernelMessages:
+        first, past, _ = part.indices(len(self))
+        return KernelMessages(self.block, self.first + first, self.first + max(first, past))
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        return self.block.offsets[self.first : self.past]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all values; 0 when those are not wanted."""
+        ends = self.block.value_ends
+        return int(ends[self.past - 1]) - self._bytes_before() if len(self) and len(ends) else 0
+
+    def fitting(self, rows: int, size_bytes: int) -> int:
+        """How many of the first messages make that many rows or bytes of values; at least one."""
+        ends = self.block.value_ends[self.first : self.past]
+        enough = int(np.searchsorted(ends, self._bytes_before() + size_bytes)) + 1 if len(ends) else rows
+        return max(1, min(rows, enough, len(self)))
+
+    def partition_ids(self, one_topic: bool) -> npt.NDArray[np.int64]:
+        """Numbers that differ where partitions do."""
+        partitions = self.block.partitions[self.first : self.past].astype(np.int64)
+        if one_topic:
+            return partitions
+        _, topics = np.unique(self.block.topics[self.first : self.past], return_inverse=True)
+        return topics.astype(np.int64) << 32 | partitions
+
+    def partition_at(self, index: int) -> TopicPartition:
+        at = self.first + index
+        return TopicPartition(
+            self.block.topic_names[int(self.block.topics[at])], int(self.block.partitions[at])
+        )
+
+    def _bytes_before(self) -> int:
+        return int(self.block.value_ends[self.first - 1]) if self.first else 0
+
+
+def _topic_name(topic: int) -> str:
+    name: bytes = function("rd_kafka_topic_name", c_char_p, c_void_p)(topic)
+    return name.decode()

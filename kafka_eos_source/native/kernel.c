@@ -1,0 +1,316 @@
+/*
+ * Messages of librdkafka to Arrow's buffers, and Arrow's buffers to librdkafka, without a Python object a record.
+ *
+ * A plain shared library. It includes neither Python.h nor rdkafka.h and links nothing, so a C compiler is all
+ * it takes to build: librdkafka's functions come as pointers (kafka_eos_bind), the few types of its stable ABI
+ * that are touched are declared here. Whoever calls has let go of Python's GIL (ctypes does). Nothing here keeps
+ * state besides those pointers.
+ *
+ * Every function has a twin in Python (read/columns.py, kafka/consumer.py, kafka/producer.py) that gives the
+ * same results, which the tests hold against each other byte for byte. kafka/kernel.py has the signatures;
+ * whoever changes one changes KAFKA_EOS_KERNEL_VERSION here and VERSION in native/loader.py.
+ */
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define KAFKA_EOS_KERNEL_VERSION 1
+
+#if defined(_WIN32)
+#define EXPORT __declspec(dllexport)
+typedef intptr_t ssize_t;
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+
+/* ---- librdkafka, as far as it is needed ---------------------------------------------------------------- */
+
+typedef struct rd_kafka_s rd_kafka_t;
+typedef struct rd_kafka_topic_s rd_kafka_topic_t;
+typedef struct rd_kafka_queue_s rd_kafka_queue_t;
+typedef struct rd_kafka_headers_s rd_kafka_headers_t;
+
+/* rdkafka.h, rd_kafka_message_t: the same since 0.8 */
+typedef struct {
+        int err;
+        rd_kafka_topic_t *topic;
+        int32_t partition;
+        void *payload;
+        size_t payload_bytes;
+        void *key;
+        size_t key_bytes;
+        int64_t offset;
+        void *opaque;
+} message_t;
+
+static struct {
+        int (*consume_callback_queue)(rd_kafka_queue_t *, int timeout_ms, void (*)(message_t *, void *), void *);
+        void (*yield)(rd_kafka_t *);
+        int64_t (*message_timestamp)(const message_t *, int *type);
+        int (*message_headers)(const message_t *, rd_kafka_headers_t **);
+        int (*header_get_all)(const rd_kafka_headers_t *, size_t index, const char **name, const void **value,
+                              size_t *value_bytes);
+} kafka;
+
+EXPORT int32_t kafka_eos_kernel_version(void) { return KAFKA_EOS_KERNEL_VERSION; }
+
+/* The functions of the struct above, in its order. Returns 0, or -1 if that is not how many there are. */
+EXPORT int32_t kafka_eos_bind(void *const *functions, int32_t count) {
+        if ((size_t)count * sizeof(*functions) != sizeof(kafka))
+                return -1;
+        memcpy(&kafka, functions, sizeof(kafka));
+        return 0;
+}
+
+/* ---- reading ------------------------------------------------------------------------------------------- */
+
+/* What grows; Python sees `at` and `bytes`. */
+typedef struct {
+        uint8_t *at;
+        int64_t bytes;
+        int64_t capacity;
+} part_t;
+
+/* An array of Arrow's with variable sizes: a bit for each entry that is not null, int32 offsets, bytes. */
+typedef struct {
+        part_t validity, offsets, data;
+        int64_t nulls;
+} column_t;
+
+/* An error or the end of a log, in the place of a message. */
+typedef struct {
+        const rd_kafka_topic_t *topic;
+        int64_t offset;
+        int32_t partition;
+        int32_t err;
+        char text[256];
+} event_t;
+
+enum { WANT_KEY = 1, WANT_VALUE = 2, WANT_TIMESTAMP = 4, WANT_HEADERS = 8 };
+
+/*
+ * What one look at a queue gave; kafka.kernel.Block has the same layout up to `no_memory`. Of a message whose
+ * headers have a name that is not UTF-8, `header_counts` is -1 and that name, with its NUL, in `broken_names`.
+ */
+typedef struct {
+        int64_t rows, entries;
+        part_t offsets, partitions, topics, timestamps_ms, timestamp_types, header_counts;
+        column_t keys, values, header_names, header_values;
+        part_t broken_names, events;
+        int64_t no_memory;
+        int64_t at_most, max_bytes, bytes;
+        int32_t wanted;
+} block_t;
+
+/* Room for `more` bytes; 0 = there is none. */
+static int reserve(part_t *part, int64_t more) {
+        int64_t capacity = part->capacity ? part->capacity : 256;
+        uint8_t *at;
+
+        if (part->bytes + more <= part->capacity)
+                return 1;
+        while (capacity < part->bytes + more)
+                capacity *= 2;
+        at = realloc(part->at, (size_t)capacity);
+        if (!at)
+                return 0;
+        part->at       = at;
+        part->capacity = capacity;
+        return 1;
+}
+
+static int append(part_t *part, const void *from, int64_t bytes) {
+        if (!reserve(part, bytes))
+                return 0;
+        if (bytes > 0)
+                memcpy(part->at + part->bytes, from, (size_t)bytes);
+        part->bytes += bytes;
+        return 1;
+}
+
+/* Entry number `index` of a column. The first has an offset in front. */
+static int append_entry(column_t *column, int64_t index, const void *from, int64_t bytes) {
+        static const uint8_t none = 0;
+        int32_t offset            = (int32_t)column->data.bytes;
+
+        if (index == 0 && !append(&column->offsets, &offset, sizeof(offset)))
+                return 0;
+        if ((index & 7) == 0 && !append(&column->validity, &none, 1))
+                return 0;
+        if (!from)
+                column->nulls++;
+        else if (append(&column->data, from, bytes))
+                column->validity.at[index >> 3] |= (uint8_t)(1u << (index & 7));
+        else
+                return 0;
+        offset = (int32_t)column->data.bytes;
+        return append(&column->offsets, &offset, sizeof(offset));
+}
+
+/* Whether a string is UTF-8 as Python and the Unicode standard (table 3-7) have it. */
+static int is_utf8(const uint8_t *at, size_t bytes) {
+        const uint8_t *past = at + bytes;
+        while (at < past) {
+                uint8_t first = *at++, low = 0x80, high = 0xBF;
+                int more;
+                if (first < 0x80)
+                        continue;
+                if (first >= 0xC2 && first <= 0xDF) {
+                        more = 1;
+                } else if (first >= 0xE0 && first <= 0xEF) {
+                        more = 2;
+                        if (first == 0xE0)
+                                low = 0xA0; /* overlong */
+                        else if (first == 0xED)
+                                high = 0x9F; /* a surrogate */
+                } else if (first >= 0xF0 && first <= 0xF4) {
+                        more = 3;
+                        if (first == 0xF0)
+                                low = 0x90; /* overlong */
+                        else if (first == 0xF4)
+                                high = 0x8F; /* beyond U+10FFFF */
+                } else {
+                        return 0;
+                }
+                if (past - at < more || *at < low || *at > high)
+                        return 0;
+                for (at++; --more > 0; at++)
+                        if ((*at & 0xC0) != 0x80)
+                                return 0;
+        }
+        return 1;
+}
+
+/*
+ * The headers of one message, behind those before it, as an array of names (none null) and one of values. Names
+ * end at their first NUL, as confluent-kafka has them.
+ */
+static int append_headers(block_t *block, const message_t *message) {
+        rd_kafka_headers_t *headers;
+        const char *name, *broken = NULL;
+        const void *value;
+        size_t bytes, index;
+        int32_t count = 0;
+
+        if (!kafka.message_headers(message, &headers)) {
+                for (index = 0; !kafka.header_get_all(headers, index, &name, &value, &bytes); index++)
+                        if (!is_utf8((const uint8_t *)name, strlen(name)))
+                                broken = name; /* the last one, which confluent-kafka complains about */
+                for (index = 0; !broken && !kafka.header_get_all(headers, index, &name, &value, &bytes); index++) {
+                        int64_t length = (int64_t)strlen(name);
+                        if (!append_entry(&block->header_names, block->entries, name, length) ||
+                            !append_entry(&block->header_values, block->entries, value, (int64_t)bytes))
+                                return 0;
+                        block->bytes += length + (value ? (int64_t)bytes : 0);
+                        block->entries++;
+                        count++;
+                }
+                if (broken) {
+                        count = -1;
+                        if (!append(&block->broken_names, broken, (int64_t)strlen(broken) + 1))
+                                return 0;
+                }
+        }
+        return append(&block->header_counts, &count, sizeof(count));
+}
+
+static int append_event(block_t *block, const message_t *message) {
+        event_t event;
+        size_t bytes = message->payload ? message->payload_bytes : 0;
+
+        memset(&event, 0, sizeof(event));
+        event.topic     = message->topic;
+        event.offset    = message->offset;
+        event.partition = message->partition;
+        event.err       = message->err;
+        if (bytes)
+                memcpy(event.text, message->payload, bytes < sizeof(event.text) ? bytes : sizeof(event.text) - 1);
+        return append(&block->events, &event, sizeof(event));
+}
+
+static int append_message(block_t *block, const message_t *message) {
+        if (!append(&block->offsets, &message->offset, sizeof(message->offset)) ||
+            !append(&block->partitions, &message->partition, sizeof(message->partition)) ||
+            !append(&block->topics, &message->topic, sizeof(message->topic)))
+                return 0;
+        if (block->wanted & WANT_KEY) {
+                if (!append_entry(&block->keys, block->rows, message->key, (int64_t)message->key_bytes))
+                        return 0;
+                block->bytes += message->key ? (int64_t)message->key_bytes : 0;
+        }
+        if (block->wanted & WANT_VALUE) {
+                if (!append_entry(&block->values, block->rows, message->payload, (int64_t)message->payload_bytes))
+                        return 0;
+                block->bytes += message->payload ? (int64_t)message->payload_bytes : 0;
+        }
+        if (block->wanted & WANT_TIMESTAMP) {
+                /* types are Spark's: -1 none, 0 of creation, 1 of the log's append; ConsumerRecord.NO_TIMESTAMP
+                 * is -1 ms */
+                int type     = 0;
+                int64_t ms   = kafka.message_timestamp(message, &type);
+                int32_t kind = type - 1;
+                if (kind < 0)
+                        ms = -1;
+                if (!append(&block->timestamps_ms, &ms, sizeof(ms)) ||
+                    !append(&block->timestamp_types, &kind, sizeof(kind)))
+                        return 0;
+        }
+        if (block->wanted & WANT_HEADERS && !append_headers(block, message))
+                return 0;
+        block->rows++;
+        return 1;
+}
+
+static void on_message(message_t *message, void *opaque) {
+        block_t *block = opaque;
+
+        if (!(message->err ? append_event(block, message) : append_message(block, message)))
+                block->no_memory = 1;
+        if (block->no_memory || block->rows >= block->at_most || block->bytes >= block->max_bytes)
+                kafka.yield(NULL); /* the rest goes back into the queue */
+}
+
+EXPORT void kafka_eos_free(block_t *block) {
+        part_t *parts[] = {&block->offsets,
+                           &block->partitions,
+                           &block->topics,
+                           &block->timestamps_ms,
+                           &block->timestamp_types,
+                           &block->header_counts,
+                           &block->broken_names,
+                           &block->events};
+        column_t *columns[] = {&block->keys, &block->values, &block->header_names, &block->header_values};
+        size_t i;
+
+        for (i = 0; i < sizeof(parts) / sizeof(*parts); i++)
+                free(parts[i]->at);
+        for (i = 0; i < sizeof(columns) / sizeof(*columns); i++) {
+                free(columns[i]->validity.at);
+                free(columns[i]->offsets.at);
+                free(columns[i]->data.at);
+        }
+        free(block);
+}
+
+/*
+ * All that is in the queue; when nothing is, waits for something and takes what came with it. Each message is
+ * copied and freed at once. To be freed by kafka_eos_free; NULL = there is no memory, as is `no_memory` in it.
+ *
+ * By consume_callback_queue, because of what lies in a queue of partitions besides messages: it hands over
+ * RD_KAFKA_OP_ERR as a message, where consume_batch_queue runs the client's error callback. And it takes all ops
+ * under one lock. Those that it puts back do not count against queued.min.messages while it runs: so `at_most` is
+ * for a reader that is done then, and not for one that would soon come for the rest.
+ */
+EXPORT block_t *kafka_eos_take(rd_kafka_queue_t *queue, int32_t timeout_ms, int64_t at_most, int64_t max_bytes,
+                               int32_t wanted) {
+        block_t *block = calloc(1, sizeof(*block));
+
+        if (!block)
+                return NULL;
+        block->at_most   = at_most;
+        block->max_bytes = max_bytes;
+        block->wanted    = wanted;
+        kafka.consume_callback_queue(queue, timeout_ms, on_message, block);
+        return block;
+}

@@ -1,0 +1,527 @@
+"""The C kernel and its Python twin read the same, byte for byte, from real clients on a mock cluster."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from ctypes import c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
+
+import psutil
+import pyarrow as pa
+import pytest
+from confluent_kafka import KafkaError, Producer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mock_cluster import Api, MockCluster
+
+from kafka_eos_source.errors import (
+    AuthorizationError,
+    DataLossError,
+    InvalidRecordError,
+    UnavailableError,
+)
+from kafka_eos_source.kafka import kernel
+from kafka_eos_source.kafka.config import consumer_config
+from kafka_eos_source.kafka.consumer import POOL, AssignedConsumer
+from kafka_eos_source.kafka.kernel_consumer import KernelConsumer
+from kafka_eos_source.kafka.kernel_messages import KernelMessages
+from kafka_eos_source.kafka.native import client_pointer, function
+from kafka_eos_source.model import OffsetRange, TopicPartition
+from kafka_eos_source.native import loader
+from kafka_eos_source.read import fetch
+from kafka_eos_source.read.columns import record_batch, record_batches
+from kafka_eos_source.read.fetch import ReadSettings, read_ranges
+from kafka_eos_source.read.runs import MessageList, Run
+
+BOTH: Sequence[type[AssignedConsumer]] = (AssignedConsumer, KernelConsumer)
+ALL = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
+
+needs_kernel = pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
+both = pytest.mark.parametrize("kind", BOTH, ids=["twin", "kernel"])
+
+
+@pytest.fixture(scope="module")
+def mock() -> Iterator[MockCluster]:
+    with MockCluster() as cluster:
+        yield cluster
+        POOL.close()
+
+
+@pytest.fixture(scope="module")
+def writer(mock: MockCluster) -> Writer:
+    return Writer(mock)
+
+
+class Writer:
+    """Writes to new topics, raw where confluent-kafka would not."""
+
+    def __init__(self, mock: MockCluster) -> None:
+        self._mock = mock
+        self._client = Producer({"bootstrap.servers": mock.bootstrap_servers, "linger.ms": 0})
+        self._topics = 0
+        self._common: str | None = None
+        self._end = 0
+
+    def topic(self, partitions: int = 1) -> str:
+        self._topics += 1
+        name = f"t{self._topics}"
+        self._mock.create_topic(name, partitions)
+        return name
+
+    def write(self, topic: str, records: Sequence[Record], partition: int = 0) -> None:
+        for key, value, headers, timestamp in records:
+            self._client.produce(topic, value, key, partition, headers=headers, timestamp=timestamp)
+        assert self._client.flush(30) == 0
+
+    def append(self, records: Sequence[Record]) -> OffsetRange:
+        """To the one topic of such records; a new topic for each example would cost its look-up."""
+        if self._common is None:
+            self._common = self.topic()
+        self.write(self._common, records)
+        first, self._end = self._end, self._end + len(records)
+        return OffsetRange(TopicPartition(self._common, 0), first, self._end)
+
+    def write_raw_header(self, topic: str, name: bytes) -> None:
+        """A header's name need not be UTF-8 to Kafka."""
+        headers = function("rd_kafka_headers_new", c_void_p, c_size_t)(1)
+        add = function("rd_kafka_header_add", c_int, c_void_p, c_char_p, c_int64, c_char_p, c_int64)
+        assert add(headers, name, len(name), b"v", 1) == 0
+        parts = [c_int(1), c_char_p(topic.encode()), c_int(3), c_int32(0), c_int(10), c_void_p(headers)]
+        produce = function("rd_kafka_producev", c_int, c_void_p)
+        assert produce(client_pointer(self._client), *parts, c_int(0)) == 0
+
+    def flush(self) -> None:
+        assert self._client.flush(30) == 0
+
+
+Record = tuple[bytes | None, bytes | None, "list[tuple[str, bytes | None]] | None", int]
+
+
+def conf(mock: MockCluster) -> dict[str, str]:
+    ours = {"bootstrap.servers": mock.bootstrap_servers, "topic.metadata.propagation.max.ms": "1"}
+    return consumer_config(ours, "g", "read_committed")
+
+
+def read(
+    kind: type[AssignedConsumer],
+    mock: MockCluster,
+    ranges: Sequence[OffsetRange],
+    *,
+    columns: tuple[str, ...] | None = None,
+    fail_on_data_loss: bool = True,
+    poll_timeout_ms: int = 60_000,
+) -> list[pa.RecordBatch]:
+    wanted = ReadSettings(conf(mock), True, fail_on_data_loss, poll_timeout_ms, columns)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fetch, "range_consumer", lambda: kind)
+        return list(read_ranges(wanted, ranges))
+
+
+def whole(topic: str, end: int, partition: int = 0) -> OffsetRange:
+    return OffsetRange(TopicPartition(topic, partition), 0, end)
+
+
+def as_bytes(batches: Sequence[pa.RecordBatch]) -> list[bytes]:
+    """What Spark gets. Of a slice, Arrow pads with what lies behind it, so each is laid out anew before."""
+    return [
+        pa.RecordBatch.from_arrays(
+            [pa.concat_arrays([column]) for column in batch.columns], schema=batch.schema
+        )
+        .serialize()
+        .to_pybytes()
+        for batch in batches
+    ]
+
+
+def sorted_rows(batches: Sequence[pa.RecordBatch]) -> list[dict[str, object]]:
+    rows = pa.Table.from_batches(batches).to_pylist()
+    return sorted(rows, key=lambda row: (row["topic"], row["partition"], row["offset"]))
+
+
+binaries = st.none() | st.binary(max_size=8) | st.just(b"x" * 50)
+names = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=3)
+headers = st.none() | st.lists(st.tuples(names, st.none() | st.binary(max_size=5)), max_size=4)
+records = st.tuples(binaries, binaries, headers, st.integers(1, 4_102_444_800_000))
+
+
+# -- the same
+
+
+@needs_kernel
+@given(drawn=st.lists(records, min_size=1, max_size=20), chosen=st.sets(st.sampled_from(ALL), min_size=1))
+@settings(max_examples=40)
+def test_both_make_the_same_bytes(
+    mock: MockCluster, writer: Writer, drawn: list[Record], chosen: set[str]
+) -> None:
+    appended = writer.append(drawn)
+    twin, kernels = (read(kind, mock, [appended]) for kind in BOTH)
+    assert as_bytes(kernels) == as_bytes(twin)
+    for batch in kernels:
+        batch.validate(full=True)
+    found = pa.Table.from_batches(kernels).to_pylist()
+    assert [(row["key"], row["value"]) for row in found] == [record[:2] for record in drawn]
+    expected = [
+        [{"key": name, "value": value} for name, value in record[2]] if record[2] else None
+        for record in drawn
+    ]
+    assert [row["headers"] for row in found] == expected
+
+    some = tuple(chosen)
+    twin, kernels = (read(kind, mock, [appended], columns=some) for kind in BOTH)
+    assert kernels[0].schema.names == [name for name in ALL if name in chosen]
+    assert as_bytes(kernels) == as_bytes(twin)
+    assert pa.Table.from_batches(kernels).to_pylist() == [
+        {k: row[k] for k in ALL if k in some} for row in found
+    ]
+
+
+@needs_kernel
+def test_many_partitions_and_topics_and_large_values(mock: MockCluster, writer: Writer) -> None:
+    topics = [writer.topic(3), writer.topic(2)]
+    ranges = []
+    for topic, partitions in zip(topics, (3, 2), strict=True):
+        for partition in range(partitions):
+            count = 50 * (partition + 1)
+            writer.write(
+                topic,
+                [(b"%d" % at, os.urandom(40_000 if at == 7 else at), None, 5) for at in range(count)],
+                partition,
+            )
+            ranges.append(OffsetRange(TopicPartition(topic, partition), partition, count - partition))
+    twin, kernels = (sorted_rows(read(kind, mock, ranges)) for kind in BOTH)
+    assert kernels == twin
+    assert len(kernels) == sum(each.end - each.start for each in ranges)
+
+
+@needs_kernel
+@given(
+    drawn=st.lists(records, min_size=1, max_size=12),
+    limit=st.integers(50, 160),
+)
+@settings(max_examples=20)
+def test_a_column_too_large_is_split_the_same(
+    mock: MockCluster, writer: Writer, drawn: list[Record], limit: int
+) -> None:
+    appended = writer.append(drawn)
+    split = []
+    for kind in BOTH:
+        with taking(kind, mock, appended) as runs:
+            batches = record_batches(runs, True, limit_bytes=limit)
+            assert pa.Table.from_batches(batches).equals(
+                pa.Table.from_batches([record_batch(runs, True)]).combine_chunks()
+            )
+            for name in ("key", "value"):
+                assert all(sum(len(each.as_py() or b"") for each in b[name]) <= limit for b in batches)
+            split.append(as_bytes(batches))
+    assert split[0] == split[1]
+
+
+@needs_kernel
+@both
+def test_one_record_larger_than_a_column_is_named(
+    mock: MockCluster, writer: Writer, kind: type[AssignedConsumer]
+) -> None:
+    topic = writer.topic()
+    writer.write(topic, [(None, b"a", None, 1), (None, b"abcdef", None, 1)])
+    with (
+        taking(kind, mock, whole(topic, 2)) as runs,
+        pytest.raises(InvalidRecordError, match=f"{topic}-0 offset 1 is larger than 5 bytes"),
+    ):
+        record_batches(runs, True, limit_bytes=5)
+
+
+class taking:  # noqa: N801
+    """The messages of a range without gaps, as runs; nothing is behind them."""
+
+    def __init__(self, kind: type[AssignedConsumer], mock: MockCluster, wanted: OffsetRange) -> None:
+        self._consumer = kind(conf(mock))
+        self._wanted = wanted
+
+    def __enter__(self) -> list[Run]:
+        tp, position, end = self._wanted.tp, self._wanted.start, self._wanted.end
+        self._consumer.assign({tp: position})
+        runs: list[Run] = []
+        while position < end:
+            found = self._consumer.take(end - position, 5).messages
+            if len(found):
+                messages = found if isinstance(found, KernelMessages) else MessageList(found)
+                runs.append(Run(tp, messages, messages.offsets))
+                position += len(messages.offsets)
+        return runs
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+
+@needs_kernel
+def test_header_names_that_are_not_utf8_say_the_same(mock: MockCluster, writer: Writer) -> None:
+    """Every boundary of the Unicode standard's table of well-formed sequences, against Python's decoder."""
+    leads = [b"", b"a", b"\xc1", b"\xc2", b"\xdf", b"\xe0", b"\xed", b"\xef", b"\xf0", b"\xf4", b"\xf5"]
+    tails = [b"", b"\x7f", b"\x80", b"\x8f", b"\x90", b"\x9f", b"\xa0", b"\xbf", b"\xc0"]
+    raw = [lead + tail + more for lead in leads for tail in tails for more in (b"", b"\x80", b"\x80\x80")]
+    topic = writer.topic()
+    for name in raw:
+        writer.write_raw_header(topic, name)
+    writer.flush()
+    said: list[list[object]] = []
+    for kind in BOTH:
+        with taking(kind, mock, whole(topic, len(raw))) as runs:
+            rows = [
+                Run(run.tp, run.messages[at : at + 1], run.offsets[at : at + 1])
+                for run in runs
+                for at in range(len(run.offsets))
+            ]
+            said.append([outcome(row) for row in rows])
+    assert said[1] == said[0]
+    for name, found in zip(raw, said[1], strict=True):
+        try:
+            expected: object = [{"key": name.decode(), "value": b"v"}]
+        except UnicodeDecodeError as failure:
+            expected = f"has a header name that is not UTF-8: {failure}."
+        assert found == expected or str(expected) in str(found)
+
+
+def outcome(row: Run) -> object:
+    try:
+        return record_batch([row], True, ["headers"])["headers"][0].as_py()
+    except InvalidRecordError as failure:
+        return str(failure)
+
+
+@needs_kernel
+def test_a_timestamp_beyond_sparks_range_says_the_same(mock: MockCluster, writer: Writer) -> None:
+    topic = writer.topic()
+    writer.write(topic, [(None, b"1", None, 5), (None, b"2", None, 1712345678123456789)])
+    said = []
+    for kind in BOTH:
+        with pytest.raises(
+            InvalidRecordError, match="offset 1 has timestamp 1712345678123456789 ms"
+        ) as failure:
+            read(kind, mock, [whole(topic, 2)])
+        said.append(str(failure.value))
+        assert read(kind, mock, [whole(topic, 2)], columns=("value",))[0]["value"].to_pylist() == [b"1", b"2"]
+    assert said[0] == said[1]
+
+
+@needs_kernel
+def test_control_records_end_ranges_and_are_no_rows(mock: MockCluster, writer: Writer) -> None:
+    topic = writer.topic()
+    producer = Producer({"bootstrap.servers": mock.bootstrap_servers, "transactional.id": "tx"})
+    producer.init_transactions(30)
+    for batch in range(3):
+        producer.begin_transaction()
+        producer.produce(topic, b"%d" % batch, partition=0)
+        producer.commit_transaction(30)
+    for end in range(1, 7):  # records at 0, 2, 4; the end of a transaction behind each
+        twin, kernels = (read(kind, mock, [whole(topic, end)]) for kind in BOTH)
+        assert as_bytes(kernels) == as_bytes(twin)
+        assert kernels[0]["offset"].to_pylist() == [at for at in (0, 2, 4) if at < end]
+    for kind in BOTH:
+        assert read(kind, mock, [OffsetRange(TopicPartition(topic, 0), 5, 6)]) == []
+
+
+# -- events
+
+
+@needs_kernel
+def test_what_is_lost_is_told_the_same(mock: MockCluster, writer: Writer) -> None:
+    topic = writer.topic(2)
+    writer.write(topic, [(None, b"a", None, 1)])
+    writer.write(topic, [(None, b"b", None, 1)] * 3, partition=1)
+    ranges = [OffsetRange(TopicPartition(topic, 0), 5, 9), whole(topic, 3, partition=1)]
+    said = []
+    for kind in BOTH:
+        with pytest.raises(DataLossError, match="offsets 5 to 9") as failure:
+            read(kind, mock, ranges)
+        said.append(str(failure.value))
+        rows = sorted_rows(read(kind, mock, ranges, fail_on_data_loss=False))
+        assert [row["partition"] for row in rows] == [1, 1, 1]
+    assert said[0] == said[1]
+
+
+@needs_kernel
+@both
+def test_a_topic_that_is_not_there_is_the_reason_of_the_time_out(
+    mock: MockCluster, kind: type[AssignedConsumer]
+) -> None:
+    """librdkafka puts an error for the client's callback into the partition's queue."""
+    with pytest.raises(
+        UnavailableError, match=r"nothing arrived from never-0 .*: never \[0\]: .*Unknown topic"
+    ):
+        read(kind, mock, [OffsetRange(TopicPartition("never", 0), 0, 4)], poll_timeout_ms=3000)
+
+
+@needs_kernel
+@both
+def test_errors_of_fetches(mock: MockCluster, writer: Writer, kind: type[AssignedConsumer]) -> None:
+    topic = writer.topic()
+    writer.write(topic, [(None, b"a", None, 1)])
+    mock.fail(Api.FETCH, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._TRANSPORT)
+    assert len(read(kind, mock, [whole(topic, 1)])) == 1
+    mock.fail(Api.FETCH, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    with pytest.raises(AuthorizationError, match=f"reading {topic}-0"):
+        read(kind, mock, [whole(topic, 1)])
+    mock.clear_failures(Api.FETCH)
+
+
+# -- the consumer itself
+
+
+@needs_kernel
+@both
+def test_a_wait_ends_with_what_comes(mock: MockCluster, writer: Writer, kind: type[AssignedConsumer]) -> None:
+    """Nothing is there, and fewer records come than were asked for: the wait ends with the first."""
+    topic = writer.topic()
+    tp = TopicPartition(topic, 0)
+    consumer = kind(conf(mock))
+    consumer.assign({tp: 0})
+    taken = consumer.take(100, 30)
+    assert taken.log_ends == {tp: 0}
+    threading.Timer(0.2, writer.write, [topic, [(None, b"late", None, 1)]]).start()
+    began = time.monotonic()
+    while not len((taken := consumer.take(100, 60)).messages):
+        assert time.monotonic() - began < 50
+    assert len(taken.messages) == 1
+    assert time.monotonic() - began < 50
+    consumer.close()
+
+
+@needs_kernel
+def test_assigned_again_and_moved_it_reads_from_there(mock: MockCluster, writer: Writer) -> None:
+    """Fetching that ends takes its forward along, at a moment of librdkafka's choice."""
+    topic = writer.topic(2)
+    for partition in (0, 1):
+        writer.write(topic, [(None, b"%d" % at, None, 1) for at in range(100)], partition)
+    first, second = (TopicPartition(topic, partition) for partition in (0, 1))
+    consumer = KernelConsumer(conf(mock))
+
+    def next_offset() -> tuple[TopicPartition, int]:
+        while not len((taken := consumer.take(1, 5)).messages):
+            pass
+        return taken.messages.partition_at(0), int(taken.messages.offsets[0])
+
+    for start in range(50):
+        consumer.assign({first: start})
+        assert next_offset() == (first, start)
+        consumer.move(first, start + 10)
+        assert next_offset() == (first, start + 10)
+        consumer.assign({first: 90, second: start + 20})
+        consumer.drop([first])
+        while (found := next_offset())[0] == first:  # fetched before it was dropped
+            pass
+        assert found == (second, start + 20)
+        if start % 2:
+            consumer.release()
+    consumer.close()
+
+
+@needs_kernel
+def test_what_was_read_outlives_its_consumer(mock: MockCluster, writer: Writer) -> None:
+    topic = writer.topic()
+    writer.write(topic, [(b"k%d" % at, b"v", [("h", b"%d" % at)], 1) for at in range(1000)])
+    with taking(KernelConsumer, mock, whole(topic, 1000)) as runs:
+        pass
+    batch = record_batch(runs[:1], True)
+    del runs
+    gc.collect()
+    taken = batch.num_rows
+    assert batch["key"].to_pylist() == [b"k%d" % at for at in range(taken)]
+    assert [each[0]["value"] for each in batch["headers"].to_pylist()] == [b"%d" % at for at in range(taken)]
+
+
+@needs_kernel
+def test_more_than_a_batch_at_once_makes_several(
+    mock: MockCluster, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel takes all that is there; batches are bounded nevertheless, in rows and in bytes."""
+    topic = writer.topic(2)
+    for partition in (0, 1):
+        writer.write(topic, [(None, b"v" * 100, None, 1)] * 1000, partition)
+    ranges = [whole(topic, 1000, partition) for partition in (0, 1)]
+    monkeypatch.setattr(fetch, "BATCH_ROWS", 300)
+    batches = read(KernelConsumer, mock, ranges)
+    assert [batch.num_rows for batch in batches] == [300] * 6 + [200]
+    expected = sorted_rows(read(AssignedConsumer, mock, ranges))
+    assert sorted_rows(batches) == expected
+    monkeypatch.setattr(fetch, "BATCH_BYTES", 5000)
+    batches = read(KernelConsumer, mock, ranges)
+    assert [batch.num_rows for batch in batches] == [50] * 40
+    assert sorted_rows(batches) == expected
+
+
+@needs_kernel
+def test_nothing_is_kept(mock: MockCluster, writer: Writer) -> None:
+    topic = writer.topic()
+    count = 300
+    writer.write(topic, [(b"k", b"v" * 4000, [("h", b"1")], 1)] * count)
+    threads = function("rd_kafka_thread_cnt", c_int)
+    POOL.close()
+    gc.collect()
+    threads_before = threads()
+
+    def reads(times: int) -> int:
+        for _ in range(times):
+            ranges = [whole(topic, count)]
+            assert sum(batch.num_rows for batch in read(KernelConsumer, mock, ranges)) == count
+        return int(psutil.Process().memory_info().rss)
+
+    before = reads(60)
+    after = reads(120)
+    assert after - before < 60 * count * 4000 // 4  # a quarter of what half of these reads read
+    POOL.close()
+    gc.collect()
+    deadline = time.monotonic() + 20
+    while threads() > threads_before:
+        assert time.monotonic() < deadline, "a client was not destroyed: something of it is still held"
+        threading.Event().wait(0.01)
+
+
+# -- which one
+
+
+@pytest.fixture
+def chosen_anew() -> Iterator[None]:
+    kernel.choice.cache_clear()
+    yield
+    kernel.choice.cache_clear()
+
+
+@pytest.mark.usefixtures("chosen_anew")
+def test_the_twin_can_be_forced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv(loader.VARIABLE, "0")
+    with caplog.at_level("DEBUG", "kafka_eos_source.kafka.kernel"):
+        assert kernel.choice() == (None, "KAFKA_EOS_NATIVE=0 switches it off")
+        kernel.choice()
+    assert [record.message for record in caplog.records] == [
+        "the C kernel is not in use, its Python twin is: KAFKA_EOS_NATIVE=0 switches it off"
+    ]
+
+
+@pytest.mark.usefixtures("chosen_anew")
+def test_a_library_that_does_not_fit_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str]
+) -> None:
+    missing = tmp_path / "kernel.so"  # type: ignore[operator]
+    monkeypatch.setattr(loader, "library_path", lambda: missing)
+    assert "was not built" in kernel.choice().why_not
+    kernel.choice.cache_clear()
+    missing.write_bytes(b"no library")
+    assert "cannot be loaded" in kernel.choice().why_not
+
+
+@needs_kernel
+@pytest.mark.usefixtures("chosen_anew")
+def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "VERSION", loader.VERSION + 1)
+    assert f"has version {loader.VERSION - 1}, this package wants {loader.VERSION}" in kernel.choice().why_not
+
+
+@pytest.mark.skipif(not os.environ.get("CI"), reason="where the package may be used without being installed")
+def test_where_there_is_a_compiler_there_is_a_kernel() -> None:
+    assert shutil.which("cc") is None or kernel.choice().kernel is not None, kernel.choice().why_not
+    assert ctypes.sizeof(c_void_p) == 8
