@@ -114,6 +114,7 @@ class FilesystemSink(TwoPhaseSink):
                     "let driver and executors share the folder; then restart the query.",
                 )
         if not at.is_folder(at.ending(txn)):
+            failpoints.reach("sink.filesystem.before_manifest")
             at.write(at.prepared(txn), self._manifest(txn, tokens, staged))
         return OK
 
