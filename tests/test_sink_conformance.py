@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import uuid
 from pathlib import Path
 
@@ -50,3 +51,26 @@ def _csv(file: str) -> Rows:
 
 
 _READERS = {"parquet": lambda file: pq.ParquetFile(file).read().to_pylist(), "json": _json, "csv": _csv}
+
+
+class TestSqlite(SinkConformance):
+    """Without prepared transactions: rows wait in the checkpoint."""
+
+    @pytest.fixture
+    def system(self, tmp_path: Path) -> System:
+        pytest.importorskip("sqlalchemy")
+        from kafka_eos_source.sinks.sql import SqlSink
+
+        file = tmp_path / "sink.db"
+
+        def visible() -> Rows:
+            with sqlite3.connect(file) as connection:
+                connection.row_factory = sqlite3.Row
+                made = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'rows'").fetchone()
+                return [dict(row) for row in connection.execute("SELECT * FROM rows")] if made else []
+
+        return System(
+            sink=lambda: SqlSink(f"sqlite:///{file}", "rows"),
+            visible=visible,
+            store=str(tmp_path / "store"),
+        )

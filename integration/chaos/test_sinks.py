@@ -1,24 +1,31 @@
-"""Kafka and two other systems at once: killed at every step, each has the same batches, once."""
+"""Kafka and two other systems at once: whatever is killed, full or paused, each has the same batches, once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from integration.chaos.scenario import Scenario
+from integration.support.databases import Postgres
 from kafka_eos_source.sinks.filesystem import committed_files
+
+pytest.importorskip("sqlalchemy")
 
 #: Every moment of a commit with sinks at which its process may die, in their order.
 STEPS = [
     "commit.after_look",
-    "commit.after_init",
     "commit.after_token",
     "commit.after_settle",
     "sink.filesystem.before_manifest",
     "commit.within_prepare",
+    "sink.store.before_rename",
     "commit.after_prepare",
     "commit.after_flush",
     "commit.before_commit",
@@ -26,46 +33,62 @@ STEPS = [
     "sink.filesystem.within_gather",
     "sink.filesystem.before_rename",
     "commit.within_finish",
+    "sink.sql.within_commit",
     "commit.after_finish",
     "commit.before_cleanup",
 ]
 
 
 class Everywhere:
-    """A scenario whose rows go to two folders too."""
+    """A scenario whose rows go to a folder and a database too.
 
-    def __init__(self, scenario: Scenario) -> None:
+    Attributes:
+        folder: of the sink ``archive``.
+        url: of the database of the sink ``warehouse``; its table is ``orders``.
+    """
+
+    def __init__(self, scenario: Scenario, url: str | None = None) -> None:
         self.scenario = scenario
-        self.folders = [scenario.folder / name for name in ("archive", "copy")]
+        self.folder = scenario.folder / "archive"
+        self._file = scenario.folder / "warehouse.db"
+        self.url = url or f"sqlite:///{self._file}"
 
     @property
     def sink(self) -> Mapping[str, str]:
-        options = {"sinks": "archive,copy"}
-        for folder in self.folders:
-            options |= {
-                f"sink.{folder.name}.type": "filesystem",
-                f"sink.{folder.name}.path": str(folder),
-            }
-        return options
+        return {
+            "sinks": "archive,warehouse",
+            "sink.archive.type": "filesystem",
+            "sink.archive.path": str(self.folder),
+            "sink.warehouse.type": "sql",
+            "sink.warehouse.url": self.url,
+            "sink.warehouse.table": "orders",
+        }
 
     def verdict(self) -> None:
         """Same batches everywhere, once; nothing half done is left."""
         found = self.scenario.outcome()
         assert found.exactly_once, found
         sent = sorted(self.scenario.sent)
-        for folder in self.folders:
-            assert sorted(_rows(folder)) == sent, folder.name
-            assert not [each for each in folder.glob("_kafka_eos/*/prepared/*.json")]
-            assert not [each for each in folder.glob("_kafka_eos/*/staged/*")]
+        assert sorted(self.archived()) == sent
+        assert sorted(self.stored()) == sent
+        hidden = [each for each in self.folder.glob("_kafka_eos/*/*/*") if each.parent.name != "ending"]
+        assert not hidden, "staged or prepared files are left"
+        assert not list(self.scenario.checkpoint.glob("kafka-eos/sinks/*/*")), "prepared rows are left"
 
+    def archived(self) -> list[tuple[str, str]]:
+        tables = [pq.ParquetFile(file).read() for file in committed_files(str(self.folder))]
+        return [
+            (key.decode(), value.decode())
+            for table in tables
+            for key, value in zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True)
+        ]
 
-def _rows(folder: Path) -> list[tuple[str, str]]:
-    tables = [pq.ParquetFile(file).read() for file in committed_files(str(folder))]
-    return [
-        (key.decode(), value.decode())
-        for table in tables
-        for key, value in zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True)
-    ]
+    def stored(self) -> list[tuple[str, str]]:
+        with sqlite3.connect(self._file) as connection:
+            return [
+                (key.decode(), value.decode())
+                for key, value in connection.execute("SELECT key, value FROM orders")
+            ]
 
 
 @pytest.fixture
@@ -75,7 +98,7 @@ def everywhere(scenario: Scenario) -> Everywhere:
 
 @pytest.mark.fault("T49", "the process is killed", "at each step of a commit with two sinks")
 def test_t49_killed_at_every_step(everywhere: Everywhere) -> None:
-    """One query, killed at its second batch, again and again, each time a step later."""
+    """One query, killed again and again, each time a step later; each restart finishes what was left."""
     scenario = everywhere.scenario
     for step in STEPS:
         scenario.feed(60)
@@ -84,3 +107,109 @@ def test_t49_killed_at_every_step(everywhere: Everywhere) -> None:
         assert killed.wait() == -9, f"{step} was not reached:\n{killed.tail()}"
     scenario.run(sink=everywhere.sink)
     everywhere.verdict()
+
+
+@pytest.mark.fault("T50", "Spark calls abort() after commit() failed with the batch in Kafka", "commit")
+@pytest.mark.parametrize("at", ["commit.after_commit", "commit.within_finish"])
+def test_t50_abort_after_a_commit_that_raised(everywhere: Everywhere, at: str) -> None:
+    """The loop calls abort() as Spark does: what is prepared stays, and the next start finishes it."""
+    scenario = everywhere.scenario
+    scenario.feed(100)
+    failed = scenario.start(f"{at}=raise@{scenario.once(at)}", sink=everywhere.sink)
+    assert failed.wait() == 1
+    assert len(everywhere.archived()) < 50 or len(everywhere.stored()) < 50, "nothing was left to finish"
+    scenario.run(sink=everywhere.sink)
+    everywhere.verdict()
+
+
+@pytest.mark.fault("T49", "a driver comes back after another finished its batch", "prepare, commit, finish")
+@pytest.mark.parametrize(
+    "at", ["commit.after_look", "commit.after_token", "commit.after_prepare", "commit.after_commit"]
+)
+def test_t49_a_driver_comes_back_after_another_went_on(everywhere: Everywhere, at: str) -> None:
+    """The zombie holds an old list, an old token, a prepared batch, or a committed one: it may undo nothing."""
+    scenario = everywhere.scenario
+    scenario.feed(150)
+    zombie = scenario.stopped_at(at, sink=everywhere.sink)
+    scenario.run(sink=everywhere.sink)
+    zombie.resume()
+    zombie.wait()
+    scenario.feed(50)
+    scenario.run(sink=everywhere.sink)
+    everywhere.verdict()
+
+
+@pytest.mark.fault("T49", "the disk of one sink is full", "staging, commit")
+def test_t49_the_disk_of_a_sink_is_full(everywhere: Everywhere, small_disk: Path) -> None:
+    scenario = everywhere.scenario
+    everywhere.folder = small_disk / "archive"
+    filler = small_disk / "filler"
+    scenario.feed(100)
+    scenario.run(sink=everywhere.sink)
+    _fill(filler)
+    scenario.feed(100)
+    full = scenario.start(sink={**everywhere.sink, "commitTimeoutMs": "2000"})
+    assert full.wait() == 1
+    assert "No space left" in full.log.read_text(), full.tail()
+    filler.unlink()
+    scenario.run(sink=everywhere.sink)
+    everywhere.verdict()
+
+
+@pytest.mark.fault("T49", "the database of one sink is killed", "before prepare, after Kafka's commit")
+def test_t49_the_database_is_killed(scenario: Scenario) -> None:
+    """Down before it prepares: nothing is written. Down after Kafka's commit: the query waits, then fails."""
+    server = Postgres()
+    try:
+        everywhere = _WithServer(scenario, server)
+        scenario.feed(50)
+        scenario.run(sink=everywhere.sink)
+        scenario.feed(100)
+        stopped = scenario.stopped_at(
+            "commit.after_commit", sink={**everywhere.sink, "commitTimeoutMs": "4000"}
+        )
+        server.kill()
+        stopped.resume()
+        assert stopped.wait() == 1
+        assert "SINK_UNFINISHED" in stopped.log.read_text(), stopped.tail()
+        refused = scenario.start(sink={**everywhere.sink, "commitTimeoutMs": "2000"})
+        assert refused.wait() == 1, "it must not go on without the database"
+        server.start()
+        scenario.run(sink=everywhere.sink)
+        everywhere.verdict()
+        assert server.run("SELECT gid FROM pg_prepared_xacts") == []
+    finally:
+        server.close()
+
+
+class _WithServer(Everywhere):
+    def __init__(self, scenario: Scenario, server: Postgres) -> None:
+        super().__init__(scenario, server.url)
+        self._server = server
+
+    def stored(self) -> list[tuple[str, str]]:
+        return [
+            (bytes(row["key"]).decode(), bytes(row["value"]).decode()) for row in self._server.rows("orders")
+        ]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.getuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("only root mounts a small file system")
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True
+    )
+    if done.returncode:
+        pytest.skip(f"tmpfs cannot be mounted here: {done.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def _fill(path: Path) -> None:
+    with pytest.raises(OSError, match="No space left"), open(path, "wb", buffering=0) as out:
+        while True:
+            out.write(bytes(65536))

@@ -49,7 +49,7 @@ from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.sinks.options import SinkOption
 from kafka_eos_source.sinks.store import Store
 
-_ATTEMPT = re.compile(r"[0-9a-f]{8,32}")
+_ATTEMPT = re.compile(r"[0-9a-f]{8,24}")
 
 
 @dataclass(frozen=True, order=True)
@@ -59,7 +59,7 @@ class SinkTxn:
     Attributes:
         application_id: option ``application.id``, or what stands for it.
         batch_id: Spark's batch id.
-        attempt: lower-case hex, new for each time that the batch is prepared.
+        attempt: 8 to 24 digits of lower-case hex, new for each time that the batch is prepared.
     """
 
     application_id: str

@@ -52,6 +52,11 @@ TYPES: dict[str, SinkType] = {
         "kafka_eos_source.sinks.filesystem:FilesystemSink",
         "Files in a folder: Parquet, JSON lines or CSV ([sink-filesystem.md](sink-filesystem.md)).",
     ),
+    "sql": SinkType(
+        "kafka_eos_source.sinks.sql:SqlSink",
+        "A table of Postgres, MySQL, MariaDB, SQLite or another database ([sink-sql.md](sink-sql.md)).",
+        "sql",
+    ),
     "memory": SinkType("kafka_eos_source.sinks.memory:MemorySink", "This process's memory, for tests."),
 }
 

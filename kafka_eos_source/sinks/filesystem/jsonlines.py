@@ -47,10 +47,10 @@ def _large(piece: Any) -> Any:
 
 
 def _values(column: pa.Array) -> pa.Array:
-    return pc.fill_null(_texts(column).cast(pa.large_string()), "null")
+    return pc.fill_null(texts(column).cast(pa.large_string()), "null")
 
 
-def _texts(column: pa.Array) -> pa.Array:
+def texts(column: pa.Array) -> pa.Array:
     """JSON of each value; null where there is none."""
     kind = column.type
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):

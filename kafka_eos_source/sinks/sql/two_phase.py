@@ -1,0 +1,123 @@
+"""Prepared transactions of databases that have them: they outlive the connection, and the server.
+
+Spoken as statements, not by ``begin_twophase`` of SQLAlchemy: drivers rewrite its ids, each in its own way,
+and then another process does not find them.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from kafka_eos_source.sinks.sql.types import sqlalchemy
+
+
+class TwoPhase(ABC):
+    """How one kind of database does it. Connections are new for each call, and closed after it.
+
+    Attributes:
+        is_exact: whether what `prepared` lists no more is over, and seen by all. Else it may be listed while
+            the connection that prepared it is about to end, or be missing while it is committed.
+    """
+
+    is_exact: bool
+
+    @abstractmethod
+    def prepare(self, engine: Any, gid: str, work: Callable[[Any], None], lock_seconds: int) -> None:
+        """Does the work in a transaction and prepares it. After an error it may be prepared all the same."""
+
+    @abstractmethod
+    def commit(self, connection: Any, gid: str) -> None:
+        """Raises: the driver's error, also when nothing is prepared."""
+
+    @abstractmethod
+    def roll_back(self, connection: Any, gid: str) -> None:
+        """Raises: as `commit`."""
+
+    @abstractmethod
+    def prepared(self, connection: Any) -> list[str]:
+        """The gids of this database, others' among them."""
+
+
+class Postgres(TwoPhase):
+    """``PREPARE TRANSACTION``, if ``max_prepared_transactions`` allows it; 0, the default, does not."""
+
+    is_exact = True
+
+    def prepare(self, engine: Any, gid: str, work: Callable[[Any], None], lock_seconds: int) -> None:
+        with engine.connect() as connection, connection.begin() as transaction:
+            connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{lock_seconds}s'")
+            work(connection)
+            connection.exec_driver_sql(f"PREPARE TRANSACTION '{gid}'")
+            transaction.rollback()  # there is none any more: the driver is to know it
+
+    def commit(self, connection: Any, gid: str) -> None:
+        connection.exec_driver_sql(f"COMMIT PREPARED '{gid}'")
+
+    def roll_back(self, connection: Any, gid: str) -> None:
+        connection.exec_driver_sql(f"ROLLBACK PREPARED '{gid}'")
+
+    def prepared(self, connection: Any) -> list[str]:
+        rows = connection.exec_driver_sql(
+            "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+        )
+        return [row[0] for row in rows]
+
+
+class MySql(TwoPhase):
+    """XA. The transaction is anybody's once the connection that prepared it is closed."""
+
+    is_exact = False
+
+    def prepare(self, engine: Any, gid: str, work: Callable[[Any], None], lock_seconds: int) -> None:
+        with autocommit(engine) as connection:
+            try:
+                connection.exec_driver_sql(f"SET SESSION innodb_lock_wait_timeout = {lock_seconds}")
+                connection.exec_driver_sql(f"XA START '{gid}'")
+                work(connection)
+                connection.exec_driver_sql(f"XA END '{gid}'")
+                connection.exec_driver_sql(f"XA PREPARE '{gid}'")
+            finally:
+                # ends it, and with it what is not prepared; a ROLLBACK would be refused within XA
+                connection.invalidate()
+
+    def commit(self, connection: Any, gid: str) -> None:
+        connection.exec_driver_sql(f"XA COMMIT '{gid}'")
+
+    def roll_back(self, connection: Any, gid: str) -> None:
+        connection.exec_driver_sql(f"XA ROLLBACK '{gid}'")
+
+    def prepared(self, connection: Any) -> list[str]:
+        rows = connection.exec_driver_sql("XA RECOVER")
+        return [each.decode() if isinstance(each, bytes) else str(each) for *_, each in rows]
+
+
+def of(connection: Any) -> tuple[TwoPhase | None, str]:
+    """What the database can do, and if it cannot, why not."""
+    dialect = connection.dialect.name
+    if dialect == "postgresql":
+        allowed = int(connection.exec_driver_sql("SHOW max_prepared_transactions").scalar())
+        if allowed > 0:
+            return Postgres(), ""
+        return None, "max_prepared_transactions is 0 on this Postgres"
+    if dialect in ("mysql", "mariadb"):
+        version = str(connection.exec_driver_sql("SELECT VERSION()").scalar())
+        numbers = tuple(int(each) for each in re.findall("[0-9]+", version)[:3])
+        least = (10, 5, 2) if "mariadb" in version.lower() else (5, 7, 7)
+        if numbers >= least:
+            return MySql(), ""
+        return None, f"{version} forgets prepared transactions when the connection ends"
+    return None, f"{dialect} has no prepared transactions that are known here"
+
+
+def autocommit(engine: Any) -> Any:
+    """A connection without a transaction of its own."""
+    return engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+
+
+def new_engine(url: str) -> Any:
+    """Connections are made for each call: a prepared transaction belongs to none."""
+    sa = sqlalchemy()
+    return sa.create_engine(url, poolclass=sa.pool.NullPool)
