@@ -147,6 +147,6 @@ def test_nothing_that_is_printed_holds_a_secret() -> None:
 def test_commit_messages_hold_no_options() -> None:
     """What a task tells the driver is its part alone."""
     message = _Message(StagedPart("", 1, 2, 3, topics=(("t", -1),), inline=b"rows", run_id="r"))
-    assert set(vars(message)) == {"part"}
+    assert set(vars(message)) == {"part", "sinks"}, "of sinks: their names, rows and tokens"
     assert set(vars(message.part)) == set(StagedPart.__dataclass_fields__)
     assert pickle.loads(pickle.dumps(message)) == message

@@ -194,6 +194,8 @@ class SinkWork:
         for name, sink in self._sinks.items():
             try:
                 sink.tidy(self._batch_id, _at_least(deadline))
+                if sink.context.store is not None:
+                    sink.context.store.sweep()
             except Exception as error:  # noqa: BLE001 - a user's class may raise anything; nothing depends on it
                 _log.warning(
                     "sink %r: left-overs of batch %d stay: %s", name, self._batch_id, concealed(str(error))

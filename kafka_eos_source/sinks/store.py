@@ -23,7 +23,7 @@ import pyarrow.fs as pafs
 from kafka_eos_source import failpoints
 from kafka_eos_source.stage.paths import file_system, make_folder, new_file
 
-_NOTE, _ROWS = ".json", ".arrow"
+_NOTE, _ROWS, _HALF = ".json", ".arrow", ".new"
 
 
 @dataclass(frozen=True)
@@ -107,10 +107,21 @@ class Store:
             {each.base_name.rpartition(".")[0] for each in found if each.base_name.endswith(endings)}
         )
 
+    def sweep(self) -> None:
+        """Deletes what a process that was killed had half written. Called when a batch is finished.
+
+        Raises:
+            OSError: it cannot.
+        """
+        fs, path = file_system(self.location)
+        for each in fs.get_file_info(pafs.FileSelector(path, allow_not_found=True)):
+            if each.base_name.endswith(_HALF):
+                fs.delete_file(each.path)
+
     def _write(self, name: str, write: Callable[[pa.NativeFile], object]) -> None:
         fs, path = file_system(self.location)
         make_folder(fs, path)
-        own = f"{path}/{name}.{uuid.uuid4().hex}.new"
+        own = f"{path}/{name}.{uuid.uuid4().hex}{_HALF}"
         try:
             with new_file(fs, own) as out:
                 write(out)

@@ -151,6 +151,9 @@ class FilesystemSink(TwoPhaseSink):
         for each in found:
             if each.base_name.isdecimal() and int(each.base_name) <= batch_id:
                 at.delete_folder(each.path)
+        for each in at.fs.get_file_info(pafs.FileSelector(f"{at.own}/prepared", allow_not_found=True)):
+            if each.base_name.endswith(".new"):  # a process was killed as it wrote it
+                at.delete(each.path)
 
     def _ended(self, txn: SinkTxn) -> bool:
         """Committed, and its preparation not yet forgotten: it is now."""

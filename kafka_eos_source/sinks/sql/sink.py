@@ -13,6 +13,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar, TypeVar, cast
 
 import pyarrow as pa
@@ -285,7 +286,7 @@ class SqlSink(TwoPhaseSink):
         assert self._by is not None
         pause = threading.Event()
         for left in range(0 if self._by.is_exact else _LOOKS, -1, -1):
-            yield lambda left=left: bool(left) and not pause.wait(_LOOK_SECONDS)
+            yield partial(_again, pause, left)
 
     def _commit_stored(self, gid: str, txn: SinkTxn) -> Outcome:
         errors = sqlalchemy().exc
@@ -369,6 +370,11 @@ def _create(connection: Any, table: Any) -> None:
     except (errors.ProgrammingError, errors.OperationalError, errors.IntegrityError):
         if not sqlalchemy().inspect(connection).has_table(table.name, schema=table.schema):
             raise
+
+
+def _again(pause: threading.Event, left: int) -> bool:
+    """Waits, if there is to be another try."""
+    return left > 0 and not pause.wait(_LOOK_SECONDS)
 
 
 def _chain(first: pa.RecordBatch, rest: Any) -> Any:

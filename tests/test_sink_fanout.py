@@ -1,0 +1,114 @@
+"""Which rows and which columns go where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType, TimestampType
+
+from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.sinks.registry import SinkSpec
+from kafka_eos_source.stage.fanout import Fanout, Plan, StagedForSink, part_names
+from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.state.packet import CHANGELOG
+
+FRAME = StructType(
+    [
+        StructField("value", StringType()),
+        StructField("id", IntegerType(), nullable=False),
+        StructField("at", TimestampType()),
+        StructField("sink", StringType()),
+    ]
+)
+SINKS = (SinkSpec("files", "memory"), SinkSpec("table", "memory", columns=("id",)))
+
+
+def rows(to: list[str | None]) -> pa.RecordBatch:
+    return pa.record_batch(
+        {
+            "value": pa.array([f"v{n}" for n in range(len(to))], pa.large_string()),
+            "id": pa.array(range(len(to)), pa.int32()),
+            "at": pa.array([0] * len(to), pa.timestamp("us", "Europe/Prague")),
+            "sink": pa.array(to, pa.string()),
+        }
+    )
+
+
+def fan(tmp_path: Path, plan: Plan, batches: list[pa.RecordBatch], inline: int = 1 << 20) -> Any:
+    folder = StagingFolder.at(str(tmp_path / "staging"))
+    fanout = Fanout(plan, "app", "7", folder, inline)
+    kafka = [row for batch in fanout.rows(batches) for row in batch.to_pylist()]
+    parts = fanout.finish()
+    staged = {
+        route.spec.name: StagedForSink(
+            folder, "7", route.schema, [part for part in parts if part.sink == route.spec.name]
+        )
+        for route in plan.routes
+    }
+    return kafka, parts, staged
+
+
+def ids(staged: StagedForSink) -> list[int]:
+    return [each for batch in staged.batches() for each in batch["id"].to_pylist()]
+
+
+def test_rows_go_where_they_say_and_everywhere_if_they_do_not(tmp_path: Path) -> None:
+    plan = Plan.of(SINKS, FRAME, kafka=True)
+    kafka, parts, staged = fan(tmp_path, plan, [rows([None, "kafka", "files"]), rows(["table"])])
+    assert [row["value"] for row in kafka] == ["v0", "v1"]
+    assert ids(staged["files"]) == [0, 2]
+    assert ids(staged["table"]) == [0, 0]
+    assert staged["files"].rows == 2
+    assert staged["files"].schema.names == ["value", "id", "at"]
+    assert staged["files"].schema.field("at").type == pa.timestamp("us", "UTC")
+    assert staged["table"].schema == pa.schema([("id", pa.int32())])
+    assert part_names(parts) == [], "few rows travel in the message"
+
+
+def test_many_rows_are_files_and_are_proved(tmp_path: Path) -> None:
+    plan = Plan.of(SINKS, FRAME, kafka=True)
+    _, parts, staged = fan(tmp_path, plan, [rows([None] * 1000)], inline=100)
+    assert len(part_names(parts)) == 2
+    assert ids(staged["table"]) == list(range(1000))
+
+
+def test_without_the_column_every_row_goes_everywhere(tmp_path: Path) -> None:
+    frame = StructType(FRAME.fields[:3])
+    plan = Plan.of(SINKS, frame, kafka=False)
+    kafka, _, staged = fan(tmp_path, plan, [rows([None] * 3).select(["value", "id", "at"])])
+    assert kafka == [], "no topic: nothing goes to Kafka"
+    assert ids(staged["files"]) == ids(staged["table"]) == [0, 1, 2]
+
+
+def test_a_sink_without_rows_stages_nothing(tmp_path: Path) -> None:
+    _, parts, _ = fan(tmp_path, Plan.of(SINKS, FRAME, kafka=True), [rows(["kafka", "files"])])
+    assert [part.sink for part in parts] == ["files"]
+
+
+def test_changes_of_state_go_to_kafka_alone(tmp_path: Path) -> None:
+    frame = StructType([*FRAME.fields, StructField(CHANGELOG, BinaryType())])
+    batch = rows([None, None]).append_column(CHANGELOG, pa.array([b"packet", None], pa.binary()))
+    kafka, _, staged = fan(tmp_path, Plan.of(SINKS, frame, kafka=False), [batch])
+    assert [row[CHANGELOG] for row in kafka] == [b"packet"]
+    assert ids(staged["files"]) == [1]
+
+
+@pytest.mark.parametrize(("kafka", "name"), [(True, "nowhere"), (False, "kafka")])
+def test_an_unknown_name_is_refused(tmp_path: Path, kafka: bool, name: str) -> None:
+    with pytest.raises(InvalidRecordError, match=rf"'sink' is '{name}' \(row 1"):
+        fan(tmp_path, Plan.of(SINKS, FRAME, kafka=kafka), [rows([None, name])])
+
+
+def test_columns_that_are_not_there() -> None:
+    with pytest.raises(
+        InvalidOptionError, match=r"sink\.a\.columns' names 'x'; the frame has 'value', 'id', 'at'"
+    ):
+        Plan.of([SinkSpec("a", "memory", columns=("x", "id"))], FRAME, kafka=True)
+
+
+def test_a_column_sink_that_is_no_text() -> None:
+    with pytest.raises(InvalidSchemaError, match="'sink' has type int"):
+        Plan.of(SINKS, StructType([StructField("sink", IntegerType())]), kafka=False)

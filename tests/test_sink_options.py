@@ -1,0 +1,175 @@
+"""The options of sinks outside Kafka: what is refused on the driver, and what is never shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.kafka import secrets
+from kafka_eos_source.options import parse_write
+from kafka_eos_source.sinks import SinkOption, with_two_phase_sinks
+from kafka_eos_source.sinks.contract import OK, Outcome, SinkTxn, Staged, TwoPhaseSink
+from kafka_eos_source.sinks.filesystem import FilesystemSink
+from kafka_eos_source.sinks.memory import MemorySink
+from kafka_eos_source.sinks.registry import TYPES, SinkSpec, require, sink_class
+
+BASE = {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": "/tmp/c"}
+
+
+class OwnSink(TwoPhaseSink):
+    """Of a user."""
+
+    OPTIONS = (SinkOption("token.url", lambda _name, text: text, None, "URL", "Where.", secret=True),)
+
+    def __init__(self, token_url: str | None = None) -> None:
+        self.token_url = token_url
+
+    def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
+        return OK
+
+    def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        return OK
+
+    def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        return OK
+
+    def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
+        return []
+
+
+def sinks(options: Mapping[str, str]) -> tuple[SinkSpec, ...]:
+    return parse_write({**BASE, **options}, streaming=True).sinks
+
+
+def test_sinks_by_type_and_by_import_path() -> None:
+    files, own = sinks(
+        {
+            "sinks": "files, own",
+            "sink.files.type": "filesystem",
+            "sink.files.path": "/data/orders",
+            "SINK.FILES.FORMAT": "csv",
+            "sink.files.columns": "id,amount",
+            "sink.own.type": f"{__name__}:OwnSink",
+            "sink.own.token.url": "https://me:hunter2@host",
+        }
+    )
+    made = files.build()
+    assert isinstance(made, FilesystemSink)
+    assert (made.path, made.format, files.columns) == ("/data/orders", "csv", ("id", "amount"))
+    found = own.build()
+    assert isinstance(found, OwnSink)
+    assert found.token_url == "https://me:hunter2@host"
+    assert "hunter2" not in f"{files!r} {own!r}"
+    assert (
+        secrets.concealed("cannot reach https://me:hunter2@host") == "cannot reach https://me:********@host"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sinks": "a"}, r"'sink.a.type' is missing.*filesystem"),
+        ({"sinks": "a", "sink.a.type": "filesytem"}, "no such type.*Did you mean 'filesystem'"),
+        ({"sinks": "a", "sink.a.type": "no.such.module:Sink"}, "cannot be imported"),
+        ({"sinks": "a", "sink.a.type": "json:JSONDecoder"}, "no subclass"),
+        ({"sinks": "a", "sink.a.type": "filesystem"}, r"'sink.a.path' is missing"),
+        (
+            {"sinks": "a", "sink.a.type": "filesystem", "sink.a.path": "/x", "sink.a.formt": "secret"},
+            r"unknown option 'sink.a.formt'.*'sink.a.format'",
+        ),
+        (
+            {"sinks": "a", "sink.a.type": "filesystem", "sink.a.path": "/x", "sink.a.format": "xml"},
+            "'xml'; expected parquet or json or csv",
+        ),
+        ({"sinks": "Warehouse"}, "lower-case"),
+        ({"sinks": "kafka"}, "not 'kafka'"),
+        ({"sinks": "a,a"}, "each once"),
+        ({"sink.a.type": "memory"}, "belongs to no sink"),
+        (
+            {"sinks": "a", "sink.a.type": "memory", "sink.b.type": "memory"},
+            "'sink.b.type' belongs to no sink",
+        ),
+        ({"sinks": "a", "sink.a.type": "memory", "processing.guarantee": "at_least_once"}, "exactly_once"),
+        (
+            {
+                "sinks": "a",
+                "sink.a.type": "sql",
+                "sink.a.url": "sqlite://",
+                "sink.a.table": "t",
+                "sink.a.mode": "upsert",
+            },
+            "an upsert needs keys",
+        ),
+    ],
+)
+def test_bad_options(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidOptionError, match=message):
+        sinks(options)
+
+
+def test_a_batch_write_has_no_sinks() -> None:
+    with pytest.raises(InvalidOptionError, match="cannot be used for a batch write"):
+        parse_write({**BASE, "sinks": "a", "sink.a.type": "memory"}, streaming=False)
+
+
+def test_a_bad_value_of_a_secret_is_not_shown() -> None:
+    with pytest.raises(InvalidOptionError, match="is not SQLAlchemy URL") as refused:
+        sinks({"sinks": "a", "sink.a.type": "sql", "sink.a.url": " ", "sink.a.table": "t"})
+    assert "' '" not in str(refused.value)
+
+
+def test_a_missing_extra_is_named() -> None:
+    with pytest.raises(InvalidOptionError, match=r"pip install 'kafka-eos-source\[sql\]'"):
+        require("no_such_module_of_sql", "sql")
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_every_type_loads_without_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "sqlalchemy", None)
+    assert issubclass(sink_class("x", name), TwoPhaseSink)
+
+
+class Writer:
+    """As far as it goes: Spark's."""
+
+    def __init__(self) -> None:
+        self.options: dict[str, str] = {}
+
+    def option(self, name: str, value: str) -> Writer:
+        self.options[name.lower()] = value
+        return self
+
+
+def test_sinks_as_objects() -> None:
+    writer: Any = Writer()
+    with_two_phase_sinks(writer, {"own": OwnSink("x")}, columns={"own": ["id"]})
+    (own,) = sinks(writer.options)
+    assert own.columns == ("id",)
+    made = own.build()
+    assert isinstance(made, OwnSink)
+    assert made.token_url == "x"
+    unnamed: Any = Writer()
+    with_two_phase_sinks(unnamed, [MemorySink(), MemorySink("other")])
+    assert [each.name for each in sinks(unnamed.options)] == ["sink0", "sink1"]
+
+
+def test_what_is_no_sink_is_refused() -> None:
+    writer: Any = Writer()
+    with pytest.raises(InvalidOptionError, match="'a' is a str"):
+        with_two_phase_sinks(writer, {"a": "no sink"})  # type: ignore[dict-item]
+    unpicklable = OwnSink()
+    unpicklable.lock = __import__("threading").Lock()  # type: ignore[attr-defined]
+    with pytest.raises(InvalidOptionError, match="cannot be pickled"):
+        with_two_phase_sinks(writer, {"a": unpicklable})
+
+
+def test_ids() -> None:
+    txn = SinkTxn("my-app-7", 12, "0123456789abcdef")
+    assert SinkTxn.parse(str(txn)) == txn
+    assert [SinkTxn.parse(text) for text in ("", "a-1", "a-x-0123456789", "a-1-XYZ", "-1-0123456789")] == [
+        None
+    ] * 5
