@@ -42,9 +42,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-import numpy as np
-import pyarrow as pa
-
 from kafka_eos_source import failpoints
 from kafka_eos_source.commit.session import KafkaCluster
 from kafka_eos_source.commit.token import Token
@@ -56,31 +53,22 @@ from kafka_eos_source.errors import (
     OutcomeUnknownError,
     StateError,
 )
-from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.state import layout
-from kafka_eos_source.state.batch_record import encode_batch, record_of
-from kafka_eos_source.state.changelog.committed import changelog_client
-from kafka_eos_source.state.changelog.handover import Handover
+from kafka_eos_source.operate.rescale_records import Sent, send_back, send_placed
+from kafka_eos_source.state.batch_record import record_of
 from kafka_eos_source.state.changelog.move import (
-    EVERY_SHARD,
     Move,
-    Placement,
     Seen,
     Stage,
     begin,
     next_stage,
-    of_every_shard,
 )
-from kafka_eos_source.state.changelog.restore import restore
 from kafka_eos_source.state.changelog.topic import changelog_name
-from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.reading.cut import Changelog, Cut
-from kafka_eos_source.state.reading.frames import described
 
 _log = logging.getLogger(__name__)
 
@@ -210,8 +198,9 @@ class Rescale:
                 self._say(f"copying {cut.shards} shards to {self._to}, as of batch {move.token.batch_id}")
                 self._make(Stage.COPY, self._copy, self._changelog)
                 self._begin_on(producer, self._copy)
-                records = self._send_placed(producer, cut)
-                self._settle(producer, records)
+                sent = Sent(producer, self._copy, self._timeout_ms)
+                send_placed(self._store_changelog(), cut, self._to, sent)
+                self._settle(producer, sent.records)
                 ends = self._ends(producer, self._copy)
                 mark = move.encode()
                 self._commit(
@@ -222,7 +211,7 @@ class Rescale:
                     ],
                 )
                 self._say(
-                    f"{records:,} records are in topic {self._copy}; the query cannot run until the end"
+                    f"{sent.records:,} records are in topic {self._copy}; the query cannot run until the end"
                 )
         except FencedError as error:
             raise StateError(
@@ -250,8 +239,9 @@ class Rescale:
                 raise StateError("somebody else went on with this move.", fix="give the command again.")
             self._say(f"filling topic {self._changelog}")
             self._begin_on(producer, self._changelog)
-            records = self._send_back(producer, move, offsets)
-            self._settle(producer, records)
+            sent = Sent(producer, self._changelog, self._timeout_ms)
+            send_back(self._store_changelog(), self._copy, move, offsets, sent)
+            self._settle(producer, sent.records)
             ends = self._ends(producer, self._changelog)
             self._commit(
                 producer,
@@ -330,82 +320,8 @@ class Rescale:
             self._pause.wait(min(_PAUSE_SECONDS, deadline.remaining_seconds()))
         _log.warning("group %s still has offsets of the deleted topic %s", self._group_id, name)
 
-    def _send_placed(self, producer: TransactionalProducer, cut: Cut) -> int:
-        changelog = Changelog(self._application_id, self._store, self._group_id, self._connection)
-        description = described(changelog, cut, self._soon())
-        if description is None:
-            raise ChangelogError(
-                f"changelog {self._changelog!r} does not say what the store holds.",
-                fix="only stores of this package's processors can be moved.",
-            )
-        placement = Placement(description, cut.shards, self._to)
-        sent = _Sent(producer, self._copy, self._timeout_ms)
-        common: dict[int, dict[bytes, bytes]] = {}
-        for shard in range(cut.shards):
-            held = common.setdefault(shard, {})
-
-            def place(
-                keys: pa.BinaryArray,
-                values: pa.BinaryArray,
-                shard: int = shard,
-                held: dict[bytes, bytes] = held,
-            ) -> None:
-                placed = placement.of(keys, shard)
-                is_common = placed == EVERY_SHARD
-                if bool(is_common.any()):
-                    mask = pa.array(is_common)
-                    for key, value in zip(
-                        keys.filter(mask).to_pylist(), values.filter(mask).to_pylist(), strict=True
-                    ):
-                        held.pop(key, None)
-                        if value is not None:
-                            held[key] = value
-                    keep = pa.array(~is_common)
-                    keys, values, placed = keys.filter(keep), values.filter(keep), placed[~is_common]
-                sent.send(keys, values, placed)
-
-            self._read(cut.tp(shard), cut.ends[shard], place)
-        everywhere = of_every_shard(common)
-        self._check_described(everywhere, description)
-        for number in range(self._to):
-            sent.send(
-                pa.array(list(everywhere), pa.binary()),
-                pa.array(list(everywhere.values()), pa.binary()),
-                np.full(len(everywhere), number, np.int64),
-            )
-        return sent.records
-
-    def _send_back(
-        self, producer: TransactionalProducer, move: Move, offsets: Mapping[TopicPartition, GroupOffset]
-    ) -> int:
-        """Each partition of the copy, and behind it the batch that it belongs to."""
-        sent = _Sent(producer, self._changelog, self._timeout_ms)
-        for number in range(self._to):
-            source = TopicPartition(self._copy, number)
-
-            def same(keys: pa.BinaryArray, values: pa.BinaryArray, number: int = number) -> None:
-                sent.send(keys, values, np.full(len(keys), number, np.int64))
-
-            self._read(source, offsets[source].offset, same)
-            record = encode_batch(record_of(move.shard_token(number)))
-            sent.send(pa.array([layout.BATCH_KEY]), pa.array([record]), np.full(1, number, np.int64))
-        return sent.records
-
-    def _read(
-        self, tp: TopicPartition, end: int, take: Callable[[pa.BinaryArray, pa.BinaryArray], None]
-    ) -> None:
-        def as_arrays(keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-            take(pa.array(keys, pa.binary()), pa.array(values, pa.binary()))
-
-        with changelog_client(self._connection, self._group_id) as consumer:
-            restore(Handover(as_arrays), tp, end, ChangelogReader(consumer, tp), deadline=self._soon())
-
-    @staticmethod
-    def _check_described(everywhere: Mapping[bytes, bytes], description: Description) -> None:
-        if everywhere.get(META_KEY) != description.to_json():
-            raise ChangelogError(
-                "the store's description changed while it was read.", fix="stop the query; then try again."
-            )
+    def _store_changelog(self) -> Changelog:
+        return Changelog(self._application_id, self._store, self._group_id, self._connection)
 
     # ------------------------------------------------------------------ a transaction
 
@@ -451,26 +367,3 @@ class Rescale:
 
     def _soon(self) -> Deadline:
         return Deadline.after_ms(self._timeout_ms)
-
-
-class _Sent:
-    """Records on their way to one topic, each to the partition that it is given."""
-
-    def __init__(self, producer: TransactionalProducer, topic: str, timeout_ms: int) -> None:
-        self._producer = producer
-        self._topic = topic
-        self._timeout_ms = timeout_ms
-        self.records = 0
-
-    def send(
-        self,
-        keys: pa.BinaryArray,
-        values: pa.BinaryArray,
-        partitions: np.ndarray[tuple[int], np.dtype[np.int64]],
-    ) -> None:
-        if len(keys):
-            rows = pa.record_batch(
-                [keys, values, pa.array(partitions.astype(np.int32))], ["key", "value", "partition"]
-            )
-            self._producer.send(rows, self._topic, Deadline.after_ms(self._timeout_ms))
-            self.records += len(keys)
