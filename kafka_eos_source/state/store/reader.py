@@ -18,8 +18,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
-from kafka_eos_source.state.store import pending as kept
-from kafka_eos_source.state.store import records
+from kafka_eos_source.state.store import kept, records
 from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.folder import check_version
 from kafka_eos_source.state.store.overlay import Overlay
@@ -64,7 +63,7 @@ class CommittedReader(CommittedView):
 
     def pending(self) -> list[PendingBatch]:
         """The attempts that are kept beside the data, by batch."""
-        return [header.batch for header in self._headers()]
+        return [header.batch for header in kept.headers(self._database)]
 
     def promoted(self, record: BatchRecord, changelog_offsets: Mapping[TopicPartition, int]) -> StateView:
         """The data as it will be once the owner promotes this attempt, which is in Kafka already.
@@ -77,7 +76,9 @@ class CommittedReader(CommittedView):
             StateMismatchError: that attempt is not kept.
             StateCorruptedError: its rows are not readable.
         """
-        header = next((h for h in self._headers() if h.batch.record.attempt == record.attempt), None)
+        header = next(
+            (h for h in kept.headers(self._database) if h.batch.record.attempt == record.attempt), None
+        )
         if header is None:
             raise StateMismatchError(
                 f"the store {self.path} keeps no changes of batch {record.batch_id}, attempt {record.attempt}"
@@ -85,9 +86,8 @@ class CommittedReader(CommittedView):
         overlay = Overlay()
         for low, high in header.ranges.spans:
             overlay.delete_range(low, high)
-        for key in header.blob_keys():
-            rows = kept.decode(self._database.read("pending", key))
-            overlay.put_many(rows["key"].to_pylist(), rows["value"].to_pylist())
+        rows = kept.rows(self._database, header)
+        overlay.put_many(list(rows), list(rows.values()))
         committed = self._committed
         position = {**committed.position, **header.position}
         committed = replace(
@@ -106,9 +106,6 @@ class CommittedReader(CommittedView):
         )
         self._promoted.append(view)
         return view
-
-    def _headers(self) -> list[kept.Header]:
-        return kept.headers(self._database.scan(*kept.header_span(), family="pending"))
 
     def _let_go(self) -> None:
         for view in self._promoted:

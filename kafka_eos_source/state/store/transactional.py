@@ -41,8 +41,7 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.layout import upper_bound
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
-from kafka_eos_source.state.store import folder, records
-from kafka_eos_source.state.store import pending as kept
+from kafka_eos_source.state.store import folder, kept, records
 from kafka_eos_source.state.store.advance import advanced, furthest, promotable
 from kafka_eos_source.state.store.changes import key_batches, row_batches
 from kafka_eos_source.state.store.checkpoint_file import write_checkpoint
@@ -51,6 +50,7 @@ from kafka_eos_source.state.store.database import Database, Writes
 from kafka_eos_source.state.store.limits import UncommittedBudget, too_many_bytes
 from kafka_eos_source.state.store.metrics import StoreMetrics
 from kafka_eos_source.state.store.overlay import MISSING, Missing, Overlay, Ranges, merge
+from kafka_eos_source.state.store.pending import Header
 from kafka_eos_source.state.store.reader import CommittedReader
 from kafka_eos_source.state.store.records import Committed, Offsets
 from kafka_eos_source.state.store.rocks_errors import translate
@@ -522,7 +522,7 @@ class TransactionalStateStore:
         self._check_open()
         with self._lock:
             overlay = self._overlay
-            header = kept.Header(
+            header = Header(
                 PendingBatch(record, self._committed.batch, overlay.bytes),
                 self._staged_position,
                 overlay.ranges,
@@ -530,9 +530,8 @@ class TransactionalStateStore:
             writes = self._database.batch()
             for old in self._headers():
                 if old.id == header.id:
-                    _delete_pending(writes, old)
-            for key, value in kept.encode(header, row_batches(overlay.rows)):
-                writes.put("pending", key, value)
+                    kept.drop(writes, old)
+            kept.keep(writes, header, row_batches(overlay.rows))
             self._write(writes)
             self._new_overlay()
             self._generation += 1
@@ -568,13 +567,10 @@ class TransactionalStateStore:
         with self._lock, self._metrics.commits.time():
             writes = self._database.batch()
             self._write_ranges(writes, header.ranges)
-            rows: dict[bytes, bytes | None] = {}
-            for key in header.blob_keys():
-                table = kept.decode(self._database.read("pending", key))
-                rows.update(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
+            rows = kept.rows(self._database, header)
             writes.rows(rows)
             for any_header in headers:
-                _delete_pending(writes, any_header)
+                kept.drop(writes, any_header)
             self._apply(writes, committed)
             self._remember(rows, header.batch.size_bytes)
 
@@ -586,12 +582,12 @@ class TransactionalStateStore:
         with self._lock:
             writes = self._database.batch()
             for header in headers:
-                _delete_pending(writes, header)
+                kept.drop(writes, header)
             self._write(writes)
 
-    def _headers(self) -> list[kept.Header]:
+    def _headers(self) -> list[Header]:
         self._check_open()
-        return kept.headers(self._database.scan(*kept.header_span(), family="pending"))
+        return kept.headers(self._database)
 
     # ------------------------------------------------------------------ restore
 
@@ -722,9 +718,3 @@ class TransactionalStateStore:
 
 
 _PROPERTIES = ("estimate-num-keys", "cur-size-all-mem-tables", "total-sst-files-size", "block-cache-usage")
-
-
-def _delete_pending(writes: Writes, header: kept.Header) -> None:
-    writes.delete("pending", kept.header_key(header.id))
-    for key in header.blob_keys():
-        writes.delete("pending", key)
