@@ -11,14 +11,17 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from vector_model import (
+    BASE,
     SCHEMA,
     Row,
     Stream,
     as_partials,
     batch_of,
+    inputs,
     key_of,
     ms,
     results,
+    row_at,
     rows,
     same,
     sharded,
@@ -39,7 +42,6 @@ SOME = {
     "mean": mean("i"),
     "new": latest("s", by=("ts", "seq")),
 }
-BASE = 1_700_000_000_000
 
 
 @st.composite
@@ -153,21 +155,16 @@ def test_every_batch_gives_what_the_model_gives(
     stream, model = Stream(processor, shards), Model(window, shards)
     for batch in split(data.draw, some):
         own = sharded(batch, KEYS, shards)
-        inputs = [
-            as_partials(processor, split(data.draw, part, 3))
-            if data.draw(st.booleans())
-            else [batch_of(part)]
-            for part in own
-        ]
         updated, removed, over = model.run(own)
-        assert emitted(stream.run(inputs)) == ((over, set()) if on_close else (updated, removed))
+        assert emitted(stream.run(inputs(data.draw, processor, own))) == (
+            (over, set()) if on_close else (updated, removed)
+        )
         for state, mine in zip(stream.states, model.open, strict=True):
             keys = sum(1 for found in mine.values() if found)
             # For each key its sessions and one entry of what is due, which is not later than the first of
             # them.
             assert len(state.rows) == 1 + 2 * keys
-    assert stream.metrics.get("late_rows", 0) == model.late
-    assert stream.metrics.get("null_time_rows", 0) == model.no_time
+    assert stream.rows_left_out() == (model.late, model.no_time)
 
 
 @settings(max_examples=25)
@@ -201,12 +198,8 @@ def _stored(processor: AggregateProcessor, stream: Stream) -> list[Any]:
     )
 
 
-def _row(key: str, time_ms: int) -> Row:
-    return {**dict.fromkeys(SCHEMA.names), "k": key, "ts": BASE + time_ms, "seq": 0}
-
-
 def _run(stream: Stream, *times: int) -> list[Any]:
-    found = stream.run([[batch_of([_row("a", time) for time in times])]])
+    found = stream.run([[batch_of([row_at("a", time) for time in times])]])
     spans = ((ms(row["window_start"]) - BASE, ms(row["window_end"]) - BASE, row) for row in found)
     return [(start, end, "removed" if row.get("removed") else row["n"]) for start, end, row in spans]
 
@@ -264,9 +257,9 @@ def test_a_key_that_goes_on_is_looked_at_rarely() -> None:
 def test_a_session_that_closed_by_another_shards_time_takes_no_rows(emit: str) -> None:
     processor = AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=session("5s", on="ts"), emit=emit)
     stream = Stream(processor, 2)
-    stream.run([[batch_of([_row("a", 0)])], [batch_of([_row("b", 6000)])]])
+    stream.run([[batch_of([row_at("a", 0)])], [batch_of([row_at("b", 6000)])]])
     # The row is not late by itself. Its session [0, 5 s) is over; this shard has not looked at it since.
-    (row,) = stream.run([[batch_of([_row("a", 4000)])], []])
+    (row,) = stream.run([[batch_of([row_at("a", 4000)])], []])
     span = (ms(row["window_start"]) - BASE, ms(row["window_end"]) - BASE)
     assert (row["k"], span, row["n"]) == ("a", (0, 5000) if emit == "on_close" else (4000, 9000), 1)
     assert [len(state.rows) for state in stream.states] == [3, 3]
@@ -277,7 +270,7 @@ def test_an_earlier_session_of_a_key_closes_in_time() -> None:
     stream = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=window, emit="on_close"))
     assert _run(stream, 20_000) == []
     assert _run(stream, 12_000) == []  # the key is to be looked at earlier now
-    found = stream.run([[batch_of([_row("b", 27_000)])]])
+    found = stream.run([[batch_of([row_at("b", 27_000)])]])
     assert [(row["k"], ms(row["window_end"]) - BASE) for row in found] == [("a", 17_000)]
     assert _run(stream, 35_000) == [(20_000, 25_000, 1)]
 

@@ -13,14 +13,17 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from vector_model import (
+    BASE,
     SCHEMA,
     Row,
     Stream,
     as_partials,
     batch_of,
+    inputs,
     key_of,
     ms,
     results,
+    row_at,
     rows,
     same,
     sharded,
@@ -48,7 +51,6 @@ SOME = {
     "mean": mean("i"),
     "new": latest("s", by=("ts", "seq")),
 }
-BASE = 1_700_000_000_000
 
 
 @st.composite
@@ -139,18 +141,11 @@ def test_every_batch_gives_what_the_model_gives(
     stream, model = Stream(processor, shards), Model(window, shards, on_close)
     for batch in split(data.draw, some):
         own = sharded(batch, KEYS, shards)
-        inputs = [
-            as_partials(processor, split(data.draw, part, 3))
-            if data.draw(st.booleans())
-            else [batch_of(part)]
-            for part in own
-        ]
-        assert emitted(stream.run(inputs), window) == model.run(own)
+        assert emitted(stream.run(inputs(data.draw, processor, own)), window) == model.run(own)
         assert stream.event_time_ms == model.event_time_ms
         # A closed window leaves nothing behind; the description is always there.
         assert [len(state.rows) - 1 for state in stream.states] == [len(windows_) for windows_ in model.open]
-    assert stream.metrics.get("late_rows", 0) == model.late
-    assert stream.metrics.get("null_time_rows", 0) == model.no_time
+    assert stream.rows_left_out() == (model.late, model.no_time)
 
 
 @settings(max_examples=25)
@@ -169,10 +164,6 @@ def test_within_grace_the_state_does_not_depend_on_batches(
     assert last == Model(window, 1, False).run([some])
 
 
-def _row(key: str, time_ms: int) -> Row:
-    return {**dict.fromkeys(SCHEMA.names), "k": key, "ts": BASE + time_ms, "seq": 0}
-
-
 def test_results_are_revised_within_grace_and_final_after_it() -> None:
     """The paper's example: page views per category in windows of five seconds, out of order."""
     window = tumbling("5s", on="ts", grace="10s")
@@ -180,7 +171,7 @@ def test_results_are_revised_within_grace_and_final_after_it() -> None:
     close = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=window, emit="on_close"))
 
     def run(*times: int) -> tuple[list[Any], list[Any]]:
-        batch = batch_of([_row("a", time) for time in times])
+        batch = batch_of([row_at("a", time) for time in times])
         return tuple(  # type: ignore[return-value]
             sorted((ms(row["window_start"]) - BASE, row["n"]) for row in stream.run([[batch]]))
             for stream in (update, close)
@@ -200,8 +191,8 @@ def test_a_window_changed_by_the_batch_that_closes_it_is_emitted_once() -> None:
         SCHEMA, ["k"], {"n": count()}, window=tumbling("5s", on="ts"), emit="on_close"
     )
     stream = Stream(processor)
-    assert stream.run([[batch_of([_row("a", 1), _row("b", 2)])]]) == []
-    found = stream.run([[batch_of([_row("a", 3), _row("a", 5000)])]])
+    assert stream.run([[batch_of([row_at("a", 1), row_at("b", 2)])]]) == []
+    found = stream.run([[batch_of([row_at("a", 3), row_at("a", 5000)])]])
     assert sorted((row["k"], row["n"]) for row in found) == [("a", 2), ("b", 1)]
     assert len(stream.states[0].rows) == 2
 
@@ -210,7 +201,7 @@ def test_the_watermark_is_that_of_the_rows_and_not_of_their_panes() -> None:
     processor = AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=tumbling("5s", on="ts"))
     for times in ((1, 4000), (4000, 1)):
         stream = Stream(processor)
-        stream.run([as_partials(processor, [[_row("a", time)] for time in times])])
+        stream.run([as_partials(processor, [[row_at("a", time)] for time in times])])
         assert stream.event_time_ms == BASE + 4000
 
 
@@ -219,7 +210,7 @@ def test_windows_close_in_a_batch_without_rows() -> None:
         SCHEMA, ["k"], {"n": count()}, window=tumbling("5s", on="ts"), emit="on_close"
     )
     stream = Stream(processor, 2)
-    assert stream.run([[batch_of([_row("a", 1)])], [batch_of([_row("b", 9000)])]]) == []
+    assert stream.run([[batch_of([row_at("a", 1)])], [batch_of([row_at("b", 9000)])]]) == []
     found = stream.run([[], []])
     assert [(row["k"], row["n"]) for row in found] == [("a", 1)]
     assert stream.run([[], []]) == []
@@ -234,7 +225,7 @@ def test_a_window_that_opens_and_closes_in_one_batch_is_not_stored() -> None:
     puts = []
     put_many = stream.states[0].put_many
     stream.states[0].put_many = lambda keys, values: (puts.append(len(keys)), put_many(keys, values))[1]  # type: ignore[method-assign]
-    found = stream.run([[batch_of([_row("a", 5000 * number) for number in range(10)])]])
+    found = stream.run([[batch_of([row_at("a", 5000 * number) for number in range(10)])]])
     assert (len(found), puts) == (9, [1])
 
 
@@ -297,7 +288,7 @@ def test_grace_and_emit_may_change_and_windows_may_not() -> None:
 
 def test_latest_in_windows_is_by_event_time() -> None:
     processor = AggregateProcessor(SCHEMA, ["k"], {"s": latest("s")}, window=tumbling("5s", on="ts"))
-    batches = [batch_of([{**_row("a", time), "s": value}]) for time, value in ((3, "new"), (1, "old"))]
+    batches = [batch_of([{**row_at("a", time), "s": value}]) for time, value in ((3, "new"), (1, "old"))]
     stream = Stream(processor)
     assert [stream.run([[batch]])[0]["s"] for batch in batches] == ["new", "new"]
 

@@ -17,6 +17,9 @@ from kafka_eos_source.state.vector import Aggregate, AggregateProcessor, count, 
 
 Row = dict[str, Any]
 
+#: Event times begin here, ms since 1970.
+BASE = 1_700_000_000_000
+
 SCHEMA = pa.schema(
     [
         ("k", pa.string()),
@@ -97,12 +100,11 @@ class DictState:
 @st.composite
 def rows(draw: st.DrawFn, *, most: int = 24, seconds: int = 20) -> list[Row]:
     """Rows of few keys and few moments, so that they meet."""
-    base = 1_700_000_000_000
     some = st.fixed_dictionaries(
         {
             "k": st.sampled_from(["a", "a", "", None]),
             "j": st.sampled_from([0.0, -0.0, math.nan, 1.5]),
-            "ts": st.integers(0, seconds * 2 + 1).map(lambda half: base + half * 500 if half else None),
+            "ts": st.integers(0, seconds * 2 + 1).map(lambda half: BASE + half * 500 if half else None),
             "i": st.none() | st.integers(-9, 9) | st.sampled_from([-(1 << 31), (1 << 31) - 1]),
             "big": st.none() | st.integers(-(1 << 58), 1 << 58),
             "f": st.none()
@@ -116,6 +118,11 @@ def rows(draw: st.DrawFn, *, most: int = 24, seconds: int = 20) -> list[Row]:
     )
     drawn = draw(st.lists(some, max_size=most))
     return [{**row, "seq": number} for number, row in enumerate(drawn)]
+
+
+def row_at(key: str, time_ms: int) -> Row:
+    """A row with nothing but a key and a time after `BASE`."""
+    return {**dict.fromkeys(SCHEMA.names), "k": key, "ts": BASE + time_ms, "seq": 0}
 
 
 def batch_of(some: Sequence[Row], schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
@@ -255,6 +262,10 @@ class Stream:
         self.batch_id += 1
         return emitted
 
+    def rows_left_out(self) -> tuple[int, int]:
+        """Late ones, and those without a time, as counted so far."""
+        return self.metrics.get("late_rows", 0), self.metrics.get("null_time_rows", 0)
+
 
 def sharded(some: Sequence[Row], keys: Sequence[str], shards: int) -> list[list[Row]]:
     """The rows of each shard, in their order."""
@@ -267,3 +278,13 @@ def sharded(some: Sequence[Row], keys: Sequence[str], shards: int) -> list[list[
 def as_partials(processor: AggregateProcessor, parts: Sequence[Sequence[Row]]) -> list[pa.RecordBatch]:
     """What the map side makes of the rows of several input partitions."""
     return [out for part in parts for out in processor.partial([batch_of(part)])]
+
+
+def inputs(
+    draw: st.DrawFn, processor: AggregateProcessor, shard_rows: Sequence[Sequence[Row]]
+) -> list[list[pa.RecordBatch]]:
+    """What comes to each shard: its rows as they are, or combined by several input partitions."""
+    return [
+        as_partials(processor, split(draw, own, 3)) if draw(st.booleans()) else [batch_of(own)]
+        for own in shard_rows
+    ]
