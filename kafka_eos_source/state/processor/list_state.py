@@ -28,8 +28,7 @@ class ListState(Variable, spark.ListState):
 
     def flush(self) -> None:
         self._heads.flush()
-        if self._expiries is not None:
-            self._expiries.flush()
+        super().flush()
 
     def sweep(self) -> int:
         if self._expiries is None:

@@ -19,13 +19,6 @@ class MapState(Variable, spark.MapState):
         super().bind(info, now_ms, ttl_ms)
         self._map_keys = StructCodec(info.map_key or t.StructType())
 
-    def flush(self) -> None:
-        if self._expiries is not None:
-            self._expiries.flush()
-
-    def sweep(self) -> int:
-        return 0 if self._expiries is None else len(self._expiries.sweep())
-
     def exists(self) -> bool:
         """Whether there is an entry, one that has not expired."""
         section = self._section()

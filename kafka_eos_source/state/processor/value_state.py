@@ -20,11 +20,7 @@ class ValueState(Variable, spark.ValueState):
 
     def flush(self) -> None:
         self._values.flush()
-        if self._expiries is not None:
-            self._expiries.flush()
-
-    def sweep(self) -> int:
-        return 0 if self._expiries is None else len(self._expiries.sweep())
+        super().flush()
 
     def exists(self) -> bool:
         """Whether there is a row, one that has not expired."""

@@ -13,8 +13,6 @@ A row of a variable with a time to live has its expiry before it (`ttl`). Variab
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
 from kafka_eos_source.errors import StatefulProcessorError
 from kafka_eos_source.state.processor.codec import Value
 from kafka_eos_source.state.processor.registry import VariableInfo
@@ -23,7 +21,7 @@ from kafka_eos_source.state.processor.versions import VersionedCodec
 from kafka_eos_source.state.processor.window import KeyWindow
 
 
-class Variable(ABC):
+class Variable:
     """What the three kinds share.
 
     Args:
@@ -44,13 +42,14 @@ class Variable(ABC):
         if ttl_ms is not None:
             self._expiries = ExpiryIndex(self._keys.state, info.table, now_ms, ttl_ms)
 
-    @abstractmethod
     def flush(self) -> None:
         """Hand what was written for this window to the store."""
+        if self._expiries is not None:
+            self._expiries.flush()
 
-    @abstractmethod
     def sweep(self) -> int:
         """Remove values that have expired; nothing may be unflushed. Returns how many."""
+        return 0 if self._expiries is None else len(self._expiries.sweep())
 
     def _section(self) -> bytes:
         section = self._keys.section
