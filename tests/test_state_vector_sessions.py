@@ -156,11 +156,10 @@ def test_every_batch_gives_what_the_model_gives(
     for batch in split(data.draw, some):
         own = sharded(batch, KEYS, shards)
         updated, removed, over = model.run(own)
-        assert emitted(stream.run(inputs(data.draw, processor, own))) == (
-            (over, set()) if on_close else (updated, removed)
-        )
+        found = emitted(stream.run(inputs(data.draw, processor, own)))
+        assert found == ((over, set()) if on_close else (updated, removed))
         for state, mine in zip(stream.states, model.open, strict=True):
-            keys = sum(1 for found in mine.values() if found)
+            keys = sum(1 for sessions in mine.values() if sessions)
             # For each key its sessions and one entry of what is due, which is not later than the first of
             # them.
             assert len(state.rows) == 1 + 2 * keys
