@@ -12,10 +12,11 @@ from typing import Any
 
 from pyspark.sql import DataFrame, Row, functions
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from running import session, wait  # type: ignore[import-not-found]
 
 from kafka_eos_source.state import aggregate_with_changelog_state, transform_with_changelog_state
 from kafka_eos_source.state.vector import count
+
+from running import session, wait
 
 
 class Count(StatefulProcessor):

@@ -11,7 +11,7 @@ import json
 import sys
 from typing import Any
 
-from running import session, wait  # type: ignore[import-not-found]
+from running import session, wait
 
 
 def main(job: dict[str, Any]) -> None:

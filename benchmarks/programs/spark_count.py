@@ -13,7 +13,8 @@ from typing import Any
 import pandas as pd
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from running import session, wait  # type: ignore[import-not-found]
+
+from running import session, wait
 
 _OUTPUT = "key binary, value string"
 _STATE = {
