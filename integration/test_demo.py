@@ -18,11 +18,9 @@ def test_the_demo_finds_every_event_once(broker: str, tmp_path: Path) -> None:
                 "-m",
                 "kafka_eos_source.demo",
                 "--events",
-                "5000",
-                "--kills",
-                "1",
-                "--seed",
-                "1",
+                "3000",
+                "--kills",  # at random, beside the two that are exact
+                "0",
             ),
             *("--bootstrap", broker, "--output", str(tmp_path)),
         ],
@@ -38,7 +36,7 @@ def test_the_demo_finds_every_event_once(broker: str, tmp_path: Path) -> None:
         for line in finished.stdout.splitlines()
         if "│" in line and (cells := [cell.strip() for cell in line.split("│")[1:-1]])
     }
-    assert rows["events out (read_committed)"][0] == "5,000"
+    assert rows["events out (read_committed)"][0] == "3,000"
     assert rows["duplicated"][0] == "0"
     assert rows["duplicated"][1] != "0", "the kill between its flush and Spark's log doubles a batch"
     for failpoint in ("commit.after_commit", "direct.after_flush"):

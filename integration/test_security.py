@@ -20,23 +20,20 @@ import pytest
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StringType, StructField, StructType
 
 from integration.chaos.loop import Run
+from integration.chaos.stateful import StatefulRun
 from integration.support import broker as brokers
 from integration.support.kafka import produce, read_back, values
 from integration.support.security import SCRAM_PASSWORDS, TlsCluster, tls_cluster
-from integration.support.stateful import RunningCounts
 from kafka_eos_source.commit import direct, session
 from kafka_eos_source.datasource import KafkaEosDataSource
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError
 from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.state.changelog.committed import settle
-from kafka_eos_source.state.operator.task import SHARD, Operator
-from kafka_eos_source.state.options import parse_state
 
 #: ``user, kind, name, operation``: all that a query from ``in`` to ``out`` needs, as docs/security.md has it.
 #: Read and Write imply Describe.
@@ -189,21 +186,12 @@ def _to(query: Query) -> tuple[str, str]:
 # -- a stateful operator
 
 
-class StatefulRun(Run):
-    """The same loop with an operator of one shard in its tasks, logged in as ``operator``."""
-
-    def __init__(self, query: Query, folder: Path) -> None:
-        spec = {"source": query.source(), "sink": query.sink(), "checkpoint": query.checkpoint}
-        super().__init__(spec, threading.Event())
-        own = {"application.id": query.names["app"], "state.dir": str(folder), "state.timeout.ms": "20000"}
-        options = parse_state({**query.cluster.options("operator"), **own})
-        self._operator = Operator(RunningCounts(), "counts", 1, options)
-        self._written = from_arrow_schema(self._operator.output)
-
-    def _rows(self, task: Any, read: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in super()._rows(task, read):
-            shard = pa.array([0] * len(batch), pa.int32())
-            yield from self._operator([pa.record_batch({"key": batch.column("value"), SHARD: shard})])
+def stateful(query: Query, folder: Path) -> StatefulRun:
+    """The same with an operator in between, logged in as ``operator``."""
+    own = {"application.id": query.names["app"], "state.dir": str(folder), "state.timeout.ms": "20000"}
+    options = {**query.cluster.options("operator"), **own}
+    spec = {"source": query.source(), "sink": query.sink(), "checkpoint": query.checkpoint}
+    return StatefulRun(spec, options)
 
 
 #: What ``operator`` needs, and ``writer`` besides `LEAST`, in the order in which a first batch meets it; and
@@ -226,17 +214,17 @@ def test_each_right_that_state_needs_is_named_until_it_is_there(query: Query, tm
     query.allow(*LEAST)
     for user, kind, name, operation, said in STATE:
         with pytest.raises(AuthorizationError) as caught:
-            StatefulRun(query, tmp_path).to_the_end()
+            stateful(query, tmp_path).to_the_end()
         assert said in str(caught.value)
         assert query.names[name] in str(caught.value)
         assert not any(secret in str(caught.value) for secret in SECRETS)
         query.allow((user, kind, name, operation))
     assert query.written() == []
-    StatefulRun(query, tmp_path).to_the_end()
+    stateful(query, tmp_path).to_the_end()
     assert query.written() == ["1 +1"] * len(ROWS)
 
     produce(*_to(query), ["a"], config=query.cluster.admins[1])
-    StatefulRun(query, tmp_path / "another machine").to_the_end()
+    stateful(query, tmp_path / "another machine").to_the_end()
     assert query.written() == [*["1 +1"] * len(ROWS), "2 +1"]
 
     # a transaction that a dead driver left is ended by the first shard that meets it

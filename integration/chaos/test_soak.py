@@ -1,4 +1,4 @@
-"""T53, two minutes of it; ``./dev soak 30`` is the long one."""
+"""T53, a minute of it; ``./dev soak 30`` is the long one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from integration.chaos.soak import soak
 from integration.support.faults import MEASURES
 
-MINUTES = 2.0
+MINUTES = 1.0
 
 
 @pytest.mark.fault("T53", "any of these at random, every few seconds", "any")
@@ -21,5 +21,5 @@ def test_t53_random_faults(request: pytest.FixtureRequest, tmp_path: Path) -> No
     said: list[str] = [f"seed {seed}"]
     report = soak(MINUTES, seed, tmp_path, said.append)
     request.node.user_properties.append((MEASURES, asdict(report.measures())))
-    assert report.faults.total() >= 10, said
+    assert report.faults.total() >= 5, said
     assert report.good, f"{said}\n{report.outcome}\n{report.findings}\n./dev soak {MINUTES} --seed {seed}"

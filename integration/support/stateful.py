@@ -77,10 +77,8 @@ def check_running_counts(wanted: Mapping[str, int], found: Sequence[Record]) -> 
 
 
 def apply(frame: DataFrame, spec: Mapping[str, Any]) -> DataFrame:
-    """The stateful part of a driver's spec: ``{"options": …, "shards": 2, "drop": "column" | "filter"}``."""
+    """The stateful part of a driver's spec: ``{"options": …, "shards": 2, "drop": "column"}``."""
     result = running_counts(frame, spec["options"], shards=spec.get("shards", 2))
     if spec.get("drop") == "column":
         return result.drop(CHANGELOG)
-    if spec.get("drop") == "filter":
-        return result.where("value IS NOT NULL")
     return result

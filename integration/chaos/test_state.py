@@ -1,0 +1,94 @@
+"""A stateful operator that Spark is not needed for: what its rows and the group's offsets may lose."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import TaskContext
+
+from integration.chaos.stateful import StatefulRun
+from integration.support.kafka import Admin, produce, read_back
+from integration.support.stateful import check_running_counts
+from kafka_eos_source import failpoints
+from kafka_eos_source.commit import session
+from kafka_eos_source.errors import RestartQueryError, StateLostError, TokenMissingError
+from kafka_eos_source.kafka.consumer import POOL
+
+ROWS, PER_BATCH, KEYS = 800, 200, 17
+DIES_IN_BATCH = 2
+
+
+class Case:
+    """A query that counts rows by their value, from topic to topic."""
+
+    def __init__(self, broker: str, topic: Callable[..., str], folder: Path) -> None:
+        self.broker = broker
+        self.source, self.sink = topic(1), topic(1)
+        self.application = f"app-{self.sink}"
+        self.folder = folder
+        rows = [f"k{row % KEYS:02d}" for row in range(ROWS)]
+        produce(broker, self.source, rows)
+        self.wanted = Counter(rows)
+
+    def run(
+        self, sink: dict[str, str] | None = None, operator: dict[str, str] | None = None, **more: Any
+    ) -> None:
+        servers = {"kafka.bootstrap.servers": self.broker}
+        reading = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": str(PER_BATCH)}
+        ours = {**servers, "application.id": self.application}
+        checkpoint = str(self.folder / "checkpoint")
+        spec = {
+            "source": {**servers, **reading, "subscribe": self.source},
+            "sink": {**ours, "topic": self.sink, "checkpointLocation": checkpoint, **(sink or {})},
+            "checkpoint": checkpoint,
+        }
+        state = {**ours, "state.dir": str(self.folder / "state"), **(operator or {})}
+        try:
+            StatefulRun(spec, state, **more).to_the_end()
+        finally:
+            forget()
+
+
+def forget() -> None:
+    """As if the process had ended."""
+    TaskContext._taskContext = None
+    while session._owners:
+        session._owners.popitem()[1].drop()
+    POOL.close()
+
+
+@pytest.fixture
+def case(broker: str, topic: Callable[..., str], tmp_path: Path) -> Case:
+    return Case(broker, topic, tmp_path)
+
+
+@pytest.mark.fault(
+    "S08", "the group is deleted while a batch is in Kafka and not in Spark's log", "after the commit"
+)
+def test_the_group_is_deleted_and_the_changelog_knows_its_batch(case: Case, admin: Admin) -> None:
+    """A person says that the batch is in the output; the state would else count it twice."""
+    with pytest.MonkeyPatch.context() as patch:
+        armed = f"commit.after_commit=raise*{DIES_IN_BATCH + 1}"
+        patch.setenv(failpoints.ENVIRONMENT_VARIABLE, armed)
+        failpoints._armed.cache_clear()
+        with pytest.raises(RestartQueryError, match="armed to raise"):
+            case.run()
+    failpoints._armed.cache_clear()
+    commits = case.folder / "checkpoint" / "commits"
+    assert {path.name for path in commits.iterdir()} == {str(each) for each in range(DIES_IN_BATCH)}
+    admin.delete_group(case.application)
+    with pytest.raises(TokenMissingError):
+        case.run()
+    case.run(sink={"onMissingToken": "assume_committed"}, operator={"onMissingState": "changelog"})
+    check_running_counts(case.wanted, read_back(case.broker, case.sink))
+
+
+@pytest.mark.fault("S05", "a filter drops rows with state", "between operator and sink")
+def test_a_filter_that_drops_state_stops_the_batch_before_kafka(case: Case) -> None:
+    with pytest.raises(StateLostError):
+        case.run(drops_state=True)
+    assert read_back(case.broker, case.sink) == []
