@@ -17,8 +17,6 @@ import argparse
 import contextlib
 import datetime as dt
 import json
-import os
-import sys
 import tempfile
 import uuid
 from collections import Counter
@@ -32,6 +30,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
+from kafka_eos_source.demo.query import session
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka.playground import create_topics, read_back
 from kafka_eos_source.state import CHANGELOG, aggregate_with_changelog_state
@@ -168,7 +167,7 @@ def main(servers: str, suffix: str, folder: Path) -> None:
         )
     )
     create_topics(servers, {events: PARTITIONS, updates.output: SHARDS, final.output: SHARDS})
-    spark = session()
+    spark = session("page views")
     queries = []
     for application in (updates, final):
         queries.append(application.start(spark, processingTime="100 milliseconds"))
@@ -199,24 +198,6 @@ def main(servers: str, suffix: str, folder: Path) -> None:
         query.stop()
     spark.stop()
     print(f"\n{seen.total()} results, {late} late view dropped")
-
-
-def session() -> SparkSession:
-    """A small local Spark."""
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .appName("page views")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
 
 
 #: 12:00:00 of yesterday: a broker takes no records from the future, and keeps old ones only for a while.

@@ -78,16 +78,18 @@ def main(spec: Spec) -> None:
     spark.stop()
 
 
-def session() -> SparkSession:
-    """A small local Spark, quick to start."""
+def session(name: str = "kafka-eos demo") -> SparkSession:
+    """A small local Spark, quick to start. Its time zone is UTC."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     spark = (
         SparkSession.builder.master("local[2]")
-        .appName("kafka-eos demo")
+        .appName(name)
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
