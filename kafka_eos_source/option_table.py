@@ -1,58 +1,27 @@
 """Every option, declared once: name, where it may stand, type, default, check and meaning.
 
 Names and meanings are those of Spark's own connector wherever it has the option. ``docs/options.md`` is made
-from this table.
+from this table (`option_docs`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 from kafka_eos_source import option_values as values
-from kafka_eos_source.kafka import config
-from kafka_eos_source.sinks import registry
-from kafka_eos_source.sinks.options import COMMON, SinkOption
+from kafka_eos_source.option import (
+    BATCH_READ,
+    BATCH_WRITE,
+    READ,
+    STATE,
+    STATE_READ,
+    STREAM_READ,
+    STREAM_WRITE,
+    WRITE,
+    Option,
+)
+from kafka_eos_source.option_table_state import OPTIONS_OF_STATE
 from kafka_eos_source.sinks.registry import sink_names
 
-STREAM_READ, BATCH_READ = "stream read", "batch read"
-STREAM_WRITE, BATCH_WRITE = "stream write", "batch write"
-READ, WRITE = (STREAM_READ, BATCH_READ), (STREAM_WRITE, BATCH_WRITE)
-OPERATOR = "stateful operator"
-STATE = (OPERATOR,)
-STATE_READ = "state read"
-
 ISOLATION_LEVELS = ("read_committed", "read_uncommitted")
-
-
-@dataclass(frozen=True)
-class Option:
-    """One option.
-
-    Attributes:
-        name: as documented; matched in any letter case.
-        where: which reads and writes take it.
-        parse: from text to value.
-        default: when it is not set.
-        kind: type and unit, for people.
-        meaning: for people.
-        shown_default: for people, where ``default`` does not say it.
-        instead: what to do where it may not stand.
-        since: first PySpark in which it can work; "" = any that is supported.
-        idle: reads and writes that accept it, checked and without effect.
-    """
-
-    name: str
-    where: tuple[str, ...]
-    parse: values.Parse[Any]
-    default: Any
-    kind: str
-    meaning: str
-    shown_default: str = ""
-    instead: str = ""
-    since: str = ""
-    idle: tuple[str, ...] = ()
-
 
 _ONE_OF_THREE = "exactly one of the three"
 
@@ -403,201 +372,7 @@ OPTIONS: tuple[Option, ...] = (
         "Topic whose partition 0 carries the token in the group's offsets.",
         "`topic`, else `__consumer_offsets`",
     ),
-    # state
-    Option(
-        "state.dir",
-        (*STATE, STATE_READ),
-        values.text,
-        None,
-        "local path",
-        "Where each executor keeps its shards' databases. Kept between runs; what is lost comes from the changelog.",
-        "`kafka-eos-state-<user id>` in the system's temporary folder",
-    ),
-    Option(
-        "statestore.uncommitted.max.bytes",
-        STATE,
-        values.minus_one_or_positive,
-        64 << 20,
-        "bytes",
-        "Changes of one shard in one micro-batch that are kept in memory; beyond it a warning, beyond four times "
-        "of it an error that names the batch size that fits. -1 = no limit (KIP-892).",
-    ),
-    Option(
-        "state.changelog.replication.factor",
-        STATE,
-        values.minus_one_or_positive,
-        -1,
-        "number",
-        "Of changelog topics that are created; -1 = the broker's default. Three in production.",
-    ),
-    Option(
-        "state.changelog.min.insync.replicas",
-        STATE,
-        values.integer(1),
-        None,
-        "number",
-        "Of changelog topics that are created. Two in production.",
-        "the broker's default",
-    ),
-    Option(
-        "state.wal.sync",
-        STATE,
-        values.boolean,
-        False,
-        "boolean",
-        "Wait for the disk at each commit of local state. Without it a power cut costs a restore of some batches.",
-    ),
-    Option(
-        "state.lock.timeout.ms",
-        STATE,
-        values.integer(0),
-        30_000,
-        "ms",
-        "How long a task waits for a shard's database that another process has open.",
-    ),
-    Option(
-        "state.timeout.ms",
-        (*STATE, STATE_READ),
-        values.integer(1000),
-        600_000,
-        "ms",
-        "How long a task waits for Kafka, restoring state included, before it fails.",
-    ),
-    Option(
-        "onMissingState",
-        STATE,
-        values.choice("fail", "changelog"),
-        "fail",
-        "`fail`, `changelog`",
-        "When a query that has run finds no token on its changelog, or an older one: `changelog` goes on with what "
-        "the changelog holds. Needed once for an operator that is new to a query.",
-    ),
-    # reading state
-    Option(
-        "storeName",
-        (STATE_READ,),
-        values.text,
-        None,
-        "text",
-        "Name of the store within its query, as it was given to the operator.",
-        "the only one in `state.dir`",
-    ),
-    Option(
-        "stateVarName",
-        (STATE_READ,),
-        values.text,
-        None,
-        "text",
-        "The state variable to read, as the processor's `init` named it.",
-        "the only one of the store",
-    ),
-    Option(
-        "readRegisteredTimers",
-        (STATE_READ,),
-        values.boolean,
-        False,
-        "boolean",
-        "The registered timers of the processor, in place of a variable.",
-    ),
-    Option(
-        "flattenCollectionTypes",
-        (STATE_READ,),
-        values.boolean,
-        True,
-        "boolean",
-        "A row for each element of a list, or entry of a map; false = one for each key, with an array or a map.",
-    ),
-    Option(
-        "raw",
-        (STATE_READ,),
-        values.boolean,
-        False,
-        "boolean",
-        "Every entry of the store as it is kept: `key` and `value` binary.",
-    ),
-    Option(
-        "batchId",
-        (STATE_READ,),
-        values.integer(0),
-        None,
-        "number",
-        "The micro-batch whose state is wanted. Only that of the newest is kept: any other is an error.",
-        "the newest",
-    ),
+    *OPTIONS_OF_STATE,
 )
 
 BY_NAME = {option.name.lower(): option for option in OPTIONS}
-
-
-def documentation() -> str:
-    """``docs/options.md``."""
-    lines = [
-        "# Options",
-        "",
-        "Made from `kafka_eos_source/option_table.py` by `./dev docs`; do not edit. Names are matched in any letter "
-        "case. An unknown option is refused, with the nearest names.",
-        "",
-        "Every `kafka.*` option goes to librdkafka without its prefix; `kafka.bootstrap.servers` is required, "
-        "`kafka.group.id` names the consumer group. Names that only Java's client has are translated or refused, "
-        "with librdkafka's way named.",
-    ]
-    for title, where in (
-        ("Source", READ),
-        ("Sink", WRITE),
-        ("Stateful operator", STATE),
-        ("State, read", (STATE_READ,)),
-    ):
-        lines += [
-            "",
-            f"## {title}",
-            "",
-            "| option | for | value | default | meaning |",
-            "|---|---|---|---|---|",
-        ]
-        for option in OPTIONS:
-            here = [each for each in option.where if each in where]
-            if here:
-                default = option.shown_default or ("" if option.default is None else f"`{option.default}`")
-                which = "both" if len(here) == len(where) else here[0].split()[0]
-                default = default.replace("`True`", "`true`").replace("`False`", "`false`")
-                meaning = option.meaning + (f" PySpark {option.since} or newer." if option.since else "")
-                lines.append(f"| `{option.name}` | {which} | {option.kind} | {default} | {meaning} |")
-        idle = [f"`{option.name}`" for option in OPTIONS if set(option.idle) & set(where)]
-        lines += ["", f"Accepted where they have no effect: {', '.join(idle)}."] if idle else []
-    return "\n".join([*lines, *_sinks(), "", *config.documentation(), ""])
-
-
-def _sinks() -> list[str]:
-    """Tables of the options that each type of sink outside Kafka has."""
-    lines = [
-        "",
-        "## Sinks outside Kafka",
-        "",
-        "For each name in `sinks`, as `sink.<name>.<option>`. Every type takes:",
-        *_sink_table(COMMON),
-    ]
-    for name, kind in sorted(registry.TYPES.items()):
-        extra = f" `pip install 'kafka-eos-source[{kind.extra}]'`." if kind.extra else ""
-        lines += [
-            "",
-            f"### `type={name}`",
-            "",
-            kind.summary + extra,
-            *_sink_table(registry.sink_class("x", name).OPTIONS),
-        ]
-    return lines
-
-
-def _sink_table(options: tuple[SinkOption, ...]) -> list[str]:
-    if not options:
-        return []
-    lines = ["", "| option | value | default | meaning |", "|---|---|---|---|"]
-    for option in options:
-        default = option.shown_default or ("" if option.default is None else f"`{option.default}`")
-        default = (
-            "required"
-            if option.required
-            else default.replace("`True`", "`true`").replace("`False`", "`false`")
-        )
-        lines.append(f"| `{option.name}` | {option.kind} | {default} | {option.meaning} |")
-    return lines

@@ -20,20 +20,18 @@ from kafka_eos_source import option_bounds
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import config
-from kafka_eos_source.option_bounds import Bound, Subscription
-from kafka_eos_source.option_table import (
+from kafka_eos_source.option import (
     BATCH_READ,
     BATCH_WRITE,
-    BY_NAME,
-    ISOLATION_LEVELS,
-    OPTIONS,
     READ,
     STREAM_READ,
     STREAM_WRITE,
     WRITE,
     Option,
-    documentation,
 )
+from kafka_eos_source.option_bounds import Bound, Subscription
+from kafka_eos_source.option_docs import documentation
+from kafka_eos_source.option_table import BY_NAME, ISOLATION_LEVELS, OPTIONS
 from kafka_eos_source.sinks import registry
 from kafka_eos_source.sinks.registry import SinkSpec
 

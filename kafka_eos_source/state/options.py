@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kafka_eos_source.kafka import config
-from kafka_eos_source.option_table import OPERATOR
+from kafka_eos_source.option import OPERATOR
 from kafka_eos_source.options import derived_application_id, parse_table, take_group_id
 
 
