@@ -11,7 +11,7 @@ from types import FrameType
 import click
 
 from kafka_eos_source.errors import KafkaEosError
-from kafka_eos_source.operate import commands, state_commands
+from kafka_eos_source.operate import commands, sink_commands, state_commands
 
 _LOOK_SECONDS = 0.1
 
@@ -72,7 +72,14 @@ def demo(arguments: tuple[str, ...]) -> None:
     run(list(arguments), prog_name="kafka-eos demo")
 
 
-for _each in (commands.inspect, commands.fence, commands.adopt, commands.sweep, state_commands.state):
+for _each in (
+    commands.inspect,
+    commands.fence,
+    commands.adopt,
+    commands.sweep,
+    state_commands.state,
+    sink_commands.sinks,
+):
     main.add_command(_each)
 
 

@@ -107,10 +107,16 @@ def parse_properties(text: str) -> Iterator[tuple[str, str]]:
 
     Comments, continued lines and escapes are Java's (``Properties.load``). Names may have the prefix already.
     """
+    for name, value in properties(text):
+        yield _prefixed(name), value
+
+
+def properties(text: str) -> Iterator[tuple[str, str]]:
+    """A Java properties file, its names as they are."""
     for line in _logical_lines(text):
         found = re.match(r"((?:\\.|[^ \t\f:=\\])*)[ \t\f]*[:=]?[ \t\f]*(.*)", line, re.DOTALL)
         assert found is not None, "the pattern matches anything"
-        yield _prefixed(_unescaped(found[1])), _unescaped(found[2]).rstrip()
+        yield _unescaped(found[1]), _unescaped(found[2]).rstrip()
 
 
 def _logical_lines(text: str) -> Iterator[str]:

@@ -29,11 +29,13 @@ import pyarrow as pa
 import pytest
 
 from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import RetriableError
 from kafka_eos_source.sinks import store as stores
 from kafka_eos_source.sinks.contract import (
     OK,
     Fatal,
     Outcome,
+    Retryable,
     SinkContext,
     SinkTxn,
     StageContext,
@@ -267,7 +269,7 @@ class SinkConformance:
         def commit() -> None:
             with opened(system) as own:
                 start.wait()
-                outcomes.append(own.commit(txn, deadline()))
+                outcomes.append(_outcome(lambda: own.commit(txn, deadline())))
 
         threads = [threading.Thread(target=commit) for _ in range(2)]
         for each in threads:
@@ -390,6 +392,8 @@ def _next(state: str, call: str, outcome: Outcome, order: Sequence[str]) -> str:
 def _outcome(call: Callable[[], Outcome]) -> Outcome:
     try:
         return call()
+    except (RetriableError, OSError) as error:
+        return Retryable(str(error))
     except Exception as error:  # noqa: BLE001 - the contract lets a sink raise anything
         return Fatal(str(error))
 

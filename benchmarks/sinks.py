@@ -1,0 +1,149 @@
+"""Each sink beside its library alone, writing the same batches: ``python -m benchmarks.sinks [ROWS] [URL…]``.
+
+The sink's time is that of all it does: stage, prepare, commit, recover's list and tidying up. The library's
+is the plain way to have the same rows on disk, or in one transaction. Each is run in turn, three times; the
+medians are compared.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.sinks.contract import OK, SinkContext, SinkTxn, StageContext, TwoPhaseSink
+from kafka_eos_source.sinks.filesystem import FilesystemSink
+from kafka_eos_source.sinks.sql import SqlSink
+from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.stage.fanout import PartStage, SinkPart, StagedForSink
+from kafka_eos_source.stage.files import StagingFolder
+
+_RUNS = 3
+_BATCH_ROWS = 10_000
+
+
+def table(rows: int) -> pa.Table:
+    numbers = pa.array(range(rows), pa.int64())
+    return pa.table(
+        {
+            "id": numbers,
+            "origin": pa.array([f"airport-{n % 300}" for n in range(rows)]),
+            "delay": pa.array([n % 180 - 20.5 for n in range(rows)]),
+            "carried": pa.array([f"a line of text of some length, number {n}" for n in range(rows)]),
+            "at": pa.array([1_700_000_000_000_000 + n for n in range(rows)], pa.timestamp("us", "UTC")),
+        }
+    )
+
+
+def by_sink(sink: TwoPhaseSink, rows: pa.Table, folder: Path) -> float:
+    """Seconds of one batch through the sink, from the task's first row to its end."""
+    staging = StagingFolder.at(str(folder / "staging"))
+    sink.open(SinkContext("bench", "bench", Store(str(folder / "store"))))
+    deadline = Deadline.after_seconds(600)
+    sink.check(rows.schema, deadline)
+    txn = SinkTxn("bench", 1, uuid.uuid4().hex[:16])
+    begun = time.perf_counter()
+    stage = sink.stage(
+        StageContext(1, uuid.uuid4().hex, rows.schema, lambda: PartStage(rows.schema, staging, "1", 262_144))
+    )
+    for batch in rows.to_batches(_BATCH_ROWS):
+        stage.write(batch)
+    staged = StagedForSink(staging, "1", rows.schema, [SinkPart("bench", rows.num_rows, stage.finish())])
+    for outcome in (sink.prepare(txn, staged, deadline), sink.commit(txn, deadline)):
+        assert outcome == OK, outcome
+    sink.tidy(1, deadline)
+    seconds = time.perf_counter() - begun
+    sink.close()
+    return seconds
+
+
+def by_library(write: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    write()
+    return time.perf_counter() - begun
+
+
+def parquet(rows: pa.Table, folder: Path) -> None:
+    with pq.ParquetWriter(folder / f"{uuid.uuid4().hex}.parquet", rows.schema) as out:
+        for batch in rows.to_batches(_BATCH_ROWS):
+            out.write_batch(batch)
+
+
+def csv(rows: pa.Table, folder: Path) -> None:
+    with pacsv.CSVWriter(folder / f"{uuid.uuid4().hex}.csv", rows.schema) as out:
+        for batch in rows.to_batches(_BATCH_ROWS):
+            out.write_batch(batch)
+
+
+def json(rows: pa.Table, folder: Path) -> None:
+    """By pandas: pyarrow writes no JSON."""
+    with open(folder / f"{uuid.uuid4().hex}.jsonl", "w") as out:
+        for batch in rows.to_batches(_BATCH_ROWS):
+            batch.to_pandas().to_json(out, orient="records", lines=True, date_format="iso", date_unit="us")
+
+
+def sqlalchemy(rows: pa.Table, url: str, name: str) -> None:
+    import sqlalchemy as sa
+
+    engine = sa.create_engine(url)
+    target = sa.Table(name, sa.MetaData(), autoload_with=engine)
+    with engine.begin() as connection:
+        for batch in rows.to_batches(_BATCH_ROWS):
+            connection.execute(target.insert(), batch.to_pylist())
+    engine.dispose()
+
+
+def cases(rows: pa.Table, urls: list[str]) -> Iterator[tuple[str, Callable[[Path], TwoPhaseSink], Any]]:
+    for kind, library in (("parquet", parquet), ("csv", csv), ("json", json)):
+        yield (
+            f"filesystem {kind}",
+            partial(_files, kind),
+            partial(library, rows),
+        )
+    for url in urls:
+        name = f"bench_{uuid.uuid4().hex[:8]}"
+        yield (
+            f"sql {url.partition(':')[0]}",
+            partial(_database, url, name),
+            partial(_alone, rows, url, name),
+        )
+
+
+def _files(kind: str, folder: Path) -> TwoPhaseSink:
+    return FilesystemSink(str(folder / "sink"), kind)
+
+
+def _database(url: str, name: str, _folder: Path) -> TwoPhaseSink:
+    return SqlSink(url, name)
+
+
+def _alone(rows: pa.Table, url: str, name: str, _folder: Path) -> None:
+    sqlalchemy(rows, url, name)
+
+
+def main() -> None:
+    rows = table(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000)
+    print("| sink | rows/s | library alone, rows/s | of it |\n|---|---|---|---|")
+    for name, sink, library in cases(rows, sys.argv[2:]):
+        ours, theirs = [], []
+        for _ in range(_RUNS):
+            with tempfile.TemporaryDirectory() as folder:
+                ours.append(by_sink(sink(Path(folder)), rows, Path(folder)))
+                theirs.append(by_library(partial(library, Path(folder))))
+        mine, alone = (rows.num_rows / statistics.median(each) for each in (ours, theirs))
+        print(f"| {name} | {mine:,.0f} | {alone:,.0f} | {mine / alone:.0%} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

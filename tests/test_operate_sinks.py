@@ -1,0 +1,108 @@
+"""What people see of, and say to, sinks that hold a prepared batch."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from kafka_eos_source.cli import main
+from kafka_eos_source.commit.sources import OwnOffsets
+from kafka_eos_source.commit.token import SinkMark, Token
+from kafka_eos_source.operate import sinks as operating
+from kafka_eos_source.operate.cluster import KafkaView
+from kafka_eos_source.sinks.contract import SinkTxn
+from kafka_eos_source.sinks.memory import SYSTEMS, Memory
+
+ATTEMPT = "0123456789abcdef"
+TXN = SinkTxn("app", 7, ATTEMPT)
+
+
+@pytest.fixture
+def memory() -> Memory:
+    name = uuid.uuid4().hex
+    SYSTEMS[name] = Memory({TXN: pa.table({"id": [1]})})
+    SYSTEMS[name].prepared[SinkTxn("other", 1, ATTEMPT)] = pa.table({"id": [1]})
+    return SYSTEMS[name]
+
+
+@pytest.fixture
+def file(memory: Memory, tmp_path: Path) -> Path:
+    (name,) = (name for name, each in SYSTEMS.items() if each is memory)
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "metadata").write_text(json.dumps({"id": "query"}))
+    path = tmp_path / "sink.properties"
+    path.write_text(
+        f"kafka.bootstrap.servers=b:9092\ntopic=out\napplication.id=app\ncheckpointLocation={checkpoint}\n"
+        f"sinks=box\nsink.box.type=memory\nsink.box.system={name}\n"
+    )
+    return path
+
+
+def kafka(token: Token | None) -> KafkaView:
+    return KafkaView("cluster", {}, token, False, {}, OwnOffsets({}, {}, True))
+
+
+def run(monkeypatch: pytest.MonkeyPatch, token: Token | None, *arguments: str) -> tuple[int, str]:
+    monkeypatch.setattr(operating, "kafka_of", lambda which, deadline: kafka(token))
+    result = CliRunner().invoke(main, ["sinks", *arguments])
+    return result.exit_code, result.output
+
+
+def token(sinks: SinkMark | None) -> Token:
+    return Token("app", "query", "run", 7, "", "", 1, sinks=sinks)
+
+
+@pytest.mark.parametrize(
+    ("held", "code", "said"),
+    [
+        (token(SinkMark(ATTEMPT, ("box",))), 0, "a start: commit"),
+        (token(None), 0, "a start: abort"),
+        (None, 3, "no token"),
+    ],
+)
+def test_what_is_held_and_what_becomes_of_it(
+    monkeypatch: pytest.MonkeyPatch, file: Path, held: Token | None, code: int, said: str
+) -> None:
+    found = run(monkeypatch, held, "list", "--options", str(file))
+    assert found[0] == code
+    assert f"box\t{TXN}\t{said}" in found[1]
+    assert "other" not in found[1]
+
+
+@pytest.mark.parametrize("word", ["commit", "abort"])
+def test_a_person_says_what_becomes_of_it(
+    monkeypatch: pytest.MonkeyPatch, file: Path, memory: Memory, word: str
+) -> None:
+    given = [word, "--options", str(file), "--sink", "box", "--id", str(TXN)]
+    assert "With --yes" in run(monkeypatch, None, *given)[1]
+    assert TXN in memory.prepared, "nothing is done without --yes"
+    assert run(monkeypatch, None, *given, "--yes")[0] == 0
+    assert (TXN in memory.committed) is (word == "commit")
+    assert TXN not in memory.prepared
+    code, said = run(monkeypatch, None, *given, "--yes")
+    assert (code, "does not hold" in said) == (1, True)
+
+
+def test_what_the_token_tells_is_not_a_persons_to_say(
+    monkeypatch: pytest.MonkeyPatch, file: Path, memory: Memory
+) -> None:
+    given = ["abort", "--options", str(file), "--sink", "box", "--id", str(TXN), "--yes"]
+    code, said = run(monkeypatch, token(SinkMark(ATTEMPT, ("box",))), *given)
+    assert code == 1
+    assert "start the query" in said
+    assert TXN in memory.prepared
+
+
+def test_options_without_sinks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    options: Mapping[str, str] = {"kafka.bootstrap.servers": "b:9092", "topic": "out"}
+    path = tmp_path / "sink.properties"
+    path.write_text("\n".join(f"{name}={value}" for name, value in options.items()))
+    code, said = run(monkeypatch, None, "list", "--options", str(path))
+    assert (code, "name no sinks" in said) == (1, True)
