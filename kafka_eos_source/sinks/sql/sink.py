@@ -354,6 +354,9 @@ class SqlSink(TwoPhaseSink):
                     f"sink {self.context.name!r}: there is no table {self.table!r}, and create is false.",
                     fix="make it, or correct its name.",
                 ) from error
+            for column in found.columns:
+                if isinstance(column.type, sa.JSON):
+                    column.type.none_as_null = True  # null is SQL's, not JSON's
             types.check(schema, found, self.keys)
             self._table = found
         return self._table

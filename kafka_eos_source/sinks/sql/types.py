@@ -110,6 +110,8 @@ def check(schema: pa.Schema, table: Any, keys: Sequence[str]) -> None:
 
 
 def _check_type(field: pa.Field, table: Any) -> None:
+    if pa.types.is_nested(field.type) and isinstance(table.columns[field.name].type, sqlalchemy().JSON):
+        return
     try:
         found = table.columns[field.name].type.python_type
     except NotImplementedError:
@@ -140,7 +142,7 @@ def _accepted(arrow: pa.DataType) -> Iterable[type]:
     if is_bytes(arrow):
         return (bytes, str)
     if t.is_nested(arrow):
-        return (dict, list, str)
+        return (str,)
     return ()
 
 

@@ -1,0 +1,100 @@
+"""Kafka and other systems together, through Spark itself."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from integration.support.kafka import produce, read_back, values
+from kafka_eos_source.sinks import with_two_phase_sinks
+from kafka_eos_source.sinks.filesystem import FilesystemSink, committed_files
+
+pytest.importorskip("sqlalchemy")
+
+
+def rows(first: int, end: int) -> list[str]:
+    return [f"{row:05d}" for row in range(first, end)]
+
+
+def test_rows_are_routed_and_a_replay_changes_nothing(
+    spark: SparkSession, broker: str, topic: Callable[..., str], checkpoint: str, tmp_path: Path
+) -> None:
+    """By options, ids derived from the query's; a batch whose commit log is lost is repeated."""
+    source, output = topic(2), topic(1)
+    archive, warehouse = tmp_path / "archive", tmp_path / "warehouse.db"
+
+    def run() -> None:
+        frame = spark.readStream.format("kafka-eos").option("kafka.bootstrap.servers", broker)
+        frame = frame.option("subscribe", source).option("startingOffsets", "earliest").load()
+        writer = frame.selectExpr(
+            "key",
+            "value",
+            "CAST(CAST(value AS STRING) AS INT) AS number",
+            "timestamp AS at",
+            "CASE CAST(CAST(value AS STRING) AS INT) % 4 "
+            "WHEN 0 THEN 'kafka' WHEN 1 THEN 'warehouse' WHEN 2 THEN 'archive' END AS sink",
+        ).writeStream.format("kafka-eos")
+        query = (
+            writer.option("kafka.bootstrap.servers", broker)
+            .option("topic", output)
+            .option("checkpointLocation", checkpoint)
+            .option("sinks", "archive,warehouse")
+            .option("sink.archive.type", "filesystem")
+            .option("sink.archive.path", str(archive))
+            .option("sink.warehouse.type", "sql")
+            .option("sink.warehouse.url", f"sqlite:///{warehouse}")
+            .option("sink.warehouse.table", "numbers")
+            .option("sink.warehouse.columns", "number,at")
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    def everywhere(end: int) -> None:
+        assert values(read_back(broker, output)) == [row for row in rows(0, end) if int(row) % 4 in (0, 3)]
+        files = [pq.ParquetFile(file).read() for file in committed_files(str(archive))]
+        archived = sorted(number for table in files for number in table["number"].to_pylist())
+        assert archived == [row for row in range(end) if row % 4 in (2, 3)]
+        assert files[0].schema.names == ["key", "value", "number", "at"]
+        with sqlite3.connect(warehouse) as connection:
+            stored = [
+                number for (number,) in connection.execute("SELECT number FROM numbers ORDER BY number")
+            ]
+        assert stored == [row for row in range(end) if row % 4 in (1, 3)]
+
+    produce(broker, source, rows(0, 100))
+    run()
+    everywhere(100)
+    for name in ("0", ".0.crc"):
+        Path(checkpoint, "commits", name).unlink(missing_ok=True)
+    produce(broker, source, rows(100, 140))
+    run()
+    everywhere(140)
+    found = spark.read.parquet(str(archive))
+    assert "batch" in found.columns, "a batch is a partition of the folder"
+    assert found.count() == 70
+
+
+def test_a_query_without_an_output_topic_and_with_a_sink_as_an_object(
+    spark: SparkSession, broker: str, topic: Callable[..., str], checkpoint: str, tmp_path: Path
+) -> None:
+    source = topic(1)
+    produce(broker, source, rows(0, 30))
+    frame = spark.readStream.format("kafka-eos").option("kafka.bootstrap.servers", broker)
+    frame = frame.option("subscribe", source).option("startingOffsets", "earliest").load()
+    writer = frame.selectExpr("CAST(value AS STRING) AS text", "offset").writeStream.format("kafka-eos")
+    writer = with_two_phase_sinks(writer, {"archive": FilesystemSink(str(tmp_path / "archive"), "json")})
+    options = {"kafka.bootstrap.servers": broker, "checkpointLocation": checkpoint}
+    for _ in range(2):
+        writer.options(**options).trigger(availableNow=True).start().awaitTermination()
+    found = [
+        line
+        for file in committed_files(str(tmp_path / "archive"))
+        for line in Path(file).read_text().splitlines()
+    ]
+    assert sorted(found) == [f'{{"text":"{row}","offset":{int(row)}}}' for row in rows(0, 30)]

@@ -1,0 +1,95 @@
+"""The conformance suite fails sinks that break the contract, each in the test that is meant for it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, SinkTxn, Staged
+from kafka_eos_source.sinks.memory import SYSTEMS, MemorySink
+from kafka_eos_source.testing.sinks import SinkConformance, System
+
+
+class ShowsEarly(MemorySink):
+    def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
+        super().prepare(txn, staged, deadline)
+        return self.commit(txn, deadline)
+
+
+class CommitsTwice(MemorySink):
+    """Not idempotent: a repeated commit writes again."""
+
+    def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        if txn in self.memory.committed:
+            again = SinkTxn(txn.application_id, txn.batch_id, uuid.uuid4().hex[:16])
+            self.memory.committed[again] = self.memory.committed[txn]
+        return super().commit(txn, deadline)
+
+
+class ForgetsWhatItHolds(MemorySink):
+    def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
+        return []
+
+
+class ListsOthers(MemorySink):
+    def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
+        return sorted(self.memory.prepared)
+
+
+class UndoesCommitted(MemorySink):
+    def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        self.memory.committed.pop(txn, None)
+        return super().abort(txn, deadline)
+
+
+class CommitsNothingGladly(MemorySink):
+    def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        super().commit(txn, deadline)
+        return OK
+
+
+class ForgetsBeforeItCommits(MemorySink):
+    """Killed between the two lines, the batch is gone."""
+
+    def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        rows = self.memory.prepared.pop(txn, None)
+        if rows is not None:
+            self.memory.committed[txn] = rows
+        return OK if txn in self.memory.committed else Fatal("nothing")
+
+
+class LosesARow(MemorySink):
+    def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
+        outcome = super().prepare(txn, staged, deadline)
+        if txn in self.memory.prepared:
+            self.memory.prepared[txn] = self.memory.prepared[txn].slice(1)
+        return outcome
+
+
+@pytest.mark.parametrize(
+    ("sink", "test"),
+    [
+        (ShowsEarly, SinkConformance.test_what_is_prepared_is_not_visible_and_what_is_committed_is),
+        (CommitsTwice, SinkConformance.test_every_order_of_calls),
+        (ForgetsWhatItHolds, SinkConformance.test_every_order_of_calls),
+        (ListsOthers, SinkConformance.test_it_recovers_its_own_query_and_no_other),
+        (UndoesCommitted, SinkConformance.test_every_order_of_calls),
+        (UndoesCommitted, SinkConformance.test_a_zombie_prepares_beside_the_one_that_goes_on),
+        (CommitsNothingGladly, SinkConformance.test_every_order_of_calls),
+        (ForgetsBeforeItCommits, SinkConformance.test_killed_while_it_commits),
+        (LosesARow, SinkConformance.test_every_value_arrives),
+    ],
+    ids=lambda each: each.__name__,
+)
+def test_a_broken_sink_fails(sink: type[MemorySink], test: Callable[[SinkConformance, System], None]) -> None:
+    name = uuid.uuid4().hex
+
+    def visible() -> list[dict[str, object]]:
+        table = SYSTEMS[name].visible() if name in SYSTEMS else None
+        return [] if table is None else table.to_pylist()
+
+    with pytest.raises(AssertionError):
+        test(SinkConformance(), System(sink=lambda: sink(name), visible=visible, in_process=True))

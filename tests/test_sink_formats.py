@@ -1,0 +1,178 @@
+"""Values on their way into files and tables."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.sinks.contract import OK, Fatal, SinkContext
+from kafka_eos_source.sinks.filesystem import formats
+from kafka_eos_source.sinks.filesystem.jsonlines import encode
+from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.testing.sinks import Given, deadline, new_txn
+
+UTC = datetime.timezone.utc
+
+
+def lines(batch: pa.RecordBatch) -> list[Any]:
+    return [json.loads(line) for line in encode(batch).to_pylist()]
+
+
+@given(st.lists(st.none() | st.text(), min_size=1, max_size=5))
+def test_any_text_is_json(values: list[str | None]) -> None:
+    batch = pa.record_batch({'a "name"': pa.array(values, pa.string())})
+    assert lines(batch) == [{'a "name"': value} for value in values]
+    assert not any("\n" in line for line in encode(batch).to_pylist())
+
+
+@given(st.lists(st.none() | st.floats(), min_size=1, max_size=5), st.lists(st.integers(-(2**63), 2**63 - 1)))
+def test_any_number_is_json(floats: list[float | None], integers: list[int]) -> None:
+    special = {float("inf"): "Infinity", float("-inf"): "-Infinity"}
+    wanted = [None if each is None else "NaN" if each != each else special.get(each, each) for each in floats]
+    assert [line["x"] for line in lines(pa.record_batch({"x": pa.array(floats, pa.float64())}))] == wanted
+    batch = pa.record_batch({"x": pa.array(integers, pa.int64())})
+    assert [line["x"] for line in lines(batch)] == integers
+
+
+def test_other_types_are_json_as_sparks() -> None:
+    at = datetime.datetime(2026, 11, 21, 14, 5, 6, 789000)
+    batch = pa.record_batch(
+        {
+            "flag": pa.array([True, None]),
+            "bytes": pa.array([b"\x00\xff", None]),
+            "day": pa.array([at.date(), None]),
+            "at": pa.array([at.replace(tzinfo=UTC), None], pa.timestamp("us", "UTC")),
+            "wall": pa.array([at, None], pa.timestamp("us")),
+            "price": pa.array([decimal.Decimal("1.50"), None]),
+            "list": pa.array([[1, None], None]),
+            "struct": pa.array([{"a": "x", "b": b"y"}, None]),
+        }
+    )
+    first, second = lines(batch)
+    assert first == {
+        "flag": True,
+        "bytes": "AP8=",
+        "day": "2026-11-21",
+        "at": "2026-11-21T14:05:06.789000Z",
+        "wall": "2026-11-21T14:05:06.789000",
+        "price": 1.5,
+        "list": [1, None],
+        "struct": {"a": "x", "b": "eQ=="},
+    }
+    assert set(second.values()) == {None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "column"),
+    [("csv", pa.list_(pa.int32())), ("csv", pa.binary()), ("json", pa.null()), ("parquet", pa.null())],
+)
+def test_what_a_file_cannot_hold_is_said_before_the_first_batch(kind: str, column: pa.DataType) -> None:
+    with pytest.raises(InvalidSchemaError, match="'x' has type"):
+        formats.check(kind, pa.schema([("x", column)]))
+
+
+ROWS = pa.table(
+    {
+        "id": pa.array([1, 2, 1], pa.int64()),
+        "name": pa.array([b"a", "ž".encode(), b"c"], pa.binary()),
+        "tags": pa.array([["x"], None, ["y"]]),
+        "at": pa.array([datetime.datetime(2026, 1, 1, tzinfo=UTC)] * 3, pa.timestamp("us", "UTC")),
+    }
+)
+
+
+class TestSql:
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Path:
+        pytest.importorskip("sqlalchemy")
+        return tmp_path / "x.db"
+
+    def sink(self, file: Path, **options: Any) -> Any:
+        from kafka_eos_source.sinks.sql import SqlSink
+
+        sink = SqlSink(f"sqlite:///{file}", "t", **options)
+        sink.open(SinkContext("db", "app", Store(str(file.parent / "store"))))
+        return sink
+
+    def run(self, file: Path, *statements: str) -> list[Any]:
+        import sqlite3
+
+        with sqlite3.connect(file) as connection:
+            return [connection.execute(each).fetchall() for each in statements][-1]
+
+    def write(self, sink: Any, rows: pa.Table = ROWS) -> Any:
+        txn = new_txn(application_id="app")
+        outcome = sink.prepare(txn, Given(rows.schema, rows.num_rows, [rows.to_batches()]), deadline())
+        return sink.commit(txn, deadline()) if outcome == OK else outcome
+
+    def test_an_upsert_keeps_the_last_row_of_a_key(self, file: Path) -> None:
+        sink = self.sink(file, mode="upsert", keys=("id",))
+        assert self.write(sink) == OK
+        assert self.write(sink, ROWS.slice(1, 1)) == OK
+        assert sorted(self.run(file, "SELECT id, name, tags FROM t")) == [
+            (1, b"c", '["y"]'),
+            (2, "ž".encode(), None),
+        ]
+
+    def test_bytes_go_to_a_column_of_text_as_utf8(self, file: Path) -> None:
+        self.run(file, "CREATE TABLE t (id INTEGER, name TEXT, tags TEXT, at TIMESTAMP)")
+        assert self.write(self.sink(file)) == OK
+        assert self.run(file, "SELECT name, tags FROM t ORDER BY name") == [
+            ("a", '["x"]'),
+            ("c", '["y"]'),
+            ("ž", None),
+        ]
+
+    @pytest.mark.parametrize(
+        ("table", "options", "message"),
+        [
+            ("id INTEGER, name TEXT, at TIMESTAMP", {}, "no column 'tags'"),
+            ("id INTEGER, name INTEGER, tags TEXT, at TIMESTAMP", {}, "'name' is binary; .* it is INTEGER"),
+            ("id INTEGER, name TEXT, tags TEXT, at TIMESTAMP, x INT NOT NULL", {}, "wants 'x'"),
+            (
+                "id INTEGER, name TEXT, tags TEXT, at TIMESTAMP",
+                {"mode": "upsert", "keys": ("id",)},
+                "no primary key or unique constraint",
+            ),
+        ],
+    )
+    def test_a_table_that_does_not_fit(
+        self, file: Path, table: str, options: dict[str, Any], message: str
+    ) -> None:
+        self.run(file, f"CREATE TABLE t ({table})")
+        sink = self.sink(file, **options)
+        with pytest.raises(InvalidSchemaError, match=message):
+            sink.check(ROWS.schema, deadline())
+        assert isinstance(self.write(sink), Fatal), "and a query that was not checked is refused too"
+
+    def test_a_table_that_is_not_there_and_not_to_be_made(self, file: Path) -> None:
+        with pytest.raises(InvalidSchemaError, match="there is no table 't'"):
+            self.sink(file, create=False).check(ROWS.schema, deadline())
+
+    def test_a_constraint_that_rows_break_stops_and_goes_on_when_it_is_gone(self, file: Path) -> None:
+        self.run(file, "CREATE TABLE t (id INTEGER UNIQUE, name BLOB, tags TEXT, at TIMESTAMP)")
+        sink = self.sink(file)
+        txn = new_txn(application_id="app")
+        assert sink.prepare(txn, Given(ROWS.schema, 3, [ROWS.to_batches()]), deadline()) == OK
+        refused = sink.commit(txn, deadline())
+        assert isinstance(refused, Fatal)
+        assert "UNIQUE constraint failed" in refused.why
+        assert self.run(file, "SELECT * FROM t") == []
+        self.run(file, "DROP TABLE t", "CREATE TABLE t (id INTEGER, name BLOB, tags TEXT, at TIMESTAMP)")
+        assert sink.commit(txn, deadline()) == OK
+        assert self.run(file, "SELECT count(*) FROM t") == [(3,)]
+
+    def test_two_phase_required_where_there_is_none(self, file: Path) -> None:
+        from kafka_eos_source.errors import InvalidOptionError
+
+        with pytest.raises(InvalidOptionError, match="sqlite has no prepared transactions"):
+            self.sink(file, two_phase="require").check(ROWS.schema, deadline())
