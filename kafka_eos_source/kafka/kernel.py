@@ -1,7 +1,7 @@
 """The C kernel with librdkafka's functions bound to it: signatures, and whether it is in use.
 
-What it does is told where it is used: `kafka.kernel_consumer`, `read.kernel_columns`. Each has a twin in
-Python with the same results, which is used where there is no kernel.
+What it does is told where it is used: `kernel_consumer`, `read.kernel_columns`, `librdkafka`, `deliveries`.
+Each has a twin in Python with the same results, which is used where there is no kernel.
 """
 
 from __future__ import annotations
@@ -67,11 +67,23 @@ _OF_LIBRDKAFKA = (
     "rd_kafka_message_timestamp",
     "rd_kafka_message_headers",
     "rd_kafka_header_get_all",
+    "rd_kafka_produceva",
+    "rd_kafka_error_code",
+    "rd_kafka_error_destroy",
+    "rd_kafka_headers_new",
+    "rd_kafka_header_add",
+    "rd_kafka_headers_destroy",
+    "rd_kafka_conf_interceptor_add_on_new",
+    "rd_kafka_interceptor_add_on_acknowledgement",
 )
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "take": (POINTER(Block), (c_void_p, c_int32, c_int64, c_int64, c_int32)),
     "free": (None, (POINTER(Block),)),
+    "produce": (c_int64, (c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p)),
+    "deliveries": (c_void_p, (c_void_p,)),
+    "failed": (c_int64, (c_void_p, POINTER(c_int32))),
+    "reset": (None, (c_void_p,)),
 }
 
 
@@ -80,6 +92,10 @@ class Kernel:
 
     take: Any
     free: Any
+    produce: Any
+    deliveries: Any
+    failed: Any
+    reset: Any
 
     def __init__(self, library: ctypes.CDLL) -> None:
         pointers = (c_void_p * len(_OF_LIBRDKAFKA))(

@@ -2,19 +2,21 @@
 
 confluent-kafka's ``produce()`` costs one Python call a record. librdkafka takes an array of
 ``rd_kafka_message_t`` instead; numpy fills one from the addresses and offsets of Arrow's binary arrays,
-so that no Python object is made per record: 1.3 to 1.5 million records/s against 0.3.
+so that no Python object is made per record: 1.3 to 1.5 million records/s against 0.3. Headers and timestamps
+have no place in that array; records with them go through ``rd_kafka_produceva``, in a loop of the C kernel.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from confluent_kafka import KafkaError, Producer
 
+from kafka_eos_source.kafka.kernel import choice
 from kafka_eos_source.kafka.native import ERROR_TEXT_BYTES, client_pointer, function
 
 PARTITION_UNASSIGNED = -1
@@ -32,6 +34,9 @@ MESSAGE = np.dtype(
 )
 
 Messages = npt.NDArray[np.void]
+
+#: ``header_t`` of kernel.c. A value at address 0 is null.
+HEADER = np.dtype([("name", "u8"), ("name_bytes", "i8"), ("value", "u8"), ("value_bytes", "i8")])
 
 # An empty value that is not null needs an address that is not NULL; it is never read.
 _EMPTY = ctypes.create_string_buffer(1)
@@ -56,6 +61,54 @@ def messages(key: pa.Array | None, value: pa.Array, partition: pa.Array | None) 
     return out
 
 
+class Extras(NamedTuple):
+    """What `MESSAGE` has no place for, of as many messages.
+
+    Attributes:
+        timestamps_ms: 0 = when it is sent. None = all 0.
+        header_starts: index of each message's first header in ``headers``. None = none has any.
+        header_counts: how many each has.
+        headers: see `HEADER`.
+    """
+
+    timestamps_ms: npt.NDArray[np.int64] | None
+    header_starts: npt.NDArray[np.int64] | None
+    header_counts: npt.NDArray[np.int64] | None
+    headers: npt.NDArray[np.void] | None
+
+    def since(self, row: int) -> Extras:
+        """Of the messages from ``row`` on."""
+        return Extras(
+            None if self.timestamps_ms is None else self.timestamps_ms[row:],
+            None if self.header_starts is None else self.header_starts[row:],
+            None if self.header_counts is None else self.header_counts[row:],
+            self.headers,
+        )
+
+
+def extras(timestamp: pa.Array | None, headers: pa.Array | None) -> Extras:
+    """What goes with `messages`; the arrays must outlive the result.
+
+    Args:
+        timestamp: int64 array, ms since the epoch; null = when it is sent.
+        headers: array of lists as in `schema.HEADERS_ARROW`; null = none.
+    """
+    times = None
+    if timestamp is not None and timestamp.null_count < len(timestamp):
+        times = np.ascontiguousarray(timestamp.fill_null(0).to_numpy(zero_copy_only=False), np.int64)
+    if headers is None or headers.null_count == len(headers):
+        return Extras(times, None, None, None)
+    offsets = headers.offsets.to_numpy().astype(np.int64)
+    counts = np.diff(offsets)
+    counts[np.asarray(headers.is_null())] = 0
+    first = int(offsets[0])
+    entries = headers.values.slice(first, int(offsets[-1]) - first)
+    found = np.zeros(len(entries), HEADER)
+    found["name"], found["name_bytes"] = _addresses(entries.field("key"))
+    found["value"], found["value_bytes"] = _addresses(entries.field("value"))
+    return Extras(times, offsets[:-1] - first, counts, found)
+
+
 def _addresses(array: pa.Array) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
     """Address and length of each value of a binary array; null has address 0."""
     rows = len(array)
@@ -73,6 +126,10 @@ def _addresses(array: pa.Array) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.
     return addresses, lengths
 
 
+def _at(array: npt.NDArray[Any] | None) -> int | None:
+    return None if array is None else int(array.ctypes.data)
+
+
 class BatchProducer:
     """The handle of one `Producer` and those of its topics. Call `close` before the producer's."""
 
@@ -81,14 +138,21 @@ class BatchProducer:
         self._client: int | None = client_pointer(producer)
         self._topics: dict[str, int] = {}
 
-    def produce(self, topic: str, batch: Messages) -> int:
+    def produce(self, topic: str, batch: Messages, more: Extras | None = None) -> int:
         """Enqueues ``batch`` in order; payloads are copied. Returns how many were taken.
 
         What was not taken has a code in its ``err`` field; `KafkaError._QUEUE_FULL` there means "send the
         rest again when there is room", and nothing behind the first such message was taken.
+
+        Args:
+            topic: its name.
+            batch: from `messages`.
+            more: timestamps and headers; only where there is a kernel.
         """
         if not batch.flags.c_contiguous:
             raise ValueError("the messages must lie side by side: errors are written back into them")
+        if more is not None:
+            return self._produce_with(topic, batch, more)
         flags = _MSG_F_COPY
         if (batch["partition"] != PARTITION_UNASSIGNED).any():
             flags |= _MSG_F_PARTITION
@@ -102,6 +166,14 @@ class BatchProducer:
             ctypes.c_int,
         )
         taken: int = produce(self._topic(topic), PARTITION_UNASSIGNED, flags, batch.ctypes.data, len(batch))
+        return taken
+
+    def _produce_with(self, topic: str, batch: Messages, more: Extras) -> int:
+        kernel = choice().kernel
+        assert kernel is not None
+        taken: int = kernel.produce(
+            self._client, self._topic(topic), batch.ctypes.data, len(batch), *map(_at, more)
+        )
         return taken
 
     def fatal_error(self) -> KafkaError | None:

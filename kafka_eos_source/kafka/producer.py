@@ -14,9 +14,10 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import InvalidRecordError, KafkaEosError
-from kafka_eos_source.kafka import librdkafka
+from kafka_eos_source.kafka import deliveries, librdkafka
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error, unreachable
+from kafka_eos_source.kafka.kernel import choice
 from kafka_eos_source.kafka.native import has_pointers
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.kafka.watchdog import Watchdog
@@ -60,19 +61,24 @@ class RecordProducer:
         self._login_refused: KafkaError | None = None
         self._delivery_error: KafkaError | None = None
         self._fatal: KafkaError | None = None
+        in_transactions = "transactional.id" in config
         self._client: Any = make(
             Producer,
             {
-                **config,
+                **(config if in_transactions else deliveries.counted(config)),
                 "error_cb": self._on_error,
                 "delivery.report.only.error": True,
                 "on_delivery": self._on_delivery,
             },
         )
-        self._batches = librdkafka.BatchProducer(self._client) if has_pointers() else None
+        self._batches: librdkafka.BatchProducer | None = None
+        self._deliveries: deliveries.Deliveries | None = None
+        if has_pointers():
+            self._batches = librdkafka.BatchProducer(self._client)
+            self._deliveries = None if in_transactions else deliveries.of(self._client)
         self._watchdog = Watchdog(name)
-        # confluent-kafka reports no record that was sent as a batch; only a transaction knows of its own
-        self._reports_batches = "transactional.id" in config
+        # confluent-kafka reports no record that was sent as a batch; a transaction knows of its own
+        self._reports_batches = in_transactions or self._deliveries is not None
         self._closed = threading.Event()
         self._poller = threading.Thread(target=self._poll, name="kafka-eos-producer", daemon=True)
         self._poller.start()
@@ -82,6 +88,8 @@ class RecordProducer:
         self.enqueued = 0
         self._topics.clear()
         self._delivery_error = None
+        if self._deliveries is not None:
+            self._deliveries.reset()
 
     def send(self, rows: pa.RecordBatch, topic: str | None, deadline: Deadline) -> None:
         """Enqueues every row of a staged batch, in order.
@@ -99,9 +107,15 @@ class RecordProducer:
         columns = {name: rows.column(name) for name in rows.schema.names}
         for each_topic, part in _by_topic(columns, topic):
             self._topics.add(each_topic)
-            if self._batches is not None and self._reports_batches and not _needs_produceva(part):
+            extra = _needs_produceva(part)
+            if (
+                self._batches is not None
+                and self._reports_batches
+                and not (extra and choice().kernel is None)
+            ):
                 batch = librdkafka.messages(part.get("key"), part["value"], part.get("partition"))
-                self._send_batch(each_topic, batch, deadline)
+                more = librdkafka.extras(part.get("timestamp"), part.get("headers")) if extra else None
+                self._send_batch(each_topic, batch, more, deadline)
             else:
                 self._send_singly(each_topic, part, deadline)
 
@@ -134,6 +148,7 @@ class RecordProducer:
         self._watchdog.end(self._destroy, _CLOSE_SECONDS)
 
     def _destroy(self) -> None:
+        self._deliveries = None
         if self._batches is not None:
             self._batches.close()
         self._client.purge()
@@ -217,11 +232,13 @@ class RecordProducer:
         found = self._batches.fatal_error() if self._batches is not None else None
         return found or self._fatal
 
-    def _send_batch(self, topic: str, batch: librdkafka.Messages, deadline: Deadline) -> None:
+    def _send_batch(
+        self, topic: str, batch: librdkafka.Messages, more: librdkafka.Extras | None, deadline: Deadline
+    ) -> None:
         assert self._batches is not None
         rest = batch
         while True:
-            taken = self._batches.produce(topic, rest)
+            taken = self._batches.produce(topic, rest, more)
             self.enqueued += taken
             if taken == len(rest):
                 return
@@ -231,10 +248,11 @@ class RecordProducer:
                 raise self._refused(topic, int(row["err"]), int(row["len"]) + int(row["key_len"]))
             rest = rest[failed[0] :]
             rest["err"] = 0
+            more = more.since(int(failed[0])) if more is not None else None
             self._wait_for_room(deadline)
 
     def _send_singly(self, topic: str, part: Mapping[str, pa.Array], deadline: Deadline) -> None:
-        """Headers and timestamps have no place in `librdkafka.MESSAGE`: one call a record."""
+        """One call a record: the twin of the kernel's loop, and of its count of failed deliveries."""
         rows = len(part["value"])
         none = [None] * rows
         columns = [
@@ -287,7 +305,8 @@ class RecordProducer:
 
     def _failure(self) -> KafkaError | None:
         """Why the records enqueued so far will not all be written, as far as it is known."""
-        return self._fatal_error() or self._delivery_error
+        counted = self._deliveries.error() if self._deliveries is not None else None
+        return self._fatal_error() or self._delivery_error or counted
 
     def _serve(self, call: Callable[[], int]) -> int:
         """``call``, which delivers the client's events, and what it returns.

@@ -4,18 +4,19 @@
  * A plain shared library. It includes neither Python.h nor rdkafka.h and links nothing, so a C compiler is all
  * it takes to build: librdkafka's functions come as pointers (kafka_eos_bind), the few types of its stable ABI
  * that are touched are declared here. Whoever calls has let go of Python's GIL (ctypes does). Nothing here keeps
- * state besides those pointers.
+ * state besides those pointers and the counts of failed deliveries.
  *
  * Every function has a twin in Python (read/columns.py, kafka/consumer.py, kafka/producer.py) that gives the
  * same results, which the tests hold against each other byte for byte. kafka/kernel.py has the signatures;
  * whoever changes one changes KAFKA_EOS_KERNEL_VERSION here and VERSION in native/loader.py.
  */
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define KAFKA_EOS_KERNEL_VERSION 1
+#define KAFKA_EOS_KERNEL_VERSION 2
 
 #if defined(_WIN32)
 #define EXPORT __declspec(dllexport)
@@ -30,6 +31,8 @@ typedef struct rd_kafka_s rd_kafka_t;
 typedef struct rd_kafka_topic_s rd_kafka_topic_t;
 typedef struct rd_kafka_queue_s rd_kafka_queue_t;
 typedef struct rd_kafka_headers_s rd_kafka_headers_t;
+typedef struct rd_kafka_error_s rd_kafka_error_t;
+typedef struct rd_kafka_conf_s rd_kafka_conf_t;
 
 /* rdkafka.h, rd_kafka_message_t: the same since 0.8 */
 typedef struct {
@@ -44,6 +47,38 @@ typedef struct {
         void *opaque;
 } message_t;
 
+/* rdkafka.h, rd_kafka_vtype_t and rd_kafka_vu_t */
+enum {
+        VTYPE_RKT       = 2,
+        VTYPE_PARTITION = 3,
+        VTYPE_VALUE     = 4,
+        VTYPE_KEY       = 5,
+        VTYPE_MSGFLAGS  = 7,
+        VTYPE_TIMESTAMP = 8,
+        VTYPE_HEADERS   = 10
+};
+
+typedef struct {
+        int type;
+        union {
+                rd_kafka_topic_t *topic;
+                int flags;
+                int32_t partition;
+                int64_t timestamp_ms;
+                struct {
+                        void *at;
+                        size_t bytes;
+                } memory;
+                rd_kafka_headers_t *headers;
+                char padding[64];
+        } as;
+} vu_t;
+
+enum { MSG_F_COPY = 2 };
+
+typedef int on_new_t(rd_kafka_t *, const rd_kafka_conf_t *, void *opaque, char *text, size_t text_bytes);
+typedef int on_acknowledgement_t(rd_kafka_t *, message_t *, void *opaque);
+
 static struct {
         int (*consume_callback_queue)(rd_kafka_queue_t *, int timeout_ms, void (*)(message_t *, void *), void *);
         void (*yield)(rd_kafka_t *);
@@ -51,6 +86,15 @@ static struct {
         int (*message_headers)(const message_t *, rd_kafka_headers_t **);
         int (*header_get_all)(const rd_kafka_headers_t *, size_t index, const char **name, const void **value,
                               size_t *value_bytes);
+        rd_kafka_error_t *(*produceva)(rd_kafka_t *, const vu_t *, size_t);
+        int (*error_code)(const rd_kafka_error_t *);
+        void (*error_destroy)(rd_kafka_error_t *);
+        rd_kafka_headers_t *(*headers_new)(size_t);
+        int (*header_add)(rd_kafka_headers_t *, const char *name, ssize_t name_bytes, const void *value,
+                          ssize_t value_bytes);
+        void (*headers_destroy)(rd_kafka_headers_t *);
+        int (*add_on_new)(rd_kafka_conf_t *, const char *name, on_new_t *, void *opaque);
+        int (*add_on_acknowledgement)(rd_kafka_t *, const char *name, on_acknowledgement_t *, void *opaque);
 } kafka;
 
 EXPORT int32_t kafka_eos_kernel_version(void) { return KAFKA_EOS_KERNEL_VERSION; }
@@ -313,4 +357,140 @@ EXPORT block_t *kafka_eos_take(rd_kafka_queue_t *queue, int32_t timeout_ms, int6
         block->wanted    = wanted;
         kafka.consume_callback_queue(queue, timeout_ms, on_message, block);
         return block;
+}
+
+/* ---- writing ------------------------------------------------------------------------------------------- */
+
+/* kafka.librdkafka.HEADER */
+typedef struct {
+        const char *name;
+        int64_t name_bytes;
+        const void *value; /* NULL = null */
+        int64_t value_bytes;
+} header_t;
+
+/*
+ * As rd_kafka_produce_batch, with what that has no place for: enqueues copies of `messages` in order, and returns
+ * how many were taken. The first that was not has its code in `err`, and none behind it was tried.
+ *
+ * `timestamps_ms` may be NULL, and 0 in it is the time of sending. `header_starts` may be NULL; else message i
+ * has `header_counts[i]` headers from `headers[header_starts[i]]` on.
+ */
+EXPORT int64_t kafka_eos_produce(rd_kafka_t *client, rd_kafka_topic_t *topic, message_t *messages, int64_t count,
+                                 const int64_t *timestamps_ms, const int64_t *header_starts,
+                                 const int64_t *header_counts, const header_t *headers) {
+        int64_t i, j;
+
+        for (i = 0; i < count; i++) {
+                message_t *message       = &messages[i];
+                rd_kafka_headers_t *list = NULL;
+                rd_kafka_error_t *error;
+                vu_t parts[7];
+                size_t used = 0;
+
+                parts[used].type       = VTYPE_RKT;
+                parts[used++].as.topic = topic;
+                parts[used].type       = VTYPE_MSGFLAGS;
+                parts[used++].as.flags = MSG_F_COPY;
+                parts[used].type           = VTYPE_PARTITION;
+                parts[used++].as.partition = message->partition;
+                parts[used].type            = VTYPE_VALUE;
+                parts[used].as.memory.at    = message->payload;
+                parts[used++].as.memory.bytes = message->payload_bytes;
+                parts[used].type            = VTYPE_KEY;
+                parts[used].as.memory.at    = message->key;
+                parts[used++].as.memory.bytes = message->key_bytes;
+                if (timestamps_ms) {
+                        parts[used].type              = VTYPE_TIMESTAMP;
+                        parts[used++].as.timestamp_ms = timestamps_ms[i];
+                }
+                if (header_starts && header_counts[i] > 0) {
+                        const header_t *first = headers + header_starts[i];
+                        list                  = kafka.headers_new((size_t)header_counts[i]);
+                        for (j = 0; j < header_counts[i]; j++) {
+                                /* a name ends at its first NUL, as confluent-kafka has it */
+                                const void *nul = memchr(first[j].name, 0, (size_t)first[j].name_bytes);
+                                kafka.header_add(list, first[j].name,
+                                                 nul ? (const char *)nul - first[j].name : first[j].name_bytes,
+                                                 first[j].value, first[j].value_bytes);
+                        }
+                        parts[used].type         = VTYPE_HEADERS;
+                        parts[used++].as.headers = list;
+                }
+                error = kafka.produceva(client, parts, used);
+                if (error) {
+                        message->err = kafka.error_code(error);
+                        kafka.error_destroy(error);
+                        if (list)
+                                kafka.headers_destroy(list); /* they are ours again */
+                        return i;
+                }
+        }
+        return count;
+}
+
+/*
+ * Failed deliveries of a producer without transactions. confluent-kafka's delivery callback knows the records of
+ * its own produce() only. So this library is a plugin of librdkafka too (plugin.library.paths), whose interceptor
+ * sees every record that was answered for, or given up, in librdkafka's own threads, before flush counts it as
+ * done. It only counts.
+ */
+typedef struct deliveries_s {
+        rd_kafka_t *client;
+        _Atomic int64_t failed;
+        _Atomic int32_t first_error;
+        struct deliveries_s *older;
+} deliveries_t;
+
+static _Atomic(deliveries_t *) newest;
+
+static int on_acknowledgement(rd_kafka_t *client, message_t *message, void *opaque) {
+        deliveries_t *deliveries = opaque;
+        int32_t none             = 0;
+
+        (void)client;
+        if (message->err) {
+                atomic_compare_exchange_strong(&deliveries->first_error, &none, message->err);
+                atomic_fetch_add(&deliveries->failed, 1);
+        }
+        return 0;
+}
+
+/* Counters are never freed: a client may be answered while it ends, and there are few clients. */
+static int on_new(rd_kafka_t *client, const rd_kafka_conf_t *conf, void *opaque, char *text, size_t text_bytes) {
+        deliveries_t *deliveries = calloc(1, sizeof(*deliveries));
+
+        (void)conf, (void)opaque, (void)text, (void)text_bytes;
+        if (!deliveries)
+                return -1;
+        deliveries->client = client;
+        deliveries->older  = atomic_load(&newest);
+        while (!atomic_compare_exchange_weak(&newest, &deliveries->older, deliveries))
+                ;
+        return kafka.add_on_acknowledgement(client, "kafka-eos", on_acknowledgement, deliveries);
+}
+
+/* librdkafka's entry into a plugin */
+EXPORT int conf_init(rd_kafka_conf_t *conf, void **opaque, char *text, size_t text_bytes) {
+        (void)opaque, (void)text, (void)text_bytes;
+        return kafka.add_on_new ? kafka.add_on_new(conf, "kafka-eos", on_new, NULL) : -1;
+}
+
+/* The counter of a client; NULL = it was made without this plugin. */
+EXPORT deliveries_t *kafka_eos_deliveries(rd_kafka_t *client) {
+        deliveries_t *each = atomic_load(&newest);
+        while (each && each->client != client)
+                each = each->older;
+        return each;
+}
+
+/* How many failed since it was reset, and the code of the first. */
+EXPORT int64_t kafka_eos_failed(deliveries_t *deliveries, int32_t *first_error) {
+        *first_error = atomic_load(&deliveries->first_error);
+        return atomic_load(&deliveries->failed);
+}
+
+EXPORT void kafka_eos_reset(deliveries_t *deliveries) {
+        atomic_store(&deliveries->failed, 0);
+        atomic_store(&deliveries->first_error, 0);
 }
