@@ -73,6 +73,7 @@ def demo(arguments: tuple[str, ...]) -> None:
 
 
 for _each in (
+    commands.doctor,
     commands.inspect,
     commands.fence,
     commands.adopt,

@@ -22,18 +22,27 @@ def find() -> str:
     Raises:
         UnavailableError: there is none, or it is too old.
     """
+    return found()[0]
+
+
+def found() -> tuple[str, int]:
+    """As `find`, with its major version.
+
+    Raises:
+        UnavailableError: as `find`.
+    """
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=os.path.join(home, "bin")) if home else None
     java = java or shutil.which("java")
     if java is None:
         raise UnavailableError("no Java found: neither in JAVA_HOME nor on the PATH.", fix=_FIX)
     said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    found = version(said)
-    if found is None or found < LOWEST:
+    major = version(said)
+    if major is None or major < LOWEST:
         raise UnavailableError(
-            f"{java} is Java {found or 'of unknown version'}; Kafka 4 needs {LOWEST}.", fix=_FIX
+            f"{java} is Java {major or 'of unknown version'}; Kafka 4 needs {LOWEST}.", fix=_FIX
         )
-    return java
+    return java, major
 
 
 def version(said: str) -> int | None:

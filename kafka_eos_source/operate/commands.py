@@ -1,4 +1,4 @@
-"""``kafka-eos inspect | fence | adopt | sweep``: options in, a report out. Changes need --yes."""
+"""``kafka-eos doctor | inspect | fence | adopt | sweep``: options in, a report out. Changes need --yes."""
 
 from __future__ import annotations
 
@@ -139,6 +139,26 @@ def sweep(ctx: click.Context, /, older_than: str, yes: bool, timeout: str, **giv
     click.echo(f"Deleted {len(swept.going) - len(left)} entries.")
     if left:
         ctx.exit(1)
+
+
+@click.command()
+@with_options(*CONNECTION)
+@click.pass_context
+def doctor(ctx: click.Context, /, timeout: str, **given: Any) -> None:
+    """Whether what a query needs is there: versions, Java, the C kernel, Spark's discovery, the broker.
+
+    The broker is asked when it is named. Exit code 3 = something has to be done first.
+    """
+    from kafka_eos_source.operate import doctor as doctors
+
+    fine = True
+    for check in doctors.checks(target_of(given).kafka, deadline_of(timeout)):
+        click.echo(f"{'ok ' if check.fine else 'BAD'} {check.name:<10} {check.text}")
+        if not check.fine:
+            fine = False
+            click.echo(f"    fix: {check.fix}")
+    if not fine:
+        ctx.exit(NEEDS_A_PERSON)
 
 
 def _held(application_id: str, found: Inspection) -> str:
