@@ -10,6 +10,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
+from integration.support import broker as brokers
 from integration.support.driver import await_condition
 from integration.support.kafka import Admin
 from integration.support.reading import Reader, Topics, texts, values
@@ -384,7 +385,7 @@ def test_progress_says_how_far(reader: Reader, topics: Topics, tmp_path: Path) -
 
 def test_a_broker_that_goes_away(spark: SparkSession, tmp_path: Path) -> None:
     """A query with retries left goes on once it is back; one without ends, saying whom it could not reach."""
-    with EmbeddedKafka() as kafka:
+    with EmbeddedKafka(java_options=brokers.JAVA_OPTIONS) as kafka:
         topics = Topics(kafka.bootstrap_servers, Admin(kafka.bootstrap_servers))
         topic = topics.new()
         reader = Reader(spark, kafka.bootstrap_servers, tmp_path)

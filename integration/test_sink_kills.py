@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,12 +126,19 @@ def test_from_one_cluster_to_another_with_kills(
     checkpoint: str,
     tmp_path: Path,
 ) -> None:
+    """Which clusters they are is nothing to Spark: its loop is enough (`integration.chaos.loop`)."""
     source = topic(2)
     sink = Admin(other_cluster).create("copied", 2)
     wanted = [f"{row:05d}" for row in range(400)]
     produce(broker, source, wanted)
     query = spec(broker, source, other_cluster, sink, checkpoint, **{"application.id": "copy"})
-    killed_at(driver, query, tmp_path, ["commit.before_commit", "commit.after_commit"])
+    loop = {
+        "source": query["sources"][0]["options"],
+        "sink": query["sink"]["options"],
+        "checkpoint": checkpoint,
+    }
+    start = partial(driver, module="integration.chaos.loop")
+    killed_at(start, loop, tmp_path, ["commit.before_commit", "commit.after_commit"])
     assert values(read_back(other_cluster, sink)) == wanted
     group = Admin(other_cluster).group("copy")
     assert set(group) == {(sink, 0)}, "the token is on the anchor alone"

@@ -15,6 +15,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from integration.support import broker as brokers
 from integration.support.driver import Driver, await_condition
 from integration.support.kafka import Admin, end_offsets, produce, read_back, values
 from integration.support.query import Query
@@ -326,6 +327,16 @@ def test_what_an_acl_denies_is_named(
 # -- drivers of their own
 
 
+LOOP = "integration.chaos.loop"
+
+
+def without_spark(plan: dict[str, Any]) -> dict[str, Any]:
+    """The same for `LOOP`, which starts in a second."""
+    sink = plan["sink"]["options"]
+    source = plan["sources"][0]["options"]
+    return {"source": source, "sink": sink, "checkpoint": sink["checkpointLocation"]}
+
+
 def spec(broker: str, source: str, sink: str, checkpoint: str, limit: int, **more: Any) -> dict[str, Any]:
     reader = {"kafka.bootstrap.servers": broker, "subscribe": source, "startingOffsets": "earliest"}
     return {
@@ -343,7 +354,7 @@ def spec(broker: str, source: str, sink: str, checkpoint: str, limit: int, **mor
 def test_a_zombie_driver_is_fenced_when_it_comes_back(
     query: Query, broker: str, driver: Callable[..., Driver], tmp_path: Path
 ) -> None:
-    """A stops in the middle of a transaction; B takes the checkpoint over and goes on; A wakes up."""
+    """A, inside Spark, stops in its transaction; B takes the checkpoint over and goes on; A wakes up."""
     produce(broker, query.source, rows(0, 300))
     plan = spec(broker, query.source, query.sink, query.checkpoint, 100)
     once = tmp_path / "once"
@@ -354,7 +365,7 @@ def test_a_zombie_driver_is_fenced_when_it_comes_back(
         for each in psutil.Process(zombie.process.pid).children(recursive=True)
         if each.status() == psutil.STATUS_STOPPED
     ]
-    driver(plan).finish()
+    driver(without_spark(plan), module=LOOP).finish()
     assert values(read_back(broker, query.sink)) == rows(0, 300)
     ends = end_offsets(broker, query.sink)
     os.kill(stopped.pid, signal.SIGCONT)
@@ -386,18 +397,16 @@ def test_failed_tasks_and_commits_in_changing_processes(
 def test_a_broker_that_restarts_in_the_middle(
     driver: Callable[..., Driver], checkpoint: str, tmp_path: Path
 ) -> None:
-    with EmbeddedKafka() as kafka:
+    with EmbeddedKafka(java_options=brokers.JAVA_OPTIONS) as kafka:
         admin = Admin(kafka.bootstrap_servers)
         source, sink = admin.create("in", 2), admin.create("out", 2)
         produce(kafka.bootstrap_servers, source, rows(0, 400))
         once = tmp_path / "once"
         plan = spec(kafka.bootstrap_servers, source, sink, checkpoint, 100)
-        running = driver(plan, f"commit.after_flush=stop@{once}")
+        running = driver(without_spark(plan), f"commit.after_flush=stop@{once}", module=LOOP)
         await_condition(once.exists, 120, "the driver is within its transaction")
         kafka.kill_node(1)
         kafka.start_node(1)
-        for each in psutil.Process(running.process.pid).children(recursive=True):
-            if each.status() == psutil.STATUS_STOPPED:
-                each.resume()
+        running.resume()
         running.finish()
         assert values(read_back(kafka.bootstrap_servers, sink)) == rows(0, 400)
