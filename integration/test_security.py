@@ -190,8 +190,8 @@ def stateful(query: Query, folder: Path) -> StatefulRun:
     """The same with an operator in between, logged in as ``operator``."""
     own = {"application.id": query.names["app"], "state.dir": str(folder), "state.timeout.ms": "20000"}
     options = {**query.cluster.options("operator"), **own}
-    spec = {"source": query.source(), "sink": query.sink(), "checkpoint": query.checkpoint}
-    return StatefulRun(spec, options)
+    spec = {"source": query.source(), "sink": query.sink(), "checkpoint": query.checkpoint, "state": options}
+    return StatefulRun(spec, threading.Event())
 
 
 #: What ``operator`` needs, and ``writer`` besides `LEAST`, in the order in which a first batch meets it; and

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -137,22 +136,6 @@ def test_a_worker_is_killed_between_every_two_steps(case: Case, driver: Any, tmp
     driver(spec, armed).finish()
     reached = {path.name.removeprefix("once-") for path in tmp_path.glob("once-*")}
     assert reached == set(steps)
-    case.check()
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.fault("S03", "the driver is killed while state commits", "before, within and after the commit")
-@pytest.mark.fault("S04", "the state of one shard is deleted, then of all", "between two runs")
-def test_the_driver_is_killed_and_state_is_deleted(case: Case, driver: Any, tmp_path: Path) -> None:
-    for number, step in enumerate(["state.after_pending", "commit.before_commit", "commit.after_commit"]):
-        killed = driver(case.spec(), f"{step}=kill@{tmp_path}/once-{number}")
-        assert killed.wait() != 0
-        assert (tmp_path / f"once-{number}").exists(), f"{step} was not reached:\n{killed.tail()}"
-        if number == 1:
-            shutil.rmtree(case.state_dir / case.application / "counts" / "0")
-        if number == 2:
-            shutil.rmtree(case.state_dir)
-    driver(case.spec()).finish()
     case.check()
 
 

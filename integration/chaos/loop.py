@@ -5,11 +5,12 @@ run the tasks, commit, write the commit log; after a start it replays the batch 
 not in the second. A spec is::
 
     {"source": {…}, "sink": {…}, "checkpoint": …, "available_now": true, "restarts": 0, "mutations": [],
-     "history": null}
+     "history": null, "state": null}
 
-``history`` is a file to which each attempt at a batch is recorded (`kafka_eos_source.testing.history`). It
-ends well when the source is read to where it ended at the start (``available_now``), or when its standard
-input says so; and ends when the process that started it does.
+``state`` are the options of a stateful operator that counts rows (`stateful`). ``history`` is a file to which
+each attempt at a batch is recorded (`kafka_eos_source.testing.history`). It ends well when the source is read
+to where it ended at the start (``available_now``), or when its standard input says so; and ends when the
+process that started it does.
 """
 
 from __future__ import annotations
@@ -125,9 +126,9 @@ class Run:
         messages = []
         read: list[pa.RecordBatch] = []
         try:
-            for task in self._reader.partitions(start, end):
-                self._enter_task(batch_id)
-                messages.append(writer.write(self._rows(task, read)))
+            for number, rows in enumerate(self._tasks(start, end, read)):
+                self._enter_task(batch_id, number)
+                messages.append(writer.write(rows))
             with self._recorded(batch_id, start, end, read):
                 writer.commit(messages, batch_id)
         except Exception:
@@ -135,6 +136,11 @@ class Run:
             raise
         self._checkpoint.log_commit(batch_id)
         print("BATCH", batch_id, flush=True)
+
+    def _tasks(self, start: Any, end: Any, read: list[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:
+        """What each task hands to the sink; it is made while the sink takes it."""
+        for task in self._reader.partitions(start, end):
+            yield self._rows(task, read)
 
     def _rows(self, task: Any, read: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in self._reader.read(task):
@@ -167,14 +173,14 @@ class Run:
             raise
         self._recorder.ok(begun)
 
-    def _enter_task(self, batch_id: int) -> None:
+    def _enter_task(self, batch_id: int, number: int) -> None:
         context: Any = TaskContext()
         context._localProperties = {
             "sql.streaming.queryId": self._checkpoint.query_id,
             "streaming.sql.batchId": str(batch_id),
             "spark.jobGroup.id": self._run_id,
         }
-        context._attemptNumber = context._partitionId = 0
+        context._attemptNumber, context._partitionId = 0, number
         TaskContext._taskContext = context
 
 
@@ -204,9 +210,14 @@ def main(path: str) -> None:
     spec = json.loads(Path(path).read_text())
     for name in spec.get("mutations", ()):
         mutations.switch_off(name)
+    run: type[Any] = Run
+    if "state" in spec:
+        from integration.chaos.stateful import StatefulRun
+
+        run = StatefulRun
     for restarts_left in range(spec.get("restarts", 0), -1, -1):
         try:
-            Run(spec, stop).to_the_end()
+            run(spec, stop).to_the_end()
             break
         except (KafkaEosError, RuntimeError) as error:
             print("QUERY FAILED", type(error).__name__, error, flush=True)

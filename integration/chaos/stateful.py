@@ -1,4 +1,4 @@
-"""The loop with a stateful operator in its tasks: one shard, which counts rows by their value."""
+"""The loop with a stateful operator in its tasks: `SHARDS` of them, which count rows by their value."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ from pyspark.sql.types import StructType
 
 from integration.chaos.loop import Run
 from integration.support.stateful import RunningCounts
+from kafka_eos_source.state.encoding.spark_hash import shards_of
 from kafka_eos_source.state.operator.task import SHARD, Operator
 from kafka_eos_source.state.options import parse_state
 
-STORE = "counts"
+STORE, SHARDS = "counts", 2
 
 
 class StatefulRun(Run):
-    """As Spark runs it: the operator's rows are made while the sink takes them.
+    """As Spark runs it: rows go to their shards, and the operator's are made while the sink takes them.
 
     Args:
-        spec: of `Run`.
-        options: of the operator.
-        drops_state: a filter behind the operator keeps the rows with a value only.
+        spec: of `Run`, and under ``state`` the options of the operator; with ``drops_state`` a filter behind
+            it keeps the rows with a value only.
     """
 
-    def __init__(
-        self, spec: Mapping[str, Any], options: Mapping[str, str], *, drops_state: bool = False
-    ) -> None:
-        super().__init__(spec, threading.Event())
-        self._drops_state = drops_state
-        self._operator = Operator(RunningCounts(), STORE, 1, parse_state(options))
+    def __init__(self, spec: Mapping[str, Any], stop: threading.Event) -> None:
+        super().__init__(spec, stop)
+        self._drops_state = spec.get("drops_state", False)
+        self._operator = Operator(RunningCounts(), STORE, SHARDS, parse_state(spec["state"]))
         self._written: StructType = from_arrow_schema(self._operator.output)
 
-    def _rows(self, task: Any, read: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        def counted() -> Iterator[pa.RecordBatch]:
-            for batch in super(StatefulRun, self)._rows(task, read):
-                shard = pa.array([0] * len(batch), pa.int32())
-                yield pa.record_batch({"key": batch.column("value"), SHARD: shard})
+    def _tasks(self, start: Any, end: Any, read: list[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:
+        found = [batch.column("value") for rows in super()._tasks(start, end, read) for batch in rows]
+        keys = pa.concat_arrays([pa.array([], pa.binary()), *found])
+        placed = shards_of([keys], SHARDS)
+        for shard in range(SHARDS):
+            yield self._counted(keys.filter(pa.array(placed == shard)), shard)
 
-        for batch in self._operator(counted()):
+    def _counted(self, keys: pa.BinaryArray, shard: int) -> Iterator[pa.RecordBatch]:
+        number = pa.array([shard] * len(keys), pa.int32())
+        for batch in self._operator([pa.record_batch({"key": keys, SHARD: number})]):
             yield batch.filter(batch.column("value").is_valid()) if self._drops_state else batch

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark import TaskContext
 
-from integration.chaos.stateful import StatefulRun
+from integration.chaos.stateful import STORE, StatefulRun
+from integration.support.driver import Driver
 from integration.support.kafka import Admin, produce, read_back
 from integration.support.stateful import check_running_counts
 from kafka_eos_source import failpoints
@@ -27,30 +31,38 @@ class Case:
 
     def __init__(self, broker: str, topic: Callable[..., str], folder: Path) -> None:
         self.broker = broker
-        self.source, self.sink = topic(1), topic(1)
+        self.source, self.sink = topic(2), topic(2)
         self.application = f"app-{self.sink}"
-        self.folder = folder
+        self.checkpoint = folder / "checkpoint"
+        self.state = folder / "state"
         rows = [f"k{row % KEYS:02d}" for row in range(ROWS)]
         produce(broker, self.source, rows)
         self.wanted = Counter(rows)
 
-    def run(
+    def spec(
         self, sink: dict[str, str] | None = None, operator: dict[str, str] | None = None, **more: Any
-    ) -> None:
+    ) -> dict[str, Any]:
         servers = {"kafka.bootstrap.servers": self.broker}
         reading = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": str(PER_BATCH)}
         ours = {**servers, "application.id": self.application}
-        checkpoint = str(self.folder / "checkpoint")
-        spec = {
+        writing = {"topic": self.sink, "checkpointLocation": str(self.checkpoint)}
+        return {
             "source": {**servers, **reading, "subscribe": self.source},
-            "sink": {**ours, "topic": self.sink, "checkpointLocation": checkpoint, **(sink or {})},
-            "checkpoint": checkpoint,
+            "sink": {**ours, **writing, **(sink or {})},
+            "state": {**ours, "state.dir": str(self.state), **(operator or {})},
+            "checkpoint": str(self.checkpoint),
+            **more,
         }
-        state = {**ours, "state.dir": str(self.folder / "state"), **(operator or {})}
+
+    def run(self, **spec: Any) -> None:
+        """In this process."""
         try:
-            StatefulRun(spec, state, **more).to_the_end()
+            StatefulRun(self.spec(**spec), threading.Event()).to_the_end()
         finally:
             forget()
+
+    def check(self) -> None:
+        check_running_counts(self.wanted, read_back(self.broker, self.sink))
 
 
 def forget() -> None:
@@ -66,6 +78,26 @@ def case(broker: str, topic: Callable[..., str], tmp_path: Path) -> Case:
     return Case(broker, topic, tmp_path)
 
 
+@pytest.mark.fault("S03", "the driver is killed while state commits", "before, within and after the commit")
+@pytest.mark.fault("S04", "the state of one shard is deleted, then of all", "between two runs")
+def test_the_driver_is_killed_and_state_is_deleted(
+    case: Case, driver: Callable[..., Driver], tmp_path: Path
+) -> None:
+    """A process dies as a driver does that runs its tasks itself; the next one finds what it left."""
+    start = partial(driver, module="integration.chaos.loop")
+    for number, step in enumerate(["state.after_pending", "commit.before_commit", "commit.after_commit"]):
+        once = tmp_path / f"once-{number}"
+        killed = start(case.spec(), f"{step}=kill*{number + 1}@{once}")
+        assert killed.wait() != 0
+        assert once.exists(), f"{step} was not reached:\n{killed.tail()}"
+        if number == 1:
+            shutil.rmtree(case.state / case.application / STORE / "0")
+        if number == 2:
+            shutil.rmtree(case.state)
+    start(case.spec()).finish()
+    case.check()
+
+
 @pytest.mark.fault(
     "S08", "the group is deleted while a batch is in Kafka and not in Spark's log", "after the commit"
 )
@@ -78,13 +110,13 @@ def test_the_group_is_deleted_and_the_changelog_knows_its_batch(case: Case, admi
         with pytest.raises(RestartQueryError, match="armed to raise"):
             case.run()
     failpoints._armed.cache_clear()
-    commits = case.folder / "checkpoint" / "commits"
+    commits = case.checkpoint / "commits"
     assert {path.name for path in commits.iterdir()} == {str(each) for each in range(DIES_IN_BATCH)}
     admin.delete_group(case.application)
     with pytest.raises(TokenMissingError):
         case.run()
     case.run(sink={"onMissingToken": "assume_committed"}, operator={"onMissingState": "changelog"})
-    check_running_counts(case.wanted, read_back(case.broker, case.sink))
+    case.check()
 
 
 @pytest.mark.fault("S05", "a filter drops rows with state", "between operator and sink")
