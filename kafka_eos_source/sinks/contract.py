@@ -202,7 +202,7 @@ class TwoPhaseSink(ABC):
         Raises:
             InvalidOptionError: two options do not go together.
         """
-        return cls(**{name.replace(".", "_"): value for name, value in options.items()})
+        return cls(**{name.removesuffix(".*").replace(".", "_"): value for name, value in options.items()})
 
     def open(self, context: SinkContext) -> None:
         """Before any other call, in every process. Connects to nothing yet."""

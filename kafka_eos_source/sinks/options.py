@@ -13,7 +13,8 @@ class SinkOption:
     """One option of a type of sink.
 
     Attributes:
-        name: lower case, as after ``sink.<name>.``: Spark hands every name on in lower case.
+        name: lower case, as after ``sink.<name>.``: Spark hands every name on in lower case. One that ends in
+            ``.*`` stands for all names that begin so, and its value is a mapping of what comes after.
         parse: from (full name, text) to value (`option_values`).
         default: when it is not set.
         kind: type and unit, for people.
@@ -31,6 +32,11 @@ class SinkOption:
     shown_default: str = ""
     required: bool = False
     secret: bool = False
+
+    @property
+    def prefix(self) -> str:
+        """What the names it stands for begin with; "" = it stands for itself."""
+        return self.name.removesuffix("*") if self.name.endswith(".*") else ""
 
 
 def columns(name: str, value: str) -> tuple[str, ...]:

@@ -29,6 +29,8 @@ OBJECT = "object"
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _MOST_SINKS = 16
+#: Names of secrets, as stores and catalogs have them: ``s3.session-token``, ``azure_storage_account_key``.
+_HANDED_ON = re.compile(r"(^|[._-])(token|key|sas|authorization|connection[_-]string)([._-]|$)")
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,11 @@ TYPES: dict[str, SinkType] = {
     "filesystem": SinkType(
         "kafka_eos_source.sinks.filesystem:FilesystemSink",
         "Files in a folder: Parquet, JSON lines or CSV ([sink-filesystem.md](sink-filesystem.md)).",
+    ),
+    "iceberg": SinkType(
+        "kafka_eos_source.sinks.iceberg:IcebergSink",
+        "An Apache Iceberg table, a snapshot for each batch ([sinks-iceberg.md](sinks-iceberg.md)).",
+        "iceberg",
     ),
     "sql": SinkType(
         "kafka_eos_source.sinks.sql:SqlSink",
@@ -214,7 +221,7 @@ def _spec(name: str, stated: dict[str, str]) -> SinkSpec:
 def _values(name: str, stated: Mapping[str, str], declared: Sequence[SinkOption]) -> dict[str, Any]:
     known = {option.name: option for option in declared}
     for given in stated:
-        if given not in known:
+        if _declared(given, declared) is None:
             near = difflib.get_close_matches(given, known, n=2, cutoff=0.6)
             said = (
                 f" Did you mean {' or '.join(repr(f'{PREFIX}{name}.{each}') for each in near)}?"
@@ -229,13 +236,29 @@ def _values(name: str, stated: Mapping[str, str], declared: Sequence[SinkOption]
     found: dict[str, Any] = {}
     for option in declared:
         full = f"{PREFIX}{name}.{option.name}"
-        if option.name in stated:
+        if option.prefix:
+            found[option.name] = {
+                given.removeprefix(option.prefix): _parsed(option, f"{PREFIX}{name}.{given}", text)
+                for given, text in stated.items()
+                if _declared(given, declared) is option
+            }
+        elif option.name in stated:
             found[option.name] = _parsed(option, full, stated[option.name])
         elif option.required:
             raise InvalidOptionError(f"option {full!r} is missing; expected {option.kind}.", fix="set it.")
         else:
             found[option.name] = option.default
     return found
+
+
+def _declared(given: str, declared: Sequence[SinkOption]) -> SinkOption | None:
+    """The option that a name is of: its own, else the one with the longest prefix."""
+    for option in declared:
+        if option.name == given:
+            return option
+    open_ended = [each for each in declared if each.prefix and each.prefix != given]
+    fitting = [each for each in open_ended if given.startswith(each.prefix)]
+    return max(fitting, key=lambda each: len(each.prefix), default=None)
 
 
 def _parsed(option: SinkOption, full: str, text: str) -> Any:
@@ -249,10 +272,15 @@ def _parsed(option: SinkOption, full: str, text: str) -> Any:
 
 def _secrets(stated: Mapping[str, str], declared: Sequence[SinkOption]) -> tuple[str, ...]:
     hidden: list[str] = []
-    for option in declared:
-        text = stated.get(option.name, "").strip()
-        if text and (option.secret or secrets.is_secret(option.name)):
+    for given, text in stated.items():
+        option, text = _declared(given, declared), text.strip()
+        if option is None or not text:
+            continue
+        # what is handed on to a library is named by it: any URL there may hold a password
+        if option.secret or secrets.is_secret(given) or (option.prefix and _HANDED_ON.search(given)):
             hidden += _of_url(text) if "://" in text else [text]
+        elif option.prefix and "://" in text:
+            hidden += _of_url(text)
     return tuple(hidden)
 
 
