@@ -64,6 +64,11 @@ TYPES: dict[str, SinkType] = {
         "A table of Postgres, MySQL, MariaDB, SQLite or another database ([sink-sql.md](sink-sql.md)).",
         "sql",
     ),
+    "http": SinkType(
+        "kafka_eos_source.sinks.http:HttpSink",
+        "A web service: prepare, commit and abort endpoints, or a POST under an idempotency key "
+        "([sink-http.md](sink-http.md)).",
+    ),
     "memory": SinkType("kafka_eos_source.sinks.memory:MemorySink", "This process's memory, for tests."),
 }
 

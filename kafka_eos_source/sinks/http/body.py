@@ -1,0 +1,34 @@
+"""A batch as the body of a request: JSON lines, or an Arrow IPC stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from kafka_eos_source.sinks.filesystem import jsonlines
+
+FORMATS = {"json": "application/x-ndjson", "arrow": "application/vnd.apache.arrow.stream"}
+
+
+def encode(kind: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> memoryview:
+    """The same rows give the same bytes: a service may compare a repeated body with the first one.
+
+    Args:
+        kind: one of `FORMATS`.
+    """
+    out = pa.BufferOutputStream()
+    if kind == "arrow":
+        with pa.ipc.new_stream(out, schema) as stream:
+            for batch in batches:
+                stream.write_batch(batch)
+    else:
+        lines = jsonlines.Writer(out)
+        for batch in batches:
+            lines.write_batch(batch)
+    return memoryview(out.getvalue())
+
+
+def headers(kind: str, rows: int) -> dict[str, str]:
+    """Of the request: what it is, and how many rows. `Content-Length` tells half a body from a whole one."""
+    return {"Content-Type": FORMATS[kind], "Kafka-Eos-Rows": str(rows)}

@@ -1,0 +1,246 @@
+"""A service that keeps the protocol of the `http` sink, as a process; and loses answers when it is told to.
+
+Its state is files, so that it survives being killed: ``<folder>/<prepared|committed|aborted>/<id>``. Each
+change is one rename or one file that appears whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import http.server
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+#: Done, or not done, before the answer is lost; a status; a wait until the caller has gone.
+LOSE_AFTER, LOSE_BEFORE, DELAY = "lose-after", "lose-before", "delay"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Endpoints of both protocols; ``/rows`` takes a batch under its key."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1
+    folder: Path
+    faults: list[dict[str, Any]]
+    log: list[dict[str, Any]]
+    lock: threading.Lock
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        _, what, *rest = url.path.split("/")
+        if self._faulty(what, lose=LOSE_BEFORE):
+            return
+        if what == "log":
+            self._answer(200, self.log)
+        elif what == "status":
+            self._answer(200, {"state": self._state(unquote(rest[0]))})
+        elif what == "pending":
+            application = parse_qs(url.query)["application"][0]
+            ids = [
+                each.name
+                for each in (self.folder / "prepared").iterdir()
+                if each.name.startswith(application)
+            ]
+            self._answer(200, {"pending": ids})
+        else:
+            self._answer(404, {})
+
+    def do_POST(self) -> None:
+        _, what, *rest = urlsplit(self.path).path.split("/")
+        body = self.rfile.read(size := int(self.headers["Content-Length"]))
+        if len(body) < size:  # the caller died over it
+            self.close_connection = True
+            return
+        if what == "faults":
+            self.faults[:] = json.loads(body)
+            self._answer(200, {})
+            return
+        if what == "reset":
+            self.log.clear()
+            self.faults.clear()
+            self._answer(200, {})
+            return
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.log.append({"path": self.path, "headers": headers, "bytes": len(body)})
+        if self._faulty(what, lose=LOSE_BEFORE):
+            return
+        with self.lock:
+            status = self._do(what, unquote(rest[0]) if rest else "", body)
+        if not self._faulty(what, lose=LOSE_AFTER):
+            self._answer(status, {})
+
+    def _do(self, what: str, txn: str, body: bytes) -> int:
+        if what == "rows":
+            txn = self.headers["Idempotency-Key"]
+            if self._state(txn) == "committed":
+                return 409
+            self._write(txn, body)
+            self._move(txn, "prepared", "committed")
+            return 201
+        state = self._state(txn)
+        if what == "prepare":
+            if state in ("committed", "prepared"):
+                return 409
+            self._write(txn, body)
+            return 201
+        if what == "commit":
+            if state == "prepared":
+                self._move(txn, "prepared", "committed")
+                return 200
+            return 409 if state == "committed" else 404
+        if what == "abort":
+            if state == "prepared":
+                self._move(txn, "prepared", "aborted")
+                return 200
+            return 409 if state == "committed" else 404
+        return 404
+
+    def _state(self, txn: str) -> str:
+        for state in ("committed", "prepared", "aborted"):
+            if (self.folder / state / txn).exists():
+                return state
+        return "unknown"
+
+    def _write(self, txn: str, body: bytes) -> None:
+        new = self.folder / f"{uuid.uuid4().hex}.new"
+        new.write_bytes(body)
+        new.rename(self.folder / "prepared" / txn)
+
+    def _move(self, txn: str, before: str, after: str) -> None:
+        (self.folder / before / txn).rename(self.folder / after / txn)
+
+    def _faulty(self, what: str, lose: str) -> bool:
+        """Whether a fault took the request: the first that fits, once."""
+        for fault in self.faults:
+            do = fault["do"]
+            if fault["at"] != what or (do in (LOSE_BEFORE, LOSE_AFTER) and do != lose):
+                continue
+            if lose == LOSE_AFTER != do:
+                continue
+            self.faults.remove(fault)
+            if do == DELAY:
+                # until the caller gives up: it closes its end
+                self.connection.settimeout(30)
+                self.connection.recv(1)
+            elif do not in (LOSE_BEFORE, LOSE_AFTER):
+                self._answer(int(do), {"error": f"told to say {do}"}, fault.get("headers", {}))
+                return True
+            self.close_connection = True
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            return True
+        return False
+
+    def _answer(self, status: int, content: object, headers: dict[str, str] | None = None) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+        self.wfile.flush()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing: tests ask for the log."""
+
+
+@dataclass
+class HttpService:
+    """The process, as a test has it.
+
+    Attributes:
+        folder: its state.
+        port: stays the same over restarts.
+    """
+
+    folder: Path
+    port: int
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        command = [sys.executable, __file__, str(self.folder), str(self.port)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline().strip() == b"ready"
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def reset(self) -> None:
+        """As if it were new."""
+        if self._process is None or self._process.poll() is not None:
+            self.start()
+        self._ask("POST", "/reset", {})
+        for each in self.folder.glob("*/*"):
+            each.unlink()
+
+    def fault(self, *faults: tuple[str, str], headers: dict[str, str] | None = None) -> None:
+        """The next request of this kind (``commit``, …), each once: a status, or one of the constants."""
+        self._ask("POST", "/faults", [{"at": at, "do": do, "headers": headers or {}} for at, do in faults])
+
+    def log(self) -> list[dict[str, Any]]:
+        """POSTs since it was started."""
+        found: list[dict[str, Any]] = self._ask("GET", "/log", None)
+        return found
+
+    def committed(self) -> list[bytes]:
+        """The bodies that readers see."""
+        return [each.read_bytes() for each in sorted((self.folder / "committed").iterdir())]
+
+    def _ask(self, method: str, path: str, content: object) -> Any:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        with contextlib.closing(connection):
+            connection.request(method, path, json.dumps(content))
+            return json.loads(connection.getresponse().read())
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[HttpService]:
+    for each in ("prepared", "committed", "aborted"):
+        (folder / each).mkdir(parents=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    service = HttpService(folder, port)
+    service.start()
+    try:
+        yield service
+    finally:
+        service.kill()
+
+
+def serve(folder: str, port: str) -> None:
+    class Own(Handler):
+        pass
+
+    Own.folder, Own.faults, Own.log, Own.lock = Path(folder), [], [], threading.Lock()
+    http.server.ThreadingHTTPServer.daemon_threads = True
+    parent = os.getppid()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", int(port)), Own) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        print("ready", flush=True)
+        while os.getppid() == parent:  # a test runner that is killed leaves nothing running
+            time.sleep(1)
+
+
+if __name__ == "__main__":
+    serve(*sys.argv[1:])

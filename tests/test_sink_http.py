@@ -1,0 +1,327 @@
+"""The `http` sink against a service in its own process: the contract, lost answers, restarts, secrets."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+from http_service import DELAY, LOSE_AFTER, LOSE_BEFORE, HttpService, running
+
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import InvalidOptionError, SinkFailedError, SinkRetryableError
+from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.sinks.contract import OK, Fatal, Retryable, SinkContext
+from kafka_eos_source.sinks.http import HttpSink
+from kafka_eos_source.sinks.http.answers import Answer, Heard, judge, retry_after_seconds, state_of
+from kafka_eos_source.sinks.registry import parse
+from kafka_eos_source.testing.sinks import (
+    ROWS,
+    Rows,
+    SinkConformance,
+    System,
+    deadline,
+    new_txn,
+    opened,
+    stage,
+)
+
+IDEMPOTENCY_KEY = "idempotency-key"
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpService]:
+    with running(tmp_path_factory.mktemp("service")) as found:
+        yield found
+
+
+@pytest.fixture
+def service(process: HttpService) -> HttpService:
+    """It knows nothing yet."""
+    process.reset()
+    return process
+
+
+def _rows(service: HttpService, kind: str) -> Rows:
+    found: list[dict[str, Any]] = []
+    for body in service.committed():
+        if kind == "json":
+            found += [json.loads(line) for line in body.decode().split("\n") if line]
+        else:
+            found += pa.ipc.open_stream(io.BytesIO(body)).read_all().to_pylist()
+    return found
+
+
+def _system(service: HttpService, mode: str, folder: Path, kind: str = "json", **options: Any) -> System:
+    url = f"{service.url}/rows" if mode == IDEMPOTENCY_KEY else service.url
+    return System(
+        sink=lambda: HttpSink(url, mode, kind, **options),
+        visible=lambda: _rows(service, kind),
+        store=str(folder / "store") if mode == IDEMPOTENCY_KEY else None,
+    )
+
+
+class TestTwoPhase(SinkConformance):
+    most_kills: ClassVar[int] = 10
+
+    @pytest.fixture
+    def system(self, service: HttpService, tmp_path: Path) -> System:
+        return _system(service, "two-phase", tmp_path, "arrow")
+
+
+class TestIdempotencyKey(SinkConformance):
+    most_kills: ClassVar[int] = 10
+
+    @pytest.fixture
+    def system(self, service: HttpService, tmp_path: Path) -> System:
+        return _system(service, IDEMPOTENCY_KEY, tmp_path)
+
+
+@pytest.fixture(params=["two-phase", IDEMPOTENCY_KEY, "idempotency-key with a status"])
+def system(service: HttpService, tmp_path: Path, request: pytest.FixtureRequest) -> System:
+    mode, _, status = request.param.partition(" ")
+    options = {"status_url": f"{service.url}/status/{{id}}"} if status else {}
+    return _system(service, mode, tmp_path, timeout=500, **options)
+
+
+def _decisive(system: System) -> str:
+    """The request that makes the rows visible."""
+    return "commit" if system.store is None else "rows"
+
+
+@pytest.mark.parametrize("fault", [LOSE_AFTER, LOSE_BEFORE, DELAY, "500", "503", "202", "408", "429"])
+def test_a_commit_whose_answer_says_nothing_is_done_once(
+    service: HttpService, system: System, fault: str
+) -> None:
+    txn = new_txn()
+    with opened(system) as sink:
+        assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+        service.fault((_decisive(system), fault))
+        assert sink.commit(txn, deadline()) == OK
+        assert list(sink.recover(deadline())) == []
+    assert sorted(row["id"] for row in system.visible()) == ROWS["id"].to_pylist()
+
+
+@pytest.mark.parametrize("fault", [LOSE_AFTER, LOSE_BEFORE, DELAY, "502", "429"])
+def test_a_prepare_whose_answer_says_nothing_is_done_once(
+    service: HttpService, tmp_path: Path, fault: str
+) -> None:
+    system = _system(service, "two-phase", tmp_path, timeout=500)
+    txn = new_txn()
+    with opened(system) as sink:
+        service.fault(("prepare", fault))
+        assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+        assert list(sink.recover(deadline())) == [txn]
+        service.fault(("abort", fault))
+        assert sink.abort(txn, deadline()) == OK
+        assert list(sink.recover(deadline())) == []
+    assert system.visible() == []
+
+
+def test_neither_the_call_nor_the_look_is_answered(service: HttpService, tmp_path: Path) -> None:
+    """It is not known, so nothing is said but "later"; the next call finds it done."""
+    system = _system(service, "two-phase", tmp_path, retries=0)
+    txn = new_txn()
+    with opened(system) as sink:
+        assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+        service.fault(("commit", LOSE_AFTER), ("status", "500"))
+        assert isinstance(sink.commit(txn, deadline()), Retryable)
+        assert sink.commit(txn, deadline()) == OK
+    assert len(system.visible()) == ROWS.num_rows
+
+
+def test_the_service_is_killed_and_comes_back(service: HttpService, system: System) -> None:
+    txn = new_txn()
+    with opened(system) as sink:
+        assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+        service.kill()
+        assert isinstance(sink.commit(txn, Deadline.after_seconds(0.3)), Retryable)
+        service.start()
+        assert sink.commit(txn, deadline()) == OK
+    assert len(system.visible()) == ROWS.num_rows
+
+
+def test_the_service_dies_over_the_answer_and_comes_back_within_the_call(
+    service: HttpService, system: System
+) -> None:
+    txn = new_txn()
+    with opened(system) as sink:
+        assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+        service.fault((_decisive(system), LOSE_AFTER), ("status", LOSE_BEFORE), ("status", "503"))
+        back = threading.Thread(target=lambda: (service.kill(), service.start()))
+        back.start()
+        outcome = sink.commit(txn, deadline())
+        back.join()
+        assert outcome == OK or isinstance(outcome, Retryable)
+        assert sink.commit(txn, deadline()) == OK
+    assert len(system.visible()) == ROWS.num_rows
+
+
+@pytest.mark.parametrize("status", ["400", "401", "403", "413", "422", "307"])
+def test_a_refusal_is_final_at_the_first_time(service: HttpService, system: System, status: str) -> None:
+    txn = new_txn()
+    with opened(system) as sink:
+        assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+        service.fault((_decisive(system), status))
+        outcome = sink.commit(txn, deadline())
+        assert isinstance(outcome, Fatal)
+        assert status in outcome.why
+        assert ("maxOffsetsPerTrigger" in outcome.fix) is (status == "413")
+        assert list(sink.recover(deadline())) == [txn], "a person can commit it yet"
+    assert system.visible() == []
+
+
+def test_it_waits_as_long_as_the_service_asks(service: HttpService, system: System) -> None:
+    txn = new_txn()
+    with opened(system) as sink:
+        assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+        service.fault((_decisive(system), "429"), headers={"Retry-After": "1"})
+        begun = time.monotonic()
+        assert sink.commit(txn, deadline()) == OK
+        assert time.monotonic() - begun >= 1
+        service.fault((_decisive(system), "503"), headers={"Retry-After": "3600"})
+        later = new_txn()
+        assert sink.prepare(later, stage(sink, ROWS), deadline()) == OK
+        # no look first: what is asked is longer than there is time
+        service.fault((_decisive(system), "429"), headers={"Retry-After": "3600"})
+        assert isinstance(sink.commit(later, deadline()), Retryable)
+
+
+def test_a_conflict_is_done_or_under_way(service: HttpService, tmp_path: Path) -> None:
+    """409 of a service that keeps the IETF's draft: the first request with the key is still at it."""
+    for on_conflict, sent in (("done", 1), ("retry", 2)):
+        system = _system(service, IDEMPOTENCY_KEY, tmp_path, on_conflict=on_conflict)
+        before = len(service.log())
+        txn = new_txn()
+        with opened(system) as sink:
+            assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+            service.fault(("rows", "409"))
+            assert sink.commit(txn, deadline()) == OK
+        assert len(service.log()) - before == sent
+
+
+def test_a_batch_of_an_earlier_process_is_looked_up_before_it_is_sent_again(
+    service: HttpService, tmp_path: Path
+) -> None:
+    """It was sent, and the process died before it noted it; the service has forgotten the key since."""
+    status = f"{service.url}/status/{{id}}"
+    system = _system(service, IDEMPOTENCY_KEY, tmp_path, status_url=status)
+    txn = new_txn()
+    with opened(system) as sink:
+        assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+    (service.folder / "committed" / str(txn)).write_bytes(b"")
+    with opened(system) as sink:
+        assert list(sink.recover(deadline())) == [txn]
+        service.fault(("status", "500"))
+        assert isinstance(sink.commit(txn, deadline()), Retryable)
+        assert sink.commit(txn, deadline()) == OK
+    assert service.log() == []
+
+
+@pytest.mark.parametrize("mode", ["two-phase", IDEMPOTENCY_KEY])
+def test_the_request_says_what_it_carries_and_who_asks(
+    service: HttpService, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVICE_AUTH", "Bearer s3cr3t-of-the-test")
+    system = _system(service, mode, tmp_path, auth_env="SERVICE_AUTH")
+    with opened(system) as sink:
+        sink.check(ROWS.schema, deadline())
+        txn = new_txn()
+        assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+        assert sink.commit(txn, deadline()) == OK
+    headers = next(each["headers"] for each in service.log() if each["bytes"])
+    assert headers["authorization"] == "Bearer s3cr3t-of-the-test"
+    assert headers["content-type"] == "application/x-ndjson"
+    assert headers["kafka-eos-rows"] == str(ROWS.num_rows)
+    assert headers.get("idempotency-key") == (str(txn) if mode == IDEMPOTENCY_KEY else None)
+    assert "s3cr3t" not in concealed("refused: token s3cr3t-of-the-test")
+
+
+def test_the_credentials_are_shown_nowhere(service: HttpService, tmp_path: Path) -> None:
+    stated = {"sink.a.type": "http", "sink.a.url": service.url, "sink.a.auth": "Token hidden-in-options"}
+    (spec,) = parse(["a"], stated)
+    sink = spec.build()
+    assert isinstance(sink, HttpSink)
+    assert "hidden" not in f"{spec} {sink.credentials}"
+    sink.open(SinkContext("a", "application"))
+    assert "hidden" not in concealed("401: no such token hidden-in-options") + concealed(str(stated))
+
+
+def test_what_is_prepared_cannot_be_told(service: HttpService, tmp_path: Path) -> None:
+    """An empty answer that is not true would lose a batch."""
+    with opened(_system(service, "two-phase", tmp_path)) as sink:
+        service.fault(("pending", "503"))
+        with pytest.raises(SinkRetryableError, match="HTTP 503"):
+            sink.recover(deadline())
+        service.fault(("pending", "401"))
+        with pytest.raises(SinkFailedError, match="HTTP 401"):
+            sink.recover(deadline())
+    elsewhere = System(sink=lambda: HttpSink(f"{service.url}/other"), visible=list)
+    with opened(elsewhere) as sink, pytest.raises(SinkFailedError, match="HTTP 404"):
+        sink.check(ROWS.schema, deadline())
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "'sink.a.url' is missing"),
+        ({"url": "ftp://h/"}, "expected http://"),
+        ({"url": "http://user:pa55word@h/"}, "without user and password"),
+        ({"url": "http://h/?x=1"}, "has a query"),
+        ({"url": "http://h/", "mode": "one"}, "expected two-phase or idempotency-key"),
+        ({"url": "http://h/", "auth": "x", "auth.env": "Y"}, "are both set"),
+        ({"url": "http://h/", "on.conflict": "retry"}, "belongs to mode=idempotency-key"),
+        ({"url": "http://h/", "mode": "idempotency-key", "status.url": "http://i/{id}"}, "two hosts"),
+        ({"url": "http://h/", "mode": "idempotency-key", "status.url": "http://h/"}, "with {id} in it"),
+        ({"url": "http://h/", "auth.header": "a b"}, "the name of a header"),
+        ({"url": "http://h/", "timeout": "0"}, "1ms or more"),
+        ({"url": "http://h/", "retries": "-1"}, "a whole number, 0 or more"),
+    ],
+)
+def test_options_are_refused_at_the_start(options: dict[str, str], told: str) -> None:
+    stated = {"sink.a.type": "http", **{f"sink.a.{name}": value for name, value in options.items()}}
+    with pytest.raises(InvalidOptionError) as error:
+        parse(["a"], stated)
+    assert told in str(error.value)
+    assert "pa55word" not in str(error.value)
+
+
+def test_what_is_not_there_is_said_before_the_first_batch(tmp_path: Path) -> None:
+    missing = HttpSink("http://127.0.0.1:9/", auth_env="KAFKA_EOS_TEST_UNSET")
+    with (
+        opened(System(lambda: missing, list)) as sink,
+        pytest.raises(InvalidOptionError, match="KAFKA_EOS_TEST_UNSET"),
+    ):
+        sink.check(ROWS.schema, deadline())
+    no_checkpoint = System(lambda: HttpSink("http://127.0.0.1:9/", IDEMPOTENCY_KEY), list)
+    with opened(no_checkpoint) as sink, pytest.raises(SinkFailedError, match="checkpointLocation"):
+        sink.check(ROWS.schema, deadline())
+
+
+def test_every_status_has_one_meaning() -> None:
+    meanings = {status: judge(Answer(status)) for status in range(200, 600)}
+    assert judge(Answer(None)) is Heard.UNKNOWN
+    assert all(meanings[status] is Heard.UNKNOWN for status in range(500, 600))
+    assert {status for status, heard in meanings.items() if heard is Heard.DONE} == set(range(200, 300)) - {
+        202
+    }
+    assert {status for status, heard in meanings.items() if heard is Heard.LATER} == {425, 429}
+    assert all(meanings[status] is Heard.REFUSED for status in (*range(300, 400), 400, 401, 403, 422))
+    assert state_of(Answer(200, b'{"state": "no such"}')) is None
+    assert state_of(Answer(200, b"<html>a proxy's page</html>")) is None
+
+
+def test_retry_after_is_seconds_or_a_date() -> None:
+    now = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    assert retry_after_seconds("7", now) == 7
+    assert retry_after_seconds("Thu, 01 Jan 2026 00:00:09 GMT", now) == 9
+    assert retry_after_seconds("Wed, 31 Dec 2025 00:00:00 GMT", now) == 0
+    for wrong in (None, "", "soon", "-1", "9" * 30):
+        assert retry_after_seconds(wrong, now) is None
