@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,11 +14,11 @@ from model_broker import Fault, ModelBroker, ModelRows
 from test_commit_transaction import Killed, committed, order, rows
 
 from kafka_eos_source.commit.decide import Batch, Verdict
-from kafka_eos_source.commit.parties import Owner
+from kafka_eos_source.commit.parties import Owner, UndecidedSinks
 from kafka_eos_source.commit.settle import Fate, fate
 from kafka_eos_source.commit.sinks import SinkWork
 from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.commit.token import SinkMark, Token
+from kafka_eos_source.commit.token import UNDECIDED, SinkMark, Token
 from kafka_eos_source.commit.transaction import Commit, Result
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import (
@@ -300,6 +301,49 @@ def test_a_zombie_takes_its_own_back_when_it_was_overtaken(world: World) -> None
     world.same_everywhere(3)
 
 
+def overtaken_between_token_and_settling(world: World) -> None:
+    """A has read the token; B commits the batch in Kafka and dies before its sinks have it; A goes on."""
+    broker = world.broker
+    read = broker.group_offsets
+
+    def rival() -> None:
+        world.systems["files"].faults.append(Fault("commit", Killed()))
+        with pytest.raises(Killed):
+            world.commit(Owner(), 0, "run-2")
+        broker.dead = False
+
+    def group_offsets(*arguments: Any) -> Any:
+        found = read(*arguments)
+        broker.group_offsets = read  # type: ignore[method-assign]
+        rival()
+        return found
+
+    broker.group_offsets = group_offsets  # type: ignore[method-assign]
+    with pytest.raises(FencedError, match="run-2"):
+        world.commit(Owner(), 0, "run-1")
+    world.commit(Owner(), 0, "run-3")
+    world.same_everywhere(1)
+
+
+def test_what_a_rival_prepares_after_the_list_was_made_is_none_of_ours(world: World) -> None:
+    overtaken_between_token_and_settling(world)
+
+
+def test_a_list_made_after_the_token_would_lose_the_rivals_batch(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rule of `commit.settle` switched off: the test above bites."""
+    settle = SinkWork.settle
+
+    def looks_late(self: SinkWork, *arguments: Any) -> None:
+        self.look(arguments[-1])
+        settle(self, *arguments)
+
+    monkeypatch.setattr(SinkWork, "settle", looks_late)
+    with pytest.raises((SinkFailedError, AssertionError)):
+        overtaken_between_token_and_settling(world)
+
+
 def test_a_lost_group_leaves_what_is_prepared_to_a_person(world: World) -> None:
     world.commit(Owner(), 0)
     world.broker.faults.append(Fault("commit", RetriableError("time-out"), after=True))
@@ -313,6 +357,29 @@ def test_a_lost_group_leaves_what_is_prepared_to_a_person(world: World) -> None:
         system.prepared.clear()
     assert world.commit(Owner(), 1, "run-2", missing_token="assume_committed").step is Step.SKIPPED
     world.commit(Owner(), 2, "run-2")
+    world.same_everywhere(3)
+
+
+def test_a_token_that_a_person_wrote_does_not_decide_what_sinks_hold(world: World) -> None:
+    """`kafka-eos adopt --committed`: the batch is in Kafka, and prepared in the sinks."""
+    world.commit(Owner(), 0)
+    world.broker.faults.append(Fault("commit", RetriableError("time-out"), after=True))
+    with pytest.raises(OutcomeUnknownError):
+        world.commit(Owner(), 1, seconds=0)
+    world.broker.group.clear()
+    adopted = type(wanted := order(1))(**{**wanted.__dict__, "missing_token": "assume_committed"})
+    Commit(adopted, ModelRows([]), world.broker, Owner(), Deadline.after_seconds(30), UndecidedSinks()).run()
+    with pytest.raises(SinkUndecidedError):
+        world.commit(Owner(), 1, "run-2")
+    for system in world.systems.values():
+        system.committed.update(system.prepared)
+        system.prepared.clear()
+    assert world.commit(Owner(), 1, "run-2").step is Step.SKIPPED
+    world.broker.faults.append(Fault("flush", Killed()))
+    with pytest.raises(Killed):
+        world.commit(Owner(), 2, "run-2")
+    world.broker.dead = False
+    world.commit(Owner(), 2, "run-3")
     world.same_everywhere(3)
 
 
@@ -332,7 +399,7 @@ MARK = SinkMark("a" * 16, NAMES)
 
 @given(
     token_batch=st.none() | st.integers(0, 9),
-    mark=st.none() | st.just(MARK),
+    mark=st.none() | st.just(MARK) | st.just(UNDECIDED),
     prepared_batch=st.integers(0, 9),
     attempt=st.sampled_from(["a" * 16, "b" * 16]),
     verdict=st.none() | st.sampled_from(list(Verdict)),
@@ -348,7 +415,8 @@ def test_only_what_the_token_names_is_committed_and_nothing_is_guessed(
     )
     assert (decided is Fate.COMMIT) is named
     assert (decided is Fate.LEAVE) is (
-        token is None and not (verdict is Verdict.WRITE and prepared_batch == BATCH.batch_id)
+        (token is None or token.sinks == UNDECIDED)
+        and not (verdict is Verdict.WRITE and prepared_batch == BATCH.batch_id)
     )
 
 

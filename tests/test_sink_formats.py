@@ -171,6 +171,23 @@ class TestSql:
         assert sink.commit(txn, deadline()) == OK
         assert self.run(file, "SELECT count(*) FROM t") == [(3,)]
 
+    @pytest.mark.parametrize(
+        ("url", "message"),
+        [
+            ("nonsense:pw", "none that SQLAlchemy knows"),
+            ("postgresql+pg8000://u:pw@h/d", "pip install pg8000"),
+        ],
+    )
+    def test_a_url_that_leads_nowhere(self, file: Path, url: str, message: str) -> None:
+        from kafka_eos_source.errors import InvalidOptionError
+        from kafka_eos_source.sinks.sql import SqlSink
+
+        sink = SqlSink(url, "t")
+        sink.open(SinkContext("db", "app"))
+        with pytest.raises(InvalidOptionError, match=message) as refused:
+            sink.check(ROWS.schema, deadline())
+        assert "pw" not in str(refused.value)
+
     def test_two_phase_required_where_there_is_none(self, file: Path) -> None:
         from kafka_eos_source.errors import InvalidOptionError
 

@@ -157,6 +157,14 @@ def test_sinks_as_objects() -> None:
     assert [each.name for each in sinks(unnamed.options)] == ["sink0", "sink1"]
 
 
+def test_the_password_of_an_object_is_not_shown() -> None:
+    writer: Any = Writer()
+    with_two_phase_sinks(writer, {"own": OwnSink("https://me:swordfish@host")})
+    (own,) = sinks(writer.options)
+    own.build()
+    assert secrets.concealed("me:swordfish@host") == "me:********@host"
+
+
 def test_what_is_no_sink_is_refused() -> None:
     writer: Any = Writer()
     with pytest.raises(InvalidOptionError, match="'a' is a str"):

@@ -9,7 +9,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from kafka_eos_source.commit.decide import Batch, Verdict
-from kafka_eos_source.commit.token import SinkMark, Token
+from kafka_eos_source.commit.token import UNDECIDED, SinkMark, Token
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
@@ -95,8 +95,15 @@ class NoSinks:
 
     def finish(self, token: Token, deadline: Deadline) -> None:
         """Raises: InvalidOptionError: the batch had sinks, and the query has none any more."""
-        if token.sinks is not None:
+        if token.sinks is not None and token.sinks.names:
             raise missing_sinks(token, token.sinks.names)
+
+
+class UndecidedSinks(NoSinks):
+    """Of a token that a person has written: it must not seem to decide what sinks hold."""
+
+    def prepare(self, deadline: Deadline) -> SinkMark | None:
+        return UNDECIDED
 
 
 def missing_sinks(token: Token, names: Iterable[str]) -> InvalidOptionError:

@@ -13,6 +13,9 @@ else runs at this moment.
     there is none, the batch is written now  of this batch            ABORT
     there is none                            any other                LEAVE   (UnknownLeaveAsIs)
 
+A token that a person had written in place of a lost one (`token.UNDECIDED`) counts as none: whoever wrote it
+said what is in Kafka, and not what sinks were to do.
+
 A token of a later batch cannot hide one that is unfinished: the next batch begins only when every sink has
 committed the one before.
 """
@@ -22,7 +25,7 @@ from __future__ import annotations
 from enum import Enum
 
 from kafka_eos_source.commit.decide import Batch, Verdict
-from kafka_eos_source.commit.token import Token
+from kafka_eos_source.commit.token import UNDECIDED, Token
 from kafka_eos_source.sinks.contract import SinkTxn
 
 
@@ -36,7 +39,7 @@ class Fate(Enum):
 
 def named_by(token: Token) -> SinkTxn | None:
     """The id that the token says is to be committed."""
-    if token.sinks is None:
+    if token.sinks is None or token.sinks == UNDECIDED:
         return None
     return SinkTxn(token.application_id, token.batch_id, token.sinks.attempt)
 
@@ -50,7 +53,7 @@ def fate(txn: SinkTxn, token: Token | None, batch: Batch, verdict: Verdict | Non
         batch: the one at hand.
         verdict: on it, by `decide.decide`; None = this owner was overtaken, and the token is the other's.
     """
-    if token is not None:
+    if token is not None and token.sinks != UNDECIDED:
         return Fate.COMMIT if txn == named_by(token) else Fate.ABORT
     if verdict is Verdict.WRITE and txn.batch_id == batch.batch_id:
         return Fate.ABORT

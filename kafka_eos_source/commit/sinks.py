@@ -88,8 +88,8 @@ class SinkWork:
         undecided = [f"{txn} in {name!r}" for name, txn, what in decided if what is Fate.LEAVE]
         if undecided:
             raise SinkUndecidedError(
-                f"Kafka holds no token of application.id={self._application_id!r}, and these batches are "
-                f"prepared, neither committed nor aborted: {', '.join(undecided)}.",
+                f"Kafka holds no token of application.id={self._application_id!r} that tells, and these "
+                f"batches are prepared, neither committed nor aborted: {', '.join(undecided)}.",
                 fix="look whether they are in the output of Kafka, and say so with `kafka-eos sinks commit` "
                 "or `kafka-eos sinks abort`; then start the query again.",
             )

@@ -51,6 +51,10 @@ class SinkMark:
     names: tuple[str, ...]
 
 
+#: In a token that a person had written (``onMissingToken``, ``kafka-eos adopt``): it says nothing of sinks.
+UNDECIDED = SinkMark("?", ())
+
+
 @dataclass(frozen=True)
 class Token:
     """One committed batch.

@@ -25,7 +25,7 @@ from kafka_eos_source.commit.decide import Verdict, decide
 from kafka_eos_source.commit.order import Order, mark_of
 from kafka_eos_source.commit.parties import Cluster, NoSinks, Owner, Producer, Sinks, Staged
 from kafka_eos_source.commit.steps import ABORTED_ON_ERROR, MOVES, ROLLED_BACK_ON_ERROR, Step
-from kafka_eos_source.commit.token import Token, newest
+from kafka_eos_source.commit.token import UNDECIDED, Token, newest
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import (
     AbortableError,
@@ -164,6 +164,8 @@ class Commit:
             self._move(Step.PREPARE)
             token = replace(token, sinks=self._sinks.prepare(self._deadline))
             failpoints.reach("commit.after_prepare")
+        else:
+            token = replace(token, sinks=UNDECIDED)
         self._transact(owner.producer, rows, token)
         self._move(Step.FINISH)
         self._sinks.finish(token, self._deadline)

@@ -17,7 +17,7 @@ from kafka_eos_source.commit import offset_log
 from kafka_eos_source.commit.decide import Batch, decide
 from kafka_eos_source.commit.offset_log import LoggedOffsets
 from kafka_eos_source.commit.order import Order
-from kafka_eos_source.commit.parties import Owner
+from kafka_eos_source.commit.parties import Owner, UndecidedSinks
 from kafka_eos_source.commit.session import KafkaCluster
 from kafka_eos_source.commit.sources import SourceRange, ranges
 from kafka_eos_source.commit.transaction import Commit, Result
@@ -113,7 +113,7 @@ def perform(adoption: Adoption, kafka: Mapping[str, str], deadline: Deadline) ->
     owner = Owner()
     cluster = KafkaCluster(kafka, adoption.order.batch.application_id)
     try:
-        return Commit(adoption.order, NoRows(), cluster, owner, deadline).run()
+        return Commit(adoption.order, NoRows(), cluster, owner, deadline, UndecidedSinks()).run()
     finally:
         owner.drop()
 

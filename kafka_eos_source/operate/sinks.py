@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kafka_eos_source.commit import sink_session
 from kafka_eos_source.commit.settle import named_by
-from kafka_eos_source.commit.token import Token
+from kafka_eos_source.commit.token import UNDECIDED, Token
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import InvalidOptionError, OperatorError, SinkFailedError
 from kafka_eos_source.kafka.secrets import concealed
@@ -104,7 +104,7 @@ def end(
         OperatorError: a start decides it by the token, or the sink does not hold it.
         SinkFailedError: the sink cannot.
     """
-    if kafka.token is not None:
+    if kafka.token is not None and kafka.token.sinks != UNDECIDED:
         raise OperatorError(
             f"Kafka holds the token of batch {kafka.token.batch_id}, which decides {txn}: "
             f"{_becomes(txn, kafka.token)}.",
@@ -145,6 +145,6 @@ def _open(which: Query) -> Mapping[str, TwoPhaseSink]:
 
 
 def _becomes(txn: SinkTxn, token: Token | None) -> str:
-    if token is None:
+    if token is None or token.sinks == UNDECIDED:
         return "?"
     return "commit" if txn == named_by(token) else "abort"

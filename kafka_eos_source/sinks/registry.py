@@ -101,8 +101,10 @@ class SinkSpec:
         """
         secrets.remember_values(self.secret_values)
         if self.pickled is not None:
-            found = pickle.loads(self.pickled)  # made by `with_two_phase_sinks`, from the user's own object
-            return _checked(found, self.name)
+            # made by `with_two_phase_sinks`, from the user's own object
+            given = _checked(pickle.loads(self.pickled), self.name)
+            secrets.remember_values(_secrets_of(given))
+            return given
         return _checked(sink_class(self.name, self.type).from_options(self.options), self.name)
 
 
@@ -287,6 +289,12 @@ def _secrets(stated: Mapping[str, str], declared: Sequence[SinkOption]) -> tuple
         elif option.prefix and "://" in text:
             hidden += _of_url(text)
     return tuple(hidden)
+
+
+def _secrets_of(sink: TwoPhaseSink) -> tuple[str, ...]:
+    """Of an object: attributes have the names of the options."""
+    stated = {each.name: getattr(sink, each.name.replace(".", "_"), None) for each in sink.OPTIONS}
+    return _secrets({name: text for name, text in stated.items() if isinstance(text, str)}, sink.OPTIONS)
 
 
 def _of_url(url: str) -> list[str]:

@@ -137,8 +137,8 @@ class FilesystemSink(TwoPhaseSink):
 
     def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         at = self._at
-        # what was gathered of an id that is aborted: a commit never began, so there is nothing
         at.delete(at.prepared(txn))
+        at.delete_folder(at.ending(txn))  # a person may abort what a commit had begun to gather
         return OK
 
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:

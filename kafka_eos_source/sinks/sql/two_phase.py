@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.sinks.sql.types import sqlalchemy
 
 
@@ -118,6 +119,21 @@ def autocommit(engine: Any) -> Any:
 
 
 def new_engine(url: str) -> Any:
-    """Connections are made for each call: a prepared transaction belongs to none."""
+    """Connections are made for each call: a prepared transaction belongs to none.
+
+    Raises:
+        InvalidOptionError: the URL is none, or the database's driver is not installed.
+    """
     sa = sqlalchemy()
-    return sa.create_engine(url, poolclass=sa.pool.NullPool)
+    try:
+        return sa.create_engine(url, poolclass=sa.pool.NullPool)
+    except sa.exc.ArgumentError as error:  # no URL, or no such dialect; the text may have a password
+        raise InvalidOptionError(
+            "the url is none that SQLAlchemy knows; expected dialect+driver://user:password@host/database.",
+            fix="correct it, for example postgresql+psycopg://… or mysql+pymysql://….",
+        ) from error
+    except ImportError as error:
+        raise InvalidOptionError(
+            f"the database's driver is not installed: {error}.",
+            fix=f"pip install {error.name}, on the driver.",
+        ) from error
