@@ -156,8 +156,13 @@ def test_update_mode_through_foreach_batch_with_kills(
     query["checkpoint"] = checkpoint
     for name in ("checkpointLocation", "staging.inline.bytes"):
         query["sink"]["options"].pop(name)
-    steps = ["commit.after_commit", "test.after_foreach_batch"]
-    killed_at(driver, query, tmp_path, steps)
+    # the process that commits, then the driver with everything it started
+    armed = {"commit.after_commit": "kill-worker", "test.after_foreach_batch": "kill"}
+    points = ",".join(f"{step}={kill}@{tmp_path}/once-{step}" for step, kill in armed.items())
+    killed = driver({**query, "restarts": 1}, points)
+    assert killed.wait() != 0
+    assert {path.name for path in tmp_path.glob("once-*")} == {f"once-{step}" for step in armed}
+    driver(query).finish()
     records = read_back(broker, sink)
     assert len(records) == 3 * 7, "each of three batches updates each of seven words once"
     last = {record.key: int(record.value or b"0") for record in records}
