@@ -15,7 +15,7 @@ from kafka_eos_source.testing.sinks import SinkConformance, System
 class _OnServer(SinkConformance):
     kind: ClassVar[type[Server]]
     depth: ClassVar[int] = 2
-    most_kills: ClassVar[int] = 8
+    most_kills: ClassVar[int] = 6
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -44,13 +44,14 @@ class TestPostgres(_OnServer):
 class TestPostgresUpsert(_OnServer):
     kind = Postgres
     upserts = True
-    most_kills = 3
+    most_kills = 2
 
 
 class TestPostgresWithoutPreparedTransactions(_OnServer):
     kind = PostgresAlone
-    most_kills = 4
+    most_kills = 3
 
 
 class TestMariaDb(_OnServer):
     kind = MariaDb
+    most_kills = 4
