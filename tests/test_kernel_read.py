@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
-import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -353,7 +351,7 @@ def test_a_topic_that_is_not_there_is_the_reason_of_the_time_out(
     with pytest.raises(
         UnavailableError, match=r"nothing arrived from never-0 .*: never \[0\]: .*Unknown topic"
     ):
-        read(kind, mock, [OffsetRange(TopicPartition("never", 0), 0, 4)], poll_timeout_ms=3000)
+        read(kind, mock, [OffsetRange(TopicPartition("never", 0), 0, 4)], poll_timeout_ms=1500)
 
 
 @needs_kernel
@@ -521,7 +519,6 @@ def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatc
     assert f"has version {loader.VERSION - 1}, this package wants {loader.VERSION}" in kernel.choice().why_not
 
 
-@pytest.mark.skipif(not os.environ.get("CI"), reason="where the package may be used without being installed")
+@pytest.mark.skipif(not os.environ.get("KAFKA_EOS_TEST_KERNEL"), reason="./dev test says whether it must be")
 def test_where_there_is_a_compiler_there_is_a_kernel() -> None:
-    assert shutil.which("cc") is None or kernel.choice().kernel is not None, kernel.choice().why_not
-    assert ctypes.sizeof(c_void_p) == 8
+    assert kernel.choice().kernel is not None, kernel.choice().why_not

@@ -217,8 +217,9 @@ class KernelConsumer(AssignedConsumer):
         get = function("rd_kafka_queue_get_partition", c_void_p, c_void_p, c_char_p, c_int32)
         for tp in tps:
             source = get(self._pointer, tp.topic.encode(), tp.partition)
-            self._sources[tp] = source
-            _forward(source, self._queue)
+            if source is not None:  # else no topic can have such a name, and assigning it says so
+                self._sources[tp] = source
+                _forward(source, self._queue)
 
     def _forward_again(self) -> None:
         for source in self._sources.values():
