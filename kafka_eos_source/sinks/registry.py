@@ -50,6 +50,11 @@ class SinkType:
 
 #: By name. A type is one line here, a module, and a page in docs/.
 TYPES: dict[str, SinkType] = {
+    "delta": SinkType(
+        "kafka_eos_source.sinks.delta:DeltaSink",
+        "A Delta Lake table, a version for each batch ([sinks-delta.md](sinks-delta.md)).",
+        "delta",
+    ),
     "filesystem": SinkType(
         "kafka_eos_source.sinks.filesystem:FilesystemSink",
         "Files in a folder: Parquet, JSON lines or CSV ([sink-filesystem.md](sink-filesystem.md)).",

@@ -1,0 +1,319 @@
+"""The sink: data files at stage, a note of them at prepare, one version of the table at commit.
+
+The commit carries Delta's own transaction identifiers (PROTOCOL.md, Transaction Identifiers): an application
+id with the batch id as its version, as Spark's ``txnAppId`` and ``txnVersion``, and another one whose version
+is a hash of the whole id. So the table itself knows the last batch and attempt of each query and sink, in two
+numbers that survive checkpoints and the clean-up of the log. A commit is refused by the protocol if another
+one with the same application id came in since the table was looked at: two that finish the same batch cannot
+both succeed.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import logging
+import random
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from kafka_eos_source import failpoints
+from kafka_eos_source import option_values as values
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import InvalidOptionError, SinkRetryableError
+from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.sinks.contract import (
+    OK,
+    Fatal,
+    Outcome,
+    SinkContext,
+    SinkTxn,
+    Stage,
+    StageContext,
+    Staged,
+    TwoPhaseSink,
+)
+from kafka_eos_source.sinks.delta import tables
+from kafka_eos_source.sinks.delta.files import AddedFile, Folder, StagedFiles, TaskFiles
+from kafka_eos_source.sinks.delta.fit import arrow_schema
+from kafka_eos_source.sinks.options import SinkOption, columns
+from kafka_eos_source.sinks.registry import require
+from kafka_eos_source.sinks.store import Store
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_log = logging.getLogger(__name__)
+
+#: In the commit's metadata.
+ID = "kafka-eos.id"
+COMPRESSIONS = ("snappy", "zstd", "gzip", "none")
+_HELD_BYTES = 128 << 20
+_STAGE_SECONDS = 60.0
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 2.0
+#: Commits that are searched for an id which is not the last: only a driver that was overtaken asks for one.
+_SEARCHED = 1000
+
+
+def json_texts(name: str, value: str) -> Mapping[str, str]:
+    """A JSON object of texts."""
+    try:
+        found = json.loads(value)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+        raise values.invalid(name, value, 'a JSON object of texts such as {"delta.appendOnly":"true"}')
+    return found
+
+
+class DeltaSink(TwoPhaseSink):
+    """``type=delta``.
+
+    Args:
+        path: URI of the table's folder.
+        storage: options of delta-rs's object store.
+        create: whether to create a table that is missing.
+        partition_by: columns, of a table that is created.
+        properties: of a table that is created.
+        schema_evolution: ``fail`` or ``add``.
+        compression: of Parquet's pages.
+        buffer_bytes: of rows that a task holds before it writes a file.
+    """
+
+    OPTIONS: ClassVar[tuple[SinkOption, ...]] = (
+        SinkOption("path", values.text, None, "URI", "Of the table's folder.", required=True),
+        SinkOption(
+            "storage.*",
+            values.text,
+            {},
+            "text",
+            "Options of the object store, as delta-rs has them: `storage.aws_region`, "
+            "`storage.aws_secret_access_key` and so on.",
+            "none",
+        ),
+        SinkOption("create", values.boolean, True, "boolean", "Create the table if it is missing."),
+        SinkOption("partition.by", columns, (), "columns, comma list", "Of a table that is created.", "none"),
+        SinkOption(
+            "properties",
+            json_texts,
+            {},
+            "JSON object",
+            'Of a table that is created: `{"delta.appendOnly":"true"}`.',
+            "none",
+        ),
+        SinkOption(
+            "schema.evolution",
+            values.choice(tables.FAIL, tables.ADD),
+            tables.FAIL,
+            "`fail`, `add`",
+            "When the frame has columns that the table lacks: fail, or add them.",
+        ),
+        SinkOption(
+            "compression",
+            values.choice(*COMPRESSIONS),
+            "snappy",
+            "`snappy`, `zstd`, `gzip`, `none`",
+            "Of Parquet's pages.",
+        ),
+        SinkOption(
+            "buffer.bytes",
+            values.integer(1 << 20),
+            _HELD_BYTES,
+            "bytes",
+            "Of rows that a task holds in memory before it writes a file.",
+        ),
+    )
+
+    def __init__(
+        self,
+        path: str,
+        storage: Mapping[str, str] | None = None,
+        create: bool = True,
+        partition_by: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        schema_evolution: str = tables.FAIL,
+        compression: str = "snappy",
+        buffer_bytes: int = _HELD_BYTES,
+    ) -> None:
+        require("deltalake", "delta")
+        self.target = tables.Target(
+            path, dict(storage or {}), create, tuple(partition_by), dict(properties or {}), schema_evolution
+        )
+        self.compression = compression
+        self.buffer_bytes = buffer_bytes
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        require("deltalake", "delta")
+
+    def check(self, schema: pa.Schema, deadline: Deadline) -> None:
+        self.target.ready(schema, deadline)
+        self._store()
+
+    def stage(self, context: StageContext) -> Stage:
+        table = self.target.ready(context.schema, Deadline.after_seconds(_STAGE_SECONDS))
+        about = table.metadata()
+        return TaskFiles(
+            Folder(self.target.uri, self.target.storage),
+            functools.partial(StagedFiles, str(about.id), tuple(about.partition_columns)),
+            arrow_schema(table),
+            context.schema,
+            about.partition_columns,
+            context.attempt,
+            self.compression,
+            self.buffer_bytes,
+        )
+
+    def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
+        store = self._store()
+        table = self.target.load()
+        if table is None:
+            return Fatal(f"the table {self.target.uri!r} is gone", "create it; restart the query.")
+        if self._is_committed(table, txn) or store.get(str(txn)) is not None:
+            return OK
+        tokens: Sequence[StagedFiles] = staged.tokens
+        for each in tokens:
+            changed = self._changed(table, each.table_id, each.partition_by)
+            if changed:
+                return Fatal(changed, "restart the query: it stages the batch anew.")
+        files = [file for each in tokens for file in each.files]
+        fs, root = Folder(self.target.uri, self.target.storage).open()
+        for file in files:
+            found = fs.get_file_info(f"{root}{file.path}")
+            if found.type != pafs.FileType.File or found.size != file.bytes:
+                return Fatal(
+                    f"the data file {file.path} has {found.size} bytes, its task wrote {file.bytes}",
+                    "let driver and executors share the table's folder; then restart the query.",
+                )
+        told = {
+            "table": tokens[0].table_id,
+            "partition_by": list(tokens[0].partition_by),
+            "rows": staged.rows,
+            "files": [file.told() for file in files],
+        }
+        store.put(str(txn), told)
+        return OK
+
+    def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        store = self._store()
+        pause = threading.Event()
+        for attempt in itertools.count():
+            # the note first: whoever ends the batch removes it after the version is there
+            told = store.get(str(txn))
+            table = self.target.load()
+            if table is not None and self._is_committed(table, txn):
+                break
+            if told is None:
+                if table is not None and self._was_committed(table, txn):
+                    return OK
+                return Fatal(f"nothing is prepared under {txn} for {self.target.uri!r}")
+            if table is None:
+                return Fatal(f"the table {self.target.uri!r} is gone, and with it the data of {txn}")
+            changed = self._changed(table, told["table"], told["partition_by"])
+            if changed:
+                return Fatal(changed, "see docs/sinks-delta.md, Changes of the table.")
+            conflict = self._add(table, txn, told)
+            if conflict is None:
+                break
+            if deadline.expired:
+                raise SinkRetryableError(f"others keep committing to {self.target.uri!r}: {conflict}")
+            wait = min(_FIRST_PAUSE_SECONDS * 2 ** min(attempt, 10), _LONGEST_PAUSE_SECONDS)
+            pause.wait(min(wait * random.uniform(0.5, 1.5), deadline.remaining_seconds()))
+        failpoints.reach("sink.delta.after_version")
+        store.remove(str(txn))
+        return OK
+
+    def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        # the data files stay: the batch may be prepared again from them
+        self._store().remove(str(txn))
+        return OK
+
+    def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
+        store = self._store()
+        parsed = (SinkTxn.parse(name) for name in store.names())
+        found = [each for each in parsed if each and each.application_id == self.context.application_id]
+        table = self.target.load() if found else None
+        prepared = []
+        for txn in sorted(found):
+            if table is not None and self._is_committed(table, txn):
+                store.remove(str(txn))  # killed before it could note so
+            else:
+                prepared.append(txn)
+        return prepared
+
+    def _store(self) -> Store:
+        if self.context.store is None:
+            raise InvalidOptionError(
+                f"sink {self.context.name!r} keeps the names of prepared files in the checkpoint, whose "
+                "place it does not know.",
+                fix="give .option('checkpointLocation', …) to the writer.",
+            )
+        return self.context.store
+
+    def _app_ids(self) -> tuple[str, str]:
+        """Of the batch and of its attempt. Queries and sinks have their own."""
+        batch = f"{self.context.application_id}/{self.context.name}"
+        return batch, f"{batch}#attempt"
+
+    def _is_committed(self, table: DeltaTable, txn: SinkTxn) -> bool:
+        batch, attempt = self._app_ids()
+        found = table.transaction_version(batch), table.transaction_version(attempt)
+        return bool(found == (txn.batch_id, _number(txn)))
+
+    def _was_committed(self, table: DeltaTable, txn: SinkTxn) -> bool:
+        """Before later ones."""
+        batch, _ = self._app_ids()
+        wanted = f"{batch}: {txn}"
+        return any(each.get(ID) == wanted for each in table.history(_SEARCHED))
+
+    def _changed(self, table: DeltaTable, table_id: str, partition_by: Sequence[str]) -> str:
+        """Why files that were written for the table do not fit it any more; "" = they do."""
+        about = table.metadata()
+        if str(about.id) != table_id:
+            return f"the table {self.target.uri!r} was dropped and created anew since the batch was staged"
+        if list(about.partition_columns) != list(partition_by):
+            return (
+                f"the table {self.target.uri!r} is partitioned by {about.partition_columns} by now; the "
+                f"batch was staged by {list(partition_by)}"
+            )
+        return ""
+
+    def _add(self, table: DeltaTable, txn: SinkTxn, told: Mapping[str, Any]) -> Exception | None:
+        """One version on top of what was looked at; delta-rs puts it on top of others' that do not conflict.
+
+        Returns:
+            The conflict, when somebody was quicker; None = it is there.
+        """
+        from deltalake import CommitProperties, Transaction
+        from deltalake.exceptions import CommitFailedError
+
+        batch, attempt = self._app_ids()
+        properties = CommitProperties(
+            custom_metadata={ID: f"{batch}: {txn}"},
+            app_transactions=[Transaction(batch, txn.batch_id), Transaction(attempt, _number(txn))],
+        )
+        failpoints.reach("sink.delta.before_version")
+        try:
+            table.create_write_transaction(
+                [AddedFile.of(each).action() for each in told["files"]],
+                "append",
+                table.schema(),
+                table.metadata().partition_columns,
+                commit_properties=properties,
+            )
+        except CommitFailedError as error:
+            conflict: Exception = error
+            _log.info("%s: somebody else committed first: %s", txn, concealed(str(conflict)))
+            return conflict
+        return None
+
+
+def _number(txn: SinkTxn) -> int:
+    """The id as a version: 63 bits."""
+    return int.from_bytes(hashlib.sha256(str(txn).encode()).digest()[:8], "big") >> 1

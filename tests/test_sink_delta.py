@@ -1,0 +1,456 @@
+"""The Delta sink: the contract, then what is Delta's own."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+import threading
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import pytest
+
+from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.sinks import registry
+from kafka_eos_source.sinks.contract import OK, Fatal, SinkTxn, StageContext
+from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.testing.sinks import (
+    ROWS,
+    Rows,
+    SinkConformance,
+    System,
+    deadline,
+    new_txn,
+    opened,
+    stage,
+)
+
+pytest.importorskip("deltalake", reason="needs pip install 'kafka-eos-source[delta]'")
+
+from deltalake import DeltaTable, write_deltalake
+
+from kafka_eos_source.sinks.delta import DeltaSink
+from kafka_eos_source.sinks.delta import sink as module
+from kafka_eos_source.sinks.delta.files import Folder
+from kafka_eos_source.sinks.delta.statistics import statistics
+
+
+@dataclass
+class Lake:
+    """A table in a local folder, and sinks for it."""
+
+    folder: Path
+
+    @property
+    def path(self) -> str:
+        return str(self.folder / "orders")
+
+    def table(self) -> DeltaTable:
+        return DeltaTable(self.path)
+
+    def visible(self) -> Rows:
+        return self.table().to_pyarrow_table().to_pylist() if DeltaTable.is_deltatable(self.path) else []
+
+    def system(self, **options: Any) -> System:
+        # delta-rs refuses to run in a child that is forked after it began: a kill is an exception
+        return System(
+            lambda: DeltaSink(self.path, **options),
+            self.visible,
+            store=str(self.folder / "checkpoint"),
+            in_process=True,
+        )
+
+    def take(self, rows: pa.Table, batch_id: int = 7, **options: Any) -> SinkTxn:
+        txn = new_txn(batch_id)
+        with opened(self.system(**options)) as sink:
+            sink.check(rows.schema, deadline())
+            assert sink.prepare(txn, stage(sink, rows, batch_id), deadline()) == OK
+            assert sink.commit(txn, deadline()) == OK
+        return txn
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path)
+
+
+class TestDelta(SinkConformance):
+    depth = 2
+    most_kills = 10
+
+    @pytest.fixture
+    def system(self, lake: Lake) -> System:
+        return lake.system()
+
+
+def every_type() -> pa.Table:
+    utc = datetime.timezone.utc
+    late = datetime.datetime(2020, 2, 29, 23, 59, 59, 999999, utc)
+    old = datetime.datetime(1969, 12, 31, tzinfo=utc)
+    price = decimal.Decimal("1.50")
+    inner = pa.struct([("x", pa.int32()), ("y", pa.string())])
+    return pa.table(
+        {
+            "id": pa.array([1, 2, None], pa.int64()),
+            "small": pa.array([1, -2, None], pa.int16()),
+            "flag": pa.array([True, False, None]),
+            "real": pa.array([1.5, float("inf"), None], pa.float32()),
+            "price": pa.array([price, -2 * price, None], pa.decimal128(10, 2)),
+            "day": pa.array([datetime.date(2020, 2, 29), datetime.date(1969, 12, 31), None]),
+            "at": pa.array([late, old, None], pa.timestamp("us", "UTC")),
+            "local": pa.array([datetime.datetime(2020, 1, 1), None, None], pa.timestamp("us")),
+            "raw": pa.array([b"\x00\xff", b"", None], pa.binary()),
+            "tags": pa.array([["a", None], [], None], pa.list_(pa.string())),
+            "more": pa.array([[("k", 1)], [], None], pa.map_(pa.string(), pa.int32())),
+            "inner": pa.array([{"x": 1, "y": "z"}, {"x": None, "y": None}, None], inner),
+            "name": pa.array(["a/b=c %20", "ž", None]),
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "by", [(), ("id",), ("flag", "name"), ("price",), ("day",), ("at",), ("local",), ("small",)]
+)
+def test_every_type_arrives_in_its_partition(lake: Lake, by: tuple[str, ...]) -> None:
+    rows = every_type()
+    if by == ("price",):  # delta-rs 1.6.6 shows its reader the partition value -1.50 as -1.-50
+        at = rows.schema.get_field_index("price")
+        rows = rows.set_column(at, rows.field(at), pc.abs(rows["price"]).cast(rows.field(at).type))
+    lake.take(rows, partition_by=by)
+    found = lake.table().to_pyarrow_table().select(rows.schema.names).to_pylist()
+    scanned = pa.table(lake.table().scan(columns=list(rows.schema.names)).read_all()).to_pylist()
+    for each in (found, scanned):  # Arrow reads it, and so does DataFusion
+        assert sorted(each, key=lambda row: row["id"] or 99) == rows.to_pylist()
+    assert len(lake.table().file_uris()) == (3 if by else 2)
+    assert lake.table().metadata().partition_columns == list(by)
+
+
+def test_readers_skip_files_by_statistics_and_lose_no_row(lake: Lake) -> None:
+    rows = every_type()
+    lake.take(rows.slice(0, 1), 1)
+    lake.take(rows.slice(1, 1), 2)
+    actions = pa.table(lake.table().get_add_actions(flatten=True))
+    assert actions["num_records"].to_pylist() == [1, 1]
+    assert sorted(actions["min.id"].to_pylist()) == [1, 2]
+    for column, value in (
+        ("id", "1"),
+        ("at", "timestamp '2020-02-29T23:59:59.999999Z'"),
+        ("name", "'a/b=c %20'"),
+    ):
+        seen = pa.table(lake.table().scan(predicate=f"{column} = {value}").read_all())
+        assert seen["id"].to_pylist() == [1], column
+
+
+def test_statistics_are_no_narrower_than_the_values(tmp_path: Path) -> None:
+    utc = datetime.timezone.utc
+    late = datetime.datetime(2020, 1, 1, 0, 0, 0, 1001, utc)
+    rows = pa.table(
+        {
+            "long": ["b" * 40, "a" * 40],
+            "short": ["ž", ""],
+            "real": [1.0, float("nan")],
+            "at": pa.array([late, None], pa.timestamp("us", "UTC")),
+            "last": pa.array([datetime.datetime.max, None], pa.timestamp("us")),
+            "none": pa.array([None, None], pa.int32()),
+            "inner": [{"x": 1}, {"x": 2}],
+        }
+    )
+    pq.write_table(rows, tmp_path / "f.parquet", row_group_size=1)
+    found = json.loads(statistics(pq.read_metadata(tmp_path / "f.parquet"), rows.schema))
+    assert found["numRecords"] == 2
+    assert found["minValues"] == {
+        "long": "a" * 32,
+        "short": "",
+        "at": "2020-01-01T00:00:00.001Z",
+        "last": "9999-12-31T23:59:59.999",
+    }
+    assert found["maxValues"] == {"short": "ž", "at": "2020-01-01T00:00:00.002Z"}
+    assert found["nullCount"] == {"long": 0, "short": 0, "real": 0, "at": 1, "last": 1, "none": 2}
+
+
+def test_the_version_names_the_batch_and_its_clean_up_is_no_loss(lake: Lake) -> None:
+    txn = lake.take(ROWS, 12)
+    table = lake.table()
+    app_id = f"{txn.application_id}/conformance"
+    assert table.transaction_version(app_id) == 12
+    assert table.history(1)[0][module.ID] == f"{app_id}: {txn}"
+    write_deltalake(lake.path, ROWS.slice(0, 1), mode="append")
+    lake.table().create_checkpoint()
+    for each in (lake.folder / "orders" / "_delta_log").glob("*.json"):
+        each.unlink()
+    with opened(lake.system()) as sink:
+        assert sink.commit(txn, deadline()) == OK
+    assert len(lake.visible()) == ROWS.num_rows + 1
+
+
+def test_a_batch_before_the_last_is_known_too(lake: Lake) -> None:
+    first = lake.take(ROWS, 1)
+    lake.take(ROWS, 2)
+    with opened(lake.system()) as sink:
+        assert sink.commit(first, deadline()) == OK
+        assert isinstance(sink.commit(new_txn(1), deadline()), Fatal)
+    assert len(lake.visible()) == 2 * ROWS.num_rows
+
+
+def test_killed_between_the_version_and_its_note(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    txn = new_txn()
+    with opened(lake.system()) as sink:
+        assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "remove", _die)
+            with pytest.raises(KeyboardInterrupt):
+                sink.commit(txn, deadline())
+    store = Store(str(lake.folder / "checkpoint"))
+    assert store.names() == [str(txn)]
+    with opened(lake.system()) as sink:
+        assert list(sink.recover(deadline())) == []
+        assert sink.commit(txn, deadline()) == OK
+    assert store.names() == []
+    assert len(lake.visible()) == ROWS.num_rows
+
+
+@pytest.mark.parametrize("who", ["another writer", "a zombie of ours"])
+def test_another_commits_at_the_same_moment(lake: Lake, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+    """Others' rows stand beside ours; of two that finish one batch, the second finds it."""
+    txn = new_txn()
+    with opened(lake.system()) as sink, opened(lake.system()) as zombie:
+        assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+        tries: list[DeltaTable] = []
+        real = DeltaSink._add
+
+        def add(self: DeltaSink, table: DeltaTable, *rest: Any) -> Exception | None:
+            tries.append(table)
+            if len(tries) == 1:  # after we have looked at the table
+                if who == "another writer":
+                    write_deltalake(lake.path, ROWS.slice(0, 1), mode="append")
+                else:
+                    assert zombie.commit(txn, deadline()) == OK
+            return real(self, table, *rest)
+
+        monkeypatch.setattr(DeltaSink, "_add", add)
+        assert sink.commit(txn, deadline()) == OK
+    assert len(tries) == (1 if who == "another writer" else 2)
+    assert len(lake.visible()) == ROWS.num_rows + (who == "another writer")
+
+
+def test_the_answer_to_a_commit_is_lost(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deltalake.exceptions import CommitFailedError
+
+    txn = new_txn()
+    real = DeltaTable.create_write_transaction
+
+    def lost(self: DeltaTable, *args: Any, **named: Any) -> None:
+        real(self, *args, **named)
+        raise CommitFailedError("the answer was lost")
+
+    with opened(lake.system()) as sink:
+        assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+        monkeypatch.setattr(DeltaTable, "create_write_transaction", lost)
+        assert sink.commit(txn, deadline()) == OK
+    assert len(lake.visible()) == ROWS.num_rows
+
+
+def test_many_queries_write_one_table(lake: Lake) -> None:
+    rows, txns = ROWS.slice(0, 2), [new_txn(3, f"query{n}") for n in range(4)]
+    for txn in txns:
+        with opened(lake.system(), txn.application_id) as sink:
+            assert sink.prepare(txn, stage(sink, rows, 3), deadline()) == OK
+    outcomes = []
+
+    def commit(txn: SinkTxn) -> None:
+        with opened(lake.system(), txn.application_id) as sink:
+            outcomes.append(sink.commit(txn, deadline()))
+
+    threads = [threading.Thread(target=commit, args=(txn,)) for txn in txns]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert outcomes == [OK] * 4
+    assert len(lake.visible()) == 4 * 2
+
+
+def test_new_columns_fail_or_are_added(lake: Lake) -> None:
+    lake.take(ROWS, 1)
+    wider = ROWS.append_column("note", pa.array(["n"] * ROWS.num_rows))
+    with pytest.raises(InvalidSchemaError, match="note"):
+        lake.take(wider, 2)
+    assert len(lake.visible()) == ROWS.num_rows
+    lake.take(wider, 2, schema_evolution="add")
+    lake.take(ROWS.select(["name", "id"]), 3)  # what is not there is null; the order does not matter
+    notes = [row["note"] for row in lake.visible()]
+    assert (notes.count("n"), notes.count(None)) == (ROWS.num_rows, 2 * ROWS.num_rows)
+
+
+def test_narrow_values_are_widened_and_nothing_is_narrowed(lake: Lake) -> None:
+    lake.take(pa.table({"id": pa.array([2**40], pa.int64()), "x": pa.array([1.5], pa.float64())}), 1)
+    lake.take(pa.table({"id": pa.array([1], pa.int32()), "x": pa.array([0.5], pa.float32())}), 2)
+    assert sorted(row["id"] for row in lake.visible()) == [1, 2**40]
+    for rows in (pa.table({"id": ["1"]}), pa.table({"x": pa.array([1], pa.int64())})):
+        with pytest.raises(InvalidSchemaError, match=f"'{rows.schema.names[0]}' is"):
+            lake.take(rows, 3, schema_evolution="add")
+
+
+def test_a_required_column_takes_rows_that_have_it(lake: Lake) -> None:
+    DeltaTable.create(
+        lake.path, pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
+    )
+    lake.take(ROWS.select(["id", "name"]))
+    with pytest.raises(InvalidRecordError, match="'id' is null"):
+        lake.take(pa.table({"id": pa.array([1, None], pa.int64())}))
+    with pytest.raises(InvalidSchemaError, match="requires the column 'id'"):
+        lake.take(ROWS.select(["name"]), schema_evolution="add")
+    assert len(lake.visible()) == ROWS.num_rows
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.duration("us"), pa.null(), pa.uint8(), pa.list_(pa.null()), pa.time64("us")]
+)
+def test_a_type_that_delta_has_not_is_named(lake: Lake, kind: pa.DataType) -> None:
+    with pytest.raises(InvalidSchemaError, match="does not hold the frame"):
+        lake.take(pa.table({"id": [1], "odd": pa.array([None], kind)}))
+    assert not DeltaTable.is_deltatable(lake.path)
+
+
+def test_a_table_is_created_only_if_it_may(lake: Lake) -> None:
+    with pytest.raises(InvalidOptionError, match="there is no Delta table"):
+        lake.take(ROWS, create=False)
+    with pytest.raises(InvalidOptionError, match=r"delta\.nonsense"):
+        lake.take(ROWS, properties={"delta.nonsense": "1"})
+    with pytest.raises(InvalidOptionError, match=r"partition\.by"):
+        lake.take(ROWS, partition_by=("country",))
+    lake.take(ROWS, properties={"delta.appendOnly": "true"})
+    assert lake.table().metadata().configuration == {"delta.appendOnly": "true"}
+    lake.take(ROWS, create=False)
+    assert len(lake.visible()) == 2 * ROWS.num_rows
+
+
+def test_a_table_with_constraints_is_refused(lake: Lake) -> None:
+    """Its own writer would check each row."""
+    lake.take(ROWS)
+    lake.table().alter.add_constraint({"positive": "id >= 0"})
+    with pytest.raises(InvalidOptionError, match=r"delta\.constraints\.positive"):
+        lake.take(ROWS)
+
+
+def test_a_table_partitioned_by_bytes_is_refused(lake: Lake) -> None:
+    rows = pa.table({"id": [1], "raw": [b"\xff"]})
+    with pytest.raises(InvalidOptionError, match="binary column 'raw'"):
+        lake.take(rows, partition_by=("raw",))
+
+
+@pytest.mark.parametrize("when", ["prepare", "commit"])
+def test_the_table_is_made_anew_under_a_batch(lake: Lake, when: str) -> None:
+    txn = new_txn()
+    with opened(lake.system()) as sink:
+        staged = stage(sink, ROWS)
+        if when == "commit":
+            assert sink.prepare(txn, staged, deadline()) == OK
+        write_deltalake(lake.path + "2", ROWS.slice(0, 1))
+        (lake.folder / "orders").rename(lake.folder / "gone")
+        (lake.folder / "orders2").rename(lake.folder / "orders")
+        is_prepare = when == "prepare"
+        outcome = sink.prepare(txn, staged, deadline()) if is_prepare else sink.commit(txn, deadline())
+    assert isinstance(outcome, Fatal)
+    assert "created anew" in outcome.why
+    assert len(lake.visible()) == 1
+
+
+def test_a_data_file_that_is_gone_is_seen_before_kafka_commits(lake: Lake) -> None:
+    with opened(lake.system()) as sink:
+        staged = stage(sink, ROWS)
+        path = staged.tokens[0].files[0].path
+        (lake.folder / "orders" / path).unlink()
+        outcome = sink.prepare(new_txn(), staged, deadline())
+    assert isinstance(outcome, Fatal)
+    assert path in outcome.why
+
+
+def test_a_task_writes_a_file_when_it_holds_enough_and_takes_back_what_it_wrote(lake: Lake) -> None:
+    rows = pa.table({"id": range(300_000)})
+    with opened(lake.system(buffer_bytes=1 << 20)) as sink:
+        for end in ("finish", "discard"):
+            to = sink.stage(StageContext(1, uuid.uuid4().hex, rows.schema, _no_parts))
+            for batch in rows.to_batches(max_chunksize=50_000):
+                to.write(batch)
+            written = list((lake.folder / "orders").glob("*.parquet"))
+            if end == "finish":
+                staged = to.finish()
+                assert [each.rows for each in staged.files] == [150_000, 150_000]
+            else:
+                assert len(written) == 2 + 2
+                to.discard()
+                assert len(list((lake.folder / "orders").glob("*.parquet"))) == 2
+
+
+def test_files_go_through_the_object_store_where_the_table_is_in_one(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """delta-rs's own file system, here over a local folder."""
+    from deltalake.fs import DeltaStorageHandler
+
+    monkeypatch.setattr(
+        Folder,
+        "open",
+        lambda self: (pafs.PyFileSystem(DeltaStorageHandler(self.uri, dict(self.storage))), ""),
+    )
+    lake.take(ROWS, partition_by=("name",))
+    assert sorted(row["id"] for row in lake.visible()) == sorted(ROWS["id"].to_pylist())
+    with opened(lake.system()) as sink:
+        to = sink.stage(StageContext(1, uuid.uuid4().hex, ROWS.schema, _no_parts))
+        to.write(ROWS.to_batches()[0])
+        before = set((lake.folder / "orders").glob("*.parquet"))
+        to.finish()
+        to.discard()
+    assert set((lake.folder / "orders").glob("*.parquet")) == before
+
+
+def test_options() -> None:
+    stated = {
+        "sink.w.type": "delta",
+        "sink.w.path": "s3://bucket/orders",
+        "sink.w.storage.aws_secret_access_key": "hunter2",
+        "sink.w.storage.azure_storage_account_key": "k3y-of-mine",
+        "sink.w.storage.aws_region": "eu-central-1",
+        "sink.w.partition.by": "country, day",
+        "sink.w.properties": '{"delta.enableChangeDataFeed":"true"}',
+    }
+    (spec,) = registry.parse(["w"], stated)
+    target = DeltaSink.from_options(spec.options).target  # type: ignore[attr-defined]
+    assert set(target.storage) == {"aws_secret_access_key", "azure_storage_account_key", "aws_region"}
+    assert target.properties == {"delta.enableChangeDataFeed": "true"}
+    assert target.partition_by == ("country", "day")
+    assert set(spec.secret_values) == {"hunter2", "k3y-of-mine"}
+    assert not any(secret in f"{spec!r}{target!r}" for secret in spec.secret_values)
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("properties", "delta.appendOnly=true"),
+        ("properties", '{"delta.appendOnly":true}'),
+        ("partition.by", "a, a"),
+        ("schema.evolution", "drop"),
+        ("compression", "lzo"),
+        ("storage_options", "x"),
+    ],
+)
+def test_options_that_are_refused(option: str, text: str) -> None:
+    stated = {"sink.w.type": "delta", "sink.w.path": "/tmp/t", f"sink.w.{option}": text}
+    with pytest.raises(InvalidOptionError, match=option):
+        registry.parse(["w"], stated)
+
+
+def _die(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _no_parts() -> Any:
+    raise AssertionError("it stages by itself")
