@@ -5,6 +5,10 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import uuid
 from dataclasses import dataclass
@@ -17,6 +21,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
+from kafka_eos_source import failpoints
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.sinks import registry
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkTxn, StageContext
@@ -213,6 +218,27 @@ def test_killed_between_the_version_and_its_note(lake: Lake, monkeypatch: pytest
         assert list(sink.recover(deadline())) == []
         assert sink.commit(txn, deadline()) == OK
     assert store.names() == []
+    assert len(lake.visible()) == ROWS.num_rows
+
+
+@pytest.mark.parametrize("moment", ["before_version", "after_version"])
+def test_a_driver_that_is_killed_in_the_commit(lake: Lake, moment: str) -> None:
+    """SIGKILL, in a process of its own; the one after it finishes the batch."""
+    txn = new_txn()
+    with opened(lake.system()) as sink:
+        assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+    killed = subprocess.run(
+        [sys.executable, "-c", _COMMIT, lake.path, str(lake.folder / "checkpoint"), str(txn)],
+        env={**os.environ, failpoints.ENVIRONMENT_VARIABLE: f"sink.delta.{moment}=kill-worker"},
+        timeout=120,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert len(lake.visible()) == (ROWS.num_rows if moment == "after_version" else 0)
+    with opened(lake.system()) as sink:
+        assert list(sink.recover(deadline())) == ([] if moment == "after_version" else [txn])
+        assert sink.commit(txn, deadline()) == OK
+        assert list(sink.recover(deadline())) == []
     assert len(lake.visible()) == ROWS.num_rows
 
 
@@ -446,6 +472,21 @@ def test_options_that_are_refused(option: str, text: str) -> None:
     stated = {"sink.w.type": "delta", "sink.w.path": "/tmp/t", f"sink.w.{option}": text}
     with pytest.raises(InvalidOptionError, match=option):
         registry.parse(["w"], stated)
+
+
+_COMMIT = """
+import sys
+from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
+from kafka_eos_source.sinks.delta import DeltaSink
+from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.testing.sinks import deadline
+
+path, store, text = sys.argv[1:]
+txn = SinkTxn.parse(text)
+sink = DeltaSink(path)
+sink.open(SinkContext("conformance", txn.application_id, Store(store)))
+sink.commit(txn, deadline())
+"""
 
 
 def _die(*_: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -81,7 +81,7 @@ class Folder:
     """
 
     uri: str
-    storage: Mapping[str, str]
+    storage: Mapping[str, str] = field(repr=False)
 
     def open(self) -> tuple[pafs.FileSystem, str]:
         """A file system, and what paths there begin with."""
