@@ -52,7 +52,7 @@ class SinkType:
 TYPES: dict[str, SinkType] = {
     "delta": SinkType(
         "kafka_eos_source.sinks.delta:DeltaSink",
-        "A Delta Lake table, a version for each batch ([sinks-delta.md](sinks-delta.md)).",
+        "A Delta Lake table, a version for each batch ([sink-delta.md](sink-delta.md)).",
         "delta",
     ),
     "filesystem": SinkType(
@@ -61,7 +61,7 @@ TYPES: dict[str, SinkType] = {
     ),
     "iceberg": SinkType(
         "kafka_eos_source.sinks.iceberg:IcebergSink",
-        "An Apache Iceberg table, a snapshot for each batch ([sinks-iceberg.md](sinks-iceberg.md)).",
+        "An Apache Iceberg table, a snapshot for each batch ([sink-iceberg.md](sink-iceberg.md)).",
         "iceberg",
     ),
     "sql": SinkType(

@@ -217,7 +217,7 @@ class DeltaSink(TwoPhaseSink):
                 return Fatal(f"the table {self.target.uri!r} is gone, and with it the data of {txn}")
             changed = self._changed(table, told["table"], told["partition_by"])
             if changed:
-                return Fatal(changed, "see docs/sinks-delta.md, Changes of the table.")
+                return Fatal(changed, "see docs/sink-delta.md, Changes of the table.")
             conflict = self._add(table, txn, told)
             if conflict is None:
                 break

@@ -185,7 +185,7 @@ class IcebergSink(TwoPhaseSink):
                 return Fatal(f"the table {self.target.identifier!r} is gone, and with it the data of {txn}")
             changed = self._changed(table, told, {told["table"]})
             if changed:
-                return Fatal(changed, "see docs/sinks-iceberg.md, Changes of the table.")
+                return Fatal(changed, "see docs/sink-iceberg.md, Changes of the table.")
             conflict = self._append(table, txn, told)
             if conflict is None:
                 break
