@@ -93,7 +93,9 @@ def everywhere(scenario: Scenario) -> Everywhere:
     return Everywhere(scenario)
 
 
-@pytest.mark.fault("T49", "the process is killed", "at each step of a commit with two sinks")
+@pytest.mark.fault(
+    "T49", "killed processes, zombies, a full disk, a killed database", "commit with two sinks"
+)
 def test_t49_killed_at_every_step(everywhere: Everywhere) -> None:
     """One query, killed again and again, each time a step later; each restart finishes what was left."""
     scenario = everywhere.scenario
@@ -121,7 +123,9 @@ def test_t50_abort_after_a_commit_that_raised(everywhere: Everywhere, at: str) -
     everywhere.verdict()
 
 
-@pytest.mark.fault("T49", "a driver comes back after another finished its batch", "prepare, commit, finish")
+@pytest.mark.fault(
+    "T49", "killed processes, zombies, a full disk, a killed database", "commit with two sinks"
+)
 @pytest.mark.parametrize(
     "at",
     [
@@ -144,7 +148,9 @@ def test_t49_a_driver_comes_back_after_another_went_on(everywhere: Everywhere, a
     everywhere.verdict()
 
 
-@pytest.mark.fault("T49", "the disk of one sink is full", "staging, commit")
+@pytest.mark.fault(
+    "T49", "killed processes, zombies, a full disk, a killed database", "commit with two sinks"
+)
 def test_t49_the_disk_of_a_sink_is_full(everywhere: Everywhere, small_disk: Path) -> None:
     scenario = everywhere.scenario
     everywhere.folder = small_disk / "archive"
@@ -161,7 +167,9 @@ def test_t49_the_disk_of_a_sink_is_full(everywhere: Everywhere, small_disk: Path
     everywhere.verdict()
 
 
-@pytest.mark.fault("T49", "the database of one sink is killed", "after Kafka's commit")
+@pytest.mark.fault(
+    "T49", "killed processes, zombies, a full disk, a killed database", "commit with two sinks"
+)
 def test_t49_the_database_is_killed(scenario: Scenario) -> None:
     """Down after Kafka's commit: the query waits, then fails with a name; the next start finishes it."""
     server = Postgres()
