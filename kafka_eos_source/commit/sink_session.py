@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -26,7 +25,7 @@ _MOST_QUERIES = 8
 #: Longest wait for a sink's check before the first batch.
 _CHECK_SECONDS = 30.0
 
-_Key = tuple[str, str, bytes]
+_Key = tuple[str, ...]
 _opened: OrderedDict[_Key, Mapping[str, TwoPhaseSink]] = OrderedDict()
 _checked: set[tuple[_Key, str]] = set()
 
@@ -121,7 +120,7 @@ def work(
 
 
 def _key(options: WriteOptions, application_id: str) -> _Key:
-    return application_id, options.checkpoint_location or "", pickle.dumps(options.sinks)
+    return application_id, options.checkpoint_location or "", *(spec.key for spec in options.sinks)
 
 
 def _derived(checkpoint: str | None) -> str:

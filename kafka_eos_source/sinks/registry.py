@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import difflib
 import importlib
-import pickle
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +11,10 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from pyspark import cloudpickle
-
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import secrets
+from kafka_eos_source.sinks import objects
 from kafka_eos_source.sinks.contract import TwoPhaseSink
 from kafka_eos_source.sinks.options import COMMON, SinkOption
 
@@ -95,8 +92,13 @@ class SinkSpec:
     type: str
     columns: tuple[str, ...] | None = None
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    pickled: bytes | None = field(default=None, repr=False)
+    pickled: str | None = field(default=None, repr=False)
     secret_values: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def key(self) -> str:
+        """The same for the same sink. Holds its secrets: not to be shown."""
+        return repr((self.name, self.type, self.columns, sorted(self.options.items()), self.pickled))
 
     def build(self) -> TwoPhaseSink:
         """A new, closed sink. From now on this process hides its secrets.
@@ -107,7 +109,7 @@ class SinkSpec:
         secrets.remember_values(self.secret_values)
         if self.pickled is not None:
             # made by `with_two_phase_sinks`, from the user's own object
-            given = _checked(pickle.loads(self.pickled), self.name)
+            given = _checked(objects.from_option(self.pickled), self.name)
             secrets.remember_values(_secrets_of(given))
             return given
         return _checked(sink_class(self.name, self.type).from_options(self.options), self.name)
@@ -195,11 +197,6 @@ def require(module: str, extra: str) -> ModuleType:
         ) from error
 
 
-def pickled_option(sink: TwoPhaseSink) -> str:
-    """A sink as the text of an option."""
-    return base64.b64encode(cloudpickle.dumps(sink)).decode()  # type: ignore[no-untyped-call]
-
-
 def _own(name: str, stated: Mapping[str, str]) -> dict[str, str]:
     prefix = f"{PREFIX}{name}."
     return {full.removeprefix(prefix): text for full, text in stated.items() if full.startswith(prefix)}
@@ -209,7 +206,7 @@ def _spec(name: str, stated: dict[str, str]) -> SinkSpec:
     as_object = stated.pop(OBJECT, None)
     if as_object is not None:
         common = _values(name, stated, COMMON[1:])
-        return SinkSpec(name, OBJECT, common["columns"], pickled=base64.b64decode(as_object))
+        return SinkSpec(name, OBJECT, common["columns"], pickled=as_object)
     if "type" not in stated:
         raise InvalidOptionError(
             f"option '{PREFIX}{name}.type' is missing; expected a type of sink: {', '.join(sorted(TYPES))}.",

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.sinks import objects
 from kafka_eos_source.sinks.contract import TwoPhaseSink
-from kafka_eos_source.sinks.registry import OBJECT, PREFIX, pickled_option, sink_names
+from kafka_eos_source.sinks.registry import OBJECT, PREFIX, sink_names
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -42,7 +43,7 @@ def with_two_phase_sinks(
                 fix="derive its class from that one.",
             )
         try:
-            writer = writer.option(f"{PREFIX}{name}.{OBJECT}", pickled_option(sink))
+            writer = writer.option(f"{PREFIX}{name}.{OBJECT}", objects.to_option(sink))
         except (TypeError, AttributeError, ValueError) as error:
             raise InvalidOptionError(
                 f"sink {name!r} cannot be pickled: {error}.", fix="connect in open(), not in __init__()."
