@@ -72,6 +72,11 @@ TYPES: dict[str, SinkType] = {
         "([sink-http.md](sink-http.md)).",
     ),
     "memory": SinkType("kafka_eos_source.sinks.memory:MemorySink", "This process's memory, for tests."),
+    "s3": SinkType(
+        "kafka_eos_source.sinks.s3:S3Sink",
+        "Objects in S3 or a store like it: Parquet, JSON lines or CSV ([sink-s3.md](sink-s3.md)).",
+        extra="s3",
+    ),
 }
 
 

@@ -1,0 +1,246 @@
+"""A server that speaks S3 (gaul's S3Proxy over a folder), as a process; and a proxy that loses its answers.
+
+It keeps S3's rules of multipart uploads, checks signatures, and has what it was given when it comes back
+after a kill. Its jars are fetched once, as Kafka's are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import http.server
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from kafka_eos_source.embedded import jars, java, supervisor
+from kafka_eos_source.errors import KafkaEosError
+
+#: boto3's own chain finds them. Where there are none it looks for a machine's role, for seconds.
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "AKIATESTTESTTEST",
+    "AWS_SECRET_ACCESS_KEY": "secret-of-the-test",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
+_VERSION, _JCLOUDS, _JACKSON = "2.6.0", "2.7.0", "2.18.2"
+#: What it needs for a folder of files. All that it names is a hundred jars more, for other clouds.
+S3PROXY = jars.JarSet(
+    "s3proxy",
+    (
+        ("org.gaul", "s3proxy", _VERSION),
+        ("org.apache.jclouds", "jclouds-core", _JCLOUDS),
+        ("org.apache.jclouds", "jclouds-blobstore", _JCLOUDS),
+        ("org.apache.jclouds.api", "s3", _JCLOUDS),
+        ("org.apache.jclouds.api", "sts", _JCLOUDS),
+        ("org.apache.jclouds.api", "oauth", _JCLOUDS),
+        ("org.apache.jclouds.api", "openstack-keystone", _JCLOUDS),
+        ("org.apache.jclouds.api", "openstack-swift", _JCLOUDS),
+        ("org.apache.jclouds.provider", "aws-s3", _JCLOUDS),
+        ("org.apache.jclouds.provider", "azureblob", _JCLOUDS),
+        ("org.apache.jclouds.driver", "jclouds-slf4j", _JCLOUDS),
+        ("com.google.guava", "guava", "33.4.0-jre"),
+        ("com.google.guava", "failureaccess", "1.0.2"),
+        ("com.google.inject", "guice", "7.0.0"),
+        ("com.google.inject.extensions", "guice-assistedinject", "7.0.0"),
+        ("com.google.code.gson", "gson", "2.11.0"),
+        ("com.google.code.findbugs", "jsr305", "3.0.2"),
+        ("aopalliance", "aopalliance", "1.0"),
+        ("jakarta.inject", "jakarta.inject-api", "2.0.1"),
+        ("jakarta.annotation", "jakarta.annotation-api", "2.0.0"),
+        ("jakarta.xml.bind", "jakarta.xml.bind-api", "4.0.2"),
+        ("com.fasterxml.jackson.core", "jackson-core", _JACKSON),
+        ("com.fasterxml.jackson.core", "jackson-databind", _JACKSON),
+        ("com.fasterxml.jackson.core", "jackson-annotations", _JACKSON),
+        ("com.fasterxml.jackson.dataformat", "jackson-dataformat-xml", _JACKSON),
+        ("com.fasterxml.woodstox", "woodstox-core", "7.0.0"),
+        ("org.codehaus.woodstox", "stax2-api", "4.2.2"),
+        ("org.eclipse.jetty.toolchain", "jetty-jakarta-servlet-api", "5.0.2"),
+        ("args4j", "args4j", "2.37"),
+        ("org.slf4j", "slf4j-api", "2.0.16"),
+        ("ch.qos.logback", "logback-classic", "1.5.16"),
+        ("ch.qos.logback", "logback-core", "1.5.16"),
+    ),
+    32,
+    version=_VERSION,
+    transitive=False,
+)
+
+_START_SECONDS = 60.0
+
+
+@dataclass
+class S3Server:
+    """The process.
+
+    Attributes:
+        folder: its objects, and its configuration.
+        port: stays the same over restarts.
+        jars: the folder with the server's.
+    """
+
+    folder: Path
+    port: int
+    jars: Path
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _jvm: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        (self.folder / "objects").mkdir(exist_ok=True)
+        settings = self.folder / "s3proxy.conf"
+        settings.write_text(
+            f"s3proxy.endpoint={self.url}\n"
+            "s3proxy.authorization=aws-v2-or-v4\n"
+            f"s3proxy.identity={CREDENTIALS['AWS_ACCESS_KEY_ID']}\n"
+            f"s3proxy.credential={CREDENTIALS['AWS_SECRET_ACCESS_KEY']}\n"
+            "jclouds.provider=filesystem-nio2\njclouds.identity=none\njclouds.credential=none\n"
+            f"jclouds.filesystem.basedir={self.folder / 'objects'}\n"
+        )
+        quiet = self.folder / "logback.xml"
+        quiet.write_text(
+            '<configuration><appender name="out" class="ch.qos.logback.core.ConsoleAppender"><encoder>'
+            '<pattern>%msg%n</pattern></encoder></appender><root level="ERROR"><appender-ref ref="out"/>'
+            "</root></configuration>"
+        )
+        command = [java.find(), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m"]
+        command += [f"-Dlogback.configurationFile={quiet}", "-cp", f"{self.jars}/*"]
+        command += ["org.gaul.s3proxy.Main", "--properties", str(settings)]
+        log = self.folder / "log"
+        self._process = subprocess.Popen(  # it ends the JVM when this process ends, however that happens
+            [sys.executable, supervisor.__file__, str(log), "", *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        self._jvm = int(self._process.stdout.readline())
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return
+            except OSError:
+                assert self._process.poll() is None, f"the server did not start: {log.read_text()}"
+                assert time.monotonic() < deadline, "the server does not answer"
+                time.sleep(0.05)
+
+    def kill(self) -> None:
+        """At once, as a machine that loses its power."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._jvm, signal.SIGKILL)
+            self._process.communicate()
+            self._process = None
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[S3Server]:
+    """The server; skips the test where its jars, a Java or boto3 cannot be had."""
+    pytest.importorskip("boto3", reason="needs boto3: pip install 'kafka-eos-source[test]'")
+    try:
+        found = jars.jars(S3PROXY)
+        java.find()
+    except KafkaEosError as error:
+        pytest.skip(f"needs S3Proxy: {error}")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    server = S3Server(folder, port, found)
+    before = {name: os.environ.get(name) for name in CREDENTIALS}
+    os.environ.update(CREDENTIALS)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@dataclass
+class Lossy:
+    """A proxy before the server that loses answers, or requests.
+
+    Attributes:
+        url: of the proxy.
+        lose: (method, path with query) → "request", "answer", or "" to let it through.
+        requests: that came, as method and path.
+    """
+
+    url: str = ""
+    lose: Callable[[str, str], str] = field(default=lambda method, path: "")
+    requests: list[tuple[str, str]] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def lossy(port: int) -> Iterator[Lossy]:
+    """In a thread of this process, which is not forked meanwhile.
+
+    Args:
+        port: of the server.
+    """
+    state = Lossy()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+        wbufsize = -1
+
+        def pass_on(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            state.requests.append((self.command, self.path))
+            what = state.lose(self.command, self.path)
+            if what == "request":
+                self._cut()
+                return
+            # the headers as they are: the signature covers the host that the caller named
+            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as onward:
+                onward.request(self.command, self.path, body, dict(self.headers.items()))
+                answer = onward.getresponse()
+                content = answer.read()
+            if what == "answer":
+                self._cut()
+                return
+            self.send_response_only(answer.status)
+            for name, value in answer.getheaders():
+                if name.lower() not in ("content-length", "transfer-encoding", "connection"):
+                    self.send_header(name, value)
+            length = answer.getheader("Content-Length") if self.command == "HEAD" else None
+            self.send_header("Content-Length", length or str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+            self.wfile.flush()
+
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = pass_on  # noqa: N815 - the names that are called
+
+        def _cut(self) -> None:
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Says nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as proxy:
+        state.url = f"http://127.0.0.1:{proxy.server_port}"
+        thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield state
+        finally:
+            proxy.shutdown()
+            thread.join()

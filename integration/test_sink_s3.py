@@ -1,0 +1,317 @@
+"""The `s3` sink against a server that speaks S3: the contract, lost answers, left-overs, S3's own limits."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from integration.support import s3_server
+from integration.support.s3_server import Lossy, S3Server
+from kafka_eos_source.errors import SinkFailedError, SinkRetryableError
+from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable, StageContext
+from kafka_eos_source.sinks.s3 import S3Sink, committed_files
+from kafka_eos_source.sinks.s3.client import Service, client
+from kafka_eos_source.sinks.s3.uploading import LEAST_PART_BYTES
+from kafka_eos_source.testing.kills import killed_at
+from kafka_eos_source.testing.sinks import (
+    ROWS,
+    Given,
+    Rows,
+    SinkConformance,
+    System,
+    deadline,
+    new_txn,
+    opened,
+    stage,
+)
+
+REGION = "us-east-1"
+
+
+@dataclass(frozen=True)
+class Store:
+    """One bucket of the server, for one test."""
+
+    url: str
+    bucket: str
+    seen: dict[str, Rows] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        return f"s3://{self.bucket}/in/here"
+
+    @property
+    def s3(self) -> Any:
+        return client(Service(self.url, REGION, True))
+
+    def sink(self, **options: Any) -> S3Sink:
+        given = {"endpoint": self.url, "region": REGION, "path_style": True, **options}
+        return S3Sink(self.path, **given)
+
+    def all_keys(self) -> list[str]:
+        """Under the path: S3Proxy has parts as hidden objects beside it."""
+        found = self.s3.list_objects_v2(Bucket=self.bucket, Prefix="in/here/")
+        return [each["Key"] for each in found.get("Contents", ())]
+
+    def uploads(self) -> list[str]:
+        return [each["Key"] for each in self.s3.list_multipart_uploads(Bucket=self.bucket).get("Uploads", ())]
+
+    def visible(self) -> Rows:
+        """An object never changes: each is read once."""
+        uris = committed_files(self.path, endpoint=self.url, region=REGION, path_style=True)
+        for uri in uris:
+            if uri not in self.seen:
+                self.seen[uri] = self._read(uri.removeprefix(f"s3://{self.bucket}/"))
+        return [row for uri in uris for row in self.seen[uri]]
+
+    def _read(self, key: str) -> Rows:
+        body = self.s3.get_object(Bucket=self.bucket, Key=key)["Body"].read()
+        if key.endswith(".parquet"):
+            return list(pq.read_table(io.BytesIO(body)).to_pylist())
+        return [json.loads(line) for line in body.decode().split("\n") if line]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with s3_server.running(tmp_path_factory.mktemp("s3")) as found:
+        yield found
+
+
+@pytest.fixture
+def store(server: S3Server) -> Store:
+    found = Store(server.url, f"test-{uuid.uuid4().hex[:16]}")
+    found.s3.create_bucket(Bucket=found.bucket)
+    return found
+
+
+class TestConformance(SinkConformance):
+    most_kills: ClassVar[int] = 10
+
+    @pytest.fixture
+    def system(self, store: Store) -> System:
+        return System(sink=store.sink, visible=store.visible)
+
+
+@pytest.fixture
+def proxy(server: S3Server) -> Iterator[Lossy]:
+    with s3_server.lossy(server.port) as found:
+        yield found
+
+
+def _times(lost: str, method: str, part: str, times: int) -> Any:
+    left = [times]
+
+    def lose(called: str, path: str) -> str:
+        if called == method and part in path and left[0]:
+            left[0] -= 1
+            return lost
+        return ""
+
+    return lose
+
+
+@pytest.mark.parametrize("kind", ["json", "csv", "parquet"])
+def test_the_objects_are_named_by_the_batch_and_listed_by_its_manifest(store: Store, kind: str) -> None:
+    txn = new_txn(batch_id=42)
+    system = System(lambda: store.sink(format=kind), store.visible)
+    with opened(system) as sink:
+        sink.check(ROWS.schema, deadline())
+        assert sink.prepare(txn, stage(sink, ROWS, 42), deadline()) == OK
+        assert [key for key in store.all_keys() if "batch=" in key] == [], (
+            "before the commit there is no object"
+        )
+        assert sink.commit(txn, deadline()) == OK
+    folder = "in/here/batch=conformance-42"
+    manifest = json.loads(
+        store.s3.get_object(Bucket=store.bucket, Key=f"{folder}/_manifest-{txn.attempt}.json")["Body"].read()
+    )
+    assert (manifest["id"], manifest["batch"], manifest["rows"]) == (str(txn), 42, ROWS.num_rows)
+    names = [f"{folder}/{each['name']}" for each in manifest["files"]]
+    assert sorted(store.all_keys()) == sorted([*names, f"{folder}/_manifest-{txn.attempt}.json"])
+    assert store.uploads() == []
+
+
+@pytest.mark.parametrize("lost", ["request", "answer"])
+def test_a_completion_whose_answer_is_lost_is_looked_up(store: Store, proxy: Lossy, lost: str) -> None:
+    """Each of boto3's own tries is cut: first for one call, which must not guess; then once."""
+    system = System(lambda: store.sink(endpoint=proxy.url, timeout=5_000), store.visible)
+    txn = new_txn()
+    with opened(system) as sink:
+        assert sink.prepare(txn, stage(sink, ROWS, tasks=1), deadline()) == OK
+        proxy.lose = _times(lost, "POST", "uploadId=", 4)
+        outcome = _outcome(lambda: sink.commit(txn, deadline()))
+        # with the object there the answer does not matter
+        assert outcome == OK if lost == "answer" else isinstance(outcome, Retryable)
+        assert sink.commit(txn, deadline()) == OK
+    assert sorted(row["id"] for row in store.visible()) == ROWS["id"].to_pylist()
+    heads = [path for method, path in proxy.requests if method == "HEAD" and "part-" in path]
+    assert len(heads) == 1, "the object was looked at"
+
+
+def test_a_commit_goes_on_where_another_was_killed(store: Store) -> None:
+    """Some uploads are objects already, and their ids are gone."""
+    system = System(store.sink, store.visible)
+    txn = new_txn()
+    with opened(system) as sink:
+        staged = stage(sink, ROWS, tasks=3)
+        assert sink.prepare(txn, staged, deadline()) == OK
+        for each in staged.tokens[:2]:
+            store.s3.complete_multipart_upload(
+                Bucket=store.bucket,
+                Key=each.key,
+                UploadId=each.upload_id,
+                MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": each.etags[0]}]},
+            )
+        assert store.visible() == [], "half a batch has no manifest"
+    with opened(system) as sink:
+        assert list(sink.recover(deadline())) == [txn]
+        assert sink.commit(txn, deadline()) == OK
+    assert len(store.visible()) == ROWS.num_rows
+
+
+def test_the_server_is_killed_and_comes_back(server: S3Server, store: Store) -> None:
+    system = System(lambda: store.sink(timeout=5_000), store.visible)
+    txn = new_txn()
+    with opened(system) as sink:
+        assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+        server.kill()
+        assert isinstance(_outcome(lambda: sink.commit(txn, deadline())), Retryable)
+        server.start()
+        assert list(sink.recover(deadline())) == [txn]
+        assert sink.commit(txn, deadline()) == OK
+    assert len(store.visible()) == ROWS.num_rows
+
+
+def test_uploads_that_are_gone_are_a_named_failure(store: Store) -> None:
+    """A lifecycle rule aborted them: before prepare nothing is lost, after it a person must know."""
+    system = System(store.sink, store.visible)
+    before, after = new_txn(1), new_txn(2)
+    with opened(system) as sink:
+        staged = stage(sink, ROWS, 1)
+        sink.tidy(1, deadline())
+        with pytest.raises(SinkFailedError, match=r"upload of .* is gone"):
+            sink.prepare(before, staged, deadline())
+        assert list(sink.recover(deadline())) == []
+        assert sink.prepare(after, stage(sink, ROWS, 2), deadline()) == OK
+        sink.tidy(2, deadline())
+        with pytest.raises(SinkFailedError, match="and there is no object"):
+            sink.commit(after, deadline())
+        assert list(sink.recover(deadline())) == [after]
+    assert store.visible() == []
+
+
+def test_an_object_that_is_anothers_is_not_taken_for_ours(store: Store) -> None:
+    system = System(store.sink, store.visible)
+    txn = new_txn()
+    with opened(system) as sink:
+        staged = stage(sink, ROWS, tasks=1)
+        assert sink.prepare(txn, staged, deadline()) == OK
+        sink.tidy(txn.batch_id, deadline())
+        store.s3.put_object(
+            Bucket=store.bucket, Key=staged.tokens[0].key, Body=b"x" * staged.tokens[0].size_bytes
+        )
+        with pytest.raises(SinkFailedError, match="no two tasks have one key"):
+            sink.commit(txn, deadline())
+
+
+def test_left_overs_of_finished_batches_are_aborted_and_no_others(store: Store) -> None:
+    """Of tasks that were killed and of those that did not count; not of the next batch, or another query."""
+    system = System(store.sink, store.visible)
+    staging = [os.path.dirname(sys.modules[S3Sink.__module__].__file__ or "") + os.sep]
+
+    def stage_and_die() -> None:
+        with opened(system) as sink:
+            stage(sink, ROWS, 5, tasks=1)
+            os.kill(os.getpid(), 9)
+
+    assert killed_at(stage_and_die, staging, 10**9)
+    with opened(system, "conformance-7") as other:
+        stage(other, ROWS, 3, tasks=1)
+    with opened(system) as sink:
+        stage(sink, ROWS, 7, tasks=1)
+        txn = new_txn(6)
+        assert sink.prepare(txn, stage(sink, ROWS, 6), deadline()) == OK
+        assert sink.commit(txn, deadline()) == OK
+        assert any("conformance-5/" in key for key in store.uploads())
+        sink.tidy(6, deadline())
+    assert sorted(key.split("/")[2] for key in store.uploads()) == [
+        "batch=conformance-7",
+        "batch=conformance-7-3",
+    ]
+
+
+def test_a_task_that_fails_leaves_no_upload(store: Store) -> None:
+    for kind in ("parquet", "json", "csv"):
+        with opened(System(lambda kind=kind: store.sink(format=kind), store.visible)) as sink:
+            to = sink.stage(StageContext(7, uuid.uuid4().hex, ROWS.schema, _no_parts))
+            to.write(ROWS.to_batches()[0])
+            assert len(store.uploads()) == 1
+            to.discard()
+    assert store.uploads() == []
+    assert store.all_keys() == []
+
+
+def test_large_rows_go_in_parts_of_s3s_least_size(store: Store) -> None:
+    """S3 refuses to complete an upload with a smaller part that is not the last."""
+    values = np.random.default_rng(7).random(2_000_000)
+    rows = pa.table({"id": np.arange(len(values)), "value": values})
+    system = System(lambda: store.sink(part_bytes=LEAST_PART_BYTES, upload_threads=2), store.visible)
+    txn = new_txn()
+    with opened(system) as sink:
+        to = sink.stage(StageContext(7, uuid.uuid4().hex, rows.schema, _no_parts))
+        for batch in rows.to_batches(500_000):
+            to.write(batch)
+        token = to.finish()
+        assert len(token.etags) == -(-token.size_bytes // LEAST_PART_BYTES) > 3
+        assert sink.prepare(txn, Given(rows.schema, rows.num_rows, [token]), deadline()) == OK
+        assert sink.commit(txn, deadline()) == OK
+    (uri,) = committed_files(store.path, endpoint=store.url, region=REGION, path_style=True)
+    key = uri.removeprefix(f"s3://{store.bucket}/")
+    body = store.s3.get_object(Bucket=store.bucket, Key=key)["Body"].read()
+    assert pq.read_table(io.BytesIO(body)).equals(rows)
+
+
+def test_a_store_that_is_away_is_asked_again_and_a_bucket_that_is_not_there_is_an_error(store: Store) -> None:
+    gone = System(lambda: store.sink(endpoint="http://127.0.0.1:9", timeout=500), list)
+    with opened(gone) as sink, pytest.raises(SinkRetryableError, match=r"127\.0\.0\.1:9"):
+        sink.recover(deadline())
+    no_bucket = System(
+        lambda: S3Sink("s3://no-such-bucket/x", endpoint=store.url, region=REGION, path_style=True), list
+    )
+    with opened(no_bucket) as sink:
+        with pytest.raises(SinkFailedError, match="NoSuchBucket") as error:
+            sink.check(ROWS.schema, deadline())
+        assert "create the bucket" in error.value.fix
+    with opened(System(store.sink, store.visible)) as sink:
+        assert isinstance(sink.commit(new_txn(), deadline()), Fatal)
+
+
+def test_the_credentials_are_shown_nowhere(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(System(lambda: store.sink(endpoint="http://127.0.0.1:9", timeout=500), list)) as sink:
+        with pytest.raises(SinkRetryableError) as error:
+            sink.recover(deadline())
+        told = f"{error.value!r} {error.value.__cause__!r} {vars(sink)}"
+    assert not [value for name, value in s3_server.CREDENTIALS.items() if "KEY" in name and value in told]
+
+
+def _no_parts() -> Any:
+    raise AssertionError("the rows go to S3, not to the checkpoint")
+
+
+def _outcome(call: Any) -> Outcome:
+    try:
+        found: Outcome = call()
+    except SinkRetryableError as error:
+        return Retryable(str(error))
+    return found

@@ -1,0 +1,33 @@
+"""The objects of whole batches, for readers."""
+
+from __future__ import annotations
+
+from kafka_eos_source.sinks.contract import SinkTxn
+from kafka_eos_source.sinks.s3 import layout
+from kafka_eos_source.sinks.s3.client import Bucket, Service
+
+
+def committed_files(
+    path: str, *, endpoint: str | None = None, region: str | None = None, path_style: bool = False
+) -> list[str]:
+    """The objects of every committed batch under a sink's path, batch by batch, as ``s3://`` URIs.
+
+    Args:
+        path: option ``sink.<name>.path``.
+        endpoint, region, path_style: as the options.
+
+    Raises:
+        InvalidOptionError: the path is none, or boto3 is not installed.
+        SinkFailedError, SinkRetryableError: the store refuses, or does not answer.
+    """
+    name, prefix = layout.parse("path", path)
+    bucket = Bucket(Service(endpoint, region, path_style), name)
+    found: list[tuple[str, int, list[str]]] = []
+    for key in bucket.keys(f"{prefix}batch="):
+        folder, _, last = key.rpartition("/")
+        manifest = bucket.get(key) if layout.MANIFEST.fullmatch(last) else None
+        txn = None if manifest is None else SinkTxn.parse(manifest["id"])
+        if manifest is not None and txn is not None:
+            files = [f"s3://{name}/{folder}/{each['name']}" for each in manifest["files"]]
+            found.append((txn.application_id, txn.batch_id, files))
+    return [file for _, _, files in sorted(found) for file in files]

@@ -1,0 +1,57 @@
+"""What the `s3` sink refuses before it asks any server; the rest is in integration/."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
+from kafka_eos_source.sinks.registry import parse
+from kafka_eos_source.sinks.s3.layout import Layout
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "'sink.a.path' is missing"),
+        ({"path": "/tmp/x"}, "expected s3://bucket"),
+        ({"path": "s3://b"}, "expected s3://bucket"),
+        ({"path": "s3://bucket//x"}, "expected s3://bucket"),
+        ({"path": "s3://bucket/x", "part.bytes": "5242879"}, "5242880 or more"),
+        ({"path": "s3://bucket/x", "part.bytes": str(6 << 30)}, "S3's limits"),
+        ({"path": "s3://bucket/x", "endpoint": "localhost:9000"}, "expected http://host:port"),
+        ({"path": "s3://bucket/x", "endpoint": "http://me:pa55word@h"}, "without user and password"),
+        ({"path": "s3://bucket/x", "upload.threads": "65"}, "1 to 64"),
+        ({"path": "s3://bucket/x", "timeout": "0"}, "1ms or more"),
+        ({"path": "s3://bucket/x", "format": "orc"}, "parquet or json or csv"),
+        ({"path": "s3://bucket/x", "pathstyle": "true"}, "Did you mean 'sink.a.path.style'"),
+    ],
+)
+def test_options_are_refused_at_the_start(options: dict[str, str], told: str) -> None:
+    stated = {"sink.a.type": "s3", **{f"sink.a.{name}": value for name, value in options.items()}}
+    with pytest.raises(InvalidOptionError) as error:
+        parse(["a"], stated)
+    assert told in str(error.value)
+    assert "pa55word" not in str(error.value)
+
+
+def test_without_boto3_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    (spec,) = parse(["a"], {"sink.a.type": "s3", "sink.a.path": "s3://bucket/x"})
+    sink = spec.build()
+    with pytest.raises(InvalidOptionError, match=r"pip install 'kafka-eos-source\[s3\]'"):
+        sink.open(SinkContext("a", "application"))
+
+
+def test_keys_of_another_query_are_not_taken_for_ours() -> None:
+    """One name may begin as another does, and end like a batch of it."""
+    ours, other = Layout("b", "p/", "orders"), Layout("b", "p/", "orders-7")
+    assert ours.batch_of(ours.part(12, "ab", ".csv")) == 12
+    assert ours.batch_of(other.part(12, "ab", ".csv")) is None
+    assert other.batch_of(ours.part(7, "ab", ".csv")) is None
+    assert ours.batch_of(ours.manifest(SinkTxn("orders", 7, "0123456789abcdef"))) is None
+    mine, theirs = SinkTxn("orders", 7, "0123456789abcdef"), SinkTxn("orders-7", 1, "0123456789abcdef")
+    assert ours.txn(ours.prepared(mine)) == mine
+    assert ours.txn(other.prepared(theirs)) is None
