@@ -18,6 +18,7 @@ import pytest
 
 from integration.support import s3_server
 from integration.support.s3_server import Lossy, S3Server
+from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import SinkFailedError, SinkRetryableError
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable, StageContext
 from kafka_eos_source.sinks.s3 import S3Sink, committed_files
@@ -209,6 +210,17 @@ def test_uploads_that_are_gone_are_a_named_failure(store: Store) -> None:
             sink.commit(after, deadline())
         assert list(sink.recover(deadline())) == [after]
     assert store.visible() == []
+
+
+def test_a_commit_without_time_is_gone_on_with_later(store: Store) -> None:
+    system = System(store.sink, store.visible)
+    txn = new_txn()
+    with opened(system) as sink:
+        assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+        assert isinstance(_outcome(lambda: sink.commit(txn, Deadline.after_seconds(0))), Retryable)
+        assert store.visible() == []
+        assert sink.commit(txn, deadline()) == OK
+    assert len(store.visible()) == ROWS.num_rows
 
 
 def test_an_object_that_is_anothers_is_not_taken_for_ours(store: Store) -> None:

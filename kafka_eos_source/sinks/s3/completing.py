@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from kafka_eos_source import failpoints
+from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import SinkFailedError, SinkRetryableError
 from kafka_eos_source.sinks.s3.client import Bucket, MissingError, translated
 from kafka_eos_source.sinks.s3.uploading import METADATA, StagedObject, parts_of
@@ -34,13 +35,14 @@ def at_once(act: Callable[[T], object], each_of: Iterable[T]) -> None:
             pass
 
 
-def verify(bucket: Bucket, staged: StagedObject) -> None:
+def verify(bucket: Bucket, deadline: Deadline, staged: StagedObject) -> None:
     """The upload is there, with the parts that its task sent.
 
     Raises:
         SinkFailedError: it is not.
-        SinkRetryableError: that cannot be told.
+        SinkRetryableError: that cannot be told, or not in time.
     """
+    _refuse_late(deadline, staged)
     try:
         etags, size_bytes = parts_of(bucket, staged.key, staged.upload_id)
     except MissingError as error:
@@ -55,13 +57,14 @@ def verify(bucket: Bucket, staged: StagedObject) -> None:
         )
 
 
-def complete(bucket: Bucket, staged: StagedObject) -> None:
+def complete(bucket: Bucket, deadline: Deadline, staged: StagedObject) -> None:
     """Makes it the object. An answer that is lost, and an upload that is gone, are looked up in the object.
 
     Raises:
-        SinkRetryableError: it is not known yet.
+        SinkRetryableError: it is not known yet, or was not begun in time.
         SinkFailedError: there is neither the upload nor its object.
     """
+    _refuse_late(deadline, staged)
     parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(staged.etags, 1)]
     try:
         with translated(f"complete the upload of {staged.key}"):
@@ -80,6 +83,14 @@ def complete(bucket: Bucket, staged: StagedObject) -> None:
         if not _is_there(bucket, staged):
             raise
     failpoints.reach("sink.s3.after_complete")
+
+
+def _refuse_late(deadline: Deadline, staged: StagedObject) -> None:
+    """Between two requests: one that is under way has its own time-out."""
+    if deadline.expired:
+        raise SinkRetryableError(
+            f"S3: {deadline.budget_seconds:.0f} s were not enough; {staged.key} was to come next"
+        )
 
 
 def _is_there(bucket: Bucket, staged: StagedObject) -> bool:

@@ -177,7 +177,7 @@ class S3Sink(TwoPhaseSink):
         if self._is_committed(txn) or self._bucket.head(self._at.prepared(txn)) is not None:
             return OK
         tokens: Sequence[StagedObject] = staged.tokens
-        at_once(partial(verify, self._bucket), tokens)
+        at_once(partial(verify, self._bucket, deadline), tokens)
         self._bucket.put(
             self._at.prepared(txn),
             {
@@ -196,7 +196,7 @@ class S3Sink(TwoPhaseSink):
         if note is None:
             return OK if self._is_committed(txn) else Fatal(f"nothing is prepared under {txn} in {self.path}")
         if not self._is_committed(txn):
-            at_once(partial(complete, self._bucket), map(_staged, note["uploads"]))
+            at_once(partial(complete, self._bucket, deadline), map(_staged, note["uploads"]))
             failpoints.reach("sink.s3.before_manifest")
             self._bucket.put(self._at.manifest(txn), _manifest(note))
         self._bucket.delete(self._at.prepared(txn))
