@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from ctypes import c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
+from typing import Any
 
 import psutil
 import pyarrow as pa
 import pytest
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import KafkaError, Message, Producer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mock_cluster import Api, MockCluster
@@ -419,6 +420,43 @@ def test_assigned_again_and_moved_it_reads_from_there(mock: MockCluster, writer:
 
 
 @needs_kernel
+def test_what_the_client_says_besides_is_heard_while_records_come(mock: MockCluster, writer: Writer) -> None:
+    topic = writer.topic()
+    writer.write(topic, [(None, b"a", None, 1)])
+    said: list[Message] = []
+
+    class Client:
+        """confluent-kafka's, which has something to say."""
+
+        def __init__(self, client: Any) -> None:
+            self._client = client
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._client, name)
+
+        def poll(self, seconds: float) -> Message | None:
+            return said.pop() if said else None
+
+    consumer = KernelConsumer(conf(mock))
+    tp = TopicPartition(topic, 0)
+    consumer.assign({tp: 0})
+    consumer._client = Client(consumer._client)  # type: ignore[assignment]
+    deadline = time.monotonic() + 20
+    rows = 0
+    while not rows:
+        assert time.monotonic() < deadline, "the record does not come"
+        said[:] = [Message(topic=topic, partition=0, error=KafkaError(KafkaError._AUTO_OFFSET_RESET))]
+        consumer._next_hear = 0.0
+        taken = consumer.take(10, 5)
+        assert taken.out_of_range == [tp]
+        rows = len(taken.messages)
+    said.append(Message(topic=topic, partition=0, value=b"where no record may be"))
+    with pytest.raises(RuntimeError, match="to the wrong queue; KAFKA_EOS_NATIVE=0 reads without"):
+        consumer.take(10, 5)
+    consumer.close()
+
+
+@needs_kernel
 def test_what_was_read_outlives_its_consumer(mock: MockCluster, writer: Writer) -> None:
     topic = writer.topic()
     writer.write(topic, [(b"k%d" % at, b"v", [("h", b"%d" % at)], 1) for at in range(1000)])
@@ -477,6 +515,17 @@ def test_nothing_is_kept(mock: MockCluster, writer: Writer) -> None:
     while threads() > threads_before:
         assert time.monotonic() < deadline, "a client was not destroyed: something of it is still held"
         threading.Event().wait(0.01)
+
+
+@needs_kernel
+def test_a_consumer_that_nobody_closes_ends(mock: MockCluster, writer: Writer) -> None:
+    topic = writer.topic()
+    writer.write(topic, [(None, b"a", None, 1)])
+    consumer = KernelConsumer(conf(mock))
+    consumer.assign({TopicPartition(topic, 0): 0})
+    consumer.take(1, 5)
+    del consumer
+    gc.collect()  # waited without end
 
 
 # -- which one

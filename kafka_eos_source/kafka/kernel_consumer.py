@@ -22,6 +22,7 @@ librdkafka facts this rests on (rdkafka_queue.c, rdkafka_partition.c, rdkafka_as
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from ctypes import c_char_p, c_int32, c_void_p
@@ -99,6 +100,7 @@ class KernelConsumer(AssignedConsumer):
             raise ValueError("there is no kernel here: use AssignedConsumer")
         super().__init__(conf)
         self._kernel = kernel
+        self._pid = os.getpid()
         self._pointer = client_pointer(self._client)
         self._queue: int | None = function("rd_kafka_queue_new", c_void_p, c_void_p)(self._pointer)
         #: Handles of the queues of the assigned partitions.
@@ -132,9 +134,7 @@ class KernelConsumer(AssignedConsumer):
         """What is there now, and no less: ``at_most`` is to be all that the caller will ever need."""
         block = self._look(at_most, 0.0)
         if block is not None:
-            if time.monotonic() >= self._next_hear:
-                self._hear()
-            return self._sorted(block)
+            return self._sorted(block, self._hear() if time.monotonic() >= self._next_hear else [])
         past = time.monotonic() + wait_seconds
         while True:
             events = self._hear()
@@ -145,7 +145,7 @@ class KernelConsumer(AssignedConsumer):
             left = past - time.monotonic()
             block = self._look(at_most, max(0.0, min(left, _HEAR_SECONDS)))
             if block is not None:
-                return self._sorted(block)
+                return self._sorted(block, [])
             if time.monotonic() >= past:
                 return Taken(())
             self._forward_again()
@@ -160,11 +160,20 @@ class KernelConsumer(AssignedConsumer):
     def close(self) -> None:
         if self._queue is not None:
             self.release()
-            function("rd_kafka_queue_destroy", None, c_void_p)(self._queue)
-            self._queue = None
+            self._free_handles()
         super().close()
 
+    def __del__(self) -> None:
+        """Without `close`, the client's own end would wait for its handles without end."""
+        if getattr(self, "_queue", None) is not None and self._pid == os.getpid():
+            self._free_handles()
+
     # -- inside ----------------------------------------------------------------------------------
+
+    def _free_handles(self) -> None:
+        self._forget(list(self._sources))
+        function("rd_kafka_queue_destroy", None, c_void_p)(self._queue)
+        self._queue = None
 
     def _look(self, at_most: int, wait_seconds: float) -> Block | None:
         found = self._kernel.take(self._queue, int(wait_seconds * 1000), at_most, _LOOK_BYTES, self._wanted)
@@ -173,11 +182,12 @@ class KernelConsumer(AssignedConsumer):
         block = Block(self._kernel, found)
         return block if block.rows or len(block.events) else None
 
-    def _sorted(self, block: Block) -> Taken:
+    def _sorted(self, block: Block, heard: Sequence[Any]) -> Taken:
+        """``heard``: what the client had to say besides."""
         messages = KernelMessages(block, 0, block.rows)
-        if not len(block.events):
+        if not len(block.events) and not heard:
             return Taken(messages)
-        events = []
+        events = list(heard)
         for found in block.events:
             tp = None
             if found["topic"]:
