@@ -103,6 +103,10 @@ class TestConformance(SinkConformance):
     def system(self, store: Store) -> System:
         return System(sink=store.sink, visible=store.visible)
 
+    def test_two_commit_at_once(self, store: Store, proxy: Lossy) -> None:
+        """Through the proxy, which has a completion be one step, as S3 does."""
+        super().test_two_commit_at_once(System(lambda: store.sink(endpoint=proxy.url), store.visible))
+
 
 @pytest.fixture
 def proxy(server: S3Server) -> Iterator[Lossy]:
@@ -177,6 +181,26 @@ def test_a_commit_goes_on_where_another_was_killed(store: Store) -> None:
         assert store.visible() == [], "half a batch has no manifest"
     with opened(system) as sink:
         assert list(sink.recover(deadline())) == [txn]
+        assert sink.commit(txn, deadline()) == OK
+    assert len(store.visible()) == ROWS.num_rows
+
+
+def test_a_refusal_is_looked_up_before_it_is_believed(store: Store, proxy: Lossy) -> None:
+    """A store that is not S3 itself may miss the parts while another driver completes the upload."""
+    system = System(lambda: store.sink(endpoint=proxy.url), store.visible)
+    txn = new_txn()
+    with opened(system) as sink:
+        assert sink.prepare(txn, stage(sink, ROWS, tasks=1), deadline()) == OK
+        proxy.lose = _times("InvalidPart", "POST", "uploadId=", 1)
+        with pytest.raises(SinkFailedError, match="InvalidPart"):
+            sink.commit(txn, deadline())
+        assert store.visible() == []
+        proxy.lose = _times("answer", "PUT", "_manifest", 4)  # the object is there, its manifest is not known
+        assert isinstance(_outcome(lambda: sink.commit(txn, deadline())), Retryable)
+        store.s3.delete_object(
+            Bucket=store.bucket, Key=next(key for key in store.all_keys() if "_manifest" in key)
+        )
+        proxy.lose = _times("InvalidPart", "POST", "uploadId=", 1)
         assert sink.commit(txn, deadline()) == OK
     assert len(store.visible()) == ROWS.num_rows
 

@@ -178,7 +178,8 @@ class Lossy:
 
     Attributes:
         url: of the proxy.
-        lose: (method, path with query) → "request", "answer", or "" to let it through.
+        lose: (method, path with query) → "request", "answer", a code of S3's to answer with in place of the
+            server, or "" to let it through.
         requests: that came, as method and path.
     """
 
@@ -191,10 +192,14 @@ class Lossy:
 def lossy(port: int) -> Iterator[Lossy]:
     """In a thread of this process, which is not forked meanwhile.
 
+    It also lets one completion through at a time: S3 completes an upload in one step, while S3Proxy copies
+    its parts, and damages the object (lists answer 500 from then on) when two do it at once.
+
     Args:
         port: of the server.
     """
     state = Lossy()
+    completing = threading.Lock()
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -208,8 +213,20 @@ def lossy(port: int) -> Iterator[Lossy]:
             if what == "request":
                 self._cut()
                 return
+            if what not in ("", "answer"):
+                refusal = f"<Error><Code>{what}</Code><Message>told to</Message></Error>".encode()
+                self.send_response_only(400)
+                self.send_header("Content-Length", str(len(refusal)))
+                self.end_headers()
+                self.wfile.write(refusal)
+                self.wfile.flush()
+                return
             # the headers as they are: the signature covers the host that the caller named
-            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as onward:
+            one_step = self.command == "POST" and "uploadId=" in self.path
+            with (
+                completing if one_step else contextlib.nullcontext(),
+                contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as onward,
+            ):
                 onward.request(self.command, self.path, body, dict(self.headers.items()))
                 answer = onward.getresponse()
                 content = answer.read()

@@ -58,7 +58,7 @@ def verify(bucket: Bucket, deadline: Deadline, staged: StagedObject) -> None:
 
 
 def complete(bucket: Bucket, deadline: Deadline, staged: StagedObject) -> None:
-    """Makes it the object. An answer that is lost, and an upload that is gone, are looked up in the object.
+    """Makes it the object. Any answer but a yes is looked up in the object: lost, gone, refused.
 
     Raises:
         SinkRetryableError: it is not known yet, or was not begun in time.
@@ -74,13 +74,13 @@ def complete(bucket: Bucket, deadline: Deadline, staged: StagedObject) -> None:
                 UploadId=staged.upload_id,
                 MultipartUpload={"Parts": parts},
             )
-    except MissingError as error:
+    except (SinkRetryableError, SinkFailedError) as error:
+        # a refusal too: where another completes it at this moment, some stores miss the parts
         if not _is_there(bucket, staged):
-            raise SinkFailedError(
-                f"the upload of {staged.key} is gone, and there is no object: {error.message}", fix=_GONE
-            ) from error
-    except SinkRetryableError:
-        if not _is_there(bucket, staged):
+            if isinstance(error, MissingError):
+                raise SinkFailedError(
+                    f"the upload of {staged.key} is gone, and there is no object: {error.message}", fix=_GONE
+                ) from error
             raise
     failpoints.reach("sink.s3.after_complete")
 
