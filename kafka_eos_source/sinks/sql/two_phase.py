@@ -16,7 +16,7 @@ from kafka_eos_source.sinks.sql.types import sqlalchemy
 
 
 class TwoPhase(ABC):
-    """How one kind of database does it. Connections are new for each call, and closed after it.
+    """How one kind of database does it. What is prepared belongs to no connection.
 
     Attributes:
         is_exact: whether what `prepared` lists no more is over, and seen by all. Else it may be listed while
@@ -119,14 +119,16 @@ def autocommit(engine: Any) -> Any:
 
 
 def new_engine(url: str) -> Any:
-    """Connections are made for each call: a prepared transaction belongs to none.
+    """One connection is kept, and tried before it is used: to connect costs MariaDB some 50 ms.
 
     Raises:
         InvalidOptionError: the URL is none, or the database's driver is not installed.
     """
     sa = sqlalchemy()
     try:
-        return sa.create_engine(url, poolclass=sa.pool.NullPool)
+        return sa.create_engine(
+            url, poolclass=sa.pool.QueuePool, pool_size=1, max_overflow=1, pool_pre_ping=True
+        )
     except sa.exc.ArgumentError as error:  # no URL, or no such dialect; the text may have a password
         raise InvalidOptionError(
             "the url is none that SQLAlchemy knows; expected dialect+driver://user:password@host/database.",
