@@ -26,6 +26,7 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import BatchRecord, StateAccess
 from kafka_eos_source.state.store.database import Database, Writes
 from kafka_eos_source.state.store.handle import StateHandle
+from kafka_eos_source.state.store.key_order import in_key_order
 from kafka_eos_source.state.store.sorted_keys import SortedKeys
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
@@ -615,3 +616,12 @@ def test_warnings_are_only_for_flush(store: TransactionalStateStore) -> None:
         warnings.simplefilter("error")
         fill(store, A)
         assert store.approximate_num_entries() == 1
+
+
+@given(st.lists(st.tuples(st.binary(max_size=3), st.none() | st.binary(max_size=2)), max_size=40))
+def test_rows_of_a_chunk_come_in_the_order_of_their_keys_the_last_of_each(
+    rows: list[tuple[bytes, bytes | None]],
+) -> None:
+    keys, values = in_key_order([key for key, _ in rows], [value for _, value in rows])
+    last = dict(rows)
+    assert (keys, values) == (sorted(last), [last[key] for key in sorted(last)])

@@ -47,6 +47,7 @@ from kafka_eos_source.state.store.changes import key_batches, row_batches
 from kafka_eos_source.state.store.checkpoint_file import write_checkpoint
 from kafka_eos_source.state.store.config import Isolation, StoreConfig, check_isolation
 from kafka_eos_source.state.store.database import Database, Writes
+from kafka_eos_source.state.store.key_order import in_key_order
 from kafka_eos_source.state.store.limits import UncommittedBudget, too_many_bytes
 from kafka_eos_source.state.store.metrics import StoreMetrics
 from kafka_eos_source.state.store.overlay import MISSING, Missing, Overlay, Ranges, merge
@@ -620,26 +621,27 @@ class TransactionalStateStore:
         if self._overlay.rows or self._overlay.ranges:
             raise StateError(f"store {self.name}: writes are staged; a restore comes before them")
         committed = advanced(self.name, self._committed, changelog_offsets, {}, batch)
-        rows = dict(zip(keys, values, strict=True))
+        if len(keys) != len(values):
+            raise ValueError(f"{len(keys)} keys and {len(values)} values")
         if done is None:
-            done = batch is not None or (not rows and not self._committed.restoring)
+            done = batch is not None or (not keys and not self._committed.restoring)
         committed = replace(committed, restoring=not done)
         with self._lock:
             writes = self._database.batch()
             self._recent = {}
-            if len(rows) < _INGEST_ROWS:
-                writes.rows(rows)
+            if len(keys) < _INGEST_ROWS:
+                writes.rows(dict(zip(keys, values, strict=True)))
             else:
                 if not self._committed.restoring:
                     first = self._database.batch()
                     self._apply(first, replace(self._committed, restoring=True))
-                self._ingest(rows)
+                self._ingest(*in_key_order(keys, values))
             self._apply(writes, committed)
         self._metrics.count("restore-records-total", len(keys))
 
-    def _ingest(self, rows: dict[bytes, bytes | None]) -> None:
+    def _ingest(self, keys: list[bytes], values: list[bytes | None]) -> None:
         try:
-            self._database.ingest(rows, self.path / "restore.sst", self.config)
+            self._database.ingest(keys, values, self.path / "restore.sst", self.config)
         except KafkaEosError:
             self._shut()
             raise
