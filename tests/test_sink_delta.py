@@ -249,7 +249,7 @@ def test_another_commits_at_the_same_moment(lake: Lake, monkeypatch: pytest.Monk
     with opened(lake.system()) as sink, opened(lake.system()) as zombie:
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
         tries: list[DeltaTable] = []
-        real = DeltaSink._add
+        real = DeltaSink.publish
 
         def add(self: DeltaSink, table: DeltaTable, *rest: Any) -> Exception | None:
             tries.append(table)
@@ -260,7 +260,7 @@ def test_another_commits_at_the_same_moment(lake: Lake, monkeypatch: pytest.Monk
                     assert zombie.commit(txn, deadline()) == OK
             return real(self, table, *rest)
 
-        monkeypatch.setattr(DeltaSink, "_add", add)
+        monkeypatch.setattr(DeltaSink, "publish", add)
         assert sink.commit(txn, deadline()) == OK
     assert len(tries) == (1 if who == "another writer" else 2)
     assert len(lake.visible()) == ROWS.num_rows + (who == "another writer")

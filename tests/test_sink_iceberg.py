@@ -187,7 +187,7 @@ def test_another_writer_commits_at_the_same_moment(lake: Lake, monkeypatch: pyte
     with opened(lake.system()) as sink:
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
         tries: list[Table] = []
-        real = IcebergSink._append
+        real = IcebergSink.publish
 
         def append(self: IcebergSink, table: Table, *rest: Any) -> Exception | None:
             tries.append(table)
@@ -195,7 +195,7 @@ def test_another_writer_commits_at_the_same_moment(lake: Lake, monkeypatch: pyte
                 lake.table().append(ROWS.slice(0, 1))  # after we have looked at the table
             return real(self, table, *rest)
 
-        monkeypatch.setattr(IcebergSink, "_append", append)
+        monkeypatch.setattr(IcebergSink, "publish", append)
         assert sink.commit(txn, deadline()) == OK
     assert len(tries) == 3
     assert len(lake.visible()) == ROWS.num_rows + 2

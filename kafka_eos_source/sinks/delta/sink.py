@@ -12,11 +12,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import json
 import logging
-import random
-import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,7 +23,6 @@ import pyarrow.fs as pafs
 from kafka_eos_source import failpoints
 from kafka_eos_source import option_values as values
 from kafka_eos_source.deadline import Deadline
-from kafka_eos_source.errors import InvalidOptionError, SinkRetryableError
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.sinks.contract import (
     OK,
@@ -37,14 +33,13 @@ from kafka_eos_source.sinks.contract import (
     Stage,
     StageContext,
     Staged,
-    TwoPhaseSink,
 )
 from kafka_eos_source.sinks.delta import tables
 from kafka_eos_source.sinks.delta.files import AddedFile, Folder, StagedFiles, TaskFiles
 from kafka_eos_source.sinks.delta.fit import arrow_schema
 from kafka_eos_source.sinks.options import SinkOption, columns
 from kafka_eos_source.sinks.registry import require
-from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.sinks.table_format import HELD_BYTES, STAGE_SECONDS, TableFormatSink
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -54,9 +49,6 @@ _log = logging.getLogger(__name__)
 #: In the commit's metadata.
 ID = "kafka-eos.id"
 COMPRESSIONS = ("snappy", "zstd", "gzip", "none")
-_HELD_BYTES = 128 << 20
-_STAGE_SECONDS = 60.0
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 2.0
 #: Commits that are searched for an id which is not the last: only a driver that was overtaken asks for one.
 _SEARCHED = 1000
 
@@ -72,7 +64,7 @@ def json_texts(name: str, value: str) -> Mapping[str, str]:
     return found
 
 
-class DeltaSink(TwoPhaseSink):
+class DeltaSink(TableFormatSink["DeltaTable"]):
     """``type=delta``.
 
     Args:
@@ -86,6 +78,8 @@ class DeltaSink(TwoPhaseSink):
         buffer_bytes: of rows that a task holds before it writes a file.
     """
 
+    after_commit = "sink.delta.after_version"
+    page = "docs/sink-delta.md"
     OPTIONS: ClassVar[tuple[SinkOption, ...]] = (
         SinkOption("path", values.text, None, "URI", "Of the table's folder.", required=True),
         SinkOption(
@@ -124,7 +118,7 @@ class DeltaSink(TwoPhaseSink):
         SinkOption(
             "buffer.bytes",
             values.integer(1 << 20),
-            _HELD_BYTES,
+            HELD_BYTES,
             "bytes",
             "Of rows that a task holds in memory before it writes a file.",
         ),
@@ -139,7 +133,7 @@ class DeltaSink(TwoPhaseSink):
         properties: Mapping[str, str] | None = None,
         schema_evolution: str = tables.FAIL,
         compression: str = "snappy",
-        buffer_bytes: int = _HELD_BYTES,
+        buffer_bytes: int = HELD_BYTES,
     ) -> None:
         require("deltalake", "delta")
         self.target = tables.Target(
@@ -154,10 +148,10 @@ class DeltaSink(TwoPhaseSink):
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
         self.target.ready(schema, deadline)
-        self._store()
+        self.notes()
 
     def stage(self, context: StageContext) -> Stage:
-        table = self.target.ready(context.schema, Deadline.after_seconds(_STAGE_SECONDS))
+        table = self.target.ready(context.schema, Deadline.after_seconds(STAGE_SECONDS))
         about = table.metadata()
         return TaskFiles(
             Folder(self.target.uri, self.target.storage),
@@ -171,15 +165,15 @@ class DeltaSink(TwoPhaseSink):
         )
 
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
-        store = self._store()
-        table = self.target.load()
+        store = self.notes()
+        table = self.load()
         if table is None:
             return Fatal(f"the table {self.target.uri!r} is gone", "create it; restart the query.")
-        if self._is_committed(table, txn) or store.get(str(txn)) is not None:
+        if self.is_committed(table, txn) or store.get(str(txn)) is not None:
             return OK
         tokens: Sequence[StagedFiles] = staged.tokens
         for each in tokens:
-            changed = self._changed(table, each.table_id, each.partition_by)
+            changed = self.misfit(table, {"table": each.table_id, "partition_by": each.partition_by})
             if changed:
                 return Fatal(changed, "restart the query: it stages the batch anew.")
         files = [file for each in tokens for file in each.files]
@@ -200,91 +194,41 @@ class DeltaSink(TwoPhaseSink):
         store.put(str(txn), told)
         return OK
 
-    def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
-        store = self._store()
-        pause = threading.Event()
-        for attempt in itertools.count():
-            # the note first: whoever ends the batch removes it after the version is there
-            told = store.get(str(txn))
-            table = self.target.load()
-            if table is not None and self._is_committed(table, txn):
-                break
-            if told is None:
-                if table is not None and self._was_committed(table, txn):
-                    return OK
-                return Fatal(f"nothing is prepared under {txn} for {self.target.uri!r}")
-            if table is None:
-                return Fatal(f"the table {self.target.uri!r} is gone, and with it the data of {txn}")
-            changed = self._changed(table, told["table"], told["partition_by"])
-            if changed:
-                return Fatal(changed, "see docs/sink-delta.md, Changes of the table.")
-            conflict = self._add(table, txn, told)
-            if conflict is None:
-                break
-            if deadline.expired:
-                raise SinkRetryableError(f"others keep committing to {self.target.uri!r}: {conflict}")
-            wait = min(_FIRST_PAUSE_SECONDS * 2 ** min(attempt, 10), _LONGEST_PAUSE_SECONDS)
-            pause.wait(min(wait * random.uniform(0.5, 1.5), deadline.remaining_seconds()))
-        failpoints.reach("sink.delta.after_version")
-        store.remove(str(txn))
-        return OK
+    @property
+    def label(self) -> str:
+        return f"the table {self.target.uri!r}"
 
-    def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
-        # the data files stay: the batch may be prepared again from them
-        self._store().remove(str(txn))
-        return OK
-
-    def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
-        store = self._store()
-        parsed = (SinkTxn.parse(name) for name in store.names())
-        found = [each for each in parsed if each and each.application_id == self.context.application_id]
-        table = self.target.load() if found else None
-        prepared = []
-        for txn in sorted(found):
-            if table is not None and self._is_committed(table, txn):
-                store.remove(str(txn))  # killed before it could note so
-            else:
-                prepared.append(txn)
-        return prepared
-
-    def _store(self) -> Store:
-        if self.context.store is None:
-            raise InvalidOptionError(
-                f"sink {self.context.name!r} keeps the names of prepared files in the checkpoint, whose "
-                "place it does not know.",
-                fix="give .option('checkpointLocation', …) to the writer.",
-            )
-        return self.context.store
+    def load(self) -> DeltaTable | None:
+        return self.target.load()
 
     def _app_ids(self) -> tuple[str, str]:
         """Of the batch and of its attempt. Queries and sinks have their own."""
         batch = f"{self.context.application_id}/{self.context.name}"
         return batch, f"{batch}#attempt"
 
-    def _is_committed(self, table: DeltaTable, txn: SinkTxn) -> bool:
+    def is_committed(self, table: DeltaTable, txn: SinkTxn) -> bool:
         batch, attempt = self._app_ids()
         found = table.transaction_version(batch), table.transaction_version(attempt)
         return bool(found == (txn.batch_id, _number(txn)))
 
-    def _was_committed(self, table: DeltaTable, txn: SinkTxn) -> bool:
+    def was_committed(self, table: DeltaTable, txn: SinkTxn) -> bool:
         """Before later ones."""
         batch, _ = self._app_ids()
         wanted = f"{batch}: {txn}"
         return any(each.get(ID) == wanted for each in table.history(_SEARCHED))
 
-    def _changed(self, table: DeltaTable, table_id: str, partition_by: Sequence[str]) -> str:
-        """Why files that were written for the table do not fit it any more; "" = they do."""
-        about = table.metadata()
-        if str(about.id) != table_id:
+    def misfit(self, table: DeltaTable, note: Mapping[str, Any]) -> str:
+        about, partition_by = table.metadata(), list(note["partition_by"])
+        if str(about.id) != note["table"]:
             return f"the table {self.target.uri!r} was dropped and created anew since the batch was staged"
-        if list(about.partition_columns) != list(partition_by):
+        if list(about.partition_columns) != partition_by:
             return (
                 f"the table {self.target.uri!r} is partitioned by {about.partition_columns} by now; the "
-                f"batch was staged by {list(partition_by)}"
+                f"batch was staged by {partition_by}"
             )
         return ""
 
-    def _add(self, table: DeltaTable, txn: SinkTxn, told: Mapping[str, Any]) -> Exception | None:
+    def publish(self, table: DeltaTable, txn: SinkTxn, note: Mapping[str, Any]) -> Exception | None:
         """One version on top of what was looked at; delta-rs puts it on top of others' that do not conflict.
 
         Returns:
@@ -301,7 +245,7 @@ class DeltaSink(TwoPhaseSink):
         failpoints.reach("sink.delta.before_version")
         try:
             table.create_write_transaction(
-                [AddedFile.of(each).action() for each in told["files"]],
+                [AddedFile.of(each).action() for each in note["files"]],
                 "append",
                 table.schema(),
                 table.metadata().partition_columns,

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import logging
-import random
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -22,7 +19,7 @@ import pyarrow as pa
 from kafka_eos_source import failpoints
 from kafka_eos_source import option_values as values
 from kafka_eos_source.deadline import Deadline
-from kafka_eos_source.errors import InvalidOptionError, SinkRetryableError
+from kafka_eos_source.errors import SinkRetryableError
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.sinks.contract import (
     OK,
@@ -33,14 +30,13 @@ from kafka_eos_source.sinks.contract import (
     Stage,
     StageContext,
     Staged,
-    TwoPhaseSink,
 )
 from kafka_eos_source.sinks.iceberg import tables
 from kafka_eos_source.sinks.iceberg.files import StagedFiles, TaskFiles, data_file
 from kafka_eos_source.sinks.iceberg.spec import PartitionBy, partition_by
 from kafka_eos_source.sinks.options import SinkOption
 from kafka_eos_source.sinks.registry import require
-from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.sinks.table_format import HELD_BYTES, STAGE_SECONDS, TableFormatSink
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -52,13 +48,9 @@ _T = TypeVar("_T")
 APPLICATION, BATCH, ATTEMPT, SINK = (
     f"kafka-eos.{each}" for each in ("application-id", "batch-id", "attempt", "sink")
 )
-#: Of rows that a task holds: a Python worker has little memory, and a file wants to be of 10 MB and more.
-_HELD_BYTES = 128 << 20
-_STAGE_SECONDS = 60.0
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 2.0
 
 
-class IcebergSink(TwoPhaseSink):
+class IcebergSink(TableFormatSink["Table"]):
     """``type=iceberg``.
 
     Args:
@@ -72,6 +64,8 @@ class IcebergSink(TwoPhaseSink):
         buffer_bytes: of rows that a task holds before it writes a file.
     """
 
+    after_commit = "sink.iceberg.after_snapshot"
+    page = "docs/sink-iceberg.md"
     OPTIONS: ClassVar[tuple[SinkOption, ...]] = (
         SinkOption("table", values.text, None, "`namespace.table`", "The table.", required=True),
         SinkOption("catalog.name", values.text, "default", "text", "pyiceberg's name of the catalog."),
@@ -104,7 +98,7 @@ class IcebergSink(TwoPhaseSink):
         SinkOption(
             "buffer.bytes",
             values.integer(1 << 20),
-            _HELD_BYTES,
+            HELD_BYTES,
             "bytes",
             "Of rows that a task holds in memory before it writes a file.",
         ),
@@ -119,7 +113,7 @@ class IcebergSink(TwoPhaseSink):
         partition_by: Sequence[PartitionBy] = (),
         properties: Mapping[str, str] | None = None,
         schema_evolution: str = tables.FAIL,
-        buffer_bytes: int = _HELD_BYTES,
+        buffer_bytes: int = HELD_BYTES,
     ) -> None:
         require("pyiceberg.catalog", "iceberg")
         namespace, _, own = table.rpartition(".")
@@ -142,87 +136,41 @@ class IcebergSink(TwoPhaseSink):
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
         _asked(lambda: self.target.ready(schema, deadline))
-        self._store()
+        self.notes()
 
     def stage(self, context: StageContext) -> Stage:
-        table = _asked(lambda: self.target.ready(context.schema, Deadline.after_seconds(_STAGE_SECONDS)))
+        table = _asked(lambda: self.target.ready(context.schema, Deadline.after_seconds(STAGE_SECONDS)))
         return TaskFiles(table, context.schema, context.attempt, self.buffer_bytes)
 
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
-        store = self._store()
-        table = _asked(self.target.load)
+        store = self.notes()
+        table = self.load()
         if table is None:
             return Fatal(f"the table {self.target.identifier!r} is gone", "create it; restart the query.")
-        if self._is_committed(table, txn) or store.get(str(txn)) is not None:
+        if self.is_committed(table, txn) or store.get(str(txn)) is not None:
             return OK
         tokens: Sequence[StagedFiles] = staged.tokens
         files = [file for each in tokens for file in each.files]
-        told = {"table": str(table.metadata.table_uuid), "rows": staged.rows, "files": files}
-        changed = self._changed(table, told, {each.table_uuid for each in tokens})
-        if changed:
-            return Fatal(changed, "restart the query: it stages the batch anew.")
+        for uuid in sorted({each.table_uuid for each in tokens}):
+            note = {"table": uuid, "rows": staged.rows, "files": files}
+            changed = self.misfit(table, note)
+            if changed:
+                return Fatal(changed, "restart the query: it stages the batch anew.")
         for each in files:
             if not _asked(functools.partial(_exists, table, each)):
                 return Fatal(
                     f"the data file {each['path']} is not there, or not as long as its task wrote it",
                     "let driver and executors share the table's file system; then restart the query.",
                 )
-        store.put(str(txn), told)
+        store.put(str(txn), note)
         return OK
 
-    def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
-        store = self._store()
-        pause = threading.Event()
-        for attempt in itertools.count():
-            # the note first: whoever ends the batch removes it after the snapshot is there
-            told = store.get(str(txn))
-            table = _asked(self.target.load)
-            if table is not None and self._is_committed(table, txn):
-                break
-            if told is None:
-                return Fatal(f"nothing is prepared under {txn} for {self.target.identifier!r}")
-            if table is None:
-                return Fatal(f"the table {self.target.identifier!r} is gone, and with it the data of {txn}")
-            changed = self._changed(table, told, {told["table"]})
-            if changed:
-                return Fatal(changed, "see docs/sink-iceberg.md, Changes of the table.")
-            conflict = self._append(table, txn, told)
-            if conflict is None:
-                break
-            if deadline.expired:
-                raise SinkRetryableError(f"others keep committing to {self.target.identifier!r}: {conflict}")
-            wait = min(_FIRST_PAUSE_SECONDS * 2 ** min(attempt, 10), _LONGEST_PAUSE_SECONDS)
-            pause.wait(min(wait * random.uniform(0.5, 1.5), deadline.remaining_seconds()))
-        failpoints.reach("sink.iceberg.after_snapshot")
-        store.remove(str(txn))
-        return OK
+    @property
+    def label(self) -> str:
+        return f"the table {self.target.identifier!r}"
 
-    def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
-        # the data files stay: the batch may be prepared again from them
-        self._store().remove(str(txn))
-        return OK
-
-    def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
-        store = self._store()
-        parsed = (SinkTxn.parse(name) for name in store.names())
-        found = [each for each in parsed if each and each.application_id == self.context.application_id]
-        table = _asked(self.target.load) if found else None
-        prepared = []
-        for txn in sorted(found):
-            if table is not None and self._is_committed(table, txn):
-                store.remove(str(txn))  # killed before it could note so
-            else:
-                prepared.append(txn)
-        return prepared
-
-    def _store(self) -> Store:
-        if self.context.store is None:
-            raise InvalidOptionError(
-                f"sink {self.context.name!r} keeps the names of prepared files in the checkpoint, whose "
-                "place it does not know.",
-                fix="give .option('checkpointLocation', …) to the writer.",
-            )
-        return self.context.store
+    def load(self) -> Table | None:
+        return _asked(self.target.load)
 
     def _property(self) -> str:
         """Of the table: names the query's last batch. Queries and sinks have one each."""
@@ -237,7 +185,7 @@ class IcebergSink(TwoPhaseSink):
             SINK: self.context.name,
         }
 
-    def _is_committed(self, table: Table, txn: SinkTxn) -> bool:
+    def is_committed(self, table: Table, txn: SinkTxn) -> bool:
         if table.properties.get(self._property()) == str(txn):
             return True
         wanted = self._summary(txn).items()
@@ -247,11 +195,10 @@ class IcebergSink(TwoPhaseSink):
             if snapshot.summary is not None
         )
 
-    def _changed(self, table: Table, told: Mapping[str, Any], uuids: set[str]) -> str:
-        """Why files that were written for the table do not fit it any more; "" = they do."""
-        if uuids != {str(table.metadata.table_uuid)}:
+    def misfit(self, table: Table, note: Mapping[str, Any]) -> str:
+        if note["table"] != str(table.metadata.table_uuid):
             return f"{self.target.identifier!r} was dropped and created anew since the batch was staged"
-        specs = {file["spec"] for file in told["files"]}
+        specs = {file["spec"] for file in note["files"]}
         if specs != {table.spec().spec_id}:
             return (
                 f"the partition spec of {self.target.identifier!r} is number {table.spec().spec_id} by now; "
@@ -259,7 +206,7 @@ class IcebergSink(TwoPhaseSink):
             )
         return ""
 
-    def _append(self, table: Table, txn: SinkTxn, told: Mapping[str, Any]) -> Exception | None:
+    def publish(self, table: Table, txn: SinkTxn, note: Mapping[str, Any]) -> Exception | None:
         """One snapshot on top of what was looked at.
 
         Returns:
@@ -272,7 +219,7 @@ class IcebergSink(TwoPhaseSink):
         transaction.set_properties({self._property(): str(txn)})
         update = transaction.update_snapshot(snapshot_properties=self._summary(txn))
         with update.merge_append() if merge else update.fast_append() as snapshot:
-            for each in told["files"]:
+            for each in note["files"]:
                 snapshot.append_data_file(data_file(table, each))
         # pyiceberg would try again on top of others' snapshots without looking whose they are, and delete the
         # manifests at last, though an answer may be lost and the snapshot be there: both is done here
@@ -283,7 +230,7 @@ class IcebergSink(TwoPhaseSink):
         except CommitFailedException as error:
             conflict: Exception = error
             _log.info("%s: somebody else committed first: %s", txn, concealed(str(conflict)))
-            now = _asked(self.target.load)
+            now = self.load()
             if now is not None and now.snapshot_by_id(snapshot.snapshot_id) is None:
                 snapshot._clean_all_uncommitted()
             return conflict
