@@ -193,6 +193,7 @@ def test_an_executor_is_killed_while_it_stages_and_a_task_fails_after(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 127.0.0.2 without being told")
 @pytest.mark.fault("T11", "speculation on, one slow task", "staging")
+@pytest.mark.long
 def test_two_attempts_of_a_task_stage_and_one_counts(
     cluster: Cluster, tell: Callable[[Measures], None]
 ) -> None:

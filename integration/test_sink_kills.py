@@ -100,6 +100,7 @@ def test_the_driver_is_killed_within_and_after_the_transaction(
 
 @pytest.mark.fault("T08", "the Python process that commits is killed", "ten steps")
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_the_committing_process_is_killed_at_every_step(
     broker: str, topic: Callable[..., str], driver: Any, checkpoint: str, tmp_path: Path
 ) -> None:
@@ -145,6 +146,7 @@ def test_from_one_cluster_to_another_with_kills(
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_update_mode_through_foreach_batch_with_kills(
     broker: str, topic: Callable[..., str], driver: Any, checkpoint: str, tmp_path: Path
 ) -> None:

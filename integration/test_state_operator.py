@@ -128,6 +128,7 @@ def test_records_offsets_and_changelog_commit_together_and_shards_stay_as_many(
 @pytest.mark.timeout(600)
 @pytest.mark.fault("S01", "the Python process of a stateful task is killed", "seven steps")
 @pytest.mark.fault("S02", "the committing process is killed while state commits", "six steps")
+@pytest.mark.long
 def test_a_worker_is_killed_between_every_two_steps(case: Case, driver: Any, tmp_path: Path) -> None:
     spec = case.spec()
     steps = [*TASK_STEPS, *COMMIT_STEPS]
@@ -142,6 +143,7 @@ def test_a_worker_is_killed_between_every_two_steps(case: Case, driver: Any, tmp
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="needs a path that differs by process")
 @pytest.mark.timeout(600)
 @pytest.mark.fault("S07", "an executor is killed, its disk with it", "after the changes are pending")
+@pytest.mark.long
 def test_shards_move_between_executors_that_die(
     case: Case, driver: Any, tmp_path: Path, own_spark_home: Path
 ) -> None:

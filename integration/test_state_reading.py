@@ -335,6 +335,7 @@ _STEPS = [
 
 @pytest.mark.timeout(600)
 @pytest.mark.fault("S09", "`kafka-eos state rescale` is killed", "between every two steps")
+@pytest.mark.long
 def test_state_moves_to_more_and_fewer_shards(
     pages: Pages, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def noting(commits: Path) -> type[KafkaEosDataSource]:
 
 
 @pytest.mark.fault("T27", "two queries commit in each other's processes", "always")
+@pytest.mark.long
 def test_two_queries_commit_in_the_same_processes(
     request: pytest.FixtureRequest,
     spark: SparkSession,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import logging
 import re
 import threading
@@ -46,6 +47,16 @@ _MISSING = frozenset(
         KafkaError._UNKNOWN_TOPIC,
         KafkaError._UNKNOWN_PARTITION,
         KafkaError.UNKNOWN_TOPIC_ID,
+    }
+)
+#: A leader is being chosen, or is not ready yet: its high watermark is that of before (KIP-207).
+_LEADERS = frozenset(
+    {
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
     }
 )
 
@@ -212,8 +223,15 @@ class SourceAdmin:
                     raise KafkaException(self._login_refused) from None
 
     def _ask(self, doing: str, ask: Callable[[Any], T]) -> T:
-        """``ask``, repeated with a new client while it fails for a reason that may pass."""
-        for attempt in range(self._retries + 1):
+        """``ask``, repeated with a new client while it fails for a reason that may pass.
+
+        A broker answers at once that a leader is not ready, so that many such answers are no sign of a long
+        time: they get the time that as many requests without an answer would.
+        """
+        patience = Deadline.after_seconds(
+            (self._retries + 1) * (_REQUEST_SECONDS + self._retry_interval_seconds)
+        )
+        for attempt in itertools.count():
             if self._client is None:
                 self._client = make(_AdminClient, {**self._config, "error_cb": self._on_error}, logger=_log)
             try:
@@ -228,15 +246,15 @@ class SourceAdmin:
                 self._client.poll(0)  # delivers what the client complained about
                 if self._login_refused is not None:
                     raise classify(self._login_refused, doing) from failure
-                if attempt == self._retries:
-                    raise self._gave_up(error, doing, missing) from failure
+                if attempt >= self._retries and (error.code() not in _LEADERS or patience.expired):
+                    raise self._gave_up(error, doing, missing, attempt + 1) from failure
             if not missing:
                 self._client = None
             self._pause.wait(self._retry_interval_seconds)
         raise AssertionError("the last attempt returns or raises")
 
-    def _gave_up(self, error: KafkaError, doing: str, missing: bool) -> UnavailableError:
-        tried = f"{doing}: {concealed(error.str())} ({error.name()}), tried {self._retries + 1} times"
+    def _gave_up(self, error: KafkaError, doing: str, missing: bool, tries: int) -> UnavailableError:
+        tried = f"{doing}: {concealed(error.str())} ({error.name()}), tried {tries} times"
         if missing:
             return UnavailableError(f"{tried}.", fix="create the topic, or correct its name.")
         servers = self._config.get("bootstrap.servers")

@@ -25,7 +25,9 @@ def by_shard(rows: DataFrame, keys: Sequence[str], shards: int) -> DataFrame:
         shards: how many.
     """
     if PARCEL in rows.columns:
-        return rows.repartition(shards, ROUTE).drop(ROUTE)
+        # ROUTE stays: adaptive execution takes a projection over an empty shuffle for empty itself, and the
+        # operator would run for no shard
+        return rows.repartition(shards, ROUTE)
     columns = [functions.col(f"`{name}`") for name in keys]
     shard = functions.pmod(functions.hash(*columns), functions.lit(shards))
     return rows.withColumn(SHARD, shard).repartition(shards, *columns)

@@ -138,13 +138,13 @@ class Operator:
             found = pc.min_max(batch.column(SHARD)).as_py()
             if found != {"min": shard, "max": shard}:
                 raise _misplaced(shard, None)
-            rows, found_packets = split_packets(batch.drop_columns([SHARD]))
+            rows, found_packets = split_packets(batch)
             if len(found_packets):
                 packets.append(found_packets)
             if self.parcel is not None:
                 yield from unpack(rows.column(PARCEL), self.parcel)
             elif rows.num_rows:
-                yield rows
+                yield rows.drop_columns([SHARD])
 
     def _changelog(self, running: StreamingTask) -> ChangelogTopic:
         """Made or checked once in a process and run. That it is another one within a run, the sink sees."""
