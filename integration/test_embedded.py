@@ -293,6 +293,7 @@ def test_a_killed_driver_leaves_no_process(
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.long
 def test_a_failed_run_of_tests_leaves_no_process(tmp_path: Path) -> None:
     """Nor does one that is broken off with a broker, a session and a driver alive."""
     (tmp_path / "conftest.py").write_text("from integration.conftest import *\n")

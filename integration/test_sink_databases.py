@@ -41,17 +41,20 @@ class TestPostgres(_OnServer):
     kind = Postgres
 
 
+@pytest.mark.long
 class TestPostgresUpsert(_OnServer):
     kind = Postgres
     upserts = True
     most_kills = 2
 
 
+@pytest.mark.long
 class TestPostgresWithoutPreparedTransactions(_OnServer):
     kind = PostgresAlone
     most_kills = 3
 
 
+@pytest.mark.long
 class TestMariaDb(_OnServer):
     kind = MariaDb
     most_kills = 4
