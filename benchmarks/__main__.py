@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +26,7 @@ from benchmarks.kafka import Cluster
 from benchmarks.latency import LatencyRun, measure_latency
 from benchmarks.measure import Run, measure
 from benchmarks.plot import plot
+from benchmarks.restart import RestartRun, measure_restart
 from benchmarks.tasks import TASKS, Judge, Task
 from benchmarks.workload import Workload
 from kafka_eos_source.embedded import EmbeddedKafka
@@ -34,7 +35,7 @@ from kafka_eos_source.errors import KafkaEosError, UnavailableError
 QUICK_RECORDS = 200_000
 _TOPIC_IN = "bench.in"
 
-R = TypeVar("R", Run, LatencyRun)
+R = TypeVar("R", Run, LatencyRun, RestartRun)
 
 
 @dataclass(frozen=True)
@@ -135,51 +136,64 @@ def run_task(cluster: Cluster, task: Task, settings: Settings) -> list[str]:
     click.echo(f"{task.title}: {task.workload.records:,} records", err=True)
     about = _about(task, settings)
     if task.judge is Judge.LATENCY:
-        return _run_latency(cluster, task, contenders, settings, about, missing)
-    topic_in = f"{_TOPIC_IN}.{task.name}.{time.time():.0f}"
-    cluster.create(topic_in, task.workload.partitions)
-    try:
-        cluster.preload(task.workload, topic_in)
-        truth = task.workload.truth()
-        runs = _in_turn(
-            cluster,
-            task,
-            contenders,
-            settings,
-            lambda _: topic_in,
-            lambda contender, job: measure(cluster, contender, job, truth, task.judge),
-        )
-    finally:
-        cluster.delete([topic_in])
-    results = [
-        report.Result(
-            each.name, each.title, each.guarantee, each.settings, task.workload.records, runs[each.name]
-        )
-        for each in contenders
-    ]
-    parts = [
+        told = _latency(cluster, task, contenders, settings)
+    else:
+        topic_in = f"{_TOPIC_IN}.{task.name}.{time.time():.0f}"
+        cluster.create(topic_in, task.workload.partitions)
+        try:
+            cluster.preload(task.workload, topic_in)
+            run = _restarts if task.judge in _RESTARTS else _rates
+            told = run(cluster, task, contenders, settings, topic_in)
+        finally:
+            cluster.delete([topic_in])
+    _write(task, about, told, missing, settings.out)
+    plot(settings.out / f"{task.name}.svg", task.title, told.unit, told.values)
+    return [f"{task.name}: {each.title}: {each.problem}" for each in told.results if each.problem]
+
+
+_RESTARTS = (Judge.RESTART_COUNTS, Judge.RESTART_COPIES)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a task's runs tell.
+
+    Attributes:
+        results: of each contender.
+        tables: and lists, as Markdown.
+        unit: of the plot.
+        values: of the plot, by title.
+    """
+
+    results: Sequence[report.Runs[Any]]
+    tables: Sequence[str]
+    unit: str
+    values: Mapping[str, float]
+
+
+def _rates(
+    cluster: Cluster, task: Task, contenders: Sequence[Contender], settings: Settings, topic_in: str
+) -> Told:
+    truth = task.workload.truth()
+    runs = _in_turn(
+        cluster,
+        task,
+        contenders,
+        settings,
+        lambda _: topic_in,
+        lambda contender, job: measure(cluster, contender, job, truth, task.judge),
+    )
+    results = [report.Result(*_of(each, task), runs[each.name]) for each in contenders]
+    tables = [
         report.contenders_table(results),
         report.ratios_table(results, task.ours),
         "\n".join(f"- {line}" for line in report.targets_lines(results, task.targets)),
     ]
-    _write(task, about, parts, results, missing, report.as_json(results, about), settings.out)
-    plot(
-        settings.out / f"{task.name}.svg",
-        task.title,
-        "records/s after the first quarter",
-        {each.title: each.warm for each in results if not each.problem},
-    )
-    return [f"{task.name}: {each.title}: {each.problem}" for each in results if each.problem]
+    values = {each.title: each.warm for each in results if not each.problem}
+    return Told(results, tables, "records/s after the first quarter", values)
 
 
-def _run_latency(
-    cluster: Cluster,
-    task: Task,
-    contenders: Sequence[Contender],
-    settings: Settings,
-    about: dict[str, Any],
-    missing: Sequence[str],
-) -> list[str]:
+def _latency(cluster: Cluster, task: Task, contenders: Sequence[Contender], settings: Settings) -> Told:
     def fresh(name: str) -> str:
         cluster.create(f"{name}.in", task.workload.partitions)
         return f"{name}.in"
@@ -192,19 +206,31 @@ def _run_latency(
         fresh,
         lambda contender, job: measure_latency(cluster, contender, job, task.workload, task.rate),
     )
-    results = [
-        report.LatencyResult(each.name, each.title, each.guarantee, each.settings, runs[each.name])
-        for each in contenders
-    ]
-    written = {**about, "contenders": [asdict(each) for each in results]}
-    _write(task, about, [report.latency_table(results)], results, missing, written, settings.out)
-    plot(
-        settings.out / f"{task.name}.svg",
-        task.title,
-        "ms from sent to visible, p50",
-        {each.title: each.end_to_end_ms[0] for each in results if not each.problem},
+    results = [report.LatencyResult(*_of(each, task), runs[each.name]) for each in contenders]
+    values = {each.title: each.end_to_end_ms[0] for each in results if not each.problem}
+    tables = [report.latency_table(results), report.parts_table(results)]
+    return Told(results, tables, "ms from sent to visible, p50", values)
+
+
+def _restarts(
+    cluster: Cluster, task: Task, contenders: Sequence[Contender], settings: Settings, topic_in: str
+) -> Told:
+    truth, copies = task.workload.truth(), task.judge is Judge.RESTART_COPIES
+    runs = _in_turn(
+        cluster,
+        task,
+        contenders,
+        settings,
+        lambda _: topic_in,
+        lambda contender, job: measure_restart(cluster, contender, job, truth, copies=copies),
     )
-    return [f"{task.name}: {each.title}: {each.problem}" for each in results if each.problem]
+    results = [report.RestartResult(*_of(each, task), runs[each.name]) for each in contenders]
+    values = {each.title: each.seconds for each in results if not each.problem}
+    return Told(results, [report.restart_table(results)], "s from the restart to the first record", values)
+
+
+def _of(contender: Contender, task: Task) -> tuple[str, str, str, str, int]:
+    return contender.name, contender.title, contender.guarantee, contender.settings, task.workload.records
 
 
 def _in_turn(
@@ -231,7 +257,7 @@ def _in_turn(
                 topic_out=f"{name}.out",
                 partitions=task.output_partitions,
                 cores=settings.cores,
-                batch_records=settings.batch,
+                batch_records=task.batch or settings.batch,
                 folder=own,
                 compression=task.workload.compression,
             )
@@ -266,7 +292,7 @@ def _about(task: Task, settings: Settings) -> dict[str, Any]:
         "command": " ".join(["./dev bench", *sys.argv[1:]]),
         **asdict(task.workload),
         "output_partitions": task.output_partitions,
-        "batch_records": settings.batch,
+        "batch_records": task.batch or settings.batch,
         "runs": settings.repeat,
         "cores": settings.cores,
         "machine": f"{os.cpu_count()} cores ({platform.machine()}), "
@@ -274,28 +300,20 @@ def _about(task: Task, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _write(
-    task: Task,
-    about: dict[str, Any],
-    tables: Sequence[str],
-    results: Sequence[report.Result] | Sequence[report.LatencyResult],
-    missing: Sequence[str],
-    written: dict[str, Any],
-    out: Path,
-) -> None:
+def _write(task: Task, about: dict[str, Any], told: Told, missing: Sequence[str], out: Path) -> None:
     parts = [
         f"## {task.title}",
         f"`{about['command']}`: {about['records']:,} records of {about['record_bytes']} bytes, "
         f"{about['keys']:,} keys, {about['partitions']} partitions to {about['output_partitions']}; "
         f"{about['machine']}; {about['when']}; {about['runs']} run(s).",
-        *tables,
+        *told.tables,
         "\n".join(f"- {line}" for line in missing),
-        "\n".join(f"- {result.title}: {result.settings}" for result in results),
+        "\n".join(f"- {result.title}: {result.settings}" for result in told.results),
     ]
     text = "\n\n".join(part for part in parts if part) + "\n"
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{task.name}.md").write_text(text)
-    (out / f"{task.name}.json").write_text(json.dumps(written, indent=1) + "\n")
+    (out / f"{task.name}.json").write_text(json.dumps(report.as_json(told.results, about), indent=1) + "\n")
     click.echo(text)
 
 

@@ -83,11 +83,18 @@ class Cluster:
         Raises:
             KafkaException: no answer within a minute.
         """
+        return self._latest(topic, partitions, IsolationLevel.READ_COMMITTED)
+
+    def ends(self, topic: str, partitions: int) -> tuple[int, ...]:
+        """The end of each partition, whatever is open there. Raises: as `stable`."""
+        return self._latest(topic, partitions, IsolationLevel.READ_UNCOMMITTED)
+
+    def _latest(self, topic: str, partitions: int, isolation: Any) -> tuple[int, ...]:
         asked = {TopicPartition(topic, number): _OffsetSpec.latest() for number in range(partitions)}
         deadline, pause = Deadline.after_seconds(_SECONDS), threading.Event()
         while True:
             try:
-                futures = self._admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED)
+                futures = self._admin.list_offsets(asked, isolation_level=isolation)
                 found = {at.partition: future.result(_SECONDS).offset for at, future in futures.items()}
                 return tuple(int(found[number]) for number in range(partitions))
             except KafkaException:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,12 +35,14 @@ class LatencyRun:
         problem: why there are no figures; empty if there are.
         end_to_end_ms: p50, p95, p99 from the record's sending to a ``read_committed`` reader having it.
         trigger_ms: p50, p95, p99 of a micro-batch as Spark tells it; None = not Spark.
+        parts_ms: the median of each part of a micro-batch, by Spark's names (``addBatch``, …).
         others_cores: how many cores others used meanwhile: the noise.
     """
 
     problem: str = ""
     end_to_end_ms: Percentiles = (0.0, 0.0, 0.0)
     trigger_ms: Percentiles | None = None
+    parts_ms: Mapping[str, float] = field(default_factory=dict)
     others_cores: float = 0.0
 
 
@@ -121,7 +124,7 @@ class _Stream:
             return LatencyRun(problem)
         counted = np.array(self._late_ms)[np.array(self._numbers) >= first]
         batches = [batch for batch in self._processes.batches() if since <= batch.began <= until]
-        return LatencyRun("", _percentiles(counted), _triggers(batches), others_cores)
+        return LatencyRun("", _percentiles(counted), _triggers(batches), _parts(batches), others_cores)
 
     def _flow(self, done: Callable[[], bool], deadline: Deadline | None) -> bool:
         """Sends at the rate and looks at what came until it is done; whether it was, before the deadline."""
@@ -160,6 +163,14 @@ def _wrong(numbers: Sequence[int], sent: int) -> str:
 
 def _triggers(batches: Sequence[Batch]) -> Percentiles | None:
     return _percentiles(np.array([batch.trigger_ms for batch in batches])) if batches else None
+
+
+def _parts(batches: Sequence[Batch]) -> dict[str, float]:
+    names = {name for batch in batches for name in batch.durations_ms}
+    medians = {
+        name: statistics.median(batch.durations_ms.get(name, 0) for batch in batches) for name in names
+    }
+    return dict(sorted(medians.items(), key=lambda part: -part[1]))
 
 
 def _percentiles(values: Any) -> Percentiles:

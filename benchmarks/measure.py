@@ -79,7 +79,8 @@ def _measure(cluster: Cluster, contender: Contender, job: Job, truth: Ints, *, c
     with OutputReader(cluster.bootstrap, job.topic_out, job.partitions, copies=copies) as reader:
         began = time.time()
         with Processes(contender.commands(job), job.folder) as processes:
-            watched = Watcher(cluster, processes, reader, job.topic_out).to_the_end(int(truth.sum()))
+            watcher = Watcher(cluster, processes, reader, job.topic_out, ends=contender.ends)
+            watched = watcher.to_the_end(int(truth.sum()))
         if watched.problem:
             return Run(watched.problem)
         reader.read()  # what came after the end is judged too

@@ -26,10 +26,11 @@ def plot(path: Path, title: str, unit: str, values: Mapping[str, float]) -> None
     for number, (name, value) in enumerate(values.items()):
         top = _HEAD + number * _ROW
         colour = "#2b6cb0" if name.startswith("kafka-eos") else "#a0aec0"
+        figure = f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
         length = max(1.0, room * value / longest)
         lines += [
             f'<text x="10" y="{top + 15}">{escape(name)}</text>',
             f'<rect x="{_LABELS}" y="{top + 2}" width="{length:.0f}" height="18" fill="{colour}"/>',
-            f'<text x="{_LABELS + length + 6:.0f}" y="{top + 15}">{value:,.0f}</text>',
+            f'<text x="{_LABELS + length + 6:.0f}" y="{top + 15}">{figure}</text>',
         ]
     path.write_text("\n".join([*lines, "</svg>"]) + "\n")

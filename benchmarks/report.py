@@ -5,17 +5,30 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from benchmarks.contenders.base import Target
 from benchmarks.latency import LatencyRun, Percentiles
 from benchmarks.measure import Run
+from benchmarks.restart import RestartRun
 
 MILLION = 1_000_000
 
 
+class Told(Protocol):
+    """A run of any task: its problem, and the noise it had."""
+
+    @property
+    def problem(self) -> str: ...
+    @property
+    def others_cores(self) -> float: ...
+
+
+R_co = TypeVar("R_co", bound=Told, covariant=True)
+
+
 @dataclass(frozen=True)
-class Result:
+class Runs(Generic[R_co]):
     """What a contender did, over all of its runs.
 
     Attributes:
@@ -29,12 +42,22 @@ class Result:
     guarantee: str
     settings: str
     records: int
-    runs: Sequence[Run]
+    runs: Sequence[R_co]
 
     @property
     def problem(self) -> str:
         """Of the first run that has one: a contender that is wrong once has no figures."""
         return next((run.problem for run in self.runs if run.problem), "" if self.runs else "did not run")
+
+    @property
+    def others_cores(self) -> float:
+        """Cores that others on the machine used meanwhile."""
+        return statistics.median(run.others_cores for run in self.runs)
+
+
+@dataclass(frozen=True)
+class Result(Runs[Run]):
+    """Of a task whose figure is records a second."""
 
     @property
     def rate(self) -> float:
@@ -71,34 +94,13 @@ class Result:
         """CPU seconds for a million records, the start left out."""
         return self._median([run.cpu_seconds * MILLION / self.records for run in self.runs])
 
-    @property
-    def others_cores(self) -> float:
-        """Cores that others on the machine used meanwhile."""
-        return self._median([run.others_cores for run in self.runs])
-
     def _median(self, values: Sequence[float]) -> float:
         return statistics.median(values)
 
 
 @dataclass(frozen=True)
-class LatencyResult:
-    """How late a contender's output was, over all of its runs.
-
-    Attributes:
-        name, title, guarantee, settings: of the contender.
-        runs: in order.
-    """
-
-    name: str
-    title: str
-    guarantee: str
-    settings: str
-    runs: Sequence[LatencyRun]
-
-    @property
-    def problem(self) -> str:
-        """Of the first run that has one."""
-        return next((run.problem for run in self.runs if run.problem), "" if self.runs else "did not run")
+class LatencyResult(Runs[LatencyRun]):
+    """How late a contender's output was."""
 
     @property
     def end_to_end_ms(self) -> Percentiles:
@@ -112,9 +114,25 @@ class LatencyResult:
         return _medians(found) if found else None
 
     @property
-    def others_cores(self) -> float:
-        """Cores that others on the machine used meanwhile."""
-        return statistics.median(run.others_cores for run in self.runs)
+    def parts_ms(self) -> Mapping[str, float]:
+        """The same of each part of a micro-batch, the longest first."""
+        names = list(dict.fromkeys(name for run in self.runs for name in run.parts_ms))
+        return {name: statistics.median(run.parts_ms.get(name, 0.0) for run in self.runs) for name in names}
+
+
+@dataclass(frozen=True)
+class RestartResult(Runs[RestartRun]):
+    """How long a contender's outage lasted."""
+
+    @property
+    def seconds(self) -> float:
+        """From the start of the new processes to their first visible record; the median."""
+        return statistics.median(run.seconds for run in self.runs)
+
+    @property
+    def again(self) -> int:
+        """Records that the kill doubled; the median."""
+        return round(statistics.median(run.again for run in self.runs))
 
 
 def _medians(runs: Sequence[Percentiles]) -> Percentiles:
@@ -165,6 +183,28 @@ def latency_table(results: Sequence[LatencyResult]) -> str:
     return _markdown(rows)
 
 
+def parts_table(results: Sequence[LatencyResult]) -> str:
+    """Markdown: where the milliseconds of a micro-batch go, a column for each contender that has such."""
+    told = [result for result in results if not result.problem and result.parts_ms]
+    names = list(dict.fromkeys(name for result in told for name in result.parts_ms))
+    rows = [["part of a micro-batch, p50 in ms", *(result.title for result in told)]]
+    rows.append(["---", *("--:" for _ in told)])
+    rows += [[name, *(f"{result.parts_ms.get(name, 0.0):,.0f}" for result in told)] for name in names]
+    return _markdown(rows) if told else ""
+
+
+def restart_table(results: Sequence[RestartResult]) -> str:
+    """Markdown: a row for each contender."""
+    rows = [["", "guarantee", "first committed record after", "records doubled", "others' cores"]]
+    rows.append(["---", "---", "--:", "--:", "--:"])
+    for result in results:
+        figures = [verdict(result.problem), "", ""]
+        if not result.problem:
+            figures = [f"{result.seconds:.1f} s", f"{result.again:,}", f"{result.others_cores:.1f}"]
+        rows.append([result.title, result.guarantee, *figures])
+    return _markdown(rows)
+
+
 def _ms(percentiles: Percentiles) -> str:
     return " / ".join(f"{each:,.0f}" for each in percentiles) + " ms"
 
@@ -208,40 +248,40 @@ def targets_lines(results: Sequence[Result], targets: Sequence[Target]) -> list[
     return lines
 
 
-def as_json(results: Sequence[Result], about: Mapping[str, Any]) -> dict[str, Any]:
+def as_json(results: Sequence[Runs[Any]], about: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that was measured."""
     return {
         **about,
         "contenders": [
-            {
-                **asdict(result),
-                "problem": result.problem,
-                **(
-                    {}
-                    if result.problem
-                    else {
-                        "rate": result.rate,
-                        "with_start_rate": result.with_start_rate,
-                        "sustained": result.sustained,
-                        "cpu_seconds_per_million": result.cpu_per_million,
-                        "sustained_cpu_seconds_per_million": result.sustained_cpu_per_million,
-                        "others_cores": result.others_cores,
-                    }
-                ),
-            }
+            {**asdict(result), "problem": result.problem, **({} if result.problem else _figures(result))}
             for result in results
         ],
     }
+
+
+def _figures(result: Runs[Any]) -> dict[str, Any]:
+    """The medians."""
+    figures: dict[str, Any] = {"others_cores": result.others_cores}
+    if isinstance(result, Result):
+        figures["rate"] = result.rate
+        figures["with_start_rate"] = result.with_start_rate
+        figures["first_visible_seconds"] = result.first_visible_seconds
+        figures["sustained"] = result.sustained
+        figures["cpu_seconds_per_million"] = result.cpu_per_million
+        figures["sustained_cpu_seconds_per_million"] = result.sustained_cpu_per_million
+    return figures
 
 
 def _markdown(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def in_short(run: Run | LatencyRun, records: int) -> str:
+def in_short(run: Run | LatencyRun | RestartRun, records: int) -> str:
     """One run in a few words, as it is done."""
     if run.problem:
         return run.problem
     if isinstance(run, LatencyRun):
         return _ms(run.end_to_end_ms)
+    if isinstance(run, RestartRun):
+        return f"{run.seconds:.1f} s"
     return f"{records / run.seconds:,.0f} records/s"

@@ -22,6 +22,8 @@ class Judge(Enum):
     COPIES = "output: every record once"
     PROGRESS = "the program tells of its micro-batches; there is no output"
     LATENCY = "records come all the time; how late are they visible?"
+    RESTART_COUNTS = "counts, of a run that is killed on the way and started again"
+    RESTART_COPIES = "copies, of such a run"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Task:
         on_request: names of those left out unless asked for.
         output_partitions: of the topic that is written.
         rate: records a second that come while it runs, for `Judge.LATENCY`.
+        batch: records of a micro-batch, where that matters; 0 = what the command line says.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Task:
     on_request: tuple[str, ...] = ()
     output_partitions: int = 4
     rate: int = 0
+    batch: int = 0
 
     @property
     def ours(self) -> tuple[str, ...]:
@@ -156,6 +160,31 @@ TASKS: Mapping[str, Task] = {
                 QuixCopy("quix"),
             ),
             rate=1_000,
+        ),
+        Task(
+            "restart",
+            "Killed, and started again: topic to topic",
+            Judge.RESTART_COPIES,
+            Workload(records=1_000_000),
+            (
+                EosQuery("kafka-eos"),
+                SparkQuery("spark"),
+                KafkaStreamsCopy("kafka-streams", exactly_once=True),
+                QuixCopy("quix"),
+            ),
+            batch=50_000,
+        ),
+        Task(
+            "restart-count",
+            "Killed, and started again: keyed count, with state",
+            Judge.RESTART_COUNTS,
+            Workload(records=1_000_000),
+            (
+                KafkaEos("kafka-eos", vectorised=True),
+                KafkaStreams("kafka-streams", commit_interval_ms=100),
+                Quix("quix"),
+            ),
+            batch=50_000,
         ),
     )
 }

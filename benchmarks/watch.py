@@ -15,8 +15,9 @@ from kafka_eos_source.deadline import Deadline
 _LOOK_SECONDS = 0.05
 #: Walking the tree of processes costs ten times a look.
 _CPU_SECONDS = 0.5
-#: So long the output must stand still before it is read: reading is not to take the contender's time.
-_QUIET_SECONDS = 1.5
+#: So long the output of one who runs for ever must stand still before it is read: that takes a core for
+#: seconds, which is not to be one of the contender's.
+_QUIET_SECONDS = 3.0
 #: So long nothing may come at all.
 _STALLED_SECONDS = 300.0
 _FIRST_SECONDS = 30.0
@@ -50,14 +51,25 @@ class Watched:
 
 
 class Watcher:
-    """Watches one run."""
+    """Watches one run.
 
-    def __init__(self, cluster: Cluster, processes: Processes, reader: OutputReader, topic: str) -> None:
+    Args:
+        cluster: where the output is.
+        processes: of the contender.
+        reader: of the output.
+        topic: its name.
+        ends: whether the contender ends by itself; then nothing is read before.
+    """
+
+    def __init__(
+        self, cluster: Cluster, processes: Processes, reader: OutputReader, topic: str, *, ends: bool
+    ) -> None:
         self.watched = Watched()
         self._cluster = cluster
         self._processes = processes
         self._reader = reader
         self._topic = topic
+        self._quiet_seconds = float("inf") if ends else _QUIET_SECONDS
         self._moved = self._ended = time.time()
         self._read_up_to: tuple[int, ...] = ()
         self._pause = threading.Event()
@@ -74,7 +86,7 @@ class Watcher:
             if not ended:
                 self._ended = time.time()
             sample = self._look()
-            quiet = ended or sample.seconds - self._moved >= _QUIET_SECONDS
+            quiet = ended or sample.seconds - self._moved >= self._quiet_seconds
             if quiet and sample.stable != self._read_up_to:
                 self._reader.read()
                 self._read_up_to = sample.stable

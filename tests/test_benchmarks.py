@@ -20,13 +20,18 @@ from benchmarks.plot import plot
 from benchmarks.progress import Output, Sample, counted, curve, wrong
 from benchmarks.report import (
     LatencyResult,
+    RestartResult,
     Result,
     as_json,
     contenders_table,
+    in_short,
     latency_table,
+    parts_table,
     ratios_table,
+    restart_table,
     targets_lines,
 )
+from benchmarks.restart import RestartRun
 from benchmarks.tasks import TASKS, Task
 from benchmarks.watch import CpuSample, Watched
 from benchmarks.workload import RECORD_BYTES, Workload, key_numbers
@@ -145,13 +150,25 @@ def test_a_stream_that_lost_or_doubled_records_has_no_latency(numbers: list[int]
 
 def test_the_table_of_latencies() -> None:
     runs = [
-        LatencyRun("", (1.0, 2.0, 3.0), None, 0.5),
-        LatencyRun("", (3.0, 4.0, 5.0), (10.0, 20.0, 30.0), 0.5),
+        LatencyRun("", (1.0, 2.0, 3.0), None, {}, 0.5),
+        LatencyRun("", (3.0, 4.0, 5.0), (10.0, 20.0, 30.0), {"addBatch": 8.0, "getBatch": 1.0}, 0.5),
     ]
-    table = latency_table([LatencyResult("a", "A", "exactly once", "", runs)]).splitlines()
+    table = latency_table([LatencyResult("a", "A", "exactly once", "", 1, runs)]).splitlines()
     assert table[2] == "| A | exactly once | 2 / 3 / 4 ms | 10 / 20 / 30 ms | 0.5 |"
-    bad = LatencyResult("a", "A", "exactly once", "", [*runs, LatencyRun("WRONG: 1")])
+    parts = parts_table([LatencyResult("a", "A", "exactly once", "", 1, runs[1:])]).splitlines()
+    assert parts[0] == "| part of a micro-batch, p50 in ms | A |"
+    assert parts[2:] == ["| addBatch | 8 |", "| getBatch | 1 |"]
+    bad = LatencyResult("a", "A", "exactly once", "", 1, [*runs, LatencyRun("WRONG: 1")])
     assert "| WRONG |" in latency_table([bad])
+
+
+def test_an_outage_is_told_in_seconds_with_what_it_doubled() -> None:
+    runs = [RestartRun("", 8.0, 0, 0.1), RestartRun("", 10.0, 4_000, 0.1), RestartRun("", 9.0, 2_000, 0.1)]
+    result = RestartResult("a", "A", "at least once", "", 10_000, runs)
+    assert restart_table([result]).splitlines()[2] == "| A | at least once | 9.0 s | 2,000 | 0.1 |"
+    bad = RestartResult("a", "A", "exactly once", "", 10_000, [*runs, RestartRun("WRONG: 3 lost")])
+    assert "| WRONG |" in restart_table([bad])
+    assert in_short(runs[0], 10_000) == "8.0 s"
 
 
 def test_bars_are_as_long_as_their_values(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ class Contender(Protocol):
         guarantee: what it promises.
         exactly_once: whether that is exactly once.
         settings: what was set, other than the defaults.
+        ends: whether it ends by itself once the input is done.
     """
 
     @property
@@ -69,6 +70,8 @@ class Contender(Protocol):
     def exactly_once(self) -> bool: ...
     @property
     def settings(self) -> str: ...
+    @property
+    def ends(self) -> bool: ...
 
     def prepare(self) -> None:
         """Fetches and installs what it needs, once.

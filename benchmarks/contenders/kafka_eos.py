@@ -21,6 +21,7 @@ class KafkaEos:
     vectorised: bool
     guarantee: str = "exactly once"
     exactly_once: bool = True
+    ends: bool = True
 
     @property
     def title(self) -> str:

@@ -20,6 +20,7 @@ class KafkaStreams:
     commit_interval_ms: int
     guarantee: str = "exactly once (exactly_once_v2)"
     exactly_once: bool = True
+    ends: bool = False
 
     @property
     def title(self) -> str:
@@ -46,6 +47,7 @@ class KafkaStreamsCopy:
     name: str
     exactly_once: bool
     commit_interval_ms: int = 100
+    ends: bool = False
 
     @property
     def guarantee(self) -> str:

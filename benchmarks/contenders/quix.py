@@ -19,6 +19,7 @@ class Quix:
     every_core: bool = False
     guarantee: str = "exactly once"
     exactly_once: bool = True
+    ends: bool = False
 
     @property
     def title(self) -> str:
@@ -53,6 +54,7 @@ class QuixCopy:
     name: str
     guarantee: str = "exactly once"
     exactly_once: bool = True
+    ends: bool = False
 
     @property
     def title(self) -> str:

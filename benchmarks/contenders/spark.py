@@ -20,6 +20,7 @@ class SparkState:
     pandas: bool
     guarantee: str = "at least once (Spark's sink)"
     exactly_once: bool = False
+    ends: bool = True
 
     @property
     def title(self) -> str:

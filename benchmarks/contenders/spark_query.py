@@ -26,6 +26,10 @@ class EosQuery:
     forever: bool = False
 
     @property
+    def ends(self) -> bool:
+        return not self.forever
+
+    @property
     def exactly_once(self) -> bool:
         return self.guarantee == "exactly once"
 
@@ -62,6 +66,7 @@ class SparkQuery:
     forever: bool = False
     guarantee: str = "at least once"
     exactly_once: bool = False
+    ends: bool = True
 
     @property
     def title(self) -> str:

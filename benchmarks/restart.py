@@ -1,0 +1,153 @@
+"""How long an outage lasts: all processes are killed on the way, started again, and a first result comes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from benchmarks.contenders.base import Contender, Job
+from benchmarks.kafka import Cluster, OutputReader
+from benchmarks.processes import Processes, others_cpu_seconds
+from benchmarks.progress import Ints, counted, wrong
+from benchmarks.watch import Watcher
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import UnavailableError
+
+#: Killed once this share of the records is counted and visible.
+_KILL_SHARE = 0.25
+_LOOK_SECONDS = 0.5
+_STALLED_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class RestartRun:
+    """What came of it.
+
+    Attributes:
+        problem: why there are no figures; empty if there are.
+        seconds: from the start of the new processes to the first record of theirs that a ``read_committed``
+            reader gets.
+        again: records that were counted or copied twice for the kill; 0 of who promises exactly once.
+        others_cores: how many cores others used meanwhile: the noise.
+    """
+
+    problem: str = ""
+    seconds: float = 0.0
+    again: int = 0
+    others_cores: float = 0.0
+
+
+def measure_restart(
+    cluster: Cluster, contender: Contender, job: Job, truth: Ints, *, copies: bool
+) -> RestartRun:
+    """Runs a contender, kills all of it with SIGKILL, runs it again, and judges the whole output.
+
+    Args:
+        cluster: where the topics are.
+        contender: prepared.
+        job: its work.
+        truth: records of each key.
+        copies: whether the output is copies; else counts.
+    """
+    try:
+        with OutputReader(cluster.bootstrap, job.topic_out, job.partitions, copies=copies) as reader:
+            return _Restart(cluster, contender, job, truth, reader).run()
+    except (KafkaException, UnavailableError, ValueError) as error:
+        return RestartRun(f"the output cannot be judged: {error}")
+
+
+class _Restart:
+    def __init__(
+        self, cluster: Cluster, contender: Contender, job: Job, truth: Ints, reader: OutputReader
+    ) -> None:
+        self._cluster = cluster
+        self._contender = contender
+        self._job = job
+        self._truth = truth
+        self._reader = reader
+        self._pause = threading.Event()
+
+    def run(self) -> RestartRun:
+        records = int(self._truth.sum())
+        with Processes(self._contender.commands(self._job), self._job.folder) as processes:
+            problem = self._until_killed(processes, records)
+        if problem:
+            return RestartRun(problem)
+        ends = self._ends()
+        others, began = others_cpu_seconds(), time.time()
+        with Processes(self._contender.commands(self._job), self._job.folder) as processes:
+            came = self._first_behind(ends, processes)
+            seconds = time.time() - began
+            others_cores = (others_cpu_seconds() - others) / seconds
+            if not came:
+                return RestartRun(processes.failed() or "nothing came after the restart")
+            problem = self._to_the_end(processes, records)
+        if problem:
+            return RestartRun(problem)
+        self._reader.read()
+        if self._contender.exactly_once:
+            found = wrong(self._reader.output, self._truth, exactly_once=True)
+            return RestartRun(f"WRONG: {found}" if found else "", seconds, 0, others_cores)
+        again = counted(self._reader.output) - records
+        return RestartRun("" if again >= 0 else f"WRONG: {-again} lost", seconds, again, others_cores)
+
+    def _until_killed(self, processes: Processes, records: int) -> str:
+        """Returns once they are killed, or with the problem there is."""
+        deadline = Deadline.after_seconds(_STALLED_SECONDS)
+        while counted(self._reader.output) < _KILL_SHARE * records:
+            if processes.failed() or processes.ended() or deadline.expired:
+                return processes.failed() or "was done, or stood still, before it was to be killed"
+            self._pause.wait(_LOOK_SECONDS)
+            self._reader.read()
+        processes.kill()
+        return ""
+
+    def _ends(self) -> tuple[int, ...]:
+        """Ends of the output once nothing of the dead is under way any more."""
+        ends = self._cluster.ends(self._job.topic_out, self._job.partitions)
+        while True:
+            self._pause.wait(_LOOK_SECONDS)
+            again = self._cluster.ends(self._job.topic_out, self._job.partitions)
+            if again == ends:
+                return ends
+            ends = again
+
+    def _first_behind(self, ends: tuple[int, ...], processes: Processes) -> bool:
+        """Returns with True at the first committed record behind those ends."""
+        reader: Any = Consumer(
+            {
+                "bootstrap.servers": self._cluster.bootstrap,
+                "group.id": f"{self._job.topic_out}-first",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "fetch.wait.max.ms": 20,
+            }
+        )
+        try:
+            reader.assign([TopicPartition(self._job.topic_out, *at) for at in enumerate(ends)])
+            deadline = Deadline.after_seconds(_STALLED_SECONDS)
+            while not deadline.expired and not processes.failed():
+                message = reader.poll(0.05)
+                if message is not None and message.error() is not None:
+                    raise KafkaException(message.error())
+                if message is not None:
+                    return True
+            return False
+        finally:
+            reader.close()
+
+    def _to_the_end(self, processes: Processes, records: int) -> str:
+        """Who may repeat records is done when it ends by itself, not when there are as many as were sent."""
+        if self._contender.exactly_once:
+            watcher = Watcher(
+                self._cluster, processes, self._reader, self._job.topic_out, ends=self._contender.ends
+            )
+            return watcher.to_the_end(records).problem
+        deadline = Deadline.after_seconds(_STALLED_SECONDS)
+        while not processes.ended() and not deadline.expired:
+            self._pause.wait(_LOOK_SECONDS)
+        return processes.failed() or ("" if processes.ended() else "does not end")
