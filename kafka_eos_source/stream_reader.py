@@ -21,6 +21,7 @@ from kafka_eos_source.plan.offsets import SourcePosition
 from kafka_eos_source.plan.pushdown import narrowed
 from kafka_eos_source.plan.source import SourcePlan
 from kafka_eos_source.plan.split import Task
+from kafka_eos_source.prompt_ack import acknowledge
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
 from kafka_eos_source.schema import read_schema
 from kafka_eos_source.state.parcels import PARCELS
@@ -109,6 +110,11 @@ class _StreamReaderBase(DataSourceStreamReader):
     def __getstate__(self) -> dict[str, Any]:
         """Tasks need the settings only; a client cannot be pickled."""
         return {**self.__dict__, "_plan": None, "_admin": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In a task, before its ranges have come."""
+        acknowledge()
+        self.__dict__.update(state)
 
 
 class _StreamReader(SupportsTriggerAvailableNow, _StreamReaderBase):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,8 +31,18 @@ _EVENTS_SECONDS = 0.1
 _CLOSE_SECONDS = 30.0
 #: A flush that takes longer looks whether its topics are still there: librdkafka waits for a deleted one.
 _LOOK_AGAIN_SECONDS = 10.0
+#: So long the number of a topic's partitions is believed.
+_WIDTH_SECONDS = 60.0
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Width:
+    """Partitions of a topic, as they were seen, and until when that is believed."""
+
+    partitions: int
+    until: Deadline
 
 
 class RecordProducer:
@@ -60,6 +71,7 @@ class RecordProducer:
         self._last_said = ""
         self._login_refused: KafkaError | None = None
         self._delivery_error: KafkaError | None = None
+        self._widths: dict[str, _Width] = {}
         self._fatal: KafkaError | None = None
         in_transactions = "transactional.id" in config
         self._client: Any = make(
@@ -132,6 +144,7 @@ class RecordProducer:
             if deadline.expired:
                 raise unreachable(self._bootstrap, deadline.budget_seconds * 1000, self._last_said)
             if look.expired:
+                self._widths.clear()
                 self.check_partitions(dict.fromkeys(self._topics, -1), deadline)
                 look = Deadline.after_seconds(_LOOK_AGAIN_SECONDS)
         self._raise_if_failed()
@@ -169,6 +182,9 @@ class RecordProducer:
     def check_partitions(self, highest: Mapping[str, int], deadline: Deadline) -> None:
         """Every topic exists and is wide enough: librdkafka does not look before it queues a record.
 
+        What was seen is believed for a minute, as a small batch takes little longer than this look. A topic
+        that was deleted meanwhile is noticed by `flush`.
+
         Args:
             highest: each topic with the highest partition that a record names (-1 = none does).
             deadline: for the brokers' answer.
@@ -179,7 +195,11 @@ class RecordProducer:
             InvalidRecordError: it has fewer partitions.
         """
         for topic, partition in highest.items():
+            known = self._widths.get(topic)
+            if known is not None and partition < known.partitions and not known.until.expired:
+                continue
             count = self._partition_count(topic, deadline)
+            self._widths[topic] = _Width(count, Deadline.after_seconds(_WIDTH_SECONDS))
             if partition >= count:
                 raise InvalidRecordError(
                     f"column 'partition' has the value {partition}; topic {topic!r} has {count} partitions "

@@ -1,0 +1,27 @@
+"""Acknowledging at once, on the sockets of this process."""
+
+import socket
+
+import pytest
+
+from kafka_eos_source.prompt_ack import acknowledge
+
+
+def test_every_tcp_connection_and_nothing_else() -> None:
+    before = acknowledge()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as one,
+        server.accept()[0] as other,
+        socket.socketpair()[0],  # not TCP's
+        open(__file__, "rb"),
+    ):
+        assert acknowledge() == before + 3
+        one.sendall(b"all is as it was")
+        assert other.recv(100) == b"all is as it was"
+    assert acknowledge() == before
+
+
+def test_where_there_is_no_such_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "TCP_QUICKACK")
+    assert acknowledge() == 0
