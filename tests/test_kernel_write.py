@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from ctypes import c_char_p, c_int32, c_size_t, c_void_p
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
@@ -14,13 +16,14 @@ from mock_cluster import Api, MockCluster
 
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import AuthorizationError, InvalidRecordError, KafkaEosError, UnavailableError
-from kafka_eos_source.kafka import deliveries, kernel
+from kafka_eos_source.kafka import deliveries, kernel, librdkafka
 from kafka_eos_source.kafka.config import producer_config
+from kafka_eos_source.kafka.native import function
 from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.native import loader
 from kafka_eos_source.schema import HEADERS_ARROW, STAGED_ARROW
 
-TOPIC, PARTITIONS = "out", 2
+TOPIC, PARTITIONS = "out", 3
 
 pytestmark = pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
 
@@ -88,6 +91,7 @@ def soon() -> Deadline:
 
 
 def written(by: RecordProducer, rows: pa.RecordBatch) -> None:
+    by.check_partitions({TOPIC: -1}, soon())
     by.begin_count()
     by.send(rows, TOPIC, soon())
     by.flush(soon())
@@ -101,11 +105,43 @@ rows = st.fixed_dictionaries(
     {
         "key": binaries,
         "value": binaries,
-        "partition": st.integers(0, PARTITIONS - 1),
+        "partition": st.none() | st.integers(0, PARTITIONS - 1),
         "headers": st.none() | st.lists(entries, max_size=4),
         "timestamp": st.integers(1, 4_102_444_800_000),
     }
-)
+).map(lambda row: row if row["key"] is not None or row["partition"] is not None else {**row, "partition": 0})
+
+
+def where(row: dict[str, Any]) -> int:
+    return of_murmur2(row["key"], PARTITIONS) if row["partition"] is None else int(row["partition"])
+
+
+def of_murmur2(key: bytes, partitions: int) -> int:
+    """By librdkafka's own partitioner."""
+    choose = function(
+        "rd_kafka_msg_partitioner_murmur2", c_int32, c_void_p, c_char_p, c_size_t, c_int32, c_void_p, c_void_p
+    )
+    return int(choose(None, key, len(key), partitions, None, None))
+
+
+@given(keys=st.lists(st.none() | st.binary(max_size=40), min_size=1), partitions=st.integers(1, 2**31 - 1))
+def test_keys_are_placed_as_librdkafka_places_them(keys: list[bytes | None], partitions: int) -> None:
+    rows = pa.array(keys, pa.binary())  # must outlive the messages
+    batch = librdkafka.messages(rows, rows, None)
+    librdkafka.place(batch, partitions)
+    wanted = [-1 if key is None else of_murmur2(key, partitions) for key in keys]
+    assert batch["partition"].tolist() == wanted
+
+
+@given(st.lists(st.sampled_from([-1, 0, 1, 2, 32767, 32768, 2**31 - 1])))
+def test_messages_of_a_partition_come_together_in_their_order(partitions: list[int]) -> None:
+    batch = np.zeros(len(partitions), librdkafka.MESSAGE)
+    batch["partition"], batch["offset"] = partitions, range(len(partitions))
+    order = librdkafka.by_partition(batch)
+    found = batch if order is None else batch[order]
+    assert [(row["partition"], row["offset"]) for row in found] == sorted(
+        (partition, number) for number, partition in enumerate(partitions)
+    )
 
 
 @given(drawn=st.lists(rows, min_size=1, max_size=20), start=st.integers(0, 3), more=st.booleans())
@@ -123,7 +159,7 @@ def test_both_write_the_same_records(
     assert found[1] == found[0]
     wanted = drawn[min(start, len(drawn) - 1) :]
     for partition, records in found[1].items():
-        mine = [row for row in wanted if row["partition"] == partition]
+        mine = [row for row in wanted if partition == where(row)]
         assert [(key, value) for key, value, _, _ in records] == [(row["key"], row["value"]) for row in mine]
         assert [time for *_, (_, time) in records] == [row["timestamp"] for row in mine]
 

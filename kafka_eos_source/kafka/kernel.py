@@ -81,6 +81,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "take": (POINTER(Block), (c_void_p, c_int32, c_int64, c_int64, c_int32)),
     "free": (None, (POINTER(Block),)),
     "produce": (c_int64, (c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p)),
+    "place": (None, (c_void_p, c_int64, c_int32)),
     "deliveries": (c_void_p, (c_void_p,)),
     "failed": (c_int64, (c_void_p, POINTER(c_int32))),
     "reset": (None, (c_void_p,)),
@@ -93,6 +94,7 @@ class Kernel:
     take: Any
     free: Any
     produce: Any
+    place: Any
     deliveries: Any
     failed: Any
     reset: Any

@@ -61,6 +61,35 @@ def messages(key: pa.Array | None, value: pa.Array, partition: pa.Array | None) 
     return out
 
 
+def place(batch: Messages, partitions: int) -> None:
+    """Gives each message with a key its partition, as Java's producers do (murmur2).
+
+    One that has a partition keeps it. One without a key gets none, and librdkafka chooses; so it does for all
+    of them, with the same result, where there is no kernel.
+
+    Args:
+        batch: from `messages`; changed.
+        partitions: of the topic.
+    """
+    kernel = choice().kernel
+    if kernel is not None:
+        kernel.place(batch.ctypes.data, len(batch), partitions)
+
+
+def by_partition(batch: Messages) -> npt.NDArray[np.intp] | None:
+    """The order that brings the messages of each partition together, and leaves theirs; None = they are.
+
+    librdkafka takes half the time for messages of one partition after another: 0.7 s became 0.36 s for
+    500,000 records and 4 partitions, 1.7 s became 1.0 s for 1,000 partitions.
+    """
+    partition = batch["partition"]
+    if len(partition) < 2 or (partition[1:] >= partition[:-1]).all():
+        return None
+    # numpy sorts 16 bits by their digits, in a tenth of the time
+    narrow = partition.astype(np.int16) if int(partition.max()) <= np.iinfo(np.int16).max else partition
+    return np.argsort(narrow, kind="stable")
+
+
 class Extras(NamedTuple):
     """What `MESSAGE` has no place for, of as many messages.
 
@@ -82,6 +111,15 @@ class Extras(NamedTuple):
             None if self.timestamps_ms is None else self.timestamps_ms[row:],
             None if self.header_starts is None else self.header_starts[row:],
             None if self.header_counts is None else self.header_counts[row:],
+            self.headers,
+        )
+
+    def of(self, rows: npt.NDArray[np.intp]) -> Extras:
+        """Of those messages, in that order."""
+        return Extras(
+            None if self.timestamps_ms is None else self.timestamps_ms[rows],
+            None if self.header_starts is None else self.header_starts[rows],
+            None if self.header_counts is None else self.header_counts[rows],
             self.headers,
         )
 

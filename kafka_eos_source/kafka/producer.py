@@ -31,6 +31,8 @@ _EVENTS_SECONDS = 0.1
 _CLOSE_SECONDS = 30.0
 #: A flush that takes longer looks whether its topics are still there: librdkafka waits for a deleted one.
 _LOOK_AGAIN_SECONDS = 10.0
+#: librdkafka's names of what `librdkafka.place` does, as far as records with keys go.
+_AS_JAVA = ("murmur2_random", "murmur2")
 #: So long the number of a topic's partitions is believed.
 _WIDTH_SECONDS = 60.0
 
@@ -72,6 +74,7 @@ class RecordProducer:
         self._login_refused: KafkaError | None = None
         self._delivery_error: KafkaError | None = None
         self._widths: dict[str, _Width] = {}
+        self._places_as_java = config.get("partitioner") in _AS_JAVA
         self._fatal: KafkaError | None = None
         in_transactions = "transactional.id" in config
         self._client: Any = make(
@@ -127,7 +130,7 @@ class RecordProducer:
             ):
                 batch = librdkafka.messages(part.get("key"), part["value"], part.get("partition"))
                 more = librdkafka.extras(part.get("timestamp"), part.get("headers")) if extra else None
-                self._send_batch(each_topic, batch, more, deadline)
+                self._send_batch(each_topic, *self._together(each_topic, batch, more), deadline)
             else:
                 self._send_singly(each_topic, part, deadline)
 
@@ -251,6 +254,18 @@ class RecordProducer:
     def _fatal_error(self) -> KafkaError | None:
         found = self._batches.fatal_error() if self._batches is not None else None
         return found or self._fatal
+
+    def _together(
+        self, topic: str, batch: librdkafka.Messages, more: librdkafka.Extras | None
+    ) -> tuple[librdkafka.Messages, librdkafka.Extras | None]:
+        """The same messages, those of each partition together, as far as it is known where they go."""
+        width = self._widths.get(topic)
+        if self._places_as_java and width is not None:
+            librdkafka.place(batch, width.partitions)
+        order = librdkafka.by_partition(batch)
+        if order is None:
+            return batch, more
+        return batch[order], None if more is None else more.of(order)
 
     def _send_batch(
         self, topic: str, batch: librdkafka.Messages, more: librdkafka.Extras | None, deadline: Deadline

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define KAFKA_EOS_KERNEL_VERSION 2
+#define KAFKA_EOS_KERNEL_VERSION 3
 
 #if defined(_WIN32)
 #define EXPORT __declspec(dllexport)
@@ -427,6 +427,38 @@ EXPORT int64_t kafka_eos_produce(rd_kafka_t *client, rd_kafka_topic_t *topic, me
                 }
         }
         return count;
+}
+
+/* Java's Utils.murmur2, which places a key in Kafka's own producers. */
+static uint32_t murmur2(const uint8_t *at, size_t bytes) {
+        const uint32_t m = 0x5bd1e995;
+        uint32_t hash    = 0x9747b28c ^ (uint32_t)bytes;
+
+        for (; bytes >= 4; at += 4, bytes -= 4) {
+                uint32_t k = (uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
+                k *= m;
+                k ^= k >> 24;
+                hash = hash * m ^ k * m;
+        }
+        if (bytes > 2)
+                hash ^= (uint32_t)at[2] << 16;
+        if (bytes > 1)
+                hash ^= (uint32_t)at[1] << 8;
+        if (bytes > 0)
+                hash = (hash ^ at[0]) * m;
+        hash ^= hash >> 13;
+        hash *= m;
+        return hash ^ hash >> 15;
+}
+
+/* Gives each message with a key, and without a partition, the one that its key belongs to. */
+EXPORT void kafka_eos_place(message_t *messages, int64_t count, int32_t partitions) {
+        int64_t i;
+
+        for (i = 0; i < count; i++)
+                if (messages[i].key && messages[i].partition < 0)
+                        messages[i].partition =
+                            (int32_t)((murmur2(messages[i].key, messages[i].key_bytes) & 0x7fffffff) % partitions);
 }
 
 /*

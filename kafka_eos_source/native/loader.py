@@ -8,7 +8,7 @@ import sysconfig
 from pathlib import Path
 
 #: What ``kafka_eos_kernel_version`` must say: a library of another build of this package is not used.
-VERSION = 2
+VERSION = 3
 
 #: Set to 0, the kernel is not used.
 VARIABLE = "KAFKA_EOS_NATIVE"
