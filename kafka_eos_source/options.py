@@ -10,7 +10,6 @@ import difflib
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pyspark
 
 from kafka_eos_source import option_bounds
 from kafka_eos_source import option_values as values
+from kafka_eos_source.checked_options import ReadOptions, WriteOptions
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import config
 from kafka_eos_source.option import (
@@ -33,7 +33,6 @@ from kafka_eos_source.option_bounds import Bound, Subscription
 from kafka_eos_source.option_docs import documentation
 from kafka_eos_source.option_table import BY_NAME, ISOLATION_LEVELS, OPTIONS
 from kafka_eos_source.sinks import registry
-from kafka_eos_source.sinks.registry import SinkSpec
 
 __all__ = [
     "Bound",
@@ -52,63 +51,6 @@ _SPARKS = frozenset({"path", "paths"})
 
 #: A replayed batch would have another range of offsets.
 _ASYNCHRONOUS = ("asyncprogresstracking", "_asyncprogresstracking")
-
-
-@dataclass(frozen=True)
-class ReadOptions:
-    """The options of a source, checked. Fields are named after the options.
-
-    ``kafka``: librdkafka properties of a consumer, without ``group.id``; may hold passwords, so not printed.
-    """
-
-    subscription: Subscription
-    starting: Bound
-    ending: Bound
-    max_offsets_per_trigger: int | None
-    min_offsets_per_trigger: int | None
-    max_trigger_delay_ms: int
-    min_partitions: int | None
-    max_records_per_partition: int | None
-    fail_on_data_loss: bool
-    include_headers: bool
-    columns: tuple[str, ...] | None
-    aggregate_in_read: str | None
-    isolation_level: str
-    application_id: str | None
-    group_id: str | None
-    group_id_prefix: str
-    fetch_num_retries: int
-    fetch_retry_interval_ms: int
-    poll_timeout_ms: int
-    push_filters: bool
-    kafka: Mapping[str, str] = field(repr=False)
-
-
-@dataclass(frozen=True)
-class WriteOptions:
-    """The options of a sink, checked. Fields are named after the options.
-
-    ``kafka``: librdkafka properties of a producer, as the user gave them; may hold passwords, so not printed.
-    """
-
-    topic: str | None
-    application_id: str | None
-    group_id: str | None
-    guarantee: str
-    checkpoint_location: str | None
-    staging_location: str | None
-    staging_inline_bytes: int
-    include_timestamp: bool
-    txn_app_id: str | None
-    txn_version: int | None
-    missing_token: str
-    foreign_query: str
-    commit_timeout_ms: int
-    source_cluster: str
-    anchor_topic: str | None
-    kafka: Mapping[str, str] = field(repr=False)
-    query_name: str | None = None
-    sinks: tuple[SinkSpec, ...] = ()
 
 
 def parse_read(
@@ -338,11 +280,6 @@ def _unknown(key: str, value: str, where: str) -> InvalidOptionError:
         f"unknown option {key!r}{f' (value {value!r})' if ours else ''}.{said}",
         fix="correct or remove it; docs/options.md lists all options.",
     )
-
-
-def derived_application_id(query_id: str) -> str:
-    """The ``application.id`` of a streaming query that was given none, from its checkpoint's id."""
-    return f"kafka-eos-{query_id}"
 
 
 def take_group_id(kafka: dict[str, str]) -> str | None:

@@ -1,7 +1,8 @@
 """Spark's writer interfaces, streaming and batch: `stage` in the tasks, `commit` on the driver.
 
 Spark makes a writer on the driver for every micro-batch, pickles it to the tasks (``write``), and makes
-another one to commit or abort.
+another one to commit or abort. What only a driver uses is imported where it is used: tasks, which stage and
+talk to no broker, start without it.
 """
 
 from __future__ import annotations
@@ -20,12 +21,10 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from kafka_eos_source.commit import direct, identity, session, sink_session
+from kafka_eos_source.checked_options import WriteOptions, derived_application_id
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.model import StagedPart
-from kafka_eos_source.options import derived_application_id
 from kafka_eos_source.schema import SinkColumns, check_frame, only_changelog, takes_records
-from kafka_eos_source.stage.fanout import Fanout, Plan, SinkPart, part_names
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.paths import location_of_batch_writes, location_of_query
 from kafka_eos_source.stage.rows import from_batches, from_rows, staged_schema
@@ -38,7 +37,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Row
     from pyspark.sql.types import StructType
 
-    from kafka_eos_source.options import WriteOptions
+    from kafka_eos_source.commit.identity import Identity
+    from kafka_eos_source.stage.fanout import Plan, SinkPart
 
 #: Arrow batches straight from Spark since PySpark 4.1; rows before.
 _StreamArrowWriter: Any = getattr(spark_datasource, "DataSourceStreamArrowWriter", None)
@@ -52,6 +52,8 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
         InvalidOptionError: no ``checkpointLocation``.
         UnavailableError: the topic or the brokers are not there, or the staging folder is not writable.
     """
+    from kafka_eos_source.commit import direct, sink_session
+
     kafka = not options.sinks or takes_records(schema, topic_option=options.topic)
     columns = (
         check_frame(schema, topic_option=options.topic, include_timestamp=options.include_timestamp)
@@ -60,7 +62,11 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
     )
     if columns.changelog is not None and options.guarantee == "at_least_once":
         raise _stateless("processing.guarantee=at_least_once")
-    plan = Plan.of(options.sinks, schema, kafka=kafka) if options.sinks else None
+    plan = None
+    if options.sinks:
+        from kafka_eos_source.stage.fanout import Plan
+
+        plan = Plan.of(options.sinks, schema, kafka=kafka)
     direct.check_target(options)
     if options.guarantee == "at_least_once":
         sink: _Sink = _DirectSink(options, columns)
@@ -74,6 +80,8 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
 
 def batch_writer(options: WriteOptions, schema: StructType) -> DataSourceWriter:
     """The sink of ``df.write``. Raises as `stream_writer`."""
+    from kafka_eos_source.commit import direct, identity
+
     columns = check_frame(schema, topic_option=options.topic, include_timestamp=options.include_timestamp)
     if columns.changelog is not None:
         raise _stateless("a batch write (df.write, foreachBatch)")
@@ -108,6 +116,8 @@ class _StagedSink:
         """Batches as Spark has them, with all columns of the frame."""
         if self.plan is None:
             return self.write(from_batches(batches, self.columns))
+        from kafka_eos_source.stage.fanout import Fanout
+
         task = _task()
         fanout = Fanout(
             self.plan,
@@ -142,6 +152,8 @@ class _StagedSink:
         return _Message(replace(part, operators=announced(task)))
 
     def commit_micro_batch(self, messages: Sequence[_Message], batch_id: int) -> None:
+        from kafka_eos_source.commit import session
+
         sink_parts = [part for each in messages for part in each.sinks]
         session.commit_micro_batch(
             self.options, self.folder, _parts(messages), batch_id, self.plan, sink_parts
@@ -152,6 +164,8 @@ class _StagedSink:
 
         What sinks outside Kafka have prepared stays as it is: the token tells what becomes of it.
         """
+        from kafka_eos_source.stage.fanout import part_names
+
         files = [part.name for part in _parts(messages) if part.name]
         self.folder.remove_parts(name, files + part_names(part for each in messages for part in each.sinks))
 
@@ -164,6 +178,8 @@ class _DirectSink:
     columns: SinkColumns
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> _Message:
+        from kafka_eos_source.commit import direct
+
         direct.produce(self.options, batches)
         return _Message(None)
 
@@ -202,7 +218,7 @@ class _ArrowStreamWriter(_StreamWriter, *(() if _StreamArrowWriter is None else 
 
 
 class _BatchWriter(DataSourceArrowWriter):
-    def __init__(self, sink: _Sink, who: identity.Identity | None) -> None:
+    def __init__(self, sink: _Sink, who: Identity | None) -> None:
         self._sink = sink
         self._who = who
 
@@ -210,6 +226,8 @@ class _BatchWriter(DataSourceArrowWriter):
         return self._sink.write_frame(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        from kafka_eos_source.commit import session
+
         if isinstance(self._sink, _StagedSink) and self._who is not None:
             session.commit_batch_write(
                 self._sink.options, self._who, self._sink.folder, self._sink.name, _parts(_ours(messages))

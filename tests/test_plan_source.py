@@ -16,6 +16,7 @@ from kafka_eos_source.errors import DataLossError, InvalidOptionError, Unavailab
 from kafka_eos_source.kafka.admin import Topics
 from kafka_eos_source.model import OffsetRange, Offsets, TopicPartition
 from kafka_eos_source.options import parse_read
+from kafka_eos_source.plan.driver import Planning
 from kafka_eos_source.plan.offsets import SourcePosition
 from kafka_eos_source.plan.source import SourcePlan
 from kafka_eos_source.stream_reader import _UnlimitedStreamReader, batch_reader, stream_reader
@@ -376,7 +377,7 @@ def test_readers_are_pickled_without_clients() -> None:
     for reader in (stream_reader(read_options()), batch_reader(read_options(streaming=False))):
         again = pickle.loads(pickle.dumps(reader))
         assert type(again) is type(reader)
-        assert again._settings == reader._settings
+        assert again._task_read == reader._task_read
 
 
 def test_push_filters_is_there_only_when_asked_for() -> None:
@@ -393,7 +394,7 @@ def test_before_4_2_the_start_is_fixed_before_the_end() -> None:
 
     def reader() -> _UnlimitedStreamReader:
         made = _UnlimitedStreamReader(read_options())
-        made._plan = SourcePlan(made._options, cluster)
+        made._made = Planning(SourcePlan(made._options, cluster), cluster)
         return made
 
     new = reader()

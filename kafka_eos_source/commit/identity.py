@@ -7,10 +7,10 @@ import re
 import uuid
 from dataclasses import asdict, dataclass
 
+from kafka_eos_source.checked_options import WriteOptions, derived_application_id
 from kafka_eos_source.commit.decide import ONCE
 from kafka_eos_source.errors import InvalidOptionError, OperatorError, UnavailableError
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.options import WriteOptions, derived_application_id
 from kafka_eos_source.stage.paths import file_system
 
 #: Where the token of a query goes that reads no Kafka and has no one topic to write to: a partition that

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kafka_eos_source import admission, failpoints
+from kafka_eos_source.checked_options import WriteOptions
 from kafka_eos_source.commit import identity, offset_log, sink_session
 from kafka_eos_source.commit.decide import Batch
 from kafka_eos_source.commit.identity import Identity, Mark
@@ -26,7 +27,6 @@ from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, StagedPart, TopicPartition
-from kafka_eos_source.options import WriteOptions
 from kafka_eos_source.stage import shards
 from kafka_eos_source.stage.fanout import Plan, SinkPart
 from kafka_eos_source.stage.files import StagingFolder

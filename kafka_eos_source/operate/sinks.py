@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kafka_eos_source.checked_options import WriteOptions
 from kafka_eos_source.commit import sink_session
 from kafka_eos_source.commit.settle import named_by
 from kafka_eos_source.commit.token import UNDECIDED, Token
@@ -15,7 +16,7 @@ from kafka_eos_source.operate import checkpoint as checkpoints
 from kafka_eos_source.operate.cluster import KafkaView
 from kafka_eos_source.operate.inspect import inspect
 from kafka_eos_source.operate.target import Target, properties, target
-from kafka_eos_source.options import WriteOptions, parse_write
+from kafka_eos_source.options import parse_write
 from kafka_eos_source.sinks.contract import Fatal, Retryable, SinkTxn, TwoPhaseSink
 
 _NAMES = (

@@ -1,0 +1,76 @@
+"""Options as the rest of the package has them: checked, typed, and picklable to the tasks.
+
+They are made by `options`, which tasks do without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kafka_eos_source.option_bounds import Bound, Subscription
+    from kafka_eos_source.sinks.registry import SinkSpec
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """The options of a source, checked. Fields are named after the options.
+
+    ``kafka``: librdkafka properties of a consumer, without ``group.id``; may hold passwords, so not printed.
+    """
+
+    subscription: Subscription
+    starting: Bound
+    ending: Bound
+    max_offsets_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay_ms: int
+    min_partitions: int | None
+    max_records_per_partition: int | None
+    fail_on_data_loss: bool
+    include_headers: bool
+    columns: tuple[str, ...] | None
+    aggregate_in_read: str | None
+    isolation_level: str
+    application_id: str | None
+    group_id: str | None
+    group_id_prefix: str
+    fetch_num_retries: int
+    fetch_retry_interval_ms: int
+    poll_timeout_ms: int
+    push_filters: bool
+    kafka: Mapping[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """The options of a sink, checked. Fields are named after the options.
+
+    ``kafka``: librdkafka properties of a producer, as the user gave them; may hold passwords, so not printed.
+    """
+
+    topic: str | None
+    application_id: str | None
+    group_id: str | None
+    guarantee: str
+    checkpoint_location: str | None
+    staging_location: str | None
+    staging_inline_bytes: int
+    include_timestamp: bool
+    txn_app_id: str | None
+    txn_version: int | None
+    missing_token: str
+    foreign_query: str
+    commit_timeout_ms: int
+    source_cluster: str
+    anchor_topic: str | None
+    kafka: Mapping[str, str] = field(repr=False)
+    query_name: str | None = None
+    sinks: tuple[SinkSpec, ...] = ()
+
+
+def derived_application_id(query_id: str) -> str:
+    """The ``application.id`` of a streaming query that was given none, from its checkpoint's id."""
+    return f"kafka-eos-{query_id}"

@@ -1,0 +1,64 @@
+"""One source on the driver: its plan, the client that answers it, positions as Spark keeps them (JSON)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kafka_eos_source.kafka.admin import SourceAdmin
+from kafka_eos_source.kafka.config import admin_config
+from kafka_eos_source.plan.offsets import SourcePosition
+from kafka_eos_source.plan.pushdown import narrowed
+from kafka_eos_source.plan.source import SourcePlan
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+
+    from kafka_eos_source.checked_options import ReadOptions
+    from kafka_eos_source.plan.split import Task
+
+Json = dict[str, Any]
+
+
+class Planning:
+    """A plan and its client; methods raise as those of `SourcePlan`."""
+
+    def __init__(self, plan: SourcePlan, admin: SourceAdmin) -> None:
+        self._plan = plan
+        self._admin = admin
+
+    @classmethod
+    def of(cls, options: ReadOptions) -> Planning:
+        """No broker is asked yet."""
+        admin = SourceAdmin(
+            admin_config(options.kafka),
+            options.isolation_level,
+            options.fetch_num_retries,
+            options.fetch_retry_interval_ms,
+        )
+        return cls(SourcePlan(options, admin), admin)
+
+    def close(self) -> None:
+        """Lets the client go."""
+        self._admin.close()
+
+    def initial(self) -> Json:
+        return self._plan.initial().to_dict()
+
+    def latest(self, start: Json, *, unlimited: bool = False) -> Json:
+        return self._plan.latest(SourcePosition.from_dict(start), unlimited=unlimited).to_dict()
+
+    def available(self) -> Json | None:
+        found = self._plan.available
+        return None if found is None else found.to_dict()
+
+    def stop_at_latest(self) -> None:
+        self._plan.stop_at_latest()
+
+    def tasks(self, start: Json, end: Json) -> list[Task]:
+        return self._plan.tasks(SourcePosition.from_dict(start), SourcePosition.from_dict(end))
+
+    def batch(self, filters: Sequence[Filter] = ()) -> list[Task]:
+        """The tasks of a batch read, narrowed by what Spark filters."""
+        ranges = self._plan.batch()
+        return self._plan.split(narrowed(ranges, filters, self._admin.at_time) if filters else ranges)
