@@ -87,7 +87,7 @@ def record_batch(
     if "timestamp" in schema.names or "timestampType" in schema.names:
         ms, types = contents.timestamps()
         makers["timestamp"] = lambda: _timestamps(runs, ms)
-        makers["timestampType"] = lambda: pa.array(types)
+        makers["timestampType"] = lambda: _numbers(types, pa.int32())
     return pa.RecordBatch.from_arrays([makers[name]() for name in schema.names], schema=schema)
 
 
@@ -99,18 +99,24 @@ def _topics(runs: Sequence[Run]) -> pa.Array:
 
 
 def _repeated(text: bytes, rows: int) -> pa.Array:
-    """Not `pa.repeat`: a scalar lets PyArrow import pandas, which takes a new worker 0.2 s."""
-    ends = pa.py_buffer(np.arange(rows + 1, dtype=np.int32) * np.int32(len(text)))
-    return pa.StringArray.from_buffers(rows, ends, pa.py_buffer(text * rows))
+    """Not `pa.repeat`, whose scalar lets PyArrow import pandas; see `_numbers`."""
+    ends = np.arange(rows + 1, dtype=np.int32) * np.int32(len(text))
+    return pa.StringArray.from_buffers(rows, pa.py_buffer(ends), pa.py_buffer(text * rows))
+
+
+def _numbers(values: npt.NDArray[np.int32] | npt.NDArray[np.int64], of: pa.DataType) -> pa.Array:
+    """Not `pa.array`: that lets PyArrow import pandas, to ask whether it is a Series; a new worker's 0.2 s."""
+    return pa.Array.from_buffers(of, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 def _partitions(runs: Sequence[Run]) -> pa.Array:
     partitions = np.fromiter((run.tp.partition for run in runs), np.int32, len(runs))
-    return pa.array(np.repeat(partitions, _counts(runs)))
+    return _numbers(np.repeat(partitions, _counts(runs)), pa.int32())
 
 
 def _offsets(runs: Sequence[Run]) -> pa.Array:
-    return pa.array(runs[0].offsets if len(runs) == 1 else np.concatenate([run.offsets for run in runs]))
+    offsets = runs[0].offsets if len(runs) == 1 else np.concatenate([run.offsets for run in runs])
+    return _numbers(offsets, pa.int64())
 
 
 def _counts(runs: Sequence[Run]) -> npt.NDArray[np.int64]:
@@ -127,7 +133,7 @@ def _timestamps(runs: Sequence[Run], ms: npt.NDArray[np.int64]) -> pa.Array:
             fix="its producer probably wrote micro- or nanoseconds; skip it with startingOffsets, "
             "or mend the producer.",
         )
-    return pa.array(ms * 1000).cast(pa.timestamp("us", tz="UTC"))
+    return _numbers(ms * 1000, pa.timestamp("us", tz="UTC"))
 
 
 def _headers(found: Headers) -> pa.Array:
