@@ -105,7 +105,7 @@ def _repeated(text: bytes, rows: int) -> pa.Array:
 
 
 def _numbers(values: npt.NDArray[np.int32] | npt.NDArray[np.int64], of: pa.DataType) -> pa.Array:
-    """Not `pa.array`: that lets PyArrow import pandas, to ask whether it is a Series; a new worker's 0.2 s."""
+    """Not `pa.array`, which asks whether it is a Series and so imports pandas: 0.2 s of a new worker."""
     return pa.Array.from_buffers(of, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
