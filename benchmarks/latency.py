@@ -36,6 +36,7 @@ class LatencyRun:
         end_to_end_ms: p50, p95, p99 from the record's sending to a ``read_committed`` reader having it.
         trigger_ms: p50, p95, p99 of a micro-batch as Spark tells it; None = not Spark.
         parts_ms: the median of each part of a micro-batch, by Spark's names (``addBatch``, …).
+        cores: how many cores the contender used.
         others_cores: how many cores others used meanwhile: the noise.
     """
 
@@ -43,6 +44,7 @@ class LatencyRun:
     end_to_end_ms: Percentiles = (0.0, 0.0, 0.0)
     trigger_ms: Percentiles | None = None
     parts_ms: Mapping[str, float] = field(default_factory=dict)
+    cores: float = 0.0
     others_cores: float = 0.0
 
 
@@ -111,10 +113,12 @@ class _Stream:
             return LatencyRun(self._processes.failed() or f"nothing came within {_FIRST_SECONDS:.0f} s")
         warm = Deadline.after_seconds(_WARM_SECONDS)
         self._flow(lambda: warm.expired, None)
-        first, others, since = self._sent, others_cpu_seconds(), time.time()
+        first, since = self._sent, time.time()
+        others, own = others_cpu_seconds(), self._processes.cpu_seconds()
         self._flow(lambda: self._sent >= first + self._records, None)
-        others_cores = (others_cpu_seconds() - others) / (time.time() - since)
         until = time.time()
+        cores = (self._processes.cpu_seconds() - own) / (until - since)
+        others_cores = (others_cpu_seconds() - others) / (until - since)
         self._producer.flush(_LAST_SECONDS)
         deadline = Deadline.after_seconds(_LAST_SECONDS)
         while len(set(self._numbers)) < self._sent and not deadline.expired and not self._processes.failed():
@@ -124,7 +128,7 @@ class _Stream:
             return LatencyRun(problem)
         counted = np.array(self._late_ms)[np.array(self._numbers) >= first]
         batches = [batch for batch in self._processes.batches() if since <= batch.began <= until]
-        return LatencyRun("", _percentiles(counted), _triggers(batches), _parts(batches), others_cores)
+        return LatencyRun("", _percentiles(counted), _triggers(batches), _parts(batches), cores, others_cores)
 
     def _flow(self, done: Callable[[], bool], deadline: Deadline | None) -> bool:
         """Sends at the rate and looks at what came until it is done; whether it was, before the deadline."""

@@ -108,6 +108,11 @@ class LatencyResult(Runs[LatencyRun]):
         return _medians([run.end_to_end_ms for run in self.runs])
 
     @property
+    def cores(self) -> float:
+        """Cores that the contender used; the median."""
+        return statistics.median(run.cores for run in self.runs)
+
+    @property
     def trigger_ms(self) -> Percentiles | None:
         """The same of micro-batches; None = there are none."""
         found = [run.trigger_ms for run in self.runs if run.trigger_ms is not None]
@@ -172,13 +177,19 @@ def contenders_table(results: Sequence[Result]) -> str:
 
 def latency_table(results: Sequence[LatencyResult]) -> str:
     """Markdown: a row for each contender; p50, p95 and p99 in ms."""
-    rows = [["", "guarantee", "end to end p50, p95, p99", "trigger p50, p95, p99", "others' cores"]]
-    rows.append(["---", "---", "--:", "--:", "--:"])
+    head = ["end to end p50, p95, p99", "trigger p50, p95, p99", "cores used", "others' cores"]
+    rows = [["", "guarantee", *head]]
+    rows.append(["---", "---", *("--:" for _ in head)])
     for result in results:
-        figures = [verdict(result.problem), "", ""]
+        figures = [verdict(result.problem), "", "", ""]
         if not result.problem:
             triggers = "" if result.trigger_ms is None else _ms(result.trigger_ms)
-            figures = [_ms(result.end_to_end_ms), triggers, f"{result.others_cores:.1f}"]
+            figures = [
+                _ms(result.end_to_end_ms),
+                triggers,
+                f"{result.cores:.2f}",
+                f"{result.others_cores:.1f}",
+            ]
         rows.append([result.title, result.guarantee, *figures])
     return _markdown(rows)
 

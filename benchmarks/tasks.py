@@ -11,7 +11,7 @@ from benchmarks.contenders.kafka_eos import KafkaEos
 from benchmarks.contenders.kafka_streams import KafkaStreams, KafkaStreamsCopy
 from benchmarks.contenders.quix import Quix, QuixCopy
 from benchmarks.contenders.spark import SparkState
-from benchmarks.contenders.spark_query import EosQuery, SparkQuery
+from benchmarks.contenders.spark_query import AT_ONCE, EosQuery, SparkQuery
 from benchmarks.workload import Workload
 
 
@@ -154,10 +154,25 @@ TASKS: Mapping[str, Task] = {
             Judge.LATENCY,
             Workload(records=30_000),
             (
-                EosQuery("kafka-eos", forever=True),
-                SparkQuery("spark", forever=True),
+                EosQuery("kafka-eos", trigger=AT_ONCE),
+                SparkQuery("spark", trigger=AT_ONCE),
                 KafkaStreamsCopy("kafka-streams", exactly_once=True),
                 QuixCopy("quix"),
+            ),
+            rate=1_000,
+        ),
+        Task(
+            "cadence",
+            "How often to commit: 1,000 records a second, by trigger",
+            Judge.LATENCY,
+            Workload(records=90_000),
+            (
+                EosQuery("kafka-eos", trigger=AT_ONCE),
+                *(EosQuery(f"kafka-eos-{seconds}s", trigger=f"{seconds} seconds") for seconds in (1, 5, 30)),
+                *(
+                    EosQuery(f"kafka-eos-files-{trigger.replace(' ', '-')}", trigger=trigger, files=True)
+                    for trigger in (AT_ONCE, "5 seconds")
+                ),
             ),
             rate=1_000,
         ),

@@ -150,11 +150,11 @@ def test_a_stream_that_lost_or_doubled_records_has_no_latency(numbers: list[int]
 
 def test_the_table_of_latencies() -> None:
     runs = [
-        LatencyRun("", (1.0, 2.0, 3.0), None, {}, 0.5),
-        LatencyRun("", (3.0, 4.0, 5.0), (10.0, 20.0, 30.0), {"addBatch": 8.0, "getBatch": 1.0}, 0.5),
+        LatencyRun("", (1.0, 2.0, 3.0), None, {}, 0.1, 0.5),
+        LatencyRun("", (3.0, 4.0, 5.0), (10.0, 20.0, 30.0), {"addBatch": 8.0, "getBatch": 1.0}, 0.3, 0.5),
     ]
     table = latency_table([LatencyResult("a", "A", "exactly once", "", 1, runs)]).splitlines()
-    assert table[2] == "| A | exactly once | 2 / 3 / 4 ms | 10 / 20 / 30 ms | 0.5 |"
+    assert table[2] == "| A | exactly once | 2 / 3 / 4 ms | 10 / 20 / 30 ms | 0.20 | 0.5 |"
     parts = parts_table([LatencyResult("a", "A", "exactly once", "", 1, runs[1:])]).splitlines()
     assert parts[0] == "| part of a micro-batch, p50 in ms | A |"
     assert parts[2:] == ["| addBatch | 8 |", "| getBatch | 1 |"]

@@ -15,6 +15,9 @@ from benchmarks.environments import python_with
 from benchmarks.processes import Command
 from kafka_eos_source.embedded import jars, java
 
+#: The next micro-batch begins when the last one is done.
+AT_ONCE = "0 seconds"
+
 
 @dataclass(frozen=True)
 class EosQuery:
@@ -23,11 +26,12 @@ class EosQuery:
     name: str
     guarantee: str = "exactly once"
     to_nothing: bool = False
-    forever: bool = False
+    trigger: str = ""
+    files: bool = False
 
     @property
     def ends(self) -> bool:
-        return not self.forever
+        return not self.trigger
 
     @property
     def exactly_once(self) -> bool:
@@ -36,17 +40,28 @@ class EosQuery:
     @property
     def title(self) -> str:
         form = "" if self.exactly_once else ", at_least_once"
+        if self.trigger not in ("", AT_ONCE):
+            form += f", every {self.trigger}"
+        if self.files:
+            form += ", and Parquet files"
         return f"kafka-eos{form} (Spark {metadata.version('pyspark')})"
 
     @property
     def settings(self) -> str:
-        return "maxOffsetsPerTrigger"
+        return f"trigger {self.trigger}" if self.trigger else "maxOffsetsPerTrigger"
 
     def prepare(self) -> None:
         java.find()
 
     def commands(self, job: Job) -> Sequence[Command]:
-        arguments = _query(job, "kafka-eos", self.to_nothing, self.forever)
+        arguments = _query(job, "kafka-eos", self.to_nothing, self.trigger)
+        if self.files:
+            arguments["sink"] = {
+                "sinks": "files",
+                "sink.files.type": "filesystem",
+                "sink.files.path": str(job.folder / "files"),
+                "sink.files.format": "parquet",
+            }
         arguments["guarantee"] = "exactly_once" if self.exactly_once else "at_least_once"
         python = sys.executable
         environment = {
@@ -63,10 +78,13 @@ class SparkQuery:
 
     name: str
     to_nothing: bool = False
-    forever: bool = False
+    trigger: str = ""
     guarantee: str = "at least once"
     exactly_once: bool = False
-    ends: bool = True
+
+    @property
+    def ends(self) -> bool:
+        return not self.trigger
 
     @property
     def title(self) -> str:
@@ -74,7 +92,7 @@ class SparkQuery:
 
     @property
     def settings(self) -> str:
-        return "maxOffsetsPerTrigger"
+        return f"trigger {self.trigger}" if self.trigger else "maxOffsetsPerTrigger"
 
     def prepare(self) -> None:
         python_with("spark", versions.SPARK)
@@ -82,13 +100,13 @@ class SparkQuery:
 
     def commands(self, job: Job) -> Sequence[Command]:
         python = str(python_with("spark", versions.SPARK))
-        arguments = _query(job, "kafka", self.to_nothing, self.forever)
+        arguments = _query(job, "kafka", self.to_nothing, self.trigger)
         arguments["jars"] = ",".join(map(str, sorted(jars.jars(versions.SPARK_KAFKA).glob("*.jar"))))
         environment = {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}
         return [Command([python, str(PROGRAMS / "spark_copy.py"), json.dumps(arguments)], environment)]
 
 
-def _query(job: Job, connector: str, to_nothing: bool, forever: bool) -> dict[str, object]:
+def _query(job: Job, connector: str, to_nothing: bool, trigger: str) -> dict[str, object]:
     return {
         "format": connector,
         "bootstrap": job.bootstrap,
@@ -96,10 +114,11 @@ def _query(job: Job, connector: str, to_nothing: bool, forever: bool) -> dict[st
         "topic_out": "" if to_nothing else job.topic_out,
         "folder": str(job.folder),
         "cores": job.cores,
-        "batch": 0 if forever else job.batch_records,
+        "batch": 0 if trigger else job.batch_records,
         "name": job.name,
         "guarantee": "",
         "compression": job.compression,
         "jars": "",
-        "forever": forever,
+        "trigger": trigger,
+        "sink": {},
     }

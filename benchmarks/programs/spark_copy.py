@@ -2,7 +2,8 @@
 
 Argument: a JSON object with ``format`` (``kafka`` or ``kafka-eos``), ``bootstrap``, ``topic_in``,
 ``topic_out`` (empty = to nothing), ``folder``, ``cores``, ``batch`` (records of a micro-batch, 0 = no limit),
-``name``, ``guarantee``, ``compression``, ``jars`` and ``forever`` (else it ends with the records there are).
+``name``, ``guarantee``, ``compression``, ``jars``, ``trigger`` (``0 seconds``, …; empty = it ends with the
+records there are) and ``sink`` (more options of the sink).
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ def main(job: dict[str, Any]) -> None:
         if job["format"] == "kafka-eos":
             write["processing.guarantee"] = job["guarantee"]
             write["application.id"] = job["name"]
+            write.update(job["sink"])
         writer = rows.select("key", "value").writeStream.format(job["format"]).options(**write)
-    trigger: dict[str, Any] = {"processingTime": "0 seconds"} if job["forever"] else {"availableNow": True}
+    trigger: dict[str, Any] = {"processingTime": job["trigger"]} if job["trigger"] else {"availableNow": True}
     wait(writer.option("checkpointLocation", f"{job['folder']}/checkpoint").trigger(**trigger).start())
     spark.stop()
 
