@@ -75,6 +75,16 @@ def test_the_executors_python_is_this_one_or_said_not_to_be(tmp_path: Path) -> N
     assert "is not there" in doctor.executors_python({"PATH": ""}, ours).text
 
 
+def test_pyspark_in_a_zip_is_told_with_its_price_and_is_no_fault(tmp_path: Path) -> None:
+    assert "bytecode" in doctor.zipped_pyspark(tmp_path).text
+    (tmp_path / "python" / "lib").mkdir(parents=True)
+    (archive := tmp_path / "python" / "lib" / "pyspark.zip").write_bytes(b"")
+    found = doctor.zipped_pyspark(tmp_path)
+    assert found.fine
+    assert "compiles PySpark anew" in found.text
+    assert str(archive) in found.text
+
+
 def test_without_a_broker_none_is_asked() -> None:
     names = [check.name for check in doctor.checks(None, Deadline.after_seconds(1))]
     assert "broker" not in names
