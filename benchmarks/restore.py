@@ -1,0 +1,104 @@
+"""``python -m benchmarks.restore``: state from its changelog, whole, and after a crash that left the state.
+
+One shard, keys drawn at random and written in no order, each of them different. No Spark: what is timed is
+what a task does before its first record (`state.changelog.restore`), the opening of the store included.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+import click
+import numpy as np
+import pyarrow as pa
+
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.embedded import EmbeddedKafka
+from kafka_eos_source.kafka.changelog_reader import ChangelogReader
+from kafka_eos_source.kafka.config import check_consumer, producer_config
+from kafka_eos_source.kafka.producer import RecordProducer
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.state.changelog import topic as changelog
+from kafka_eos_source.state.changelog.committed import changelog_client
+from kafka_eos_source.state.changelog.restore import Restored, restore
+from kafka_eos_source.state.model import StoreIdentity
+from kafka_eos_source.state.store.transactional import TransactionalStateStore
+
+_MINUTES = 600.0
+_ROWS = 50_000
+_KEY_BYTES = 16
+
+
+@click.command()
+@click.option("--records", "sizes", multiple=True, type=int, default=(10_000, 100_000, 1_000_000, 2_000_000))
+@click.option("--value-bytes", default=24, show_default=True)
+def main(sizes: tuple[int, ...], value_bytes: int) -> None:
+    """Times both for changelogs of these numbers of records."""
+    with EmbeddedKafka() as kafka, tempfile.TemporaryDirectory() as folder:
+        for records in sizes:
+            _measure(kafka.bootstrap_servers, Path(folder), records, value_bytes)
+
+
+def _measure(bootstrap: str, folder: Path, records: int, value_bytes: int) -> None:
+    application_id = f"restore-{records}"
+    kafka = check_consumer({"bootstrap.servers": bootstrap})
+    name = changelog.changelog_name(application_id, "s")
+    made = changelog.ensure(kafka, name, 1, deadline=Deadline.after_seconds(_MINUTES))
+    _fill(bootstrap, name, records, value_bytes)
+    tp = TopicPartition(name, 0)
+    path = folder / application_id
+    identity = StoreIdentity(application_id, "s", 0, 1, name, made.topic_id)
+    wholly, cpu = _timed(kafka, application_id, path, identity, tp, records)
+    again, _ = _timed(kafka, application_id, path, identity, tp, records)
+    click.echo(
+        f"{records:>10,} records: restored in {wholly:.2f} s, {records / wholly:,.0f} records/s, "
+        f"{records / cpu:,.0f} a CPU second; with the state there, ready in {again * 1000:.0f} ms"
+    )
+
+
+def _timed(
+    kafka: dict[str, str], group_id: str, path: Path, identity: StoreIdentity, tp: TopicPartition, end: int
+) -> tuple[float, float]:
+    """Seconds until the state is ready, and CPU seconds of this process."""
+    began, cpu = time.perf_counter(), time.process_time()
+    store = TransactionalStateStore.open(path, identity)
+    try:
+        with changelog_client(kafka, group_id) as client:
+            found = restore(
+                store, tp, end, ChangelogReader(client, tp), deadline=Deadline.after_seconds(_MINUTES)
+            )
+        if not isinstance(found, Restored):
+            raise click.ClickException(f"it was not restored: {found}")
+        return time.perf_counter() - began, time.process_time() - cpu
+    finally:
+        store.close()
+
+
+def _fill(bootstrap: str, topic: str, records: int, value_bytes: int) -> None:
+    random = np.random.default_rng(1)
+    deadline = Deadline.after_seconds(_MINUTES)
+    producer = RecordProducer(producer_config({"bootstrap.servers": bootstrap}), "restore")
+    try:
+        producer.begin_count()
+        for first in range(0, records, _ROWS):
+            rows = min(_ROWS, records - first)
+            keys = random.integers(0, 256, (rows, 1 + _KEY_BYTES), np.uint8)
+            keys[:, 0] = 1  # the space of users' keys
+            batch = pa.record_batch(
+                {
+                    "key": pa.FixedSizeBinaryArray.from_buffers(
+                        pa.binary(1 + _KEY_BYTES), rows, [None, pa.py_buffer(keys.tobytes())]
+                    ).cast(pa.binary()),
+                    "value": pa.array([b"v" * value_bytes]).take(pa.array(np.zeros(rows, np.int64))),
+                }
+            )
+            producer.send(batch, topic, deadline)
+        producer.flush(deadline)
+    finally:
+        producer.close()
+
+
+if __name__ == "__main__":
+    main()
