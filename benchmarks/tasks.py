@@ -111,6 +111,13 @@ TASKS: Mapping[str, Task] = {
             (EosQuery("kafka-eos", to_nothing=True), SparkQuery("spark", to_nothing=True)),
             (Target("kafka-eos", "spark", 1.8),),
         ),
+        Task(
+            "read-1000",
+            "Read to nothing, from 1,000 partitions",
+            Judge.PROGRESS,
+            Workload(records=4_000_000, partitions=1000),
+            (EosQuery("kafka-eos", to_nothing=True), SparkQuery("spark", to_nothing=True)),
+        ),
         _copy(
             "copy",
             "Topic to topic",
