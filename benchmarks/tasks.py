@@ -132,12 +132,14 @@ TASKS: Mapping[str, Task] = {
         _copy(
             "copy-1k-lz4",
             "Topic to topic, 1 KiB, lz4",
-            Workload(500_000, record_bytes=1024, compression="lz4"),
+            Workload(1_000_000, record_bytes=1024, compression="lz4"),
+            batch=100_000,
         ),
         _copy(
             "copy-1k-zstd",
             "Topic to topic, 1 KiB, zstd",
-            Workload(500_000, record_bytes=1024, compression="zstd"),
+            Workload(1_000_000, record_bytes=1024, compression="zstd"),
+            batch=100_000,
         ),
         _copy(
             "copy-to-1", "To 1 partition", Workload(records=2_000_000), contenders=_OURS, output_partitions=1
