@@ -1,0 +1,166 @@
+"""Kafka, a Delta table, an Iceberg table, a bucket and a service at once, with kills and servers that die."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from http_service import HttpService
+from http_service import running as running_service
+
+from integration.chaos.scenario import Scenario
+from integration.support import s3_server
+from integration.support.s3_server import CREDENTIALS, S3Server
+
+deltalake = pytest.importorskip("deltalake")
+pyiceberg_catalog = pytest.importorskip("pyiceberg.catalog")
+pytest.importorskip("boto3")
+
+REGION = "us-east-1"
+
+#: Every moment of a commit with these sinks at which its process may die, in their order.
+STEPS = [
+    "sink.s3.after_create",
+    "sink.s3.after_parts",
+    "sink.http.before_prepare",
+    "commit.after_prepare",
+    "commit.after_flush",
+    "commit.after_commit",
+    "sink.delta.before_version",
+    "sink.iceberg.before_snapshot",
+    "sink.s3.before_manifest",
+    "sink.s3.after_complete",
+    "commit.within_finish",
+    "commit.after_finish",
+]
+
+Rows = list[tuple[str, str]]
+
+
+class EachKind:
+    """A scenario whose rows go to four systems beside Kafka."""
+
+    def __init__(self, scenario: Scenario, bucket: S3Server, service: HttpService) -> None:
+        from kafka_eos_source.sinks.s3.client import Service, client
+
+        self.scenario = scenario
+        self.bucket = bucket
+        self.service = service
+        self._s3 = client(Service(bucket.url, REGION, True))
+        self._name = f"test-{uuid.uuid4().hex[:12]}"
+        self._s3.create_bucket(Bucket=self._name)
+        self._delta = scenario.folder / "delta"
+        self._catalog = {
+            "type": "sql",
+            "uri": f"sqlite:///{scenario.folder}/catalog.db",
+            "warehouse": f"file://{scenario.folder}/iceberg",
+        }
+
+    @property
+    def sink(self) -> Mapping[str, str]:
+        found = {
+            "sinks": "objects,table,lake,service",
+            "sink.objects.type": "s3",
+            "sink.objects.path": f"s3://{self._name}/orders",
+            "sink.objects.endpoint": self.bucket.url,
+            "sink.objects.region": REGION,
+            "sink.objects.path.style": "true",
+            "sink.table.type": "delta",
+            "sink.table.path": str(self._delta),
+            "sink.lake.type": "iceberg",
+            "sink.lake.table": "shop.orders",
+            "sink.service.type": "http",
+            "sink.service.url": self.service.url,
+        }
+        return {**found, **{f"sink.lake.catalog.{name}": value for name, value in self._catalog.items()}}
+
+    def verdict(self) -> None:
+        """Same rows everywhere, once."""
+        found = self.scenario.outcome()
+        assert found.exactly_once, found
+        sent = sorted(self.scenario.sent)
+        for rows in (self.in_objects(), self.in_table(), self.in_lake(), self.in_service()):
+            assert sorted(rows) == sent
+        assert not list(self.scenario.checkpoint.glob("kafka-eos/sinks/*/*")), "prepared rows are left"
+
+    def in_objects(self) -> Rows:
+        from kafka_eos_source.sinks.s3 import committed_files
+
+        uris = committed_files(
+            f"s3://{self._name}/orders", endpoint=self.bucket.url, region=REGION, path_style=True
+        )
+        bodies = [
+            self._s3.get_object(Bucket=self._name, Key=uri.removeprefix(f"s3://{self._name}/"))["Body"].read()
+            for uri in uris
+        ]
+        return [row for body in bodies for row in _pairs(pq.read_table(io.BytesIO(body)))]
+
+    def in_table(self) -> Rows:
+        return _pairs(deltalake.DeltaTable(str(self._delta)).to_pyarrow_table())
+
+    def in_lake(self) -> Rows:
+        catalog = pyiceberg_catalog.load_catalog("default", **self._catalog)
+        return _pairs(catalog.load_table("shop.orders").scan().to_arrow())
+
+    def in_service(self) -> Rows:
+        lines = [json.loads(line) for body in self.service.committed() for line in body.splitlines()]
+        return [tuple(_text(line[name]) for name in ("key", "value")) for line in lines]  # type: ignore[misc]
+
+
+def _pairs(table: pa.Table) -> Rows:
+    columns = [table.column(name).to_pylist() for name in ("key", "value")]
+    return [(key.decode(), value.decode()) for key, value in zip(*columns, strict=True)]
+
+
+def _text(encoded: Any) -> str:
+    return base64.b64decode(encoded).decode()
+
+
+@pytest.fixture
+def each_kind(scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EachKind]:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "bucket").mkdir()
+    with (
+        s3_server.running(tmp_path / "bucket") as bucket,
+        running_service(tmp_path / "service") as service,
+    ):
+        yield EachKind(scenario, bucket, service)
+
+
+@pytest.mark.long  # each sink's conformance suite kills it at every line
+@pytest.mark.fault("T49", "killed processes and servers", "commit with a sink of each kind")
+def test_t49_killed_at_every_step_with_a_sink_of_each_kind(each_kind: EachKind) -> None:
+    """One query, killed again and again, each time a step later; each restart finishes what was left."""
+    scenario = each_kind.scenario
+    for step in STEPS:
+        scenario.feed(60)
+        killed = scenario.start(f"{step}=kill-worker@{scenario.once(step)}", sink=each_kind.sink)
+        assert killed.wait() == -9, f"{step} was not reached:\n{killed.tail()}"
+    scenario.run(sink=each_kind.sink)
+    each_kind.verdict()
+
+
+@pytest.mark.fault("T49", "killed processes and servers", "commit with a sink of each kind")
+@pytest.mark.parametrize("server", ["bucket", pytest.param("service", marks=pytest.mark.long)])
+def test_t49_a_server_dies_when_kafka_has_the_batch(each_kind: EachKind, server: str) -> None:
+    """The query waits, then fails with a name; the next start finishes the batch there, before any other."""
+    scenario, died = each_kind.scenario, getattr(each_kind, server)
+    scenario.feed(100)
+    stopped = scenario.stopped_at("commit.after_commit", sink={**each_kind.sink, "commitTimeoutMs": "4000"})
+    died.kill()
+    stopped.resume()
+    assert stopped.wait() == 1
+    assert "SINK_UNFINISHED" in stopped.log.read_text(), stopped.tail()
+    assert len(each_kind.in_table()) == 50, "the other sinks have it; the next batch has not begun"
+    died.start()
+    scenario.run(sink=each_kind.sink)
+    each_kind.verdict()
