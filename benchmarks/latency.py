@@ -17,8 +17,8 @@ from benchmarks.processes import Batch, Processes, others_cpu_seconds
 from benchmarks.workload import KEY_BYTES, Workload
 from kafka_eos_source.deadline import Deadline
 
-#: After the first record came out: so long records flow before they count.
-_WARM_SECONDS = 10.0
+#: After the first record came out: so long records flow before they count. A JVM compiles for about a minute.
+_WARM_SECONDS = 60.0
 _FIRST_SECONDS = 120.0
 _LAST_SECONDS = 60.0
 _TICK_SECONDS = 0.01
