@@ -188,6 +188,27 @@ def test_many_bytes_go_to_a_file(folder: StagingFolder) -> None:
     assert folder.batches() == []
 
 
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells what is resident")
+def test_a_batch_that_was_read_is_not_in_memory(folder: StagingFolder) -> None:
+    """And can be read again: a commit may be tried several times."""
+    rows = pa.record_batch({"value": pa.array([b"x" * 1000] * 20_000)})
+    part = stage([rows], rows.schema, folder=folder, batch="3", inline_bytes=0, topic="out")
+    staged = StagedRows(folder, "3", [part])
+    assert resident(part.name) == 0
+    for _ in range(2):
+        batches = staged.batches()
+        assert sum(len(value.as_py()) for value in next(batches).column("value")) == 20_000_000
+        assert resident(part.name) > 19_000_000
+        assert next(batches, None) is None
+        assert resident(part.name) == 0
+
+
+def resident(name: str) -> int:
+    """Bytes of a mapped file that this process has in memory."""
+    maps = Path("/proc/self/smaps").read_text().split(name)[1:]
+    return sum(1024 * int(re.search(r"^Rss: +(\d+) kB$", each, re.MULTILINE)[1]) for each in maps)  # type: ignore[index]
+
+
 def test_an_empty_task_is_a_part_without_rows(folder: StagingFolder) -> None:
     part = put(folder)
     assert part.rows == 0

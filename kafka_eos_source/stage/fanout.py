@@ -241,13 +241,12 @@ class StagedForSink:
         self.schema = schema
         self.rows = sum(part.rows for part in parts)
         self.tokens = [part.token for part in parts]
-        self._buffers = [
-            folder.read(batch, part.token) for part in parts if isinstance(part.token, StagedPart)
-        ]
+        self._parts = [folder.read(batch, part.token) for part in parts if isinstance(part.token, StagedPart)]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        for each in self._buffers:
-            yield from pa.ipc.open_stream(each)
+        for part in self._parts:
+            yield from pa.ipc.open_stream(part.buffer)
+            part.let_go()
 
 
 def part_names(parts: Iterable[SinkPart]) -> list[str]:

@@ -46,6 +46,28 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class PartBytes:
+    """The bytes of one staged part, proved.
+
+    Attributes:
+        buffer: an Arrow IPC stream.
+        mapped: the file's mapping that it lies in; None = it lies in memory.
+    """
+
+    buffer: pa.Buffer
+    mapped: mmap.mmap | None = None
+
+    def let_go(self) -> None:
+        """Takes its pages out of this process's memory; they come back when they are read again.
+
+        Else a process that reads a batch from end to end has all of it, as far as ``ps`` and limits that
+        count mapped files can see.
+        """
+        if self.mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self.mapped.madvise(mmap.MADV_DONTNEED)
+
+
+@dataclass(frozen=True)
 class StagingFolder:
     """One staging location. Picklable: file systems are opened where they are used.
 
@@ -117,7 +139,7 @@ class StagingFolder:
         except OSError as error:
             raise unwritable(self.location, error) from error
 
-    def read(self, batch: str, part: StagedPart) -> pa.Buffer:
+    def read(self, batch: str, part: StagedPart) -> PartBytes:
         """The bytes of a part, length and checksum proved. Large ones stay on disk (memory map).
 
         Raises:
@@ -125,22 +147,24 @@ class StagingFolder:
         """
         what = f"staged part {part.name or '(inline)'} of batch {batch}"
         if part.inline is not None:
-            buffer = pa.py_buffer(part.inline)
+            found = PartBytes(pa.py_buffer(part.inline))
         else:
             try:
-                buffer = self._map(f"{legal(BATCH, batch)}/{legal(PART, part.name)}")
+                found = self._map(f"{legal(BATCH, batch)}/{legal(PART, part.name)}")
             except OSError as error:
                 raise StagedPartError(
                     f"{what} in {self.location!r} cannot be read: {error}.",
                     fix="restart the query: the batch is staged anew. Nothing was sent to Kafka.",
                 ) from error
+        buffer = found.buffer
         if buffer.size != part.size_bytes or _crc32(buffer) != part.crc32:
             raise StagedPartError(
                 f"{what} is damaged: {buffer.size:,} bytes, checksum {_crc32(buffer):08x}; "
                 f"its task wrote {part.size_bytes:,} bytes, {part.crc32:08x}.",
                 fix="restart the query: the batch is staged anew. Nothing was sent to Kafka.",
             )
-        return buffer
+        found.let_go()
+        return found
 
     def remove_parts(self, batch: str, names: Iterable[str]) -> None:
         """Deletes these files, whatever became of them already."""
@@ -169,20 +193,24 @@ class StagingFolder:
         found = fs.get_file_info(pafs.FileSelector(path, allow_not_found=True))
         return sorted(int(each.base_name) for each in found if each.base_name.isdigit())
 
-    def _map(self, relative: str) -> pa.Buffer:
+    def _map(self, relative: str) -> PartBytes:
         fs, path = file_system(self.location)
         refuse_links(fs, path, relative)
         if isinstance(fs, pafs.LocalFileSystem):
-            if os.path.getsize(f"{path}/{relative}") == 0:
-                return pa.py_buffer(b"")
-            return pa.memory_map(f"{path}/{relative}").read_buffer()
+            with open(f"{path}/{relative}", "rb") as local:
+                return _mapped(local.fileno(), os.fstat(local.fileno()).st_size)
         with tempfile.TemporaryFile() as copy, fs.open_input_stream(f"{path}/{relative}") as source:
             while chunk := source.read(_COPY_BYTES):
                 copy.write(chunk)
             copy.flush()
-            if copy.tell() == 0:
-                return pa.py_buffer(b"")
-            return pa.py_buffer(mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ))
+            return _mapped(copy.fileno(), copy.tell())
+
+
+def _mapped(descriptor: int, size: int) -> PartBytes:
+    if size == 0:
+        return PartBytes(pa.py_buffer(b""))
+    found = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+    return PartBytes(pa.py_buffer(found), found)
 
 
 #: Probes this process has found already.

@@ -9,7 +9,7 @@ import pyarrow as pa
 from kafka_eos_source.errors import StagedPartError
 from kafka_eos_source.model import ShardReport, StagedPart, TopicPartition
 from kafka_eos_source.schema import CHANGES
-from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.files import PartBytes, StagingFolder
 from kafka_eos_source.stage.shards import batch_of
 from kafka_eos_source.state.batch_record import encode_batch
 from kafka_eos_source.state.layout import BATCH_KEY
@@ -39,7 +39,7 @@ class StagedRows:
         """
         parts = list(parts)
         self.shards = tuple(shards)
-        self._buffers: Sequence[pa.Buffer] = [
+        self._parts: Sequence[PartBytes] = [
             _proved(folder.read(batch, part), part, batch) for part in parts if part.rows
         ]
         packets = sum(len(shard.packets) for part in parts for shard in part.shards or ())
@@ -77,17 +77,18 @@ class StagedRows:
                 yield shard.tp, _of_partition(record, shard.tp.partition)
 
     def _staged(self) -> Iterator[pa.RecordBatch]:
-        for buffer in self._buffers:
-            yield from pa.ipc.open_stream(buffer)
+        for part in self._parts:
+            yield from pa.ipc.open_stream(part.buffer)
+            part.let_go()
 
 
 def _of_partition(batch: pa.RecordBatch, partition: int) -> pa.RecordBatch:
     return batch.append_column("partition", pa.repeat(pa.scalar(partition, pa.int32()), batch.num_rows))
 
 
-def _proved(buffer: pa.Buffer, part: StagedPart, batch: str) -> pa.Buffer:
+def _proved(found: PartBytes, part: StagedPart, batch: str) -> PartBytes:
     try:
-        rows = sum(each.num_rows for each in pa.ipc.open_stream(buffer))
+        rows = sum(each.num_rows for each in pa.ipc.open_stream(found.buffer))
     except pa.ArrowInvalid as error:
         raise StagedPartError(
             f"staged part {part.name or '(inline)'} of batch {batch} is no Arrow stream: {error}.",
@@ -99,7 +100,7 @@ def _proved(buffer: pa.Buffer, part: StagedPart, batch: str) -> pa.Buffer:
             f"its task counted {part.rows:,}.",
             fix="restart the query: the batch is staged anew. Nothing was sent to Kafka.",
         )
-    return buffer
+    return found
 
 
 def _highest(parts: Iterable[StagedPart]) -> dict[str, int]:
