@@ -194,13 +194,13 @@ def test_a_batch_that_was_read_is_not_in_memory(folder: StagingFolder) -> None:
     rows = pa.record_batch({"value": pa.array([b"x" * 1000] * 20_000)})
     part = stage([rows], rows.schema, folder=folder, batch="3", inline_bytes=0, topic="out")
     staged = StagedRows(folder, "3", [part])
-    assert resident(part.name) == 0
+    assert resident(part.name) < 1_000_000
     for _ in range(2):
         batches = staged.batches()
         assert sum(len(value.as_py()) for value in next(batches).column("value")) == 20_000_000
         assert resident(part.name) > 19_000_000
         assert next(batches, None) is None
-        assert resident(part.name) == 0
+        assert resident(part.name) < 1_000_000
 
 
 def resident(name: str) -> int:
