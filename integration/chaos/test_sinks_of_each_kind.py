@@ -137,7 +137,7 @@ def each_kind(scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.long  # each sink's conformance suite kills it at every line
-@pytest.mark.fault("T49", "killed processes and servers", "commit with a sink of each kind")
+@pytest.mark.fault("T49b", "killed processes and servers", "commit with a sink of each kind")
 def test_t49_killed_at_every_step_with_a_sink_of_each_kind(each_kind: EachKind) -> None:
     """One query, killed again and again, each time a step later; each restart finishes what was left."""
     scenario = each_kind.scenario
@@ -149,7 +149,7 @@ def test_t49_killed_at_every_step_with_a_sink_of_each_kind(each_kind: EachKind) 
     each_kind.verdict()
 
 
-@pytest.mark.fault("T49", "killed processes and servers", "commit with a sink of each kind")
+@pytest.mark.fault("T49b", "killed processes and servers", "commit with a sink of each kind")
 @pytest.mark.parametrize("server", ["bucket", pytest.param("service", marks=pytest.mark.long)])
 def test_t49_a_server_dies_when_kafka_has_the_batch(each_kind: EachKind, server: str) -> None:
     """The query waits, then fails with a name; the next start finishes the batch there, before any other."""
