@@ -36,9 +36,7 @@ from kafka_eos_source.sinks import registry
 
 __all__ = [
     "Bound",
-    "ReadOptions",
     "Subscription",
-    "WriteOptions",
     "parse_read",
     "parse_write",
     "tells_stream",

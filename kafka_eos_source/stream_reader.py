@@ -71,10 +71,6 @@ class _Reading:
         self._options = options
         self._task_read = task_read(options)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # a read of nothing gets no task of ours, but one from Spark
-        return self._task_read(partition.ranges if isinstance(partition, _Task) else ())
-
     def __getstate__(self) -> dict[str, Any]:
         """What tasks need; a client cannot be pickled."""
         return {"_task_read": self._task_read}
@@ -95,6 +91,10 @@ class _StreamReaderBase(_Reading, DataSourceStreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         return [_Task(task) for task in self._planning().tasks(start, end)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, _Task)
+        return self._task_read(partition.ranges)
 
     def stop(self) -> None:
         if self._made is not None:
@@ -169,6 +169,10 @@ class _BatchReader(_Reading, DataSourceReader):
             return [_Task(task) for task in planning.batch(self._pushed())]
         finally:
             planning.close()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # a read of nothing gets no task of ours, but one from Spark
+        return self._task_read(partition.ranges if isinstance(partition, _Task) else ())
 
     def _pushed(self) -> Sequence[Filter]:
         return ()

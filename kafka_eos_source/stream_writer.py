@@ -53,6 +53,7 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
         UnavailableError: the topic or the brokers are not there, or the staging folder is not writable.
     """
     from kafka_eos_source.commit import direct, sink_session
+    from kafka_eos_source.stage.fanout import Plan
 
     kafka = not options.sinks or takes_records(schema, topic_option=options.topic)
     columns = (
@@ -62,11 +63,7 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
     )
     if columns.changelog is not None and options.guarantee == "at_least_once":
         raise _stateless("processing.guarantee=at_least_once")
-    plan = None
-    if options.sinks:
-        from kafka_eos_source.stage.fanout import Plan
-
-        plan = Plan.of(options.sinks, schema, kafka=kafka)
+    plan = Plan.of(options.sinks, schema, kafka=kafka) if options.sinks else None
     direct.check_target(options)
     if options.guarantee == "at_least_once":
         sink: _Sink = _DirectSink(options, columns)

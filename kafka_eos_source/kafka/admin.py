@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import itertools
 import logging
 import re
 import threading
@@ -231,7 +230,8 @@ class SourceAdmin:
         patience = Deadline.after_seconds(
             (self._retries + 1) * (_REQUEST_SECONDS + self._retry_interval_seconds)
         )
-        for attempt in itertools.count():
+        tries = 0
+        while True:
             if self._client is None:
                 self._client = make(_AdminClient, {**self._config, "error_cb": self._on_error}, logger=_log)
             try:
@@ -246,12 +246,12 @@ class SourceAdmin:
                 self._client.poll(0)  # delivers what the client complained about
                 if self._login_refused is not None:
                     raise classify(self._login_refused, doing) from failure
-                if attempt >= self._retries and (error.code() not in _LEADERS or patience.expired):
-                    raise self._gave_up(error, doing, missing, attempt + 1) from failure
+                tries += 1
+                if tries > self._retries and (error.code() not in _LEADERS or patience.expired):
+                    raise self._gave_up(error, doing, missing, tries) from failure
             if not missing:
                 self._client = None
             self._pause.wait(self._retry_interval_seconds)
-        raise AssertionError("the last attempt returns or raises")
 
     def _gave_up(self, error: KafkaError, doing: str, missing: bool, tries: int) -> UnavailableError:
         tried = f"{doing}: {concealed(error.str())} ({error.name()}), tried {tries} times"

@@ -105,16 +105,7 @@ class Extras(NamedTuple):
     header_counts: npt.NDArray[np.int64] | None
     headers: npt.NDArray[np.void] | None
 
-    def since(self, row: int) -> Extras:
-        """Of the messages from ``row`` on."""
-        return Extras(
-            None if self.timestamps_ms is None else self.timestamps_ms[row:],
-            None if self.header_starts is None else self.header_starts[row:],
-            None if self.header_counts is None else self.header_counts[row:],
-            self.headers,
-        )
-
-    def of(self, rows: npt.NDArray[np.intp]) -> Extras:
+    def of(self, rows: slice | npt.NDArray[np.intp]) -> Extras:
         """Of those messages, in that order."""
         return Extras(
             None if self.timestamps_ms is None else self.timestamps_ms[rows],

@@ -283,7 +283,7 @@ class RecordProducer:
                 raise self._refused(topic, int(row["err"]), int(row["len"]) + int(row["key_len"]))
             rest = rest[failed[0] :]
             rest["err"] = 0
-            more = more.since(int(failed[0])) if more is not None else None
+            more = more.of(slice(int(failed[0]), None)) if more is not None else None
             self._wait_for_room(deadline)
 
     def _send_singly(self, topic: str, part: Mapping[str, pa.Array], deadline: Deadline) -> None:

@@ -11,7 +11,7 @@ from kafka_eos_source import admission
 from kafka_eos_source.checked_options import ReadOptions
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import OffsetRange, Offsets, TopicPartition
-from kafka_eos_source.options import Bound
+from kafka_eos_source.option_bounds import Bound
 from kafka_eos_source.plan.limits import backlog, held_back, rate_limit
 from kafka_eos_source.plan.loss import Loss, data_loss, reconcile, remade
 from kafka_eos_source.plan.offsets import SourcePosition

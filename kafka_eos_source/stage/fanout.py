@@ -245,8 +245,7 @@ class StagedForSink:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         for part in self._parts:
-            yield from pa.ipc.open_stream(part.buffer)
-            part.let_go()
+            yield from part.batches()
 
 
 def part_names(parts: Iterable[SinkPart]) -> list[str]:

@@ -18,7 +18,7 @@ import os
 import tempfile
 import uuid
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -56,6 +56,11 @@ class PartBytes:
 
     buffer: pa.Buffer
     mapped: mmap.mmap | None = None
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """All of its Arrow batches; its pages go when the last one was taken. May be called again."""
+        yield from pa.ipc.open_stream(self.buffer)
+        self.let_go()
 
     def let_go(self) -> None:
         """Takes its pages out of this process's memory; they come back when they are read again.

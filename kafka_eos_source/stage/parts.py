@@ -78,8 +78,7 @@ class StagedRows:
 
     def _staged(self) -> Iterator[pa.RecordBatch]:
         for part in self._parts:
-            yield from pa.ipc.open_stream(part.buffer)
-            part.let_go()
+            yield from part.batches()
 
 
 def _of_partition(batch: pa.RecordBatch, partition: int) -> pa.RecordBatch:
@@ -88,7 +87,7 @@ def _of_partition(batch: pa.RecordBatch, partition: int) -> pa.RecordBatch:
 
 def _proved(found: PartBytes, part: StagedPart, batch: str) -> PartBytes:
     try:
-        rows = sum(each.num_rows for each in pa.ipc.open_stream(found.buffer))
+        rows = sum(each.num_rows for each in found.batches())
     except pa.ArrowInvalid as error:
         raise StagedPartError(
             f"staged part {part.name or '(inline)'} of batch {batch} is no Arrow stream: {error}.",
