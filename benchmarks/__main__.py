@@ -36,6 +36,7 @@ QUICK_RECORDS = 200_000
 _TOPIC_IN = "bench.in"
 
 R = TypeVar("R", Run, LatencyRun, RestartRun)
+S = TypeVar("S", bound=report.Runs[Any])
 
 
 @dataclass(frozen=True)
@@ -175,15 +176,15 @@ def _rates(
     cluster: Cluster, task: Task, contenders: Sequence[Contender], settings: Settings, topic_in: str
 ) -> Told:
     truth = task.workload.truth()
-    runs = _in_turn(
+    results = _in_turn(
         cluster,
         task,
         contenders,
         settings,
         lambda _: topic_in,
         lambda contender, job: measure(cluster, contender, job, truth, task.judge),
+        report.Result,
     )
-    results = [report.Result(*_of(each, task), runs[each.name]) for each in contenders]
     tables = [
         report.contenders_table(results),
         report.ratios_table(results, task.ours),
@@ -198,15 +199,15 @@ def _latency(cluster: Cluster, task: Task, contenders: Sequence[Contender], sett
         cluster.create(f"{name}.in", task.workload.partitions)
         return f"{name}.in"
 
-    runs = _in_turn(
+    results = _in_turn(
         cluster,
         task,
         contenders,
         settings,
         fresh,
         lambda contender, job: measure_latency(cluster, contender, job, task.workload, task.rate),
+        report.LatencyResult,
     )
-    results = [report.LatencyResult(*_of(each, task), runs[each.name]) for each in contenders]
     values = {each.title: each.end_to_end_ms[0] for each in results if not each.problem}
     tables = [report.latency_table(results), report.parts_table(results)]
     return Told(results, tables, "ms from sent to visible, p50", values)
@@ -216,21 +217,17 @@ def _restarts(
     cluster: Cluster, task: Task, contenders: Sequence[Contender], settings: Settings, topic_in: str
 ) -> Told:
     truth, copies = task.workload.truth(), task.judge is Judge.RESTART_COPIES
-    runs = _in_turn(
+    results = _in_turn(
         cluster,
         task,
         contenders,
         settings,
         lambda _: topic_in,
         lambda contender, job: measure_restart(cluster, contender, job, truth, copies=copies),
+        report.RestartResult,
     )
-    results = [report.RestartResult(*_of(each, task), runs[each.name]) for each in contenders]
     values = {each.title: each.seconds for each in results if not each.problem}
     return Told(results, [report.restart_table(results)], "s from the restart to the first record", values)
-
-
-def _of(contender: Contender, task: Task) -> tuple[str, str, str, str, int]:
-    return contender.name, contender.title, contender.guarantee, contender.settings, task.workload.records
 
 
 def _in_turn(
@@ -240,7 +237,8 @@ def _in_turn(
     settings: Settings,
     topic_in: Callable[[str], str],
     run: Callable[[Contender, Job], R],
-) -> dict[str, list[R]]:
+    result: Callable[[str, str, str, str, int, list[R]], S],
+) -> list[S]:
     """Every contender in turn, and that as often as asked: noise of the machine meets all of them."""
     runs: dict[str, list[R]] = {contender.name: [] for contender in contenders}
     for turn in range(settings.repeat):
@@ -265,7 +263,11 @@ def _in_turn(
             runs[contender.name].append(done)
             click.echo(f"  {contender.title}: {report.in_short(done, task.workload.records)}", err=True)
             cluster.delete(sorted(set(cluster.topics()) - before))
-    return runs
+    records = task.workload.records
+    return [
+        result(each.name, each.title, each.guarantee, each.settings, records, runs[each.name])
+        for each in contenders
+    ]
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from benchmarks.restart import RestartRun
 MILLION = 1_000_000
 
 
-class Told(Protocol):
+class AnyRun(Protocol):
     """A run of any task: its problem, and the noise it had."""
 
     @property
@@ -24,7 +24,7 @@ class Told(Protocol):
     def others_cores(self) -> float: ...
 
 
-R_co = TypeVar("R_co", bound=Told, covariant=True)
+R_co = TypeVar("R_co", bound=AnyRun, covariant=True)
 
 
 @dataclass(frozen=True)

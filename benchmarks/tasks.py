@@ -60,15 +60,25 @@ class Task:
         return tuple(each.name for each in self.contenders if each.name.startswith("kafka-eos"))
 
 
+_EOS, _SPARK = EosQuery("kafka-eos"), SparkQuery("spark")
+_STREAMS, _QUIX = KafkaStreamsCopy("kafka-streams", exactly_once=True), QuixCopy("quix")
+_STREAMS_AT_LEAST_ONCE = KafkaStreamsCopy("kafka-streams-at-least-once", exactly_once=False)
 _COPIERS: tuple[Contender, ...] = (
-    EosQuery("kafka-eos"),
-    EosQuery("kafka-eos-at-least-once", "at least once"),
-    SparkQuery("spark"),
-    KafkaStreamsCopy("kafka-streams", exactly_once=True),
-    KafkaStreamsCopy("kafka-streams-at-least-once", exactly_once=False),
-    QuixCopy("quix"),
+    _EOS,
+    EosQuery("kafka-eos-at-least-once", guarantee="at least once"),
+    _SPARK,
+    _STREAMS,
+    _STREAMS_AT_LEAST_ONCE,
+    _QUIX,
 )
-_OURS: tuple[Contender, ...] = _COPIERS[:1]
+
+_READERS: tuple[Contender, ...] = (
+    EosQuery("kafka-eos", to_nothing=True),
+    SparkQuery("spark", to_nothing=True),
+)
+
+_EOS_COUNT = KafkaEos("kafka-eos", vectorised=True)
+_STREAMS_COUNT, _QUIX_COUNT = KafkaStreams("kafka-streams", commit_interval_ms=100), Quix("quix")
 
 
 def _copy(name: str, title: str, workload: Workload, **more: object) -> Task:
@@ -85,11 +95,11 @@ TASKS: Mapping[str, Task] = {
             Judge.COUNTS,
             Workload(),
             (
-                KafkaEos("kafka-eos", vectorised=True),
+                _EOS_COUNT,
                 KafkaEos("kafka-eos-processor", vectorised=False),
-                KafkaStreams("kafka-streams", commit_interval_ms=100),
+                _STREAMS_COUNT,
                 KafkaStreams("kafka-streams-1s", commit_interval_ms=1_000),
-                Quix("quix"),
+                _QUIX_COUNT,
                 Quix("quix-scaled", every_core=True),
                 SparkState("spark-tws", pandas=False),
                 SparkState("spark-tws-pandas", pandas=True),
@@ -108,7 +118,7 @@ TASKS: Mapping[str, Task] = {
             "Read to nothing",
             Judge.PROGRESS,
             Workload(records=4_000_000),
-            (EosQuery("kafka-eos", to_nothing=True), SparkQuery("spark", to_nothing=True)),
+            _READERS,
             (Target("kafka-eos", "spark", 1.8),),
         ),
         Task(
@@ -116,7 +126,7 @@ TASKS: Mapping[str, Task] = {
             "Read to nothing, from 1,000 partitions",
             Judge.PROGRESS,
             Workload(records=4_000_000, partitions=1000),
-            (EosQuery("kafka-eos", to_nothing=True), SparkQuery("spark", to_nothing=True)),
+            _READERS,
         ),
         _copy(
             "copy",
@@ -142,20 +152,24 @@ TASKS: Mapping[str, Task] = {
             batch=100_000,
         ),
         _copy(
-            "copy-to-1", "To 1 partition", Workload(records=2_000_000), contenders=_OURS, output_partitions=1
+            "copy-to-1",
+            "To 1 partition",
+            Workload(records=2_000_000),
+            contenders=(_EOS,),
+            output_partitions=1,
         ),
         _copy(
             "copy-to-1000",
             "To 1,000 partitions",
             Workload(records=2_000_000),
-            contenders=_OURS,
+            contenders=(_EOS,),
             output_partitions=1000,
         ),
         _copy(
             "start",
             "Cold start: from the start of the process until 1,000 records are committed",
             Workload(records=1_000),
-            contenders=(EosQuery("kafka-eos"), SparkQuery("spark"), *_COPIERS[3:]),
+            contenders=(_EOS, _SPARK, _STREAMS, _STREAMS_AT_LEAST_ONCE, _QUIX),
         ),
         Task(
             "latency",
@@ -165,8 +179,8 @@ TASKS: Mapping[str, Task] = {
             (
                 EosQuery("kafka-eos", trigger=AT_ONCE),
                 SparkQuery("spark", trigger=AT_ONCE),
-                KafkaStreamsCopy("kafka-streams", exactly_once=True),
-                QuixCopy("quix"),
+                _STREAMS,
+                _QUIX,
             ),
             rate=1_000,
         ),
@@ -190,12 +204,7 @@ TASKS: Mapping[str, Task] = {
             "Killed, and started again: topic to topic",
             Judge.RESTART_COPIES,
             Workload(records=1_000_000),
-            (
-                EosQuery("kafka-eos"),
-                SparkQuery("spark"),
-                KafkaStreamsCopy("kafka-streams", exactly_once=True),
-                QuixCopy("quix"),
-            ),
+            (_EOS, _SPARK, _STREAMS, _QUIX),
             batch=50_000,
         ),
         Task(
@@ -203,11 +212,7 @@ TASKS: Mapping[str, Task] = {
             "Killed, and started again: keyed count, with state",
             Judge.RESTART_COUNTS,
             Workload(records=1_000_000),
-            (
-                KafkaEos("kafka-eos", vectorised=True),
-                KafkaStreams("kafka-streams", commit_interval_ms=100),
-                Quix("quix"),
-            ),
+            (_EOS_COUNT, _STREAMS_COUNT, _QUIX_COUNT),
             batch=50_000,
         ),
     )

@@ -20,18 +20,51 @@ AT_ONCE = "0 seconds"
 
 
 @dataclass(frozen=True)
-class EosQuery:
-    """kafka-eos, on the PySpark that is installed here."""
+class _Query:
+    """Either of them.
+
+    Attributes:
+        name: as the command line has it.
+        to_nothing: what is read goes nowhere.
+        trigger: of a query that runs for ever; empty = it ends with the records there are.
+    """
 
     name: str
-    guarantee: str = "exactly once"
     to_nothing: bool = False
     trigger: str = ""
-    files: bool = False
 
     @property
     def ends(self) -> bool:
         return not self.trigger
+
+    @property
+    def settings(self) -> str:
+        return f"trigger {self.trigger}" if self.trigger else "maxOffsetsPerTrigger"
+
+    def _arguments(self, job: Job, connector: str) -> dict[str, object]:
+        return {
+            "format": connector,
+            "bootstrap": job.bootstrap,
+            "topic_in": job.topic_in,
+            "topic_out": "" if self.to_nothing else job.topic_out,
+            "folder": str(job.folder),
+            "cores": job.cores,
+            "batch": 0 if self.trigger else job.batch_records,
+            "name": job.name,
+            "guarantee": "",
+            "compression": job.compression,
+            "jars": "",
+            "trigger": self.trigger,
+            "sink": {},
+        }
+
+
+@dataclass(frozen=True)
+class EosQuery(_Query):
+    """kafka-eos, on the PySpark that is installed here."""
+
+    guarantee: str = "exactly once"
+    files: bool = False
 
     @property
     def exactly_once(self) -> bool:
@@ -46,15 +79,11 @@ class EosQuery:
             form += ", and Parquet files"
         return f"kafka-eos{form} (Spark {metadata.version('pyspark')})"
 
-    @property
-    def settings(self) -> str:
-        return f"trigger {self.trigger}" if self.trigger else "maxOffsetsPerTrigger"
-
     def prepare(self) -> None:
         java.find()
 
     def commands(self, job: Job) -> Sequence[Command]:
-        arguments = _query(job, "kafka-eos", self.to_nothing, self.trigger)
+        arguments = self._arguments(job, "kafka-eos")
         if self.files:
             arguments["sink"] = {
                 "sinks": "files",
@@ -73,26 +102,15 @@ class EosQuery:
 
 
 @dataclass(frozen=True)
-class SparkQuery:
+class SparkQuery(_Query):
     """Spark's own Kafka source and sink, which repeats records when a task or micro-batch is repeated."""
 
-    name: str
-    to_nothing: bool = False
-    trigger: str = ""
     guarantee: str = "at least once"
     exactly_once: bool = False
 
     @property
-    def ends(self) -> bool:
-        return not self.trigger
-
-    @property
     def title(self) -> str:
         return f"Spark {versions.SPARK_VERSION} kafka"
-
-    @property
-    def settings(self) -> str:
-        return f"trigger {self.trigger}" if self.trigger else "maxOffsetsPerTrigger"
 
     def prepare(self) -> None:
         python_with("spark", versions.SPARK)
@@ -100,25 +118,7 @@ class SparkQuery:
 
     def commands(self, job: Job) -> Sequence[Command]:
         python = str(python_with("spark", versions.SPARK))
-        arguments = _query(job, "kafka", self.to_nothing, self.trigger)
+        arguments = self._arguments(job, "kafka")
         arguments["jars"] = ",".join(map(str, sorted(jars.jars(versions.SPARK_KAFKA).glob("*.jar"))))
         environment = {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}
         return [Command([python, str(PROGRAMS / "spark_copy.py"), json.dumps(arguments)], environment)]
-
-
-def _query(job: Job, connector: str, to_nothing: bool, trigger: str) -> dict[str, object]:
-    return {
-        "format": connector,
-        "bootstrap": job.bootstrap,
-        "topic_in": job.topic_in,
-        "topic_out": "" if to_nothing else job.topic_out,
-        "folder": str(job.folder),
-        "cores": job.cores,
-        "batch": 0 if trigger else job.batch_records,
-        "name": job.name,
-        "guarantee": "",
-        "compression": job.compression,
-        "jars": "",
-        "trigger": trigger,
-        "sink": {},
-    }

@@ -69,8 +69,8 @@ class Table:
         text = path.read_text()
         before, _, rest = text.partition(_BEGIN)
         known, _, after = rest.partition(_END)
-        rows = {row.split(" | ")[0].removeprefix("| "): row for row in known.strip().splitlines()}
-        rows.update({row.split(" | ")[0].removeprefix("| "): row for row in self.markdown().splitlines()})
+        told = [*known.strip().splitlines(), *self.markdown().splitlines()]  # what this run saw counts
+        rows = {row.split(" | ")[0].removeprefix("| "): row for row in told}
         head = [rows.pop("id"), rows.pop("---")]
         ordered = [rows[name] for name in sorted(rows, key=_number)]
         path.write_text(f"{before}{_BEGIN}\n" + "\n".join([*head, *ordered]) + f"\n{_END}{after}")
