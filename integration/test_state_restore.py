@@ -43,6 +43,7 @@ from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 SECONDS = 60.0
 KEYS = [b"\x01%d" % number for number in range(10)]
+NOTHING = pa.array([], pa.binary())
 
 Pairs = Iterable[tuple[bytes, "bytes | None"]]
 
@@ -414,7 +415,7 @@ def test_d9_a_killed_restore_goes_on(shard: Shard, tmp_path: Path) -> None:
         with shard.open() as store:
             assert store.restoring
             now = store.next_offset(shard.tp) or 0
-        assert max(reached, share * end) <= now < end
+        assert max(reached, int(share * end)) <= now < end
         reached = now
     found = shard.restored(end)
     assert found.reason is Reason.RESUMED
@@ -431,7 +432,7 @@ def test_d15_the_tail_read_twice(shard: Shard) -> None:
     for back in (0, 5, end - 2):
         with shard.open() as store:
             store.commit({}, forget_offsets=True)
-            store.restore_chunk([], [], {shard.tp: back})
+            store.restore_chunk(NOTHING, NOTHING, {shard.tp: back})
         assert shard.restored(end).records > 0
         assert shard.content() == expected
         with shard.open() as store:
@@ -495,7 +496,7 @@ def test_d13_d14_a_compacted_changelog(shard: Shard, topics: Admin) -> None:
     middle = Shard.__new__(Shard)  # D13: from the middle of the holes, to an end that holds no record
     middle.__dict__ |= {**shard.__dict__, "path": shard.path.with_name("middle")}
     with middle.open() as store:
-        store.restore_chunk([], [], {shard.tp: deleted - 1})
+        store.restore_chunk(NOTHING, NOTHING, {shard.tp: deleted - 1})
     assert middle.restored(end).skipped > 0
     assert middle.next == end
 

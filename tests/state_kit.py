@@ -8,11 +8,13 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
@@ -38,6 +40,10 @@ Model = dict[bytes, bytes]
 
 def record(batch_id: int, attempt: str = "") -> BatchRecord:
     return BatchRecord("query", batch_id, attempt or f"attempt{batch_id}")
+
+
+def binary(items: Iterable[bytes | None] = ()) -> pa.BinaryArray:
+    return pa.array(list(items), pa.binary())
 
 
 def key(number: int) -> bytes:
@@ -91,7 +97,7 @@ class Workload:
         number: int,
     ) -> None:
         if kind == "restore":
-            store.restore_chunk(list(rows), list(rows.values()), {TP: number}, batch=record(number))
+            store.restore_chunk(binary(rows), binary(rows.values()), {TP: number}, batch=record(number))
             return
         if kind == "ranges":
             store.delete_range(*span)

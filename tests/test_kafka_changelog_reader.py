@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,11 @@ class Consumer:
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
         self.assigned: Mapping[TopicPartition, int] = {}
+        self.drains = False
+        self.asked: list[int] = []
+
+    def want(self, columns: Collection[str]) -> None:
+        assert set(columns) == {"key", "value"}
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         self.assigned = positions
@@ -47,6 +52,7 @@ class Consumer:
         self.assigned = {}
 
     def take(self, at_most: int, wait_seconds: float) -> Taken:
+        self.asked.append(at_most)
         found: Taken = self.answers.pop(0)
         return found
 
@@ -63,25 +69,53 @@ def reader(*answers: Any) -> ChangelogReader:
     return ChangelogReader(Consumer(*answers), TP)  # type: ignore[arg-type]
 
 
+def pulled(messages: Sequence[Message], end: int) -> tuple[list[int], list[bytes], list[bytes | None], int]:
+    found = reader(Taken(messages)).take(0.1, end).records
+    assert found is not None
+    return found.offsets.tolist(), found.keys.to_pylist(), found.values.to_pylist(), found.position
+
+
 def test_keys_values_and_where_to_go_on() -> None:
-    found = reader(Taken([Message(3), Message(7)])).take(10, 0.1, 100)
-    assert found == Pulled([b"k3", b"k7"], [b"v3", b"v7"], 8)
+    assert pulled([Message(3), Message(7)], 100) == ([3, 7], [b"k3", b"k7"], [b"v3", b"v7"], 8)
 
 
 def test_records_from_the_end_on_are_left_out() -> None:
     messages = [Message(at) for at in (3, 4, 7)]
-    assert reader(Taken(messages)).take(10, 0.1, 8).position == 8
-    assert reader(Taken(messages)).take(10, 0.1, 7) == Pulled([b"k3", b"k4"], [b"v3", None], 7)
-    assert reader(Taken(messages)).take(10, 0.1, 5) == Pulled([b"k3", b"k4"], [b"v3", None], 5)
-    assert reader(Taken(messages)).take(10, 0.1, 2) == Pulled([], [], 2)
+    assert pulled(messages, 8)[3] == 8
+    assert pulled(messages, 7) == ([3, 4], [b"k3", b"k4"], [b"v3", None], 7)
+    assert pulled(messages, 5) == ([3, 4], [b"k3", b"k4"], [b"v3", None], 5)
+    assert pulled(messages, 2) == ([], [], [], 2)
+
+
+def test_records_in_parts() -> None:
+    found = reader(Taken([Message(at) for at in (3, 4, 7, 9)])).take(0.1, 20).records
+    assert found is not None
+    for at_most, expected in {
+        2: [([3, 4], 7), ([7, 9], 10)],
+        3: [([3, 4, 7], 9), ([9], 10)],
+        4: [([3, 4, 7, 9], 10)],
+    }.items():
+        assert [(part.offsets.tolist(), part.position) for part in found.parts(at_most)] == expected
+        assert [k for part in found.parts(at_most) for k in part.keys.to_pylist()] == found.keys.to_pylist()
+    assert [part.position for part in found.before(2).parts(2)] == [2]
+
+
+def test_a_client_that_drains_is_asked_for_no_more_than_will_be_used() -> None:
+    consumer = Consumer(Taken([Message(3)]), Taken(()))
+    consumer.drains = True
+    found = ChangelogReader(consumer, TP)  # type: ignore[arg-type]
+    found.start(2)
+    found.take(0.1, 10)
+    found.take(0.1, 10)
+    assert consumer.asked == [8, 6]
 
 
 def test_events_of_this_partition() -> None:
-    assert reader(Taken(())).take(1, 0.1, 9) == Pulled()
-    assert reader(Taken((), log_ends={TP: 5, OTHER: 9})).take(1, 0.1, 9).log_end == 5
-    assert reader(Taken((), out_of_range=[TP])).take(1, 0.1, 9).out_of_range
-    assert reader(Taken((), gone=[TP])).take(1, 0.1, 9).gone
-    strange = reader(Taken((), {OTHER: 5}, [OTHER], [OTHER])).take(1, 0.1, 9)
+    assert reader(Taken(())).take(0.1, 9) == Pulled()
+    assert reader(Taken((), log_ends={TP: 5, OTHER: 9})).take(0.1, 9).log_end == 5
+    assert reader(Taken((), out_of_range=[TP])).take(0.1, 9).out_of_range
+    assert reader(Taken((), gone=[TP])).take(0.1, 9).gone
+    strange = reader(Taken((), {OTHER: 5}, [OTHER], [OTHER])).take(0.1, 9)
     assert strange == Pulled()
 
 

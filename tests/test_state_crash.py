@@ -17,7 +17,19 @@ from pathlib import Path
 
 import psutil
 import pytest
-from state_kit import EFFORT, IDENTITY, INPUT, TINY, TP, OtherProcess, Workload, key, other_process, record
+from state_kit import (
+    EFFORT,
+    IDENTITY,
+    INPUT,
+    TINY,
+    TP,
+    OtherProcess,
+    Workload,
+    binary,
+    key,
+    other_process,
+    record,
+)
 
 from kafka_eos_source.errors import StateCorruptedError, StateLockedError
 from kafka_eos_source.state.store.config import StoreConfig
@@ -131,7 +143,7 @@ def _restored(path: Path) -> None:
     TransactionalStateStore.set_aside(path)
     with TransactionalStateStore.open(path, IDENTITY, TINY) as store:
         assert store.next_offset(TP) == 0
-        store.restore_chunk([b"\1a"], [b"1"], {TP: 1}, batch=record(0))
+        store.restore_chunk(binary([b"\1a"]), binary([b"1"]), {TP: 1}, batch=record(0))
         assert list(store.all()) == [(b"\1a", b"1")]
 
 

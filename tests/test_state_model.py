@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from state_kit import EFFORT, IDENTITY, INPUT, TINY, TP, Model, record
+from state_kit import EFFORT, IDENTITY, INPUT, TINY, TP, Model, binary, record
 
 from kafka_eos_source.state.layout import upper_bound
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
@@ -173,7 +173,7 @@ class StoreMachine(RuleBasedStateMachine):
         self._forget_staged()
         self.batch += 1
         keys, values = [k for k, _ in rows], [v for _, v in rows]
-        self.store.restore_chunk(keys, values, {TP: self.offset}, batch=record(self.batch))
+        self.store.restore_chunk(binary(keys), binary(values), {TP: self.offset}, batch=record(self.batch))
         for k, v in rows:
             self._write(k, v)
         self.committed = dict(self.seen)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from state_kit import binary
 
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import ChangelogError, StateFormatError, UnavailableError
-from kafka_eos_source.kafka.changelog_reader import Pulled
+from kafka_eos_source.kafka.changelog_reader import Pulled, Records
 from kafka_eos_source.kafka.look import LogEnds
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.batch_record import encode_batch
@@ -61,8 +64,8 @@ class Store:
 
     def restore_chunk(
         self,
-        keys: Sequence[bytes],
-        values: Sequence[bytes | None],
+        keys: pa.BinaryArray,
+        values: pa.BinaryArray,
         changelog_offsets: Mapping[TopicPartition, int],
         *,
         batch: BatchRecord | None = None,
@@ -71,8 +74,8 @@ class Store:
         if self.chunks >= self.killed_after:
             raise Killed
         self.chunks += 1
-        assert BATCH_KEY not in keys
-        for key, value in zip(keys, values, strict=True):
+        assert BATCH_KEY not in keys.to_pylist()
+        for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True):
             if value is None:
                 self.data.pop(key, None)
             else:
@@ -89,6 +92,8 @@ Record = tuple[int, "bytes | None", "bytes | None"]
 
 class Log:
     """A partition, read_committed: offsets without a record are markers, aborted or compacted away."""
+
+    at_once = 1_000
 
     def __init__(
         self, records: Sequence[Record], end: int, *, start: int = 0, stable: int | None = None
@@ -107,17 +112,18 @@ class Log:
     def stop(self) -> None:
         self.assigned = False
 
-    def take(self, at_most: int, wait_seconds: float, end: int) -> Pulled:
+    def take(self, wait_seconds: float, end: int) -> Pulled:
         assert self.assigned
-        assert at_most > 0
         if not self.start_offset <= self.at <= self.end:
             return Pulled(out_of_range=True)
-        found = [each for each in self.records if self.at <= each[0] < self.stable][:at_most]
+        found = [each for each in self.records if self.at <= each[0] < self.stable][: self.at_once]
         pulled = Pulled()
         if found:
             self.at = found[-1][0] + 1
             kept = [each for each in found if each[0] < end]
-            pulled = Pulled([key for _, key, _ in kept], [value for _, _, value in kept], min(self.at, end))
+            offsets = np.array([at for at, _, _ in kept], np.int64)
+            keys, values = binary(key for _, key, _ in kept), binary(value for _, _, value in kept)
+            pulled.records = Records(offsets, keys, values, min(self.at, end))
         elif self.told_end != self.stable:
             self.at = max(self.at, self.stable)
             self.told_end = self.stable
@@ -259,9 +265,9 @@ def test_d4_d5_out_of_range_is_for_the_caller() -> None:
 
 def test_a_log_that_lost_its_start_meanwhile_is_for_the_caller_too() -> None:
     class Losing(Log):
-        def take(self, at_most: int, wait_seconds: float, end: int) -> Pulled:
+        def take(self, wait_seconds: float, end: int) -> Pulled:
             self.start_offset = 7
-            return super().take(at_most, wait_seconds, end)
+            return super().take(wait_seconds, end)
 
     store = Store(next=2, batch=BATCH)
     outcome = restore(store, TP, 9, Losing([], 9), deadline=Deadline.after_seconds(1), now_ms=NOW_MS)
@@ -402,7 +408,7 @@ def test_a_changelog_that_lost_its_end(position: int) -> None:
 
 def test_a_broker_that_sends_nothing() -> None:
     class Silent(Log):
-        def take(self, at_most: int, wait_seconds: float, end: int) -> Pulled:
+        def take(self, wait_seconds: float, end: int) -> Pulled:
             assert 0 <= wait_seconds <= 0.2
             return Pulled()
 
@@ -415,7 +421,7 @@ def test_a_broker_that_sends_nothing() -> None:
 
 def test_a_deleted_topic() -> None:
     class Gone(Log):
-        def take(self, at_most: int, wait_seconds: float, end: int) -> Pulled:
+        def take(self, wait_seconds: float, end: int) -> Pulled:
             return Pulled(gone=True)
 
     with pytest.raises(UnavailableError, match="was deleted"):
@@ -426,14 +432,14 @@ def test_time_begins_anew_with_each_answer() -> None:
     """A long restore is not an error: only silence is."""
 
     class Slow(Log):
-        waits: Iterator[bool] = iter([])
+        at_once = 1
 
-        def take(self, at_most: int, wait_seconds: float, end: int) -> Pulled:
+        def take(self, wait_seconds: float, end: int) -> Pulled:
             if self.looks % 3:
                 self.looks += 1
                 return self._wait(wait_seconds)
             self.looks += 1
-            return super().take(1, wait_seconds, end)
+            return super().take(wait_seconds, end)
 
         looks = 0
 
@@ -451,7 +457,7 @@ def test_time_begins_anew_with_each_answer() -> None:
 
 def test_chunks_are_small_where_values_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_BYTES", 4000)
-    monkeypatch.setattr(module, "TAKE_RECORDS", 16)
+    monkeypatch.setattr(Log, "at_once", 16)
     store = Store()
     run(store, Log([(at, b"%d" % at, b"x" * 100) for at in range(320)], 320), 320)
     assert store.chunks == 7 + 1, "three looks fill a chunk; the last write ends the restore"
@@ -484,7 +490,7 @@ def test_d9_d13_d15_the_end_is_the_same_whatever_happens(
 
     store = Store()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "TAKE_RECORDS", at_most)
+        patch.setattr(Log, "at_once", at_most)
         patch.setattr(module, "CHUNK_RECORDS", chunk_records)
         for chunks in kills:
             store.chunks, store.killed_after = 0, chunks
@@ -505,7 +511,7 @@ def test_d9_d13_d15_the_end_is_the_same_whatever_happens(
 
 
 def test_a_killed_restore_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TAKE_RECORDS", 30)
+    monkeypatch.setattr(Log, "at_once", 30)
     monkeypatch.setattr(module, "CHUNK_RECORDS", 100)
     found = [(at, b"k%d" % at, b"v") for at in range(1000)]
     store = Store(killed_after=1)

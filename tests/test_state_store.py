@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from state_kit import IDENTITY, INPUT, TINY, TP, key, record
+from state_kit import IDENTITY, INPUT, TINY, TP, binary, key, record
 
 from kafka_eos_source.errors import (
     NotUpToBoundError,
@@ -187,7 +187,7 @@ def test_a9_a_closed_store_says_so_everywhere(store: TransactionalStateStore) ->
         store.pending,
         lambda: store.promote(record(0), {TP: 1}),
         store.drop_pending,
-        lambda: store.restore_chunk([], [], {TP: 1}),
+        lambda: store.restore_chunk(binary(), binary(), {TP: 1}),
         lambda: store.view().__enter__(),
         store.metrics,
         lambda: view.get(A),
@@ -514,7 +514,7 @@ def test_changes_come_in_batches_of_a_few_megabytes(store: TransactionalStateSto
 def test_a_restore_goes_on_where_it_was(path: Path, rows: int) -> None:
     numbers = [key(n * 7919 % rows) for n in range(rows)]
     with TransactionalStateStore.open(path, IDENTITY, TINY) as store:
-        store.restore_chunk([*numbers, A, A, B], [*numbers, b"old", b"new", None], {TP: rows})
+        store.restore_chunk(binary([*numbers, A, A, B]), binary([*numbers, b"old", b"new", None]), {TP: rows})
         assert store.restoring
         with pytest.raises(NotUpToBoundError, match="being restored"):
             store.view().__enter__()
@@ -522,34 +522,34 @@ def test_a_restore_goes_on_where_it_was(path: Path, rows: int) -> None:
         assert store.restoring
         assert store.next_offset(TP) == rows
         assert store.last_batch() is None
-        store.restore_chunk(numbers[:50], [None] * 50, {TP: rows + 50}, batch=record(4))
+        store.restore_chunk(binary(numbers[:50]), binary([None] * 50), {TP: rows + 50}, batch=record(4))
         assert not store.restoring
-        store.restore_chunk([], [], {TP: rows + 51})
+        store.restore_chunk(binary(), binary(), {TP: rows + 51})
         assert not store.restoring
         assert dict(store.all()) == {A: b"new", **{k: k for k in numbers[50:]}}
         assert (store.next_offset(TP), store.last_batch()) == (rows + 51, record(4))
         assert store.metrics()["restore-records-total"] == 50
         store.put(A, b"1")
         with pytest.raises(StateError, match="staged"):
-            store.restore_chunk([], [], {TP: rows + 60})
+            store.restore_chunk(binary(), binary(), {TP: rows + 60})
 
 
 def test_a_restore_that_is_not_done_promotes_nothing(store: TransactionalStateStore) -> None:
     store.put(A, b"1")
     store.persist_pending(record(0))
-    store.restore_chunk([B], [b"2"], {TP: 1})
+    store.restore_chunk(binary([B]), binary([b"2"]), {TP: 1})
     with pytest.raises(StateMismatchError):
         store.promote(record(0), {TP: 2})
-    store.restore_chunk([], [], {TP: 2}, done=True)
+    store.restore_chunk(binary(), binary(), {TP: 2}, done=True)
     store.promote(record(0), {TP: 2})
     assert keys(store.all()) == [A, B]
 
 
 def test_deletes_in_a_big_chunk(store: TransactionalStateStore) -> None:
     numbers = [key(n) for n in range(25_000)]
-    store.restore_chunk(numbers, numbers, {TP: 1}, batch=record(0))
+    store.restore_chunk(binary(numbers), binary(numbers), {TP: 1}, batch=record(0))
     values = [None if n % 2 else b"new" for n in range(25_000)]
-    store.restore_chunk(numbers, values, {TP: 2}, batch=record(1))
+    store.restore_chunk(binary(numbers), binary(values), {TP: 2}, batch=record(1))
     assert list(store.all()) == [(k, b"new") for k in numbers[::2]]
     assert not (store.path / "restore.sst").exists()
 
@@ -598,7 +598,7 @@ def test_what_was_committed_last_is_read_from_memory_and_right(store: Transactio
     expect(b"2", b"1", b"1")
     store.put(numbers[1], b"3")
     store.commit({TP: 3}, batch=record(2))
-    store.restore_chunk([numbers[0], numbers[1]], [None, b"4"], {TP: 4}, batch=record(3))
+    store.restore_chunk(binary(numbers[:2]), binary([None, b"4"]), {TP: 4}, batch=record(3))
     expect(None, b"4", b"1")
     store.put_all([(k, b"5") for k in numbers])
     store.commit({TP: 5}, batch=record(4))
@@ -622,6 +622,7 @@ def test_warnings_are_only_for_flush(store: TransactionalStateStore) -> None:
 def test_rows_of_a_chunk_come_in_the_order_of_their_keys_the_last_of_each(
     rows: list[tuple[bytes, bytes | None]],
 ) -> None:
-    keys, values = in_key_order([key for key, _ in rows], [value for _, value in rows])
+    keys, values = in_key_order(binary(key for key, _ in rows), binary(value for _, value in rows))
     last = dict(rows)
-    assert (keys, values) == (sorted(last), [last[key] for key in sorted(last)])
+    assert keys.to_pylist() == sorted(last)
+    assert values.to_pylist() == [last[key] for key in sorted(last)]

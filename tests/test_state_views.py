@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from state_kit import EFFORT, IDENTITY, INPUT, TINY, TP, key, record
+from state_kit import EFFORT, IDENTITY, INPUT, TINY, TP, binary, key, record
 
 from kafka_eos_source.errors import (
     InvalidOptionError,
@@ -280,7 +280,7 @@ def test_a_reader_finds_no_store_or_one_that_is_closed(tmp_path: Path) -> None:
             assert (reader.get(A), reader.next_offset(TP), reader.last_batch()) == (b"1", 4, record(1))
             with pytest.raises(StoreClosedError):
                 next(scan)
-            store.restore_chunk([B], [b""], {TP: 5})
+            store.restore_chunk(binary([B]), binary([b""]), {TP: 5})
             with pytest.raises(NotUpToBoundError, match="being restored"):
                 reader.refresh()
     with pytest.raises(StoreClosedError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -134,12 +134,9 @@ def send_back(
 
 
 def _read(changelog: Changelog, tp: TopicPartition, end: int, take: _Take, timeout_ms: int) -> None:
-    def as_arrays(keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        take(pa.array(keys, pa.binary()), pa.array(values, pa.binary()))
-
     with changelog_client(changelog.kafka, changelog.group_id) as consumer:
         restore(
-            Handover(as_arrays),
+            Handover(take),
             tp,
             end,
             ChangelogReader(consumer, tp),

@@ -27,6 +27,7 @@ from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.kafka.config import admin_config, consumer_config, producer_config
 from kafka_eos_source.kafka.consumer import POOL, AssignedConsumer
+from kafka_eos_source.kafka.kernel_consumer import range_consumer
 from kafka_eos_source.kafka.properties import is_property
 from kafka_eos_source.kafka.stable_offsets import stable_offsets
 from kafka_eos_source.kafka.transactional import TransactionalProducer
@@ -55,7 +56,7 @@ def changelog_client(kafka: Mapping[str, Any], group_id: str) -> AbstractContext
         group_id: the query's group. The consumer never joins it.
     """
     ours = {name: value for name, value in _CLIENT.items() if is_property(name)}
-    return POOL.borrow(consumer_config({**ours, **kafka}, group_id, "read_committed"))
+    return POOL.borrow(consumer_config({**ours, **kafka}, group_id, "read_committed"), range_consumer())
 
 
 def settle(kafka: Mapping[str, Any], transactional_id: str, deadline: Deadline) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+
+import pyarrow as pa
 
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import BatchRecord
@@ -14,10 +16,10 @@ class Handover:
     """A `restore.RestorableStore` that hands on what it is given and keeps nothing.
 
     Attributes:
-        take: called with the keys and values (None = deleted) of each chunk, in the order of the log.
+        take: called with the keys and values (null = deleted) of each chunk, in the order of the log.
     """
 
-    take: Callable[[Sequence[bytes], Sequence[bytes | None]], None]
+    take: Callable[[pa.BinaryArray, pa.BinaryArray], None]
     restoring: bool = False
     offsets: dict[TopicPartition, int] = field(default_factory=dict)
     batch: BatchRecord | None = None
@@ -30,14 +32,14 @@ class Handover:
 
     def restore_chunk(
         self,
-        keys: Sequence[bytes],
-        values: Sequence[bytes | None],
+        keys: pa.BinaryArray,
+        values: pa.BinaryArray,
         changelog_offsets: Mapping[TopicPartition, int],
         *,
         batch: BatchRecord | None = None,
         done: bool | None = None,
     ) -> None:
-        if keys:
+        if len(keys):
             self.take(keys, values)
         self.offsets.update(changelog_offsets)
         self.batch = batch or self.batch

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 #: A record holds many rows; brokers take 1 MiB.
 _RECORD_BYTES = 256 << 10
 _WAIT_SECONDS = 0.2
-_TAKE = 100
 
 
 @dataclass(frozen=True)
@@ -65,10 +64,12 @@ class InitialTopic:
             at, end = reader.readable(deadline)
             reader.start(at)
             while at < end:
-                pulled = reader.take(_TAKE, _WAIT_SECONDS, end)
-                for value in pulled.values:
-                    yield from pa.ipc.open_stream(value)
-                at = max(at, pulled.position or 0, pulled.log_end or 0)
+                pulled = reader.take(_WAIT_SECONDS, end)
+                if pulled.records is not None:
+                    for value in pulled.records.values.to_pylist():
+                        yield from pa.ipc.open_stream(value)
+                    at = pulled.records.position
+                at = max(at, pulled.log_end or 0)
                 if at < end and deadline.expired:
                     raise unreachable(
                         self.kafka.get("bootstrap.servers", ""),

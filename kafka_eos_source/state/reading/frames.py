@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateError
@@ -166,10 +167,11 @@ def _last_value(
     """Of one key in a partition of a changelog; None = it is not there, or was deleted."""
     last: bytes | None = None
 
-    def look(keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+    def look(keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
         nonlocal last
-        if key in keys:
-            last = dict(zip(keys, values, strict=True))[key]
+        found = values.filter(pc.equal(keys, pa.scalar(key)))
+        if len(found):
+            last = found[-1].as_py()
 
     restore(Handover(look), tp, end, ChangelogReader(consumer, tp), deadline=deadline)
     return last

@@ -24,12 +24,13 @@ import os
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 from weakref import WeakSet
 
+import pyarrow as pa
 import rocksdict
 
 from kafka_eos_source.errors import StateCorruptedError, StateError, StateLockedError, StoreClosedError
@@ -47,6 +48,8 @@ _MANY = 256
 _DENSE = 4
 #: A scan that ends within so many pairs needs no iterator that outlives the call.
 _SHORT_SCAN = 32
+#: Rows that are Python objects at once while a file is written.
+_ROWS_AT_ONCE = 10_000
 # A reader needs a moment without a flush, some 10 ms. An owner flushes every few seconds, or all the time
 # while it restores.
 _STILL_WITHIN_S = 10.0
@@ -243,16 +246,19 @@ class Database:
         return int(self._call(self._families[family].property_int_value, f"rocksdb.{name}") or 0)
 
     def ingest(
-        self, keys: Sequence[bytes], values: Sequence[bytes | None], scratch: Path, config: StoreConfig
+        self, keys: pa.BinaryArray, values: pa.BinaryArray, scratch: Path, config: StoreConfig
     ) -> None:
-        """Adds rows in the order of their keys, each once; None deletes. They go in as a file: quicker than a
+        """Adds rows in the order of their keys, each once; null deletes. They go in as a file: quicker than a
         batch when they are many. On the disk when this returns."""
         writer = rocksdict.SstFileWriter(family_options(config))
         self._call(writer.open, str(scratch))
-        if None not in values:
-            deque(map(writer.__setitem__, keys, values), 0)
-        else:
-            for key, value in zip(keys, values, strict=True):
+        for first in range(0, len(keys), _ROWS_AT_ONCE):
+            part = slice(first, first + _ROWS_AT_ONCE)
+            rows = keys[part].to_pylist(), values[part].to_pylist()
+            if not values[part].null_count:
+                deque(map(writer.__setitem__, *rows), 0)
+                continue
+            for key, value in zip(*rows, strict=True):
                 if value is None:
                     writer.__delitem__(key)
                 else:

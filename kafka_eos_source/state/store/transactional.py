@@ -594,8 +594,8 @@ class TransactionalStateStore:
 
     def restore_chunk(
         self,
-        keys: Sequence[bytes],
-        values: Sequence[bytes | None],
+        keys: pa.BinaryArray,
+        values: pa.BinaryArray,
         changelog_offsets: Mapping[TopicPartition, int],
         *,
         batch: BatchRecord | None = None,
@@ -603,10 +603,9 @@ class TransactionalStateStore:
     ) -> None:
         """Records of the changelog, straight into the data, with the offset to go on from.
 
-        Of a key that repeats the last counts; None deletes. A big chunk goes in as a file of sorted rows, on
-        the
-        disk before the offset is written: a kill in between leaves data ahead of its offset, which the same
-        records, read again, do not change.
+        Of a key that repeats the last counts; null deletes. A big chunk goes in as a file of sorted rows, on
+        the disk before the offset is written: a kill in between leaves data ahead of its offset, which the
+        same records, read again, do not change.
 
         Args:
             changelog_offsets: as `commit`; may be the stored one again.
@@ -624,13 +623,13 @@ class TransactionalStateStore:
         if len(keys) != len(values):
             raise ValueError(f"{len(keys)} keys and {len(values)} values")
         if done is None:
-            done = batch is not None or (not keys and not self._committed.restoring)
+            done = batch is not None or (not len(keys) and not self._committed.restoring)
         committed = replace(committed, restoring=not done)
         with self._lock:
             writes = self._database.batch()
             self._recent = {}
             if len(keys) < _INGEST_ROWS:
-                writes.rows(dict(zip(keys, values, strict=True)))
+                writes.rows(dict(zip(keys.to_pylist(), values.to_pylist(), strict=True)))
             else:
                 if not self._committed.restoring:
                     first = self._database.batch()
@@ -639,7 +638,7 @@ class TransactionalStateStore:
             self._apply(writes, committed)
         self._metrics.count("restore-records-total", len(keys))
 
-    def _ingest(self, keys: list[bytes], values: list[bytes | None]) -> None:
+    def _ingest(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
         try:
             self._database.ingest(keys, values, self.path / "restore.sst", self.config)
         except KafkaEosError:
