@@ -114,6 +114,20 @@ TASKS: Mapping[str, Task] = {
             on_request=("spark-tws-pandas",),
         ),
         Task(
+            "keyed-count-backlog",
+            "Keyed count, of a backlog: what batches of 2,000,000 save",
+            Judge.COUNTS,
+            Workload(records=8_000_000),
+            (
+                _EOS_COUNT,
+                KafkaEos("kafka-eos-2m", vectorised=True, batch=2_000_000),
+                _STREAMS_COUNT,
+                KafkaStreams("kafka-streams-1s", commit_interval_ms=1_000),
+                _QUIX_COUNT,
+            ),
+            (Target("kafka-eos-2m", "kafka-streams", 5), Target("kafka-eos-2m", "quix", 25)),
+        ),
+        Task(
             "read",
             "Read to nothing",
             Judge.PROGRESS,

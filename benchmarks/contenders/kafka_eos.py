@@ -15,10 +15,15 @@ from kafka_eos_source.embedded import java
 
 @dataclass(frozen=True)
 class KafkaEos:
-    """Counts in columns, or by a `StatefulProcessor` with a value state."""
+    """Counts in columns, or by a `StatefulProcessor` with a value state.
+
+    Attributes:
+        batch: records of a micro-batch; 0 = what the command line says.
+    """
 
     name: str
     vectorised: bool
+    batch: int = 0
     guarantee: str = "exactly once"
     exactly_once: bool = True
     ends: bool = True
@@ -26,7 +31,8 @@ class KafkaEos:
     @property
     def title(self) -> str:
         form = "aggregate in columns" if self.vectorised else "StatefulProcessor"
-        return f"kafka-eos, {form} (Spark {metadata.version('pyspark')})"
+        batch = f", batches of {self.batch:,}" if self.batch else ""
+        return f"kafka-eos, {form}{batch} (Spark {metadata.version('pyspark')})"
 
     @property
     def settings(self) -> str:
@@ -43,7 +49,7 @@ class KafkaEos:
             job.topic_in,
             job.topic_out,
         ]
-        arguments += [str(job.folder), str(job.cores), str(job.batch_records), job.name]
+        arguments += [str(job.folder), str(job.cores), str(self.batch or job.batch_records), job.name]
         arguments += ["columns" if self.vectorised else "rows"]
         root = str(Path(__file__).resolve().parents[2])
         return [
