@@ -119,6 +119,7 @@ class Scenario:
         once = self.once(uuid.uuid4().hex[:6])
         process = self.start(f"{failpoint}=stop*{at_time}@{once}", **spec)
         await_condition(once.exists, _SECONDS, f"{failpoint} is reached")
+        process.await_stopped()
         return process
 
     def written(self) -> int:

@@ -14,6 +14,7 @@ import pytest
 
 from integration.chaos.scenario import Scenario
 from integration.support.databases import Postgres
+from integration.support.wire import Lost, Wire
 from kafka_eos_source.sinks.filesystem import committed_files
 
 pytest.importorskip("sqlalchemy")
@@ -192,9 +193,41 @@ def test_t49_the_database_is_killed(scenario: Scenario) -> None:
         server.close()
 
 
+@pytest.mark.fault("T49c", "the network to a database is cut, without a word", "commit with two sinks")
+@pytest.mark.parametrize(
+    "lost", [Lost.ANSWERS, pytest.param(Lost.EVERYTHING, marks=pytest.mark.long)], ids=lambda lost: lost.value
+)
+def test_t49_the_network_to_the_database_is_cut(scenario: Scenario, lost: Lost) -> None:
+    """Nobody resets a connection: the driver waits for an answer that never comes, and does not for ever.
+
+    With the answers alone lost, the database has committed, and the driver cannot know.
+    """
+    server = Postgres()
+    wire = Wire(server.port)
+    try:
+        everywhere = _WithServer(scenario, server, server.url.replace(str(server.port), str(wire.port)))
+        scenario.feed(100)
+        stopped = scenario.stopped_at(
+            "commit.after_commit", sink={**everywhere.sink, "commitTimeoutMs": "4000"}
+        )
+        wire.lost = lost
+        stopped.resume()
+        assert stopped.wait() == 1
+        assert "SINK_UNFINISHED" in stopped.log.read_text(), stopped.tail()
+        assert "did not return within" in stopped.log.read_text(), stopped.tail()
+        assert len(everywhere.archived()) == 50, "the other sink has it; the next batch has not begun"
+        wire.lost = Lost.NOTHING
+        scenario.run(sink=everywhere.sink)
+        everywhere.verdict()
+        assert server.run("SELECT gid FROM pg_prepared_xacts") == []
+    finally:
+        wire.close()
+        server.close()
+
+
 class _WithServer(Everywhere):
-    def __init__(self, scenario: Scenario, server: Postgres) -> None:
-        super().__init__(scenario, server.url)
+    def __init__(self, scenario: Scenario, server: Postgres, url: str | None = None) -> None:
+        super().__init__(scenario, url or server.url)
         self._server = server
 
     def stored(self) -> list[tuple[str, str]]:

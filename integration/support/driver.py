@@ -90,6 +90,11 @@ class Driver:
         self.process.stdin.write(word.encode())
         self.process.stdin.flush()
 
+    def await_stopped(self) -> None:
+        """Until it stands still (SIGSTOP): told to go on before that, it would stop for good."""
+        status = psutil.Process(self.process.pid).status
+        await_condition(lambda: status() == psutil.STATUS_STOPPED, START_AND_RUN_SECONDS, "it has stopped")
+
     def resume(self) -> None:
         """Lets a process go on that stopped at a failpoint, or was stopped (SIGCONT)."""
         self.process.send_signal(signal.SIGCONT)

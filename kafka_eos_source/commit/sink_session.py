@@ -15,6 +15,7 @@ from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.sinks.contract import SinkContext, TwoPhaseSink
 from kafka_eos_source.sinks.registry import SinkSpec
 from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.sinks.watched import WatchedSink
 from kafka_eos_source.stage.fanout import Plan, SinkPart, StagedForSink
 from kafka_eos_source.stage.files import StagingFolder
 
@@ -55,9 +56,9 @@ def open_all(
     specs: Sequence[SinkSpec], application_id: str, checkpoint: str | None
 ) -> dict[str, TwoPhaseSink]:
     """New sinks, opened."""
-    found = {}
+    found: dict[str, TwoPhaseSink] = {}
     for spec in specs:
-        sink = found[spec.name] = spec.build()
+        sink = found[spec.name] = WatchedSink(spec.build())
         store = None if checkpoint is None else Store(store_location(checkpoint, spec.name))
         sink.open(SinkContext(spec.name, application_id, store))
     return found

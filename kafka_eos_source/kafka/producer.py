@@ -21,7 +21,7 @@ from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kaf
 from kafka_eos_source.kafka.kernel import choice
 from kafka_eos_source.kafka.native import has_pointers
 from kafka_eos_source.kafka.secrets import concealed
-from kafka_eos_source.kafka.watchdog import Watchdog
+from kafka_eos_source.watchdog import Watchdog
 
 #: Longest single wait inside a call of the client, so that deadlines are kept to about this.
 SLICE_SECONDS = 5.0
@@ -91,7 +91,7 @@ class RecordProducer:
         if has_pointers():
             self._batches = librdkafka.BatchProducer(self._client)
             self._deliveries = None if in_transactions else deliveries.of(self._client)
-        self._watchdog = Watchdog(name)
+        self._watchdog = Watchdog(f"client of {name}")
         # confluent-kafka reports no record that was sent as a batch; a transaction knows of its own
         self._reports_batches = in_transactions or self._deliveries is not None
         self._closed = threading.Event()

@@ -118,6 +118,17 @@ def autocommit(engine: Any) -> Any:
     return engine.connect().execution_options(isolation_level="AUTOCOMMIT")
 
 
+#: libpq's, where the URL does not say otherwise: a network that is cut without a word is noticed in half a
+#: minute, both while an answer is waited for (keep-alive) and while something is sent.
+_LIBPQ = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
+}
+
+
 def new_engine(url: str) -> Any:
     """One connection is kept, and tried before it is used: to connect costs MariaDB some 50 ms.
 
@@ -126,8 +137,15 @@ def new_engine(url: str) -> Any:
     """
     sa = sqlalchemy()
     try:
+        parsed = sa.make_url(url)
+        libpq = parsed.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2")
         return sa.create_engine(
-            url, poolclass=sa.pool.QueuePool, pool_size=1, max_overflow=1, pool_pre_ping=True
+            parsed,
+            poolclass=sa.pool.QueuePool,
+            pool_size=1,
+            max_overflow=1,
+            pool_pre_ping=True,
+            connect_args={name: n for name, n in _LIBPQ.items() if libpq and name not in parsed.query},
         )
     except sa.exc.ArgumentError as error:  # no URL, or no such dialect; the text may have a password
         raise InvalidOptionError(

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
+from kafka_eos_source import watchdog
 from kafka_eos_source.errors import RetriableError
-from kafka_eos_source.kafka import watchdog
-from kafka_eos_source.kafka.watchdog import Watchdog
+from kafka_eos_source.watchdog import Pulse, Watchdog
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def test_results_and_errors_come_through() -> None:
 def test_a_call_that_hangs_is_left_behind_and_the_client_closed_when_it_returns() -> None:
     dog = Watchdog("c")
     release, closed = threading.Event(), threading.Event()
-    with pytest.raises(RetriableError, match="waiting: the client's call did not return"):
+    with pytest.raises(RetriableError, match="waiting: the call did not return"):
         dog.call("waiting", release.wait, 0.01)
     assert dog.is_lost
     with pytest.raises(RetriableError, match="asking again"):
@@ -43,3 +43,30 @@ def test_a_call_that_hangs_is_left_behind_and_the_client_closed_when_it_returns(
 def test_an_error_of_closing_is_seen() -> None:
     with pytest.raises(ZeroDivisionError):
         Watchdog("c").end(lambda: 1 / 0, 10.0)  # type: ignore[arg-type,return-value]
+
+
+def test_a_call_may_take_as_long_as_it_beats() -> None:
+    pulse, pause = Pulse(), threading.Event()
+    dog = Watchdog("c", pulse)
+
+    def work() -> int:
+        for _ in range(20):
+            pulse.beat()
+            pause.wait(0.05)
+        return 7
+
+    assert dog.call("working", work, 0.5) == 7
+    assert not dog.is_lost
+
+
+def test_a_call_that_beats_no_more_is_left_behind() -> None:
+    pulse, release = Pulse(), threading.Event()
+    dog = Watchdog("c", pulse)
+
+    def work() -> None:
+        pulse.beat()
+        release.wait()
+
+    with pytest.raises(RetriableError):
+        dog.call("working", work, 0.05)
+    release.set()

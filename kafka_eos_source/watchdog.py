@@ -1,10 +1,11 @@
-"""Blocking calls of the client, made so that one that never returns can be left behind.
+"""Blocking calls into other people's code, made so that one that never returns can be left behind.
 
 librdkafka's transactional calls take a timeout and mostly keep it. Two ways are known in which they do not:
 ``send_offsets_to_transaction`` waits for ever when the group's coordinator is decommissioned meanwhile
 (librdkafka issue 5511: seen here when the last connection to the last broker broke), and
-``begin_transaction`` after a fatal error that was missed (4420). A driver that hangs is worse than one that
-fails: nobody restarts it.
+``begin_transaction`` after a fatal error that was missed (4420). A database's driver waits for an answer
+until TCP gives up, which may take hours where a network is cut without a word. A driver that hangs is worse
+than one that fails: nobody restarts it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -25,20 +27,35 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
+class Pulse:
+    """Shows that a long call goes on: time counts from the last beat."""
+
+    def __init__(self) -> None:
+        self._at = time.monotonic()
+
+    def beat(self) -> None:
+        self._at = time.monotonic()
+
+    def seconds_since(self) -> float:
+        return time.monotonic() - self._at
+
+
 class Watchdog:
     """One thread that makes the calls of one client, one after the other.
 
     Args:
         name: of the client, for messages.
+        pulse: what the calls beat while they get on; None = they do not.
 
     Attributes:
         is_lost: a call did not return. The client must not be called again, not even to be closed: it is
-            in the middle of that call. A new client of the same transactional id fences it.
+            in the middle of that call. (A new Kafka client of the same transactional id fences it.)
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, pulse: Pulse | None = None) -> None:
         self.is_lost = False
         self._name = name
+        self._pulse = pulse
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="kafka-eos-calls", daemon=True)
         self._thread.start()
@@ -52,15 +69,12 @@ class Watchdog:
         if not self.is_lost:
             made = _Call(what)
             self._calls.put(made)
-            # in two parts: a process that was stopped meanwhile must not blame the client for that time
-            if made.done.wait(seconds + GRACE_SECONDS / 2) or made.done.wait(GRACE_SECONDS / 2):
+            if self._returns(made, seconds):
                 result: T = made.result()
                 return result
             self.is_lost = True
-            _log.warning("client of %s: %s did not return; it is left behind", self._name, doing)
-        raise RetriableError(
-            f"{doing}: the client's call did not return within {seconds + GRACE_SECONDS:.0f} s"
-        )
+            _log.warning("%s: %s did not return; it is left behind", self._name, doing)
+        raise RetriableError(f"{doing}: the call did not return within {seconds + GRACE_SECONDS:.0f} s")
 
     def end(self, close: Callable[[], None], seconds: float) -> None:
         """Closes the client, now, or as soon as a call that hangs returns after all; ends the thread."""
@@ -70,7 +84,18 @@ class Watchdog:
         if not self.is_lost and made.done.wait(seconds):
             made.result()
         elif not self.is_lost:
-            _log.warning("client of %s: it is not closed after %.0f s and left behind", self._name, seconds)
+            _log.warning("%s: it is not closed after %.0f s and left behind", self._name, seconds)
+
+    def _returns(self, made: _Call, seconds: float) -> bool:
+        if self._pulse is not None:
+            self._pulse.beat()
+        left = seconds
+        while left >= 0:
+            # in two parts: a process that was stopped meanwhile must not blame the client for that time
+            if made.done.wait(left + GRACE_SECONDS / 2) or made.done.wait(GRACE_SECONDS / 2):
+                return True
+            left = -1.0 if self._pulse is None else seconds - self._pulse.seconds_since()
+        return False
 
     def _serve(self) -> None:
         while (made := self._calls.get()) is not None:

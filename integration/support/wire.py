@@ -1,0 +1,79 @@
+"""A wire to a server, which can be cut as networks are: without a word, in one direction or both."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from enum import Enum
+
+
+class Lost(Enum):
+    """What no longer arrives. Nobody is told: no connection is reset."""
+
+    NOTHING = "nothing"
+    ANSWERS = "answers"
+    EVERYTHING = "everything"
+
+
+class Wire:
+    """Listens on a free port of 127.0.0.1 and passes bytes to the server and back, until closed.
+
+    Args:
+        server_port: of 127.0.0.1.
+
+    Attributes:
+        port: where clients come to.
+        lost: what is lost from now on, of connections that are there and of new ones.
+    """
+
+    def __init__(self, server_port: int) -> None:
+        self._server_port = server_port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.lost = Lost.NOTHING
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+        for each in self._open:
+            _end(each)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self._open.append(client)
+            if self.lost is Lost.EVERYTHING:
+                continue
+            try:
+                server = socket.create_connection(("127.0.0.1", self._server_port))
+            except OSError:
+                _end(client)
+                continue
+            self._open.append(server)
+            for way in (
+                (client, server, {Lost.EVERYTHING}),
+                (server, client, {Lost.EVERYTHING, Lost.ANSWERS}),
+            ):
+                threading.Thread(target=self._pass, args=way, daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, lost_in: set[Lost]) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                if self.lost not in lost_in:
+                    target.sendall(data)
+        except OSError:
+            return
+        finally:
+            if self.lost not in lost_in:  # the end of a connection is lost like all else
+                _end(target)
+
+
+def _end(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it may be gone already
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()

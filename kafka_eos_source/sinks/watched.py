@@ -1,0 +1,121 @@
+"""A sink whose calls end: one that never returns is left behind, and counts as a sink that is down.
+
+Time counts from the last rows that the sink drew, from what was staged or from its store: a batch may take as
+long as it takes, silence may last as long as `commitTimeoutMs` allows. What is left behind may still come
+true; that is as if a driver had died there, and the next look at what the sink holds settles it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.sinks.contract import (
+    Outcome,
+    SinkContext,
+    SinkTxn,
+    Stage,
+    StageContext,
+    Staged,
+    TwoPhaseSink,
+)
+from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.watchdog import Pulse, Watchdog
+
+_CLOSE_SECONDS = 5.0
+
+
+class WatchedSink(TwoPhaseSink):
+    """``sink``, on the driver. Its calls are made by one thread, in order.
+
+    Each raises `RetriableError` when it does not return, and so do all after it: only a new one helps.
+    """
+
+    def __init__(self, sink: TwoPhaseSink) -> None:
+        self._sink = sink
+        self._pulse = Pulse()
+
+    def open(self, context: SinkContext) -> None:
+        store = None if context.store is None else _PulsingStore(context.store.location, self._pulse)
+        super().open(replace(context, store=store))
+        self._sink.open(self.context)
+        self._dog = Watchdog(f"sink {context.name!r}", self._pulse)
+
+    def close(self) -> None:
+        self._dog.end(self._sink.close, _CLOSE_SECONDS)
+
+    def check(self, schema: pa.Schema, deadline: Deadline) -> None:
+        self._dog.call("check", partial(self._sink.check, schema, deadline), deadline.remaining_seconds())
+
+    def stage(self, context: StageContext) -> Stage:
+        return self._sink.stage(context)
+
+    def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
+        pulsing = _PulsingStaged(staged, self._pulse)
+        return self._dog.call(
+            f"prepare {txn}",
+            partial(self._sink.prepare, txn, pulsing, deadline),
+            deadline.remaining_seconds(),
+        )
+
+    def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        return self._dog.call(
+            f"commit {txn}", partial(self._sink.commit, txn, deadline), deadline.remaining_seconds()
+        )
+
+    def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        return self._dog.call(
+            f"abort {txn}", partial(self._sink.abort, txn, deadline), deadline.remaining_seconds()
+        )
+
+    def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
+        return self._dog.call(
+            "list what is prepared", partial(self._sink.recover, deadline), deadline.remaining_seconds()
+        )
+
+    def tidy(self, batch_id: int, deadline: Deadline) -> None:
+        self._dog.call("tidy up", partial(self._sink.tidy, batch_id, deadline), deadline.remaining_seconds())
+
+
+class _PulsingStaged:
+    """`Staged` whose rows beat as they are drawn."""
+
+    def __init__(self, staged: Staged, pulse: Pulse) -> None:
+        self._staged = staged
+        self._pulse = pulse
+
+    @property
+    def rows(self) -> int:
+        return self._staged.rows
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._staged.schema
+
+    @property
+    def tokens(self) -> Sequence[Any]:
+        return self._staged.tokens
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        return _pulsing(self._staged.batches(), self._pulse)
+
+
+@dataclass(frozen=True)
+class _PulsingStore(Store):
+    """Likewise."""
+
+    pulse: Pulse
+
+    def rows(self, name: str) -> Iterator[pa.RecordBatch]:
+        return _pulsing(super().rows(name), self.pulse)
+
+
+def _pulsing(batches: Iterator[pa.RecordBatch], pulse: Pulse) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        pulse.beat()
+        yield batch

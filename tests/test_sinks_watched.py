@@ -1,0 +1,157 @@
+"""A sink that never answers is a sink that is down; one that is slow is not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kafka_eos_source import watchdog
+from kafka_eos_source.commit.sinks import SinkWork
+from kafka_eos_source.commit.token import SinkMark, Token
+from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.errors import RetriableError, SinkRetryableError, SinkUnfinishedError
+from kafka_eos_source.sinks import OK, Outcome, SinkContext, SinkTxn, Staged, TwoPhaseSink
+from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.sinks.watched import WatchedSink
+
+TXN = SinkTxn("app", 3, "0123456789abcdef")
+ROWS = pa.record_batch({"n": [1, 2]})
+SLOW_BATCHES = 12
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("kafka_eos_source.commit.sinks._LEAST_SECONDS", 0.2)
+
+
+class Rows:
+    """Batches that each take a moment."""
+
+    schema = ROWS.schema
+    rows = 2 * SLOW_BATCHES
+    tokens: Sequence[Any] = ("t",)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        for _ in range(SLOW_BATCHES):
+            threading.Event().wait(0.05)
+            yield ROWS
+
+
+class Scripted(TwoPhaseSink):
+    """Does ``act`` in every call; counts the rows that it draws."""
+
+    def __init__(self, act: Callable[[], None] = lambda: None) -> None:
+        self.act = act
+        self.drawn = 0
+        self.calls: list[str] = []
+
+    def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
+        self.drawn += sum(batch.num_rows for batch in staged.batches())
+        assert (staged.rows, staged.tokens, staged.schema) == (Rows.rows, Rows.tokens, Rows.schema)
+        return self._said("prepare")
+
+    def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        if self.context.store is not None and self.context.store.has_rows(str(txn)):
+            self.drawn += sum(self._slowly(batch) for batch in self.context.store.rows(str(txn)))
+        return self._said("commit")
+
+    def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        return self._said("abort")
+
+    def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
+        self._said("recover")
+        return [TXN]
+
+    def _said(self, call: str) -> Outcome:
+        self.calls.append(call)
+        self.act()
+        return OK
+
+    @staticmethod
+    def _slowly(batch: pa.RecordBatch) -> int:
+        threading.Event().wait(0.05)
+        return batch.num_rows
+
+
+def watched(sink: TwoPhaseSink, store: Store | None = None) -> WatchedSink:
+    found = WatchedSink(sink)
+    found.open(SinkContext("s", "app", store))
+    return found
+
+
+def soon(seconds: float = 0.2) -> Deadline:
+    return Deadline.after_seconds(seconds)
+
+
+def test_every_call_comes_through() -> None:
+    sink = Scripted()
+    found = watched(sink)
+    assert found.recover(soon()) == [TXN]
+    assert found.prepare(TXN, Rows(), soon(30)) == OK
+    assert found.commit(TXN, soon()) == OK
+    assert found.abort(TXN, soon()) == OK
+    found.check(ROWS.schema, soon())
+    found.tidy(3, soon())
+    found.close()
+    assert sink.calls == ["recover", "prepare", "commit", "abort"]
+
+
+def test_a_sink_that_draws_rows_may_take_longer_than_the_deadline(tmp_path: Path) -> None:
+    sink, store = Scripted(), Store(str(tmp_path))
+    store.put_rows(str(TXN), ROWS.schema, [ROWS] * SLOW_BATCHES)
+    found = watched(sink, store)
+    assert found.prepare(TXN, Rows(), soon()) == OK
+    assert found.commit(TXN, soon()) == OK
+    assert sink.drawn == 2 * Rows.rows
+
+
+def test_one_that_never_answers_is_unfinished_at_the_deadline() -> None:
+    release = threading.Event()
+    work = SinkWork({"s": watched(Scripted(release.wait))}, {}, "app", 3)
+    token = Token("app", "q", "r", 3, "", "", 0, sinks=SinkMark(TXN.attempt, ("s",)))
+    with pytest.raises(SinkUnfinishedError, match=r"'s': RetriableError.*commit app-3-.*did not return"):
+        work.finish(token, soon())
+    release.set()
+
+
+def test_one_that_never_answers_prepares_nothing_and_is_not_waited_for_twice() -> None:
+    release = threading.Event()
+    sink = Scripted(release.wait)
+    work = SinkWork({"s": watched(sink)}, {"s": Rows()}, "app", 3)
+    with pytest.raises(SinkRetryableError, match="did not return"):
+        work.prepare(soon())
+    work.roll_back(soon())
+    assert sink.calls == ["prepare"], "it is in the middle of that call"
+    with pytest.raises(SinkRetryableError, match="does not tell what it holds"):
+        work.look(soon())
+    release.set()
+
+
+def test_what_it_raises_is_raised() -> None:
+    def fail() -> None:
+        raise ConnectionResetError("gone")
+
+    with pytest.raises(ConnectionResetError):
+        watched(Scripted(fail)).commit(TXN, soon())
+
+
+def test_one_that_hangs_is_closed_when_it_returns() -> None:
+    release, closed = threading.Event(), threading.Event()
+
+    class Closing(Scripted):
+        def close(self) -> None:
+            closed.set()
+
+    found = watched(Closing(release.wait))
+    with pytest.raises(RetriableError):
+        found.commit(TXN, soon())
+    found.close()
+    assert not closed.is_set()
+    release.set()
+    assert closed.wait(10)
