@@ -108,7 +108,9 @@ def main(
     click.echo(f"logs and state are in {folder}", err=True)
     try:
         with _cluster(bootstrap) as address:
-            problems = [problem for task in chosen for problem in run_task(Cluster(address), task, settings)]
+            cluster = Cluster(address)
+            cluster.warm_up()
+            problems = [problem for task in chosen for problem in run_task(cluster, task, settings)]
     except KafkaEosError as error:
         raise click.ClickException(str(error)) from error
     for problem in problems:

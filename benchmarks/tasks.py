@@ -145,11 +145,13 @@ TASKS: Mapping[str, Task] = {
         _copy(
             "copy",
             "Topic to topic",
-            Workload(records=4_000_000),
+            Workload(records=8_000_000),
+            contenders=(*_COPIERS, EosQuery("kafka-eos-2m", batch=2_000_000)),
             targets=(
                 Target("kafka-eos", "spark", 1.3),
                 Target("kafka-eos", "kafka-streams", 2.5),
                 Target("kafka-eos", "quix", 8),
+                Target("kafka-eos-2m", "quix", 8),
                 Target("kafka-eos", "kafka-eos-at-least-once", 0.9),
             ),
         ),

@@ -27,11 +27,13 @@ class _Query:
         name: as the command line has it.
         to_nothing: what is read goes nowhere.
         trigger: of a query that runs for ever; empty = it ends with the records there are.
+        batch: records of a micro-batch; 0 = what the command line says.
     """
 
     name: str
     to_nothing: bool = False
     trigger: str = ""
+    batch: int = 0
 
     @property
     def ends(self) -> bool:
@@ -49,7 +51,7 @@ class _Query:
             "topic_out": "" if self.to_nothing else job.topic_out,
             "folder": str(job.folder),
             "cores": job.cores,
-            "batch": 0 if self.trigger else job.batch_records,
+            "batch": 0 if self.trigger else self.batch or job.batch_records,
             "name": job.name,
             "guarantee": "",
             "compression": job.compression,
@@ -77,6 +79,8 @@ class EosQuery(_Query):
             form += f", every {self.trigger}"
         if self.files:
             form += ", and Parquet files"
+        if self.batch:
+            form += f", batches of {self.batch:,}"
         return f"kafka-eos{form} (Spark {metadata.version('pyspark')})"
 
     def prepare(self) -> None:

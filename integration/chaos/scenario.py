@@ -122,6 +122,27 @@ class Scenario:
         process.await_stopped()
         return process
 
+    def killed_at_each(self, steps: Sequence[str], sink: Mapping[str, str]) -> None:
+        """The query is fed and killed again and again, each time a step later; then it runs to its end."""
+        for step in steps:
+            self.feed(60)
+            killed = self.start(f"{step}=kill-worker@{self.once(step)}", sink=sink)
+            assert killed.wait() == -9, f"{step} was not reached:\n{killed.tail()}"
+        self.run(sink=sink)
+
+    def unfinished(self, fault: Callable[[], object], sink: Mapping[str, str]) -> Driver:
+        """Fed, and stopped when Kafka has the first batch; then something happens to an outside system.
+
+        The query waits for it, then fails with a name.
+        """
+        self.feed(100)
+        stopped = self.stopped_at("commit.after_commit", sink={**sink, "commitTimeoutMs": "4000"})
+        fault()
+        stopped.resume()
+        assert stopped.wait() == 1
+        assert "SINK_UNFINISHED" in stopped.log.read_text(), stopped.tail()
+        return stopped
+
     def written(self) -> int:
         """Records in the output, committed or not, markers included."""
         return sum(end_offsets(self.bootstrap, self.sink).values())

@@ -98,14 +98,8 @@ def everywhere(scenario: Scenario) -> Everywhere:
     "T49", "killed processes, zombies, a full disk, a killed database", "commit with two sinks"
 )
 def test_t49_killed_at_every_step(everywhere: Everywhere) -> None:
-    """One query, killed again and again, each time a step later; each restart finishes what was left."""
-    scenario = everywhere.scenario
-    for step in STEPS:
-        scenario.feed(60)
-        armed = f"{step}=kill-worker@{scenario.once(step)}"
-        killed = scenario.start(armed, sink=everywhere.sink)
-        assert killed.wait() == -9, f"{step} was not reached:\n{killed.tail()}"
-    scenario.run(sink=everywhere.sink)
+    """Each restart finishes what was left."""
+    everywhere.scenario.killed_at_each(STEPS, everywhere.sink)
     everywhere.verdict()
 
 
@@ -176,14 +170,7 @@ def test_t49_the_database_is_killed(scenario: Scenario) -> None:
     server = Postgres()
     try:
         everywhere = _WithServer(scenario, server)
-        scenario.feed(100)
-        stopped = scenario.stopped_at(
-            "commit.after_commit", sink={**everywhere.sink, "commitTimeoutMs": "4000"}
-        )
-        server.kill()
-        stopped.resume()
-        assert stopped.wait() == 1
-        assert "SINK_UNFINISHED" in stopped.log.read_text(), stopped.tail()
+        scenario.unfinished(server.kill, everywhere.sink)
         assert len(everywhere.archived()) == 50, "the other sink has it; the next batch has not begun"
         server.start()
         scenario.run(sink=everywhere.sink)
@@ -206,17 +193,10 @@ def test_t49_the_network_to_the_database_is_cut(scenario: Scenario, lost: Lost) 
     wire = Wire(server.port)
     try:
         everywhere = _WithServer(scenario, server, server.url.replace(str(server.port), str(wire.port)))
-        scenario.feed(100)
-        stopped = scenario.stopped_at(
-            "commit.after_commit", sink={**everywhere.sink, "commitTimeoutMs": "4000"}
-        )
-        wire.lost = lost
-        stopped.resume()
-        assert stopped.wait() == 1
-        assert "SINK_UNFINISHED" in stopped.log.read_text(), stopped.tail()
+        stopped = scenario.unfinished(lambda: wire.lose(lost), everywhere.sink)
         assert "did not return within" in stopped.log.read_text(), stopped.tail()
         assert len(everywhere.archived()) == 50, "the other sink has it; the next batch has not begun"
-        wire.lost = Lost.NOTHING
+        wire.lose(Lost.NOTHING)
         scenario.run(sink=everywhere.sink)
         everywhere.verdict()
         assert server.run("SELECT gid FROM pg_prepared_xacts") == []

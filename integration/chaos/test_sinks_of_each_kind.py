@@ -139,13 +139,8 @@ def each_kind(scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.long  # each sink's conformance suite kills it at every line
 @pytest.mark.fault("T49b", "killed processes and servers", "commit with a sink of each kind")
 def test_t49_killed_at_every_step_with_a_sink_of_each_kind(each_kind: EachKind) -> None:
-    """One query, killed again and again, each time a step later; each restart finishes what was left."""
-    scenario = each_kind.scenario
-    for step in STEPS:
-        scenario.feed(60)
-        killed = scenario.start(f"{step}=kill-worker@{scenario.once(step)}", sink=each_kind.sink)
-        assert killed.wait() == -9, f"{step} was not reached:\n{killed.tail()}"
-    scenario.run(sink=each_kind.sink)
+    """Each restart finishes what was left."""
+    each_kind.scenario.killed_at_each(STEPS, each_kind.sink)
     each_kind.verdict()
 
 
@@ -153,14 +148,9 @@ def test_t49_killed_at_every_step_with_a_sink_of_each_kind(each_kind: EachKind) 
 @pytest.mark.parametrize("server", ["bucket", pytest.param("service", marks=pytest.mark.long)])
 def test_t49_a_server_dies_when_kafka_has_the_batch(each_kind: EachKind, server: str) -> None:
     """The query waits, then fails with a name; the next start finishes the batch there, before any other."""
-    scenario, died = each_kind.scenario, getattr(each_kind, server)
-    scenario.feed(100)
-    stopped = scenario.stopped_at("commit.after_commit", sink={**each_kind.sink, "commitTimeoutMs": "4000"})
-    died.kill()
-    stopped.resume()
-    assert stopped.wait() == 1
-    assert "SINK_UNFINISHED" in stopped.log.read_text(), stopped.tail()
+    died = getattr(each_kind, server)
+    each_kind.scenario.unfinished(died.kill, each_kind.sink)
     assert len(each_kind.in_table()) == 50, "the other sinks have it; the next batch has not begun"
     died.start()
-    scenario.run(sink=each_kind.sink)
+    each_kind.scenario.run(sink=each_kind.sink)
     each_kind.verdict()

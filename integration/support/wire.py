@@ -24,16 +24,19 @@ class Wire:
 
     Attributes:
         port: where clients come to.
-        lost: what is lost from now on, of connections that are there and of new ones.
     """
 
     def __init__(self, server_port: int) -> None:
         self._server_port = server_port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self.lost = Lost.NOTHING
+        self._lost = Lost.NOTHING
         self._open: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def lose(self, lost: Lost) -> None:
+        """From now on, on connections that are there and on new ones."""
+        self._lost = lost
 
     def close(self) -> None:
         self._listener.close()
@@ -47,7 +50,7 @@ class Wire:
             except OSError:
                 return
             self._open.append(client)
-            if self.lost is Lost.EVERYTHING:
+            if self._lost is Lost.EVERYTHING:
                 continue
             try:
                 server = socket.create_connection(("127.0.0.1", self._server_port))
@@ -64,12 +67,12 @@ class Wire:
     def _pass(self, source: socket.socket, target: socket.socket, lost_in: set[Lost]) -> None:
         try:
             while data := source.recv(1 << 16):
-                if self.lost not in lost_in:
+                if self._lost not in lost_in:
                     target.sendall(data)
         except OSError:
             return
         finally:
-            if self.lost not in lost_in:  # the end of a connection is lost like all else
+            if self._lost not in lost_in:  # the end of a connection is lost like all else
                 _end(target)
 
 

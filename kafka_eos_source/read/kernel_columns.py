@@ -33,10 +33,10 @@ class KernelContents:
                 self._pieces.append(messages)
 
     def keys(self) -> pa.Array:
-        return self._joined([each.block.keys.slice(each.first, len(each)) for each in self._pieces])
+        return self._joined([each.keys for each in self._pieces])
 
     def values(self) -> pa.Array:
-        return self._joined([each.block.values.slice(each.first, len(each)) for each in self._pieces])
+        return self._joined([each.values for each in self._pieces])
 
     def timestamps(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
         return (
