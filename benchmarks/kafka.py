@@ -50,8 +50,8 @@ class Cluster:
         return sorted(name for name in found if not name.startswith("__"))
 
     def warm_up(self) -> None:
-        """Transactions with a group's offsets, so that the first contender does not pay for what a broker does
-        once: its own two topics of 50 partitions, and the JVM's compiler.
+        """Transactions with a group's offsets, so that the first contender does not pay for what a broker
+        does once: its own two topics of 50 partitions, and the JVM's compiler.
 
         Raises:
             KafkaException: the broker does not do them.
