@@ -185,6 +185,9 @@ class SinkContext:
 class TwoPhaseSink(ABC):
     """One external system. Picklable until it is opened; opened once in each process that uses it.
 
+    On the driver one thread makes its calls, in order. A call that neither returns nor draws rows until its
+    deadline is left behind (`sinks.watched`), and the sink counts as down.
+
     A call may raise as well as return an outcome: `errors.RetriableError`, `OSError`, `ConnectionError` and
     `TimeoutError` count as `Retryable`, any other exception as `Fatal`, in `commit` as `Retryable`.
 
