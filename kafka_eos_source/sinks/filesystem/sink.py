@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -27,6 +28,10 @@ from kafka_eos_source.sinks.contract import (
 from kafka_eos_source.sinks.filesystem import formats
 from kafka_eos_source.sinks.filesystem.layout import MANIFEST, Layout
 from kafka_eos_source.sinks.options import SinkOption
+
+_log = logging.getLogger(__name__)
+
+_TRIES = 10
 
 
 @dataclass(frozen=True)
@@ -128,10 +133,15 @@ class FilesystemSink(TwoPhaseSink):
                 return (
                     OK if at.is_committed(txn) else Fatal(f"nothing is prepared under {txn} in {self.path}")
                 )
-            self._gather(txn, manifest)
-            if at.renames_folders:
-                failpoints.reach("sink.filesystem.before_rename")
-                self._rename(txn)
+            try:
+                self._gather(txn, manifest)
+                if at.renames_folders:
+                    failpoints.reach("sink.filesystem.before_rename")
+                    self._rename(txn)
+            except OSError:
+                if not at.is_committed(txn):
+                    raise
+                self._leave_to_the_other(txn)  # who renamed it under our hands
         at.delete(at.prepared(txn))
         return OK
 
@@ -202,8 +212,19 @@ class FilesystemSink(TwoPhaseSink):
         except OSError:
             if not at.is_committed(txn):
                 raise
-            at.delete_folder(at.ending(txn))  # what is left of ours, beside the one that was quicker
+            self._leave_to_the_other(txn)
         at.to_disk(at.root)
+
+    def _leave_to_the_other(self, txn: SinkTxn) -> None:
+        """Deletes what is left of ours beside the one that was quicker; a third may be at it too."""
+        for _ in range(_TRIES):
+            try:
+                self._at.delete_folder(self._at.ending(txn))
+            except OSError as error:  # not empty: something came as it was deleted
+                left = error
+                continue
+            return
+        _log.info("%s is committed; what another commit of it gathered is left: %s", txn, left)
 
 
 class _File:
