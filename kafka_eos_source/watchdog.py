@@ -55,7 +55,7 @@ class Watchdog:
     def __init__(self, name: str, pulse: Pulse | None = None) -> None:
         self.is_lost = False
         self._name = name
-        self._pulse = pulse
+        self._pulse = pulse or Pulse()
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="kafka-eos-calls", daemon=True)
         self._thread.start()
@@ -87,14 +87,13 @@ class Watchdog:
             _log.warning("%s: it is not closed after %.0f s and left behind", self._name, seconds)
 
     def _returns(self, made: _Call, seconds: float) -> bool:
-        if self._pulse is not None:
-            self._pulse.beat()
+        self._pulse.beat()
         left = seconds
         while left >= 0:
             # in two parts: a process that was stopped meanwhile must not blame the client for that time
             if made.done.wait(left + GRACE_SECONDS / 2) or made.done.wait(GRACE_SECONDS / 2):
                 return True
-            left = -1.0 if self._pulse is None else seconds - self._pulse.seconds_since()
+            left = seconds - self._pulse.seconds_since()
         return False
 
     def _serve(self) -> None:

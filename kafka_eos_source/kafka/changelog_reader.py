@@ -6,13 +6,13 @@ record of CPU, librdkafka's own threads included (110-byte records), where the k
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from confluent_kafka import Message
 
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import RetriableError
@@ -160,7 +160,7 @@ class ChangelogReader:
             return look.logs([self._tp])[self._tp]
 
 
-def _records(messages: Any) -> Records:
+def _records(messages: KernelMessages | Sequence[Message]) -> Records:
     """A `Taken`'s messages; there is one."""
     if isinstance(messages, KernelMessages):
         offsets, keys, values = messages.offsets, messages.keys, messages.values

@@ -7,10 +7,10 @@ true; that is as if a driver had died there, and the next look at what the sink 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -28,6 +28,8 @@ from kafka_eos_source.sinks.store import Store
 from kafka_eos_source.watchdog import Pulse, Watchdog
 
 _CLOSE_SECONDS = 5.0
+
+T = TypeVar("T")
 
 
 class WatchedSink(TwoPhaseSink):
@@ -50,36 +52,30 @@ class WatchedSink(TwoPhaseSink):
         self._dog.end(self._sink.close, _CLOSE_SECONDS)
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
-        self._dog.call("check", partial(self._sink.check, schema, deadline), deadline.remaining_seconds())
+        self._call("check", deadline, self._sink.check, schema)
 
     def stage(self, context: StageContext) -> Stage:
         return self._sink.stage(context)
 
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         pulsing = _PulsingStaged(staged, self._pulse)
-        return self._dog.call(
-            f"prepare {txn}",
-            partial(self._sink.prepare, txn, pulsing, deadline),
-            deadline.remaining_seconds(),
-        )
+        return self._call(f"prepare {txn}", deadline, self._sink.prepare, txn, pulsing)
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
-        return self._dog.call(
-            f"commit {txn}", partial(self._sink.commit, txn, deadline), deadline.remaining_seconds()
-        )
+        return self._call(f"commit {txn}", deadline, self._sink.commit, txn)
 
     def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
-        return self._dog.call(
-            f"abort {txn}", partial(self._sink.abort, txn, deadline), deadline.remaining_seconds()
-        )
+        return self._call(f"abort {txn}", deadline, self._sink.abort, txn)
 
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
-        return self._dog.call(
-            "list what is prepared", partial(self._sink.recover, deadline), deadline.remaining_seconds()
-        )
+        return self._call("list what is prepared", deadline, self._sink.recover)
 
     def tidy(self, batch_id: int, deadline: Deadline) -> None:
-        self._dog.call("tidy up", partial(self._sink.tidy, batch_id, deadline), deadline.remaining_seconds())
+        self._call("tidy up", deadline, self._sink.tidy, batch_id)
+
+    def _call(self, doing: str, deadline: Deadline, call: Callable[..., T], *arguments: Any) -> T:
+        """Every call of the contract has its deadline last."""
+        return self._dog.call(doing, partial(call, *arguments, deadline), deadline.remaining_seconds())
 
 
 class _PulsingStaged:

@@ -137,11 +137,12 @@ class FilesystemSink(TwoPhaseSink):
                 self._gather(txn, manifest)
                 if at.renames_folders:
                     failpoints.reach("sink.filesystem.before_rename")
-                    self._rename(txn)
+                    at.fs.move(at.ending(txn), at.committed(txn))
             except OSError:
                 if not at.is_committed(txn):
                     raise
-                self._leave_to_the_other(txn)  # who renamed it under our hands
+                self._leave_to_the_other(txn)  # who was quicker
+            at.to_disk(at.root)
         at.delete(at.prepared(txn))
         return OK
 
@@ -204,16 +205,6 @@ class FilesystemSink(TwoPhaseSink):
                     raise
             failpoints.reach("sink.filesystem.within_gather")
         at.write(f"{to}/{MANIFEST}", manifest)
-
-    def _rename(self, txn: SinkTxn) -> None:
-        at = self._at
-        try:
-            at.fs.move(at.ending(txn), at.committed(txn))
-        except OSError:
-            if not at.is_committed(txn):
-                raise
-            self._leave_to_the_other(txn)
-        at.to_disk(at.root)
 
     def _leave_to_the_other(self, txn: SinkTxn) -> None:
         """Deletes what is left of ours beside the one that was quicker; a third may be at it too."""
