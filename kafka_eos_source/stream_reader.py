@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
+from kafka_eos_source.cycles import spare_what_stays
 from kafka_eos_source.prompt_ack import acknowledge
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class _Reading:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In a task, before its ranges have come."""
         acknowledge()
+        spare_what_stays()
         self.__dict__.update(state)
 
 

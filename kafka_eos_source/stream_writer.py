@@ -22,6 +22,7 @@ from pyspark.sql.datasource import (
 )
 
 from kafka_eos_source.checked_options import WriteOptions, derived_application_id
+from kafka_eos_source.cycles import spare_what_stays
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.schema import SinkColumns, check_frame, only_changelog, takes_records
@@ -52,6 +53,7 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
         InvalidOptionError: no ``checkpointLocation``.
         UnavailableError: the topic or the brokers are not there, or the staging folder is not writable.
     """
+    spare_what_stays()
     from kafka_eos_source.commit import direct, sink_session
     from kafka_eos_source.stage.fanout import Plan
 
@@ -206,11 +208,13 @@ class _StreamWriter(DataSourceStreamWriter):
 
 class _RowStreamWriter(_StreamWriter):
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
+        spare_what_stays()
         return self._sink.write(from_rows(iterator, self._sink.columns))
 
 
 class _ArrowStreamWriter(_StreamWriter, *(() if _StreamArrowWriter is None else (_StreamArrowWriter,))):  # type: ignore[misc]
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        spare_what_stays()
         return self._sink.write_frame(iterator)
 
 
@@ -220,6 +224,7 @@ class _BatchWriter(DataSourceArrowWriter):
         self._who = who
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        spare_what_stays()
         return self._sink.write_frame(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:

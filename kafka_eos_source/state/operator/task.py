@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source import failpoints
+from kafka_eos_source.cycles import spare_what_stays
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import StateError
 from kafka_eos_source.model import ShardReport
@@ -61,6 +62,7 @@ class Operator:
         Raises:
             StateError: the task is not the shard's, or not of a streaming query; else as `open_shard`.
         """
+        spare_what_stays()
         task = self._task()
         packets_before: list[pa.Array] = []
         rows = self._rows(batches, task.identity.shard, packets_before)

@@ -1,0 +1,40 @@
+"""What a worker holds for good is spared Python's search for cycles, and what a task leaves behind is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+TASKS = """
+import gc, weakref
+from kafka_eos_source.cycles import spare_what_stays
+
+class Node:
+    pass
+
+def task():
+    spare_what_stays()
+    node = Node()
+    node.itself = node
+    left.append(weakref.ref(node))
+
+left = []
+for number in range(1, 10):
+    task()
+    before = gc.get_freeze_count()
+    gc.collect()  # as PySpark's daemon does after each task
+    assert left[-1]() is None, f"the cycle of task {number} stays"
+    print(before)
+"""
+
+
+def test_from_the_second_task_on_what_was_there_before_is_not_looked_through() -> None:
+    spared = [
+        int(line)
+        for line in subprocess.run(
+            [sys.executable, "-c", TASKS], check=True, capture_output=True, text=True
+        ).stdout.split()
+    ]
+    assert spared[0] == 0, "the first task loads what stays"
+    assert spared[1] > 1000
+    assert [number for number in range(2, 10) if spared[number - 1] > spared[number - 2]] == [2, 4, 8]
