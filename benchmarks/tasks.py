@@ -65,6 +65,7 @@ _STREAMS, _QUIX = KafkaStreamsCopy("kafka-streams", exactly_once=True), QuixCopy
 _STREAMS_AT_LEAST_ONCE = KafkaStreamsCopy("kafka-streams-at-least-once", exactly_once=False)
 _COPIERS: tuple[Contender, ...] = (
     _EOS,
+    EosQuery("kafka-eos-in-read", in_read=True),
     EosQuery("kafka-eos-at-least-once", guarantee="at least once"),
     _SPARK,
     _STREAMS,
@@ -146,12 +147,18 @@ TASKS: Mapping[str, Task] = {
             "copy",
             "Topic to topic",
             Workload(records=8_000_000),
-            contenders=(*_COPIERS, EosQuery("kafka-eos-2m", batch=2_000_000)),
+            contenders=(
+                *_COPIERS,
+                EosQuery("kafka-eos-2m", batch=2_000_000),
+                EosQuery("kafka-eos-in-read-2m", batch=2_000_000, in_read=True),
+            ),
             targets=(
                 Target("kafka-eos", "spark", 1.3),
                 Target("kafka-eos", "kafka-streams", 2.5),
                 Target("kafka-eos", "quix", 8),
-                Target("kafka-eos-2m", "quix", 8),
+                Target("kafka-eos-in-read", "kafka-streams", 2.5),
+                Target("kafka-eos-in-read", "quix", 8),
+                Target("kafka-eos-in-read-2m", "kafka-streams", 2.5),
                 Target("kafka-eos", "kafka-eos-at-least-once", 0.9),
             ),
         ),

@@ -19,6 +19,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from integration.support.kafka import Admin, produce, read_back
 from kafka_eos_source import admission
+from kafka_eos_source.in_read.lineage import lineage
 from kafka_eos_source.state import (
     CHANGELOG,
     aggregate_with_changelog_state,
@@ -26,7 +27,6 @@ from kafka_eos_source.state import (
     deduplicate_with_changelog_state,
     transform_with_changelog_state,
 )
-from kafka_eos_source.state.operator.lineage import lineage
 from kafka_eos_source.state.vector import KeyedBatch, count, latest, max_, tumbling
 from kafka_eos_source.state.vector.windows import Window
 

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from kafka_eos_source.datasource import KafkaEosDataSource
+    from kafka_eos_source.in_read.frame import map_in_read
 
-__all__ = ["KafkaEosDataSource", "register"]
+__all__ = ["KafkaEosDataSource", "map_in_read", "register"]
 
 
 def register(spark: SparkSession) -> None:
@@ -28,4 +29,8 @@ def __getattr__(name: str) -> Any:
         from kafka_eos_source.datasource import KafkaEosDataSource
 
         return KafkaEosDataSource
+    if name == "map_in_read":
+        from kafka_eos_source.in_read.frame import map_in_read
+
+        return map_in_read
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

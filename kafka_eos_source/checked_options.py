@@ -32,7 +32,7 @@ class ReadOptions:
     fail_on_data_loss: bool
     include_headers: bool
     columns: tuple[str, ...] | None
-    aggregate_in_read: str | None
+    step_in_read: tuple[str, str] | None
     isolation_level: str
     application_id: str | None
     group_id: str | None

@@ -190,6 +190,14 @@ OPTIONS: tuple[Option, ...] = (
         "Set by `aggregate_with_changelog_state`, not by hand: the first step of the aggregation, done by the read itself.",
     ),
     Option(
+        "map.in.read",
+        (STREAM_READ,),
+        values.text,
+        None,
+        "JSON",
+        "Set by `map_in_read`, not by hand: a function that the read calls, pickled.",
+    ),
+    Option(
         "isolation.level",
         READ,
         values.choice(*ISOLATION_LEVELS),

@@ -90,7 +90,7 @@ def parse_read(
         fail_on_data_loss=found["failOnDataLoss"],
         include_headers=found["includeHeaders"] if columns is None else "headers" in columns,
         columns=columns,
-        aggregate_in_read=found["aggregate.in.read"],
+        step_in_read=_step_in_read(found),
         isolation_level=isolation_level,
         application_id=found["application.id"],
         group_id=group_id,
@@ -284,6 +284,16 @@ def take_group_id(kafka: dict[str, str]) -> str | None:
     """``kafka.group.id``, which is no property of a client here."""
     stated = kafka.pop("group.id", None)
     return None if stated is None else values.text("kafka.group.id", stated)
+
+
+def _step_in_read(found: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What `read.steps` knows; each makes other rows of the source's."""
+    given = [(name, found[name]) for name in ("aggregate.in.read", "map.in.read") if found[name] is not None]
+    if len(given) > 1:
+        raise InvalidOptionError(
+            "the options 'aggregate.in.read' and 'map.in.read' are both set.", fix="keep one of them."
+        )
+    return given[0] if given else None
 
 
 def _isolation_level(options: Mapping[str, str], found: str, kafka: dict[str, str]) -> str:

@@ -24,6 +24,7 @@ from pyspark.sql.datasource import (
 from kafka_eos_source.checked_options import WriteOptions, derived_application_id
 from kafka_eos_source.cycles import spare_what_stays
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
+from kafka_eos_source.in_read.packed import packed_rows, parcels_of, unpack
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.schema import SinkColumns, check_frame, only_changelog, takes_records
 from kafka_eos_source.stage.files import StagingFolder
@@ -57,6 +58,8 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
     from kafka_eos_source.commit import direct, sink_session
     from kafka_eos_source.stage.fanout import Plan
 
+    packed = packed_rows(schema)
+    schema = packed or schema
     kafka = not options.sinks or takes_records(schema, topic_option=options.topic)
     columns = (
         check_frame(schema, topic_option=options.topic, include_timestamp=options.include_timestamp)
@@ -74,22 +77,27 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
         if plan is not None:
             sink_session.check(options, plan)
     writer = _RowStreamWriter if _StreamArrowWriter is None else _ArrowStreamWriter
-    return cast(DataSourceStreamWriter, writer(sink))
+    return cast(DataSourceStreamWriter, writer(sink, packed))
 
 
 def batch_writer(options: WriteOptions, schema: StructType) -> DataSourceWriter:
     """The sink of ``df.write``. Raises as `stream_writer`."""
     from kafka_eos_source.commit import direct, identity
 
-    columns = check_frame(schema, topic_option=options.topic, include_timestamp=options.include_timestamp)
+    packed = packed_rows(schema)
+    columns = check_frame(
+        packed or schema, topic_option=options.topic, include_timestamp=options.include_timestamp
+    )
     if columns.changelog is not None:
         raise _stateless("a batch write (df.write, foreachBatch)")
     direct.check_target(options)
     if options.guarantee == "at_least_once":
-        return _BatchWriter(_DirectSink(options, columns), None)
+        return _BatchWriter(_DirectSink(options, columns), packed, None)
     folder = StagingFolder.at(_staging_of_batch(options))
     return _BatchWriter(
-        _StagedSink(options, columns, folder, f"write-{uuid.uuid4().hex}"), identity.of_batch_write(options)
+        _StagedSink(options, columns, folder, f"write-{uuid.uuid4().hex}"),
+        packed,
+        identity.of_batch_write(options),
     )
 
 
@@ -196,8 +204,11 @@ _Sink = _StagedSink | _DirectSink
 
 
 class _StreamWriter(DataSourceStreamWriter):
-    def __init__(self, sink: _Sink) -> None:
+    """``packed``: schema of the rows in the frame's parcels (`in_read.packed`); None = rows as they are."""
+
+    def __init__(self, sink: _Sink, packed: StructType | None) -> None:
         self._sink = sink
+        self._packed = packed
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._sink.commit_micro_batch(_ours(messages), batchId)
@@ -209,23 +220,27 @@ class _StreamWriter(DataSourceStreamWriter):
 class _RowStreamWriter(_StreamWriter):
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
         spare_what_stays()
-        return self._sink.write(from_rows(iterator, self._sink.columns))
+        if self._packed is None:
+            return self._sink.write(from_rows(iterator, self._sink.columns))
+        parcels = (pa.py_buffer(row[0]) for row in iterator if row[0] is not None)
+        return self._sink.write_frame(unpack(parcels, self._packed))
 
 
 class _ArrowStreamWriter(_StreamWriter, *(() if _StreamArrowWriter is None else (_StreamArrowWriter,))):  # type: ignore[misc]
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         spare_what_stays()
-        return self._sink.write_frame(iterator)
+        return self._sink.write_frame(_rows(iterator, self._packed))
 
 
 class _BatchWriter(DataSourceArrowWriter):
-    def __init__(self, sink: _Sink, who: Identity | None) -> None:
+    def __init__(self, sink: _Sink, packed: StructType | None, who: Identity | None) -> None:
         self._sink = sink
+        self._packed = packed
         self._who = who
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         spare_what_stays()
-        return self._sink.write_frame(iterator)
+        return self._sink.write_frame(_rows(iterator, self._packed))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         from kafka_eos_source.commit import session
@@ -238,6 +253,10 @@ class _BatchWriter(DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         if isinstance(self._sink, _StagedSink):
             self._sink.discard(self._sink.name, _ours(messages))
+
+
+def _rows(batches: Iterable[pa.RecordBatch], packed: StructType | None) -> Iterable[pa.RecordBatch]:
+    return batches if packed is None else unpack(parcels_of(batches), packed)
 
 
 def _ours(messages: Iterable[WriterCommitMessage | None]) -> list[_Message]:

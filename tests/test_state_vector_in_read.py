@@ -12,23 +12,26 @@ from hypothesis import given
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
 from kafka_eos_source.options import parse_read
 from kafka_eos_source.schema import read_arrow_schema
 from kafka_eos_source.state import parcels
 from kafka_eos_source.state.encoding.spark_hash import shards_of
 from kafka_eos_source.state.parcels import PARCEL, PARCELS, ROUTE, SHARD, pack, routes, unpack
 from kafka_eos_source.state.vector import AggregateProcessor, count, latest, max_, session, tumbling
-from kafka_eos_source.state.vector.in_read import AggregateInRead, ReadColumn, used_columns
+from kafka_eos_source.state.vector.in_read import AggregateInRead, used_columns
 from kafka_eos_source.state.vector.windows import Window
 from kafka_eos_source.stream_reader import rows_of
 
 SHARDS = 3
 READ = {"subscribe": "t", "kafka.bootstrap.servers": "h:1"}
-COLUMNS = (
-    ReadColumn("page", "key", as_text=True),
-    ReadColumn("raw", "value"),
-    ReadColumn("at", "timestamp"),
-    ReadColumn("offset", "offset"),
+COLUMNS = ReadColumns(
+    (
+        ReadColumn("page", "key", as_text=True),
+        ReadColumn("raw", "value"),
+        ReadColumn("at", "timestamp"),
+        ReadColumn("offset", "offset"),
+    )
 )
 AGGREGATES = {"n": count("raw"), "last": latest("raw", by="offset"), "late": max_("offset")}
 WINDOWS: tuple[Window | None, ...] = (
@@ -120,7 +123,7 @@ def test_the_option_says_all_that_the_read_must_know(window: Window | None) -> N
     options = parse_read(
         {"subscribe": "t", "kafka.bootstrap.servers": "h:1", "aggregate.in.read": written}, streaming=True
     )
-    found = AggregateInRead.from_json(options.aggregate_in_read or "")
+    found = AggregateInRead.from_json((options.step_in_read or ("", ""))[1])
     assert found.source_columns == ("key", "value", "timestamp", "offset")
     assert found.columns == COLUMNS
     assert to_arrow_schema(rows_of(options)).names == PARCELS.names

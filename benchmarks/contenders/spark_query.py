@@ -58,15 +58,22 @@ class _Query:
             "jars": "",
             "trigger": self.trigger,
             "sink": {},
+            "in_read": False,
         }
 
 
 @dataclass(frozen=True)
 class EosQuery(_Query):
-    """kafka-eos, on the PySpark that is installed here."""
+    """kafka-eos, on the PySpark that is installed here.
+
+    Attributes:
+        files: the same rows go to Parquet files too.
+        in_read: rows go through `map_in_read`, and never become Spark's.
+    """
 
     guarantee: str = "exactly once"
     files: bool = False
+    in_read: bool = False
 
     @property
     def exactly_once(self) -> bool:
@@ -79,6 +86,8 @@ class EosQuery(_Query):
             form += f", every {self.trigger}"
         if self.files:
             form += ", and Parquet files"
+        if self.in_read:
+            form += ", map_in_read"
         if self.batch:
             form += f", batches of {self.batch:,}"
         return f"kafka-eos{form} (Spark {metadata.version('pyspark')})"
@@ -95,6 +104,7 @@ class EosQuery(_Query):
                 "sink.files.path": str(job.folder / "files"),
                 "sink.files.format": "parquet",
             }
+        arguments["in_read"] = self.in_read
         arguments["guarantee"] = "exactly_once" if self.exactly_once else "at_least_once"
         python = sys.executable
         environment = {

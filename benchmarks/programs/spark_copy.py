@@ -3,7 +3,7 @@
 Argument: a JSON object with ``format`` (``kafka`` or ``kafka-eos``), ``bootstrap``, ``topic_in``,
 ``topic_out`` (empty = to nothing), ``folder``, ``cores``, ``batch`` (records of a micro-batch, 0 = no limit),
 ``name``, ``guarantee``, ``compression``, ``jars``, ``trigger`` (``0 seconds``, …; empty = it ends with the
-records there are) and ``sink`` (more options of the sink).
+records there are), ``sink`` (more options of the sink) and ``in_read`` (rows go through `map_in_read`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ def main(job: dict[str, Any]) -> None:
             write["processing.guarantee"] = job["guarantee"]
             write["application.id"] = job["name"]
             write.update(job["sink"])
-        writer = rows.select("key", "value").writeStream.format(job["format"]).options(**write)
+        rows = rows.select("key", "value")
+        if job["in_read"]:
+            from kafka_eos_source import map_in_read
+
+            rows = map_in_read(rows)
+        writer = rows.writeStream.format(job["format"]).options(**write)
     trigger: dict[str, Any] = {"processingTime": job["trigger"]} if job["trigger"] else {"availableNow": True}
     wait(writer.option("checkpointLocation", f"{job['folder']}/checkpoint").trigger(**trigger).start())
     spark.stop()

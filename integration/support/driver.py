@@ -4,6 +4,7 @@ As a program: ``python -m integration.support.driver SPEC.json``. A spec is::
 
     {"sources": [{"format": …, "options": {…}}], "select": ["key", "value"],
      "sink": {"format": …, "options": {…}}, "trigger": {"availableNow": true}, "conf": {…},
+     "in_read": false,                      # rows go through `map_in_read`
      "state": {"options": {…}, …},          # see `integration.support.stateful.apply`
      "count_by": "word", "checkpoint": …,   # update mode through foreachBatch
      "directory": …,                        # its working directory, the repository's unless said
@@ -35,6 +36,7 @@ from pyspark.sql.streaming import StreamingQuery
 from integration.support import processes
 from integration.support.processes import await_condition
 from kafka_eos_source import failpoints as points
+from kafka_eos_source import map_in_read
 
 START_AND_RUN_SECONDS = 180.0
 ROOT = Path(__file__).parent.parent.parent
@@ -180,6 +182,8 @@ def main(path: str) -> None:
     ]
     selected = [frame.selectExpr(*spec.get("select", ["key", "value"])) for frame in frames]
     frame = reduce(lambda left, right: left.unionByName(right), selected)
+    if spec.get("in_read"):
+        frame = map_in_read(frame, lambda rows: (batch.slice(0) for batch in rows), frame.schema)
     if "state" in spec:
         from integration.support import stateful
 

@@ -1,4 +1,4 @@
-"""What a task does: it reads its ranges, and combines them first where an aggregation begins in the read."""
+"""What a task does: it reads its ranges, and does what of the query was left to the read."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class TaskRead:
 
     Attributes:
         settings: of the read.
-        aggregate: `AggregateInRead` as JSON; None = rows as they are.
+        step: an option of `read.steps` and its value; None = rows as they are.
     """
 
     settings: ReadSettings
-    aggregate: str | None = None
+    step: tuple[str, str] | None = None
 
     def __call__(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
         """Yields and raises as `read_ranges`."""
         rows = read_ranges(self.settings, ranges)
-        if self.aggregate is None:
+        if self.step is None:
             return rows
-        from kafka_eos_source.state.vector.in_read import AggregateInRead  # few reads need it
+        from kafka_eos_source.read.steps import step  # few reads need it
 
-        return AggregateInRead.from_json(self.aggregate)(rows)
+        return step(*self.step)(rows)

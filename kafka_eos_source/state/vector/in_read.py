@@ -14,27 +14,14 @@ from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
-from kafka_eos_source.schema import read_arrow_schema
-from kafka_eos_source.state.parcels import pack
+from kafka_eos_source.in_read.columns import ReadColumns
+from kafka_eos_source.state.parcels import PARCELS, pack
 from kafka_eos_source.state.vector.aggregates import Aggregate
 from kafka_eos_source.state.vector.processor import AggregateProcessor
 from kafka_eos_source.state.vector.windows import Window, window_from_json
-
-
-@dataclass(frozen=True)
-class ReadColumn:
-    """A column of a frame that is one of the source's.
-
-    Attributes:
-        name: in the frame.
-        source: in the source.
-        as_text: whether bytes became a string: ``cast(key as string)``.
-    """
-
-    name: str
-    source: str
-    as_text: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,7 +36,7 @@ class AggregateInRead:
         shards: of the operator.
     """
 
-    columns: tuple[ReadColumn, ...]
+    columns: ReadColumns
     keys: tuple[str, ...]
     aggregates: Mapping[str, Aggregate]
     window: Window | None
@@ -59,7 +46,7 @@ class AggregateInRead:
         """For the option."""
         return json.dumps(
             {
-                "columns": [[each.name, each.source, each.as_text] for each in self.columns],
+                "columns": self.columns.to_json(),
                 "keys": self.keys,
                 "aggregates": [[name, each.to_json()] for name, each in self.aggregates.items()],
                 "window": None if self.window is None else self.window.to_json(),
@@ -70,20 +57,27 @@ class AggregateInRead:
 
     @classmethod
     def from_json(cls, written: str) -> AggregateInRead:
-        """Of `to_json`. Raises: ValueError, TypeError, KeyError: it is not."""
+        """Of `to_json`. Raises: ValueError, TypeError, KeyError, InvalidSchemaError: it is not."""
         found: dict[str, Any] = json.loads(written)
-        return cls(
-            tuple(ReadColumn(*each) for each in found["columns"]),
+        made = cls(
+            ReadColumns.from_json(found["columns"]),
             tuple(found["keys"]),
             {name: Aggregate.from_json(each) for name, each in found["aggregates"]},
             None if found["window"] is None else window_from_json(found["window"]),
             int(found["shards"]),
         )
+        _ = made.partial_schema  # made now, so that it is refused now
+        return made
 
     @property
     def source_columns(self) -> tuple[str, ...]:
         """What is read of each record."""
-        return tuple(dict.fromkeys(each.source for each in self.columns))
+        return self.columns.of_source
+
+    @cached_property
+    def schema(self) -> StructType:
+        """Of what is read."""
+        return from_arrow_schema(PARCELS)
 
     @cached_property
     def partial_schema(self) -> pa.Schema:
@@ -92,32 +86,12 @@ class AggregateInRead:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Rows of `source_columns`, of one task, in; parcels with a partial row for each group out."""
-        partial = self._processor.partial(map(self._frame, batches))
+        partial = self._processor.partial(map(self.columns.frame, batches))
         return pack(partial, self.partial_schema, self.keys, self.shards)
-
-    def _frame(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns of the frame that was aggregated."""
-        columns = [_as_text(batch.column(each.source), each.as_text) for each in self.columns]
-        return pa.RecordBatch.from_arrays(columns, schema=self._rows)
-
-    @cached_property
-    def _rows(self) -> pa.Schema:
-        source = read_arrow_schema(True)
-        return pa.schema(
-            [
-                pa.field(each.name, pa.string() if each.as_text else source.field(each.source).type)
-                for each in self.columns
-            ]
-        )
 
     @cached_property
     def _processor(self) -> AggregateProcessor:
-        return AggregateProcessor(self._rows, self.keys, self.aggregates, window=self.window)
-
-
-def _as_text(column: pa.Array, as_text: bool) -> pa.Array:
-    """Bytes as they are: Spark's cast does not look whether they are UTF-8, nor does this."""
-    return column.view(pa.string()) if as_text else column
+        return AggregateProcessor(self.columns.schema, self.keys, self.aggregates, window=self.window)
 
 
 def used_columns(

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kafka_eos_source.datasource import FORMAT_NAME
+from kafka_eos_source.in_read.columns import ReadColumn
 from kafka_eos_source.schema import read_schema
-from kafka_eos_source.state.vector.in_read import AggregateInRead, ReadColumn
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,12 +36,17 @@ class Lineage:
     name: str | None
     columns: tuple[ReadColumn, ...]
 
-    def read(self, aggregate: AggregateInRead, session: SparkSession) -> DataFrame:
-        """The source once more, its rows aggregated before Spark sees them."""
+    def read(self, option: str, step: str, session: SparkSession) -> DataFrame:
+        """The source once more, with a step that its tasks do before Spark sees a row.
+
+        Args:
+            option: of the source.
+            step: its value.
+        """
         reader: Any = session.readStream.format(FORMAT_NAME).options(**self.options)
         if self.name is not None:
             reader = reader.name(self.name)
-        read: DataFrame = reader.option("aggregate.in.read", aggregate.to_json()).load()
+        read: DataFrame = reader.option(option, step).load()
         return read
 
 

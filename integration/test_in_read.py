@@ -1,0 +1,155 @@
+"""`map_in_read` on a real broker: in the read where it can be, behind it where it cannot; and killed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from integration.support.kafka import produce, read_back, values
+from integration.test_sink_kills import killed_at, spec
+from kafka_eos_source import map_in_read
+
+ROWS = 300
+
+
+class Pipeline:
+    """A topic with rows, and a sink for what becomes of them."""
+
+    def __init__(self, spark: SparkSession, broker: str, topic: Callable[..., str], checkpoint: str) -> None:
+        self.spark, self.broker, self.checkpoint = spark, broker, checkpoint
+        self.source, self.even, self.odd = topic(2), topic(2), topic(1)
+        self.wanted = [f"{row:05d}" for row in range(ROWS)]
+        produce(broker, self.source, self.wanted, keys=self.wanted)
+
+    def read(self) -> DataFrame:
+        reader = self.spark.readStream.format("kafka-eos").option("kafka.bootstrap.servers", self.broker)
+        reader = reader.option("subscribe", self.source).option("startingOffsets", "earliest")
+        return reader.option("maxOffsetsPerTrigger", "200").load()
+
+    def write(self, frame: DataFrame, **options: str) -> list[int]:
+        """Until there is no more; Spark's numbers of input rows."""
+        writer = frame.writeStream.format("kafka-eos").option("kafka.bootstrap.servers", self.broker)
+        writer = writer.option("checkpointLocation", self.checkpoint).options(**options)
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(120), "the query did not end"
+        return [json.loads(each.json)["numInputRows"] for each in query.recentProgress]
+
+    def routed(self) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+        """Every fifth row is dropped; the others go where their number says."""
+        even, odd = self.even, self.odd
+
+        def route(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in rows:
+                number = batch["word"].cast(pa.int64())
+                left = pc.subtract(number, pc.multiply(pc.divide(number, 5), 5))
+                batch = batch.filter(pc.not_equal(left, 0))
+                last = pc.bit_wise_and(batch["word"].cast(pa.int64()), 1)
+                topic = pc.if_else(pc.equal(last, 0), even, odd)
+                yield pa.record_batch({"topic": topic, "key": batch["k"], "value": batch["word"]})
+
+        return route
+
+    def check_routed(self) -> None:
+        kept = [each for each in self.wanted if int(each) % 5]
+        assert values(read_back(self.broker, self.even)) == [each for each in kept if int(each) % 2 == 0]
+        assert values(read_back(self.broker, self.odd)) == [each for each in kept if int(each) % 2]
+
+
+@pytest.fixture
+def pipeline(spark: SparkSession, broker: str, topic: Callable[..., str], checkpoint: str) -> Pipeline:
+    return Pipeline(spark, broker, topic, checkpoint)
+
+
+ROUTED = "topic STRING, key BINARY, value STRING"
+
+
+@pytest.mark.core
+def test_a_function_in_the_read_drops_and_routes(pipeline: Pipeline) -> None:
+    frame = pipeline.read().selectExpr("CAST(value AS STRING) AS word", "key AS k")
+    rows = pipeline.write(map_in_read(frame, pipeline.routed(), ROUTED))
+    pipeline.check_routed()
+    assert 0 < sum(rows) < ROWS / 10, "Spark had parcels, not rows"
+
+
+def test_after_steps_of_sparks_the_function_runs_behind_them(pipeline: Pipeline) -> None:
+    frame = pipeline.read().selectExpr("CAST(value AS STRING) AS word", "key AS k").where("word >= '00000'")
+    rows = pipeline.write(map_in_read(frame, pipeline.routed(), ROUTED))
+    pipeline.check_routed()
+    assert sum(rows) == ROWS
+
+
+@pytest.mark.core
+def test_rows_as_they_are_and_a_query_that_changes_to_it(pipeline: Pipeline) -> None:
+    frame = pipeline.read().select("value", "key")
+    sink = {"topic": pipeline.even}
+    assert sum(pipeline.write(frame, **sink)) == ROWS
+    more = [f"{row:05d}" for row in range(ROWS, 2 * ROWS)]
+    produce(pipeline.broker, pipeline.source, more, keys=more)
+    assert sum(pipeline.write(map_in_read(frame), **sink)) < ROWS / 10
+    assert values(read_back(pipeline.broker, pipeline.even)) == pipeline.wanted + more
+
+
+def test_at_least_once_and_foreach_batch_take_parcels_apart_too(pipeline: Pipeline) -> None:
+    frame = map_in_read(pipeline.read().select("value", "key"))
+    pipeline.write(frame, topic=pipeline.even, **{"processing.guarantee": "at_least_once"})
+    assert values(read_back(pipeline.broker, pipeline.even)) == pipeline.wanted
+
+    def write(batch: DataFrame, number: int) -> None:
+        writer = batch.write.format("kafka-eos").option("kafka.bootstrap.servers", pipeline.broker)
+        writer = writer.options(topic=pipeline.odd, txnAppId=pipeline.odd, txnVersion=str(number))
+        writer.mode("append").save()
+
+    each = frame.writeStream.foreachBatch(write).option("checkpointLocation", f"{pipeline.checkpoint}-2")
+    assert each.trigger(availableNow=True).start().awaitTermination(120)
+    assert values(read_back(pipeline.broker, pipeline.odd)) == pipeline.wanted
+
+
+def test_a_function_that_breaks_its_promise_leaves_nothing_behind(pipeline: Pipeline) -> None:
+    frame = pipeline.read().select("value", "key")
+
+    def wrong(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in rows:
+            yield batch.rename_columns(["value", "name"])
+
+    with pytest.raises(PySparkException, match="with the columns value, name; its schema has value, key"):
+        pipeline.write(map_in_read(frame, wrong, "value BINARY, key BINARY"), topic=pipeline.even)
+    assert read_back(pipeline.broker, pipeline.even) == []
+
+
+def test_what_cannot_work_is_refused_before_it_starts(pipeline: Pipeline) -> None:
+    frame = pipeline.read()
+    for schema, said in (("value NOTYPE", "cannot be read"), ("string", "has no names")):
+        with pytest.raises(Exception, match=f"INVALID_SCHEMA.*{said}"):
+            map_in_read(frame, lambda rows: rows, schema)
+    with pytest.raises(Exception, match="no function that would give rows"):
+        map_in_read(frame, None, "value STRING")
+    with pytest.raises(Exception, match="map_in_read already"):
+        map_in_read(map_in_read(frame))
+    mapped = map_in_read(frame.select("value"))
+    with pytest.raises(PySparkException, match="beside '__kafka_eos_rows'"):
+        pipeline.write(mapped.selectExpr("*", "'t' AS topic"), topic=pipeline.even)
+    with pytest.raises(PySparkException, match="required column 'value' not found"):
+        pipeline.write(map_in_read(frame.select("key")), topic=pipeline.even)
+
+
+@pytest.mark.fault("T07", "the driver dies after Kafka's commit and before Spark's", "rows in parcels")
+@pytest.mark.timeout(600)
+def test_the_driver_is_killed_after_the_transaction(
+    broker: str, topic: Callable[..., str], driver: Any, checkpoint: str, tmp_path: Path
+) -> None:
+    source, sink = topic(2), topic(2)
+    wanted = [f"{row:05d}" for row in range(400)]
+    produce(broker, source, wanted, keys=wanted)
+    query = spec(broker, source, broker, sink, checkpoint, **{"application.id": f"app-{sink}"})
+    query["in_read"] = True
+    killed_at(driver, query, tmp_path, ["commit.after_commit"])
+    assert values(read_back(broker, sink)) == wanted
+    assert list(Path(checkpoint, "kafka-eos", "staging").rglob("*.arrow")) == []

@@ -1,0 +1,227 @@
+"""A function in the read: its rows arrive at the sink as they left it, and what cannot work is refused."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
+
+from kafka_eos_source import stream_writer
+from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.in_read import packed
+from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
+from kafka_eos_source.in_read.mapping import MapInRead, dump
+from kafka_eos_source.in_read.packed import PACKED, pack, packed_rows, packed_schema, parcels_of, unpack
+from kafka_eos_source.options import parse_read, parse_write
+from kafka_eos_source.read.settings import task_read
+from kafka_eos_source.schema import arrow_schema, read_arrow_schema
+from kafka_eos_source.stream_reader import rows_of
+from kafka_eos_source.streaming_task import StreamingTask
+
+READ = {"subscribe": "t", "kafka.bootstrap.servers": "h:1"}
+ROWS = StructType(
+    [
+        StructField("key", BinaryType()),
+        StructField("value", StringType()),
+        StructField("partition", IntegerType()),
+    ]
+)
+COLUMNS = ReadColumns((ReadColumn("word", "value", as_text=True), ReadColumn("k", "key")))
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[pa.RecordBatch]:
+    one = st.tuples(
+        st.none() | st.binary(max_size=3), st.none() | st.text(max_size=3), st.none() | st.integers(0, 9)
+    )
+    return [rows_batch(rows) for rows in draw(st.lists(st.lists(one, max_size=20), max_size=4))]
+
+
+def rows_batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
+    schema = arrow_schema(ROWS)
+    columns = [pa.array([row[at] for row in rows], field.type) for at, field in enumerate(schema)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+@given(rows=batches(), parcel_bytes=st.sampled_from([1, 100, 2 << 20]), together=st.booleans())
+def test_rows_come_out_of_parcels_as_they_went_in(
+    rows: list[pa.RecordBatch], parcel_bytes: int, together: bool
+) -> None:
+    """However many parcels Spark puts into a batch of its own, and however large they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed, "PARCEL_BYTES", parcel_bytes)
+        parcels = list(pack(rows, ROWS))
+    if together and parcels:
+        (whole,) = pa.Table.from_batches(parcels).combine_chunks().to_batches()
+        parcels = [whole]
+    found = list(unpack(parcels_of(parcels), ROWS))
+    assert pa.Table.from_batches(found, arrow_schema(ROWS)) == pa.Table.from_batches(rows, arrow_schema(ROWS))
+    assert all(each.num_rows for each in found)
+
+
+def test_large_batches_become_several_parcels() -> None:
+    rows = rows_batch([(b"k" * 100_000, "", 0)] * 60)
+    assert 3 <= len(list(pack([rows], ROWS))) <= 6
+
+
+def test_what_a_function_gives_is_taken_by_name_and_cast() -> None:
+    given = pa.record_batch(
+        {
+            "value": pa.array(["v"], pa.large_string()),
+            "partition": pa.array([7], pa.int64()),
+            "key": pa.array([b"k"]),
+        }
+    )
+    (found,) = unpack(parcels_of(pack([given], ROWS)), ROWS)
+    assert found.to_pylist() == [{"key": b"k", "value": "v", "partition": 7}]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"key": [b"k"], "value": ["v"]}, "has key, value, partition"),
+        ({"key": [b"k"], "value": ["v"], "partition": [1], "more": [1]}, "with the columns .*more"),
+        ({"key": [b"k"], "value": ["v"], "partition": [2**40]}, "'partition' .* does not fit int32"),
+        ({"key": [b"k"], "value": ["v"], "partition": ["x"]}, "'partition' .* does not fit int32"),
+    ],
+)
+def test_rows_that_do_not_fit_the_schema_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRecordError, match=said):
+        list(pack([pa.record_batch(given)], ROWS))
+
+
+def test_the_frame_says_what_is_in_its_parcels() -> None:
+    schema = packed_schema(ROWS)
+    assert packed_rows(StructType.fromJson(json.loads(schema.json()))) == ROWS
+    assert packed_rows(ROWS) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        (StructType([StructField(PACKED, BinaryType())]), "lost its metadata"),
+        (StructType([*packed_schema(ROWS).fields, StructField("topic", StringType())]), "'topic'"),
+    ],
+)
+def test_a_frame_whose_parcels_cannot_be_taken_apart_is_refused(schema: StructType, said: str) -> None:
+    options = parse_write({"kafka.bootstrap.servers": "h:1", "topic": "out"}, streaming=True)
+    with pytest.raises(InvalidSchemaError, match=said):
+        stream_writer.stream_writer(options, schema)
+    with pytest.raises(InvalidSchemaError, match=said):
+        stream_writer.batch_writer(options, schema)
+
+
+def test_rows_in_parcels_are_held_against_the_sinks_contract() -> None:
+    options = parse_write({"kafka.bootstrap.servers": "h:1", "topic": "out"}, streaming=True)
+    schema = packed_schema(StructType([StructField("key", BinaryType())]))
+    with pytest.raises(InvalidSchemaError, match="required column 'value' not found"):
+        stream_writer.stream_writer(options, schema)
+
+
+def short_words(rows: Iterator[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+    """Those of a letter, twice."""
+    for batch in rows:
+        short = batch.filter(pa.compute.equal(pa.compute.utf8_length(batch["word"]), 1))
+        given = pa.record_batch({"value": short["word"], "key": short["k"]})
+        yield given
+        yield given
+
+
+def test_a_function_is_called_with_the_columns_of_the_frame() -> None:
+    out = StructType([StructField("key", BinaryType()), StructField("value", StringType())])
+    step = MapInRead.from_json(MapInRead(COLUMNS, out, dump(short_words)).to_json())
+    assert step.source_columns == ("value", "key")
+    source = read_arrow_schema(False, step.source_columns)
+    read = [
+        pa.RecordBatch.from_arrays([pa.array([b"a", b"bb"]), pa.array([b"1", None])], schema=source),
+        pa.RecordBatch.from_arrays([pa.array([b"ccc"]), pa.array([b"3"])], schema=source),
+        pa.RecordBatch.from_arrays([pa.array([b"d"]), pa.array([None], pa.binary())], schema=source),
+    ]
+    found = pa.Table.from_batches(unpack(parcels_of(step(read)), out)).to_pylist()
+    a, d = {"key": b"1", "value": "a"}, {"key": None, "value": "d"}
+    assert found == [a, a, d, d]
+
+
+def test_without_a_function_rows_stay_as_they_are() -> None:
+    out = StructType([StructField("word", StringType()), StructField("k", BinaryType())])
+    source = read_arrow_schema(False, COLUMNS.of_source)
+    read = pa.RecordBatch.from_arrays([pa.array([b"\xff"]), pa.array([b"1"])], schema=source)
+    (found,) = unpack(parcels_of(MapInRead(COLUMNS, out, None)([read])), out)
+    assert found["word"].view(pa.binary()).to_pylist() == [b"\xff"], "bytes that are no text stay"
+    assert found["k"].to_pylist() == [b"1"]
+
+
+def test_the_option_says_all_that_the_read_must_know() -> None:
+    written = MapInRead(COLUMNS, ROWS, dump(short_words)).to_json()
+    options = parse_read({**READ, "map.in.read": written}, streaming=True)
+    assert rows_of(options) == packed_schema(ROWS)
+    read = task_read(options)
+    assert read.settings.columns == ("value", "key")
+    assert read.step == ("map.in.read", written)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "x",
+        "[]",
+        "{}",
+        json.dumps({"columns": [["k", "nope", False]], "rows": ROWS.jsonValue(), "function": None}),
+        json.dumps({"columns": [["k"]], "rows": ROWS.jsonValue(), "function": None}),
+        json.dumps({"columns": [], "rows": "struct", "function": None}),
+    ],
+)
+def test_an_option_by_hand_is_refused_on_the_driver(written: str) -> None:
+    options = parse_read({**READ, "map.in.read": written}, streaming=True)
+    with pytest.raises(InvalidOptionError, match=r"map\.in\.read"):
+        rows_of(options)
+
+
+def test_two_steps_in_one_read_are_refused() -> None:
+    with pytest.raises(InvalidOptionError, match="are both set"):
+        parse_read({**READ, "map.in.read": "{}", "aggregate.in.read": "{}"}, streaming=True)
+
+
+def test_a_function_that_cannot_be_pickled_is_refused() -> None:
+    lock = threading.Lock()
+
+    def locked(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with lock:
+            yield from rows
+
+    with pytest.raises(InvalidOptionError, match=r"map_in_read.*cannot be pickled"):
+        dump(locked)
+
+
+@pytest.mark.parametrize("as_rows", [True, False], ids=["PySpark 4.0", "Arrow"])
+def test_the_sink_stages_the_rows_in_the_parcels(
+    as_rows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kafka_eos_source.commit import direct
+
+    monkeypatch.setattr(stream_writer, "running_task", lambda: StreamingTask("q", "0", "r"))
+    monkeypatch.setattr(direct, "check_target", lambda options: None)
+    if as_rows:
+        monkeypatch.setattr(stream_writer, "_StreamArrowWriter", None)
+    options = parse_write(
+        {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": str(tmp_path)},
+        streaming=True,
+    )
+    writer = stream_writer.stream_writer(options, packed_schema(ROWS))
+    parcels = list(pack([rows_batch([(b"k", "v", 1), (None, "w", None)])], ROWS))
+    given: Any = [(each["__kafka_eos_rows"][0].as_py(),) for each in parcels] if as_rows else parcels
+    message: Any = writer.write(iter(given))
+    assert message.part.rows == 2
+    staged = pa.ipc.open_stream(message.part.inline).read_all().to_pylist()
+    assert staged == [
+        {"key": b"k", "value": b"v", "partition": 1},
+        {"key": None, "value": b"w", "partition": None},
+    ]
