@@ -73,6 +73,9 @@ _COPIERS: tuple[Contender, ...] = (
     _QUIX,
 )
 
+#: A JVM that only hands parcels on needs no second compiler, which takes a core for minutes.
+ONE_COMPILER = "-XX:TieredStopAtLevel=1"
+
 _READERS: tuple[Contender, ...] = (
     EosQuery("kafka-eos", to_nothing=True),
     SparkQuery("spark", to_nothing=True),
@@ -150,7 +153,7 @@ TASKS: Mapping[str, Task] = {
             contenders=(
                 *_COPIERS,
                 EosQuery("kafka-eos-2m", batch=2_000_000),
-                EosQuery("kafka-eos-in-read-2m", batch=2_000_000, in_read=True),
+                EosQuery("kafka-eos-in-read-2m", batch=2_000_000, in_read=True, jvm=ONE_COMPILER),
             ),
             targets=(
                 Target("kafka-eos", "spark", 1.3),

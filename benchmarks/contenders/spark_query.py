@@ -59,6 +59,7 @@ class _Query:
             "trigger": self.trigger,
             "sink": {},
             "in_read": False,
+            "jvm": "",
         }
 
 
@@ -69,11 +70,13 @@ class EosQuery(_Query):
     Attributes:
         files: the same rows go to Parquet files too.
         in_read: rows go through `map_in_read`, and never become Spark's.
+        jvm: options of Spark's JVM.
     """
 
     guarantee: str = "exactly once"
     files: bool = False
     in_read: bool = False
+    jvm: str = ""
 
     @property
     def exactly_once(self) -> bool:
@@ -90,6 +93,8 @@ class EosQuery(_Query):
             form += ", map_in_read"
         if self.batch:
             form += f", batches of {self.batch:,}"
+        if self.jvm:
+            form += f", {self.jvm}"
         return f"kafka-eos{form} (Spark {metadata.version('pyspark')})"
 
     def prepare(self) -> None:
@@ -104,7 +109,7 @@ class EosQuery(_Query):
                 "sink.files.path": str(job.folder / "files"),
                 "sink.files.format": "parquet",
             }
-        arguments["in_read"] = self.in_read
+        arguments["in_read"], arguments["jvm"] = self.in_read, self.jvm
         arguments["guarantee"] = "exactly_once" if self.exactly_once else "at_least_once"
         python = sys.executable
         environment = {
