@@ -1,11 +1,12 @@
-"""40 ms less for each micro-batch: what the JVM has sent to this Python worker is acknowledged at once.
+"""70 ms less for each micro-batch: what the JVM has sent to a Python worker is acknowledged at once.
 
-The JVM sends a reading task in two small pieces, what to run and what to read, over TCP on the loopback
-device and without ``TCP_NODELAY``. The second piece waits until the first is acknowledged (Nagle, RFC 896),
-and Linux puts an acknowledgement off by 40 ms (RFC 1122 4.2.3.2) in a connection whose sides took turns
-before, as that of a worker has that is used again. The first code of ours in a task is what unpickles the
-reader, and it runs between the two. With ``spark.python.unix.domain.socket.enabled`` nothing is to be
-acknowledged.
+The JVM sends a task in small pieces, what to run, what to read, Arrow's schema, a batch, over TCP on the
+loopback device and without ``TCP_NODELAY``. A piece waits until the one before it is acknowledged (Nagle, RFC
+896), and Linux puts an acknowledgement off by 40 ms (RFC 1122 4.2.3.2) in a connection whose sides took turns
+before, as that of a worker has that is used again. Asked for once, prompt acknowledgements go on until this
+side sends, which a sink does when it has all of its rows. The first code of ours in a reading task is what
+unpickles the reader, before its ranges have come; in others what is called with their rows. With
+``spark.python.unix.domain.socket.enabled`` nothing is to be acknowledged.
 """
 
 from __future__ import annotations

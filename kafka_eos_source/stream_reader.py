@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from kafka_eos_source.cycles import spare_what_stays
-from kafka_eos_source.prompt_ack import acknowledge
+from kafka_eos_source.worker import task_begins
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -78,8 +77,7 @@ class _Reading:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In a task, before its ranges have come."""
-        acknowledge()
-        spare_what_stays()
+        task_begins()
         self.__dict__.update(state)
 
 

@@ -22,7 +22,6 @@ from pyspark.sql.datasource import (
 )
 
 from kafka_eos_source.checked_options import WriteOptions, derived_application_id
-from kafka_eos_source.cycles import spare_what_stays
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.in_read.packed import packed_rows, parcels_of, unpack
 from kafka_eos_source.model import StagedPart
@@ -34,6 +33,7 @@ from kafka_eos_source.stage.writer import stage
 from kafka_eos_source.state.operator.announce import announced
 from kafka_eos_source.state.packet import CHANGELOG
 from kafka_eos_source.streaming_task import StreamingTask, running_task
+from kafka_eos_source.worker import task_begins
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
@@ -54,7 +54,7 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
         InvalidOptionError: no ``checkpointLocation``.
         UnavailableError: the topic or the brokers are not there, or the staging folder is not writable.
     """
-    spare_what_stays()
+    task_begins()
     from kafka_eos_source.commit import direct, sink_session
     from kafka_eos_source.stage.fanout import Plan
 
@@ -219,7 +219,7 @@ class _StreamWriter(DataSourceStreamWriter):
 
 class _RowStreamWriter(_StreamWriter):
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
-        spare_what_stays()
+        task_begins()
         if self._packed is None:
             return self._sink.write(from_rows(iterator, self._sink.columns))
         parcels = (pa.py_buffer(row[0]) for row in iterator if row[0] is not None)
@@ -228,7 +228,7 @@ class _RowStreamWriter(_StreamWriter):
 
 class _ArrowStreamWriter(_StreamWriter, *(() if _StreamArrowWriter is None else (_StreamArrowWriter,))):  # type: ignore[misc]
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        spare_what_stays()
+        task_begins()
         return self._sink.write_frame(_rows(iterator, self._packed))
 
 
@@ -239,7 +239,7 @@ class _BatchWriter(DataSourceArrowWriter):
         self._who = who
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        spare_what_stays()
+        task_begins()
         return self._sink.write_frame(_rows(iterator, self._packed))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:

@@ -14,6 +14,7 @@ from kafka_eos_source.in_read.columns import ReadColumns
 from kafka_eos_source.in_read.lineage import lineage
 from kafka_eos_source.in_read.mapping import ArrowFunction, MapInRead, dump
 from kafka_eos_source.in_read.packed import pack, packed_rows, packed_schema
+from kafka_eos_source.worker import task_begins
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -58,6 +59,7 @@ def _after(frame: DataFrame, function: ArrowFunction | None, rows: StructType) -
     """The same, by Spark's ``mapInArrow``."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task_begins()
         return pack(batches if function is None else function(batches), rows)
 
     return frame.mapInArrow(run, packed_schema(rows))

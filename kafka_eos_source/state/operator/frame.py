@@ -16,6 +16,7 @@ from kafka_eos_source.state.operator.task import Operator, look_at_changelog, sp
 from kafka_eos_source.state.options import parse_state
 from kafka_eos_source.state.packet import CHANGELOG
 from kafka_eos_source.state.parcels import PARCELS, pack, parcel_rows
+from kafka_eos_source.worker import task_begins
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData
@@ -120,6 +121,7 @@ def combined(
     full = PARCELS.append(pa.field(CHANGELOG, pa.binary())) if carries else PARCELS
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task_begins()
         before: list[pa.Array] = []
 
         def rows() -> Iterable[pa.RecordBatch]:

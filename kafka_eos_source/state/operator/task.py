@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source import failpoints
-from kafka_eos_source.cycles import spare_what_stays
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import StateError
 from kafka_eos_source.model import ShardReport
@@ -26,6 +25,7 @@ from kafka_eos_source.state.packet import CHANGELOG, pack
 from kafka_eos_source.state.parcels import PARCEL, SHARD, unpack
 from kafka_eos_source.state.store.handle import StateHandle
 from kafka_eos_source.streaming_task import StreamingTask, running_task
+from kafka_eos_source.worker import task_begins
 
 #: Changelog topics that this process has looked at, and for which run of the query. A worker outlives a run,
 #: and a topic may be made anew between two of them, with as many partitions.
@@ -62,7 +62,7 @@ class Operator:
         Raises:
             StateError: the task is not the shard's, or not of a streaming query; else as `open_shard`.
         """
-        spare_what_stays()
+        task_begins()
         task = self._task()
         packets_before: list[pa.Array] = []
         rows = self._rows(batches, task.identity.shard, packets_before)
