@@ -135,7 +135,7 @@ TASKS: Mapping[str, Task] = {
             "read",
             "Read to nothing",
             Judge.PROGRESS,
-            Workload(records=4_000_000),
+            Workload(records=16_000_000),
             _READERS,
             (Target("kafka-eos", "spark", 1.8),),
         ),
