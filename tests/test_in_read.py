@@ -18,8 +18,9 @@ from kafka_eos_source import stream_writer
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.in_read import packed
 from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
-from kafka_eos_source.in_read.mapping import MapInRead, dump
+from kafka_eos_source.in_read.mapping import MapInRead
 from kafka_eos_source.in_read.packed import PACKED, pack, packed_rows, packed_schema, parcels_of, unpack
+from kafka_eos_source.option_objects import to_option
 from kafka_eos_source.options import parse_read, parse_write
 from kafka_eos_source.read.settings import task_read
 from kafka_eos_source.schema import arrow_schema, read_arrow_schema
@@ -137,7 +138,7 @@ def short_words(rows: Iterator[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
 
 def test_a_function_is_called_with_the_columns_of_the_frame() -> None:
     out = StructType([StructField("key", BinaryType()), StructField("value", StringType())])
-    step = MapInRead.from_json(MapInRead(COLUMNS, out, dump(short_words)).to_json())
+    step = MapInRead.from_json(MapInRead(COLUMNS, out, to_option(short_words, "", fix="")).to_json())
     assert step.source_columns == ("value", "key")
     source = read_arrow_schema(False, step.source_columns)
     read = [
@@ -160,7 +161,7 @@ def test_without_a_function_rows_stay_as_they_are() -> None:
 
 
 def test_the_option_says_all_that_the_read_must_know() -> None:
-    written = MapInRead(COLUMNS, ROWS, dump(short_words)).to_json()
+    written = MapInRead(COLUMNS, ROWS, to_option(short_words, "", fix="")).to_json()
     options = parse_read({**READ, "map.in.read": written}, streaming=True)
     assert rows_of(options) == packed_schema(ROWS)
     read = task_read(options)
@@ -197,8 +198,8 @@ def test_a_function_that_cannot_be_pickled_is_refused() -> None:
         with lock:
             yield from rows
 
-    with pytest.raises(InvalidOptionError, match=r"map_in_read.*cannot be pickled"):
-        dump(locked)
+    with pytest.raises(InvalidOptionError, match=r"map_in_read cannot be pickled"):
+        to_option(locked, "the function of map_in_read", fix="")
 
 
 @pytest.mark.parametrize("as_rows", [True, False], ids=["PySpark 4.0", "Arrow"])

@@ -503,7 +503,7 @@ def test_nothing_of_the_product_unpickles() -> None:
     unpickling = {
         path.relative_to(package) for path in package.rglob("*.py") if found.search(path.read_text())
     }
-    assert unpickling == {Path("sinks/objects.py")}
+    assert unpickling == {Path("option_objects.py")}
 
 
 def test_the_folder_of_batch_writes_must_be_our_own(

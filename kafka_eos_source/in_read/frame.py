@@ -12,8 +12,9 @@ from pyspark.sql.types import StructType
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.in_read.columns import ReadColumns
 from kafka_eos_source.in_read.lineage import lineage
-from kafka_eos_source.in_read.mapping import ArrowFunction, MapInRead, dump
+from kafka_eos_source.in_read.mapping import ArrowFunction, MapInRead
 from kafka_eos_source.in_read.packed import pack, packed_rows, packed_schema
+from kafka_eos_source.option_objects import to_option
 from kafka_eos_source.worker import task_begins
 
 if TYPE_CHECKING:
@@ -50,7 +51,10 @@ def map_in_read(
     found = lineage(frame, frame.columns)
     if found is None:
         return _after(frame, function, rows)
-    pickled = None if function is None else dump(function)
+    pickled = None
+    if function is not None:
+        fix = "make clients, files and locks inside the function, not outside of it."
+        pickled = to_option(function, f"the function of map_in_read, {function!r},", fix=fix)
     step = MapInRead(ReadColumns(found.columns), rows, pickled)
     return found.read("map.in.read", step.to_json(), frame.sparkSession)
 

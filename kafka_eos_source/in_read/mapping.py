@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import pickle
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
-from pyspark import cloudpickle
 from pyspark.sql.types import StructType
 
-from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.columns import ReadColumns
 from kafka_eos_source.in_read.packed import pack, packed_schema
+from kafka_eos_source.option_objects import from_option
 
 #: From batches of rows to batches of rows, as Spark's ``mapInArrow`` takes it.
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
@@ -29,7 +26,7 @@ class MapInRead:
     Attributes:
         columns: of the frame that the function is given.
         rows: schema of what it gives.
-        function: pickled, in base64; None = the frame's rows as they are.
+        function: pickled (`option_objects`); None = the frame's rows as they are.
     """
 
     columns: ReadColumns
@@ -70,21 +67,4 @@ class MapInRead:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Rows of `source_columns`, of one task, in; parcels out. Raises: InvalidRecordError: as `pack`."""
         frames = map(self.columns.frame, batches)
-        return pack(frames if self.function is None else load(self.function)(frames), self.rows)
-
-
-def dump(function: ArrowFunction) -> str:
-    """Pickled as Spark pickles functions. Raises: InvalidOptionError: it cannot be."""
-    try:
-        return base64.b64encode(cloudpickle.dumps(function)).decode()  # type: ignore[no-untyped-call]
-    except (pickle.PicklingError, TypeError, RecursionError) as error:
-        raise InvalidOptionError(
-            f"the function of map_in_read, {function!r}, cannot be pickled: {error}.",
-            fix="make clients, files and locks inside the function, not outside of it.",
-        ) from error
-
-
-def load(function: str) -> ArrowFunction:
-    """Of `dump`."""
-    loaded: ArrowFunction = pickle.loads(base64.b64decode(function))
-    return loaded
+        return pack(frames if self.function is None else from_option(self.function)(frames), self.rows)

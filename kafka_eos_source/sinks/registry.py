@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import secrets
-from kafka_eos_source.sinks import objects
+from kafka_eos_source.option_objects import from_option
 from kafka_eos_source.sinks.contract import TwoPhaseSink
 from kafka_eos_source.sinks.options import COMMON, SinkOption
 
@@ -114,7 +114,7 @@ class SinkSpec:
         secrets.remember_values(self.secret_values)
         if self.pickled is not None:
             # made by `with_two_phase_sinks`, from the user's own object
-            given = _checked(objects.from_option(self.pickled), self.name)
+            given = _checked(from_option(self.pickled), self.name)
             secrets.remember_values(_secrets_of(given))
             return given
         return _checked(sink_class(self.name, self.type).from_options(self.options), self.name)

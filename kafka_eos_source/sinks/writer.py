@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.sinks import objects
+from kafka_eos_source.option_objects import to_option
 from kafka_eos_source.sinks.contract import TwoPhaseSink
 from kafka_eos_source.sinks.registry import OBJECT, PREFIX, sink_names
 
@@ -42,12 +42,8 @@ def with_two_phase_sinks(
                 f"sink {name!r} is a {type(sink).__name__}; expected a kafka_eos_source.sinks.TwoPhaseSink.",
                 fix="derive its class from that one.",
             )
-        try:
-            writer = writer.option(f"{PREFIX}{name}.{OBJECT}", objects.to_option(sink))
-        except (TypeError, AttributeError, ValueError) as error:
-            raise InvalidOptionError(
-                f"sink {name!r} cannot be pickled: {error}.", fix="connect in open(), not in __init__()."
-            ) from error
+        pickled = to_option(sink, f"sink {name!r}", fix="connect in open(), not in __init__().")
+        writer = writer.option(f"{PREFIX}{name}.{OBJECT}", pickled)
         if columns is not None and name in columns:
             writer = writer.option(f"{PREFIX}{name}.columns", ",".join(columns[name]))
     return writer
