@@ -140,7 +140,7 @@ def test_what_cannot_work_is_refused_before_it_starts(pipeline: Pipeline) -> Non
         pipeline.write(map_in_read(frame.select("key")), topic=pipeline.even)
 
 
-@pytest.mark.fault("T07", "the driver dies after Kafka's commit and before Spark's", "rows in parcels")
+@pytest.mark.fault("T07", "the driver dies after Kafka's commit and before Spark's", "commit")
 @pytest.mark.timeout(600)
 def test_the_driver_is_killed_after_the_transaction(
     broker: str, topic: Callable[..., str], driver: Any, checkpoint: str, tmp_path: Path
