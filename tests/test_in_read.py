@@ -15,6 +15,7 @@ from hypothesis import given
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from kafka_eos_source import stream_writer
+from kafka_eos_source.commit import direct
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.in_read import packed
 from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
@@ -97,6 +98,12 @@ def test_what_a_function_gives_is_taken_by_name_and_cast() -> None:
 def test_rows_that_do_not_fit_the_schema_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidRecordError, match=said):
         list(pack([pa.record_batch(given)], ROWS))
+
+
+@pytest.mark.parametrize("given", [None, rows_batch([]).schema, [pa.table({"value": ["v"]})]])
+def test_what_is_no_batch_is_refused(given: Any) -> None:
+    with pytest.raises(InvalidRecordError, match=r"expected an iterable of pyarrow\.RecordBatch"):
+        list(pack(given, ROWS))
 
 
 def test_the_frame_says_what_is_in_its_parcels() -> None:
@@ -206,8 +213,6 @@ def test_a_function_that_cannot_be_pickled_is_refused() -> None:
 def test_the_sink_stages_the_rows_in_the_parcels(
     as_rows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kafka_eos_source.commit import direct
-
     monkeypatch.setattr(stream_writer, "running_task", lambda: StreamingTask("q", "0", "r"))
     monkeypatch.setattr(direct, "check_target", lambda options: None)
     if as_rows:
@@ -226,3 +231,28 @@ def test_the_sink_stages_the_rows_in_the_parcels(
         {"key": b"k", "value": b"v", "partition": 1},
         {"key": None, "value": b"w", "partition": None},
     ]
+
+
+def test_sinks_outside_kafka_get_the_rows_in_the_parcels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_writer, "running_task", lambda: StreamingTask("q", "0", "r"))
+    monkeypatch.setattr(direct, "check_target", lambda options: None)
+    options = parse_write(
+        {
+            "kafka.bootstrap.servers": "b:9092",
+            "topic": "out",
+            "checkpointLocation": str(tmp_path),
+            "application.id": "app",
+            "sinks": "files",
+            "sink.files.type": "filesystem",
+            "sink.files.path": str(tmp_path / "files"),
+            "sink.files.columns": "partition,value",
+        },
+        streaming=True,
+    )
+    writer = stream_writer.stream_writer(options, packed_schema(ROWS))
+    given: Any = pack([rows_batch([(b"k", "v", 1), (None, "w", None)])], ROWS)
+    message: Any = writer.write(given)
+    assert message.part.rows == 2
+    assert [(part.sink, part.rows) for part in message.sinks] == [("files", 2)]

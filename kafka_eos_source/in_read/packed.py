@@ -59,18 +59,22 @@ def packed_rows(schema: StructType) -> StructType | None:
 
 
 def pack(batches: Iterable[pa.RecordBatch], rows: StructType) -> Iterator[pa.RecordBatch]:
-    """Parcels, one a batch of Arrow: Spark's side of it may hand each on by itself.
+    """Parcels of rows, each in an Arrow batch of its own: Spark can have it before the next is made.
 
     Args:
         batches: what a function gave: columns by name, of types that can be cast to those of ``rows``.
         rows: the schema that was promised.
 
     Raises:
-        InvalidRecordError: a batch has other columns, or a value does not fit.
+        InvalidRecordError: there are no batches, one has other columns, or a value does not fit.
     """
     schema = arrow_schema(rows)
     column = pa.schema([pa.field(PACKED, pa.binary())])
+    if not isinstance(batches, Iterable):
+        raise _no_batches(batches)
     for batch in batches:
+        if not isinstance(batch, pa.RecordBatch):
+            raise _no_batches(batch)
         if not batch.num_rows:
             continue
         fitted = _fitted(batch, schema)
@@ -95,6 +99,14 @@ def parcels_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Buffer]:
         for parcel in batch.column(0):
             if parcel.is_valid:
                 yield parcel.as_buffer()
+
+
+def _no_batches(given: object) -> InvalidRecordError:
+    return InvalidRecordError(
+        f"the function of map_in_read gave a {type(given).__name__}; expected an iterable of "
+        "pyarrow.RecordBatch.",
+        fix="yield record batches; of a table, table.to_batches().",
+    )
 
 
 def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
