@@ -32,7 +32,7 @@ class Pipeline:
     def read(self) -> DataFrame:
         reader = self.spark.readStream.format("kafka-eos").option("kafka.bootstrap.servers", self.broker)
         reader = reader.option("subscribe", self.source).option("startingOffsets", "earliest")
-        return reader.option("maxOffsetsPerTrigger", "200").load()
+        return reader.load()
 
     def write(self, frame: DataFrame, **options: str) -> list[int]:
         """Until there is no more; Spark's numbers of input rows."""
