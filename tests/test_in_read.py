@@ -146,8 +146,8 @@ def short_words(rows: Iterator[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
 def test_a_function_is_called_with_the_columns_of_the_frame() -> None:
     out = StructType([StructField("key", BinaryType()), StructField("value", StringType())])
     step = MapInRead.from_json(MapInRead(COLUMNS, out, to_option(short_words, "", fix="")).to_json())
-    assert step.source_columns == ("value", "key")
-    source = read_arrow_schema(False, step.source_columns)
+    assert step.columns.of_source == ("value", "key")
+    source = read_arrow_schema(False, step.columns.of_source)
     read = [
         pa.RecordBatch.from_arrays([pa.array([b"a", b"bb"]), pa.array([b"1", None])], schema=source),
         pa.RecordBatch.from_arrays([pa.array([b"ccc"]), pa.array([b"3"])], schema=source),

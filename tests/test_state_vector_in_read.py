@@ -124,7 +124,7 @@ def test_the_option_says_all_that_the_read_must_know(window: Window | None) -> N
         {"subscribe": "t", "kafka.bootstrap.servers": "h:1", "aggregate.in.read": written}, streaming=True
     )
     found = AggregateInRead.from_json((options.step_in_read or ("", ""))[1])
-    assert found.source_columns == ("key", "value", "timestamp", "offset")
+    assert found.columns.of_source == ("key", "value", "timestamp", "offset")
     assert found.columns == COLUMNS
     assert to_arrow_schema(rows_of(options)).names == PARCELS.names
     assert found.to_json() == written

@@ -54,17 +54,12 @@ class MapInRead:
         _ = made.columns.schema  # made now, so that it is refused now
         return made
 
-    @property
-    def source_columns(self) -> tuple[str, ...]:
-        """What is read of each record."""
-        return self.columns.of_source
-
     @cached_property
     def schema(self) -> StructType:
         """Of what is read."""
         return packed_schema(self.rows)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Rows of `source_columns`, of one task, in; parcels out. Raises: InvalidRecordError: as `pack`."""
+        """Rows of the source, of one task, in; parcels out. Raises: InvalidRecordError: as `pack`."""
         frames = map(self.columns.frame, batches)
         return pack(frames if self.function is None else from_option(self.function)(frames), self.rows)

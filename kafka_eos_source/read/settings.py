@@ -32,7 +32,7 @@ def task_read(options: ReadOptions) -> TaskRead:
     settings = ReadSettings(
         conf=consumer_config(options.kafka, group_id, options.isolation_level),
         include_headers=options.include_headers,
-        columns=options.columns if left is None else step(*left).source_columns,
+        columns=options.columns if left is None else step(*left).columns.of_source,
         fail_on_data_loss=options.fail_on_data_loss,
         poll_timeout_ms=options.poll_timeout_ms,
     )

@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.in_read.columns import ReadColumns
 from kafka_eos_source.option_values import invalid
 
 #: The options that have one, and who sets them.
@@ -19,12 +20,12 @@ class Step(Protocol):
     """From batches of the source's rows, of one task, to batches of what Spark gets.
 
     Attributes:
-        source_columns: what is read of each record.
+        columns: of the source; no others are read.
         schema: of what Spark gets.
     """
 
     @property
-    def source_columns(self) -> tuple[str, ...]: ...
+    def columns(self) -> ReadColumns: ...
     @property
     def schema(self) -> StructType: ...
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]: ...

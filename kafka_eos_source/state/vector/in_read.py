@@ -69,11 +69,6 @@ class AggregateInRead:
         _ = made.partial_schema  # made now, so that it is refused now
         return made
 
-    @property
-    def source_columns(self) -> tuple[str, ...]:
-        """What is read of each record."""
-        return self.columns.of_source
-
     @cached_property
     def schema(self) -> StructType:
         """Of what is read."""
@@ -85,7 +80,7 @@ class AggregateInRead:
         return self._processor.partial_schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Rows of `source_columns`, of one task, in; parcels with a partial row for each group out."""
+        """Rows of the source, of one task, in; parcels with a partial row for each group out."""
         partial = self._processor.partial(map(self.columns.frame, batches))
         return pack(partial, self.partial_schema, self.keys, self.shards)
 
