@@ -159,6 +159,7 @@ TASKS: Mapping[str, Task] = {
                 Target("kafka-eos", "spark", 1.3),
                 Target("kafka-eos", "kafka-streams", 2.5),
                 Target("kafka-eos", "quix", 8),
+                Target("kafka-eos-2m", "quix", 8),
                 Target("kafka-eos-in-read", "kafka-streams", 2.5),
                 Target("kafka-eos-in-read", "quix", 8),
                 Target("kafka-eos-in-read-2m", "kafka-streams", 2.5),
