@@ -11,7 +11,7 @@ from benchmarks.contenders.kafka_eos import KafkaEos
 from benchmarks.contenders.kafka_streams import KafkaStreams, KafkaStreamsCopy
 from benchmarks.contenders.quix import Quix, QuixCopy
 from benchmarks.contenders.spark import SparkState
-from benchmarks.contenders.spark_query import AT_ONCE, EosQuery, SparkQuery
+from benchmarks.contenders.spark_query import AT_ONCE, LOCAL_CHECKPOINTS, TUNED, EosQuery, SparkQuery
 from benchmarks.workload import Workload
 
 
@@ -72,9 +72,6 @@ _COPIERS: tuple[Contender, ...] = (
     _STREAMS_AT_LEAST_ONCE,
     _QUIX,
 )
-
-#: A JVM that only hands parcels on needs no second compiler, which takes a core for minutes.
-ONE_COMPILER = "-XX:TieredStopAtLevel=1"
 
 _READERS: tuple[Contender, ...] = (
     EosQuery("kafka-eos", to_nothing=True),
@@ -153,7 +150,8 @@ TASKS: Mapping[str, Task] = {
             contenders=(
                 *_COPIERS,
                 EosQuery("kafka-eos-2m", batch=2_000_000),
-                EosQuery("kafka-eos-in-read-2m", batch=2_000_000, in_read=True, jvm=ONE_COMPILER),
+                EosQuery("kafka-eos-tuned", batch=2_000_000, in_read=True, tuning=TUNED),
+                SparkQuery("spark-tuned", batch=2_000_000, tuning=TUNED),
             ),
             targets=(
                 Target("kafka-eos", "spark", 1.3),
@@ -162,7 +160,8 @@ TASKS: Mapping[str, Task] = {
                 Target("kafka-eos-2m", "quix", 8),
                 Target("kafka-eos-in-read", "kafka-streams", 2.5),
                 Target("kafka-eos-in-read", "quix", 8),
-                Target("kafka-eos-in-read-2m", "kafka-streams", 2.5),
+                Target("kafka-eos-tuned", "kafka-streams", 2.5),
+                Target("kafka-eos-tuned", "spark-tuned", 1.3),
                 Target("kafka-eos", "kafka-eos-at-least-once", 0.9),
             ),
         ),
@@ -205,7 +204,9 @@ TASKS: Mapping[str, Task] = {
             Workload(records=30_000),
             (
                 EosQuery("kafka-eos", trigger=AT_ONCE),
+                EosQuery("kafka-eos-local-checkpoints", trigger=AT_ONCE, tuning=LOCAL_CHECKPOINTS),
                 SparkQuery("spark", trigger=AT_ONCE),
+                SparkQuery("spark-local-checkpoints", trigger=AT_ONCE, tuning=LOCAL_CHECKPOINTS),
                 _STREAMS,
                 _QUIX,
             ),

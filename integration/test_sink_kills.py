@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from integration.support.driver import Driver
 from integration.support.kafka import Admin, end_offsets, produce, read_back, values
 from integration.support.tools import console_consumer, transactions
+from kafka_eos_source import local_checkpoints
 from kafka_eos_source.commit.token import Token
 
 #: Four batches. A killed driver leaves the batch in which it died to the next one.
@@ -62,12 +64,19 @@ def spec(source: str, source_topic: str, sink: str, sink_topic: str, checkpoint:
 DRIVER_STEPS = ["commit.before_commit", "commit.after_commit"]
 
 
-def killed_at(driver: Callable[..., Driver], query: Any, tmp_path: Path, steps: list[str]) -> None:
-    for number, step in enumerate(steps):
-        killed = driver(query, f"{step}=kill@{tmp_path}/once-{number}")
+def killed_at(
+    driver: Callable[..., Driver],
+    query: Any,
+    tmp_path: Path,
+    steps: list[str],
+    confs: Sequence[Mapping[str, str]] = ({},),
+) -> None:
+    """The last of Spark's settings are those of the start that ends well too."""
+    for number, (step, conf) in enumerate(zip(steps, cycle(confs), strict=False)):
+        killed = driver({**query, "conf": conf}, f"{step}=kill@{tmp_path}/once-{number}")
         assert killed.wait() != 0, f"{step}: the driver was not killed:\n{killed.tail()}"
         assert (tmp_path / f"once-{number}").exists(), f"{step} was not reached:\n{killed.tail()}"
-    driver(query).finish()
+    driver({**query, "conf": confs[-1]}).finish()
 
 
 @pytest.mark.fault("T05", "the driver is killed", "after send_offsets")
@@ -80,7 +89,8 @@ def test_the_driver_is_killed_within_and_after_the_transaction(
     wanted = [f"{row:05d}" for row in range(ROWS)]
     produce(broker, source, wanted, keys=wanted)
     query = spec(broker, source, broker, sink, checkpoint, **{"application.id": f"app-{sink}"})
-    killed_at(driver, query, tmp_path, DRIVER_STEPS)
+    # ... and a query may change how its checkpoint's files are written
+    killed_at(driver, query, tmp_path, DRIVER_STEPS, [{}, local_checkpoints()])
 
     assert values(read_back(broker, sink)) == wanted
     # a client that is not ours counts the same

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from kafka_eos_source.checkpoint_files import local_checkpoints
     from kafka_eos_source.datasource import KafkaEosDataSource
     from kafka_eos_source.in_read.frame import map_in_read
 
-__all__ = ["KafkaEosDataSource", "map_in_read", "register"]
+__all__ = ["KafkaEosDataSource", "local_checkpoints", "map_in_read", "register"]
 
 
 def register(spark: SparkSession) -> None:
@@ -29,6 +30,10 @@ def __getattr__(name: str) -> Any:
         from kafka_eos_source.datasource import KafkaEosDataSource
 
         return KafkaEosDataSource
+    if name == "local_checkpoints":
+        from kafka_eos_source.checkpoint_files import local_checkpoints
+
+        return local_checkpoints
     if name == "map_in_read":
         from kafka_eos_source.in_read.frame import map_in_read
 

@@ -85,6 +85,13 @@ def test_pyspark_in_a_zip_is_told_with_its_price_and_is_no_fault(tmp_path: Path)
     assert str(archive) in found.text
 
 
+def test_what_quickens_checkpoints_is_told_and_is_no_fault() -> None:
+    found = doctor.checkpoint_files({"some.setting": "a.Class"})
+    assert found.fine
+    assert "some.setting=a.Class" in found.text
+    assert "no Spark of its own" in doctor.checkpoint_files({}).text
+
+
 def test_without_a_broker_none_is_asked() -> None:
     names = [check.name for check in doctor.checks(None, Deadline.after_seconds(1))]
     assert "broker" not in names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -13,10 +13,30 @@ from benchmarks import versions
 from benchmarks.contenders.base import PROGRAMS, Job
 from benchmarks.environments import python_with
 from benchmarks.processes import Command
+from kafka_eos_source import local_checkpoints
 from kafka_eos_source.embedded import jars, java
 
 #: The next micro-batch begins when the last one is done.
 AT_ONCE = "0 seconds"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What is set of Spark, other than its defaults: a title, and the settings."""
+
+    title: str
+    conf: Mapping[str, str]
+
+
+#: Both Sparks have the class by the same name.
+LOCAL_CHECKPOINTS = Tuning("local_checkpoints()", local_checkpoints())
+
+#: All of docs/performance.md, "Settings that help". A JVM that only hands parcels on needs no second
+#: compiler, which takes a core for minutes.
+TUNED = Tuning(
+    "local_checkpoints(), one JVM compiler",
+    {**local_checkpoints(), "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},
+)
 
 
 @dataclass(frozen=True)
@@ -28,12 +48,14 @@ class _Query:
         to_nothing: what is read goes nowhere.
         trigger: of a query that runs for ever; empty = it ends with the records there are.
         batch: records of a micro-batch; 0 = what the command line says.
+        tuning: of Spark; None = its defaults.
     """
 
     name: str
     to_nothing: bool = False
     trigger: str = ""
     batch: int = 0
+    tuning: Tuning | None = None
 
     @property
     def ends(self) -> bool:
@@ -59,7 +81,7 @@ class _Query:
             "trigger": self.trigger,
             "sink": {},
             "in_read": False,
-            "jvm": "",
+            "conf": dict(self.tuning.conf) if self.tuning else {},
         }
 
 
@@ -70,13 +92,11 @@ class EosQuery(_Query):
     Attributes:
         files: the same rows go to Parquet files too.
         in_read: rows go through `map_in_read`, and never become Spark's.
-        jvm: options of Spark's JVM.
     """
 
     guarantee: str = "exactly once"
     files: bool = False
     in_read: bool = False
-    jvm: str = ""
 
     @property
     def exactly_once(self) -> bool:
@@ -93,8 +113,8 @@ class EosQuery(_Query):
             form += ", map_in_read"
         if self.batch:
             form += f", batches of {self.batch:,}"
-        if self.jvm:
-            form += f", {self.jvm}"
+        if self.tuning:
+            form += f", {self.tuning.title}"
         return f"kafka-eos{form} (Spark {metadata.version('pyspark')})"
 
     def prepare(self) -> None:
@@ -109,7 +129,7 @@ class EosQuery(_Query):
                 "sink.files.path": str(job.folder / "files"),
                 "sink.files.format": "parquet",
             }
-        arguments["in_read"], arguments["jvm"] = self.in_read, self.jvm
+        arguments["in_read"] = self.in_read
         arguments["guarantee"] = "exactly_once" if self.exactly_once else "at_least_once"
         python = sys.executable
         environment = {
@@ -129,7 +149,10 @@ class SparkQuery(_Query):
 
     @property
     def title(self) -> str:
-        return f"Spark {versions.SPARK_VERSION} kafka"
+        form = f", batches of {self.batch:,}" if self.batch else ""
+        if self.tuning:
+            form += f", {self.tuning.title}"
+        return f"Spark {versions.SPARK_VERSION} kafka{form}"
 
     def prepare(self) -> None:
         python_with("spark", versions.SPARK)

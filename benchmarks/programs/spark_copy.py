@@ -4,7 +4,7 @@ Argument: a JSON object with ``format`` (``kafka`` or ``kafka-eos``), ``bootstra
 ``topic_out`` (empty = to nothing), ``folder``, ``cores``, ``batch`` (records of a micro-batch, 0 = no limit),
 ``name``, ``guarantee``, ``compression``, ``jars``, ``trigger`` (``0 seconds``, …; empty = it ends with the
 records there are), ``sink`` (more options of the sink), ``in_read`` (rows go through `map_in_read`)
-and ``jvm`` (its options).
+and ``conf`` (settings of the session).
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from running import session, wait
 
 
 def main(job: dict[str, Any]) -> None:
-    more = {"spark.jars": job["jars"]} if job["jars"] else {}
-    if job["jvm"]:
-        more["spark.driver.extraJavaOptions"] = job["jvm"]
+    more = {**job["conf"], **({"spark.jars": job["jars"]} if job["jars"] else {})}
     spark = session(job["folder"], str(job["cores"]), more)
     spark.sparkContext.setLogLevel("ERROR")
     kafka = {"kafka.bootstrap.servers": job["bootstrap"]}

@@ -82,6 +82,8 @@ def session(name: str = "kafka-eos demo") -> SparkSession:
     """A small local Spark, quick to start. Its time zone is UTC."""
     from pyspark.sql import SparkSession
 
+    from kafka_eos_source import local_checkpoints
+
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     spark = (
         SparkSession.builder.master("local[2]")
@@ -93,6 +95,7 @@ def session(name: str = "kafka-eos demo") -> SparkSession:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .config(map=local_checkpoints())
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")

@@ -16,6 +16,7 @@ from typing import Any
 import pyspark
 from confluent_kafka import libversion
 
+from kafka_eos_source.checkpoint_files import local_checkpoints
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import KafkaEosError
@@ -63,6 +64,7 @@ def checks(kafka: Mapping[str, str] | None, deadline: Deadline) -> Iterator[Chec
     yield discovery()
     yield executors_python(os.environ, sys.executable)
     yield zipped_pyspark(Path(pyspark.__file__).parent)
+    yield checkpoint_files(local_checkpoints())
     if kafka is not None:
         yield broker(kafka, deadline)
 
@@ -141,6 +143,18 @@ def zipped_pyspark(package: Path) -> Check:
         "workers",
         "each Python process compiles PySpark anew, 0.6 s of a query's start five times over: "
         f"{archive} comes first. Where Spark itself is that of pip, as here, the file may be deleted",
+    )
+
+
+def checkpoint_files(local: Mapping[str, str]) -> Check:
+    """That Spark starts programs for each file of a checkpoint is no fault of anybody's."""
+    return Check(
+        "checkpoints",
+        "; ".join(
+            f"in a local folder, a micro-batch is 60 ms shorter with {name}={value}"
+            for name, value in local.items()
+        )
+        or "this PySpark has no Spark of its own: its driver writes them",
     )
 
 

@@ -1,0 +1,40 @@
+"""The setting that writes a local checkpoint's files quickly: its class is found where Spark has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from kafka_eos_source import local_checkpoints
+from kafka_eos_source.checkpoint_files import SETTING, file_system_manager
+
+_STREAMING = "org.apache.spark.sql.execution.streaming"
+_CLASS = "FileSystemBasedCheckpointFileManager"
+
+
+def _jar(folder: Path, name: str, *classes: str) -> Path:
+    with ZipFile(folder / name, "w") as archive:
+        for each in classes:
+            archive.writestr(each.replace(".", "/") + ".class", b"")
+    return folder
+
+
+@pytest.mark.parametrize("package", [_STREAMING, f"{_STREAMING}.checkpointing"])  # Spark 4.0; since 4.1
+def test_the_class_is_found_by_the_name_that_this_spark_has_for_it(tmp_path: Path, package: str) -> None:
+    _jar(tmp_path, "spark-sql-api_2.13-4.jar", f"org.other.{_CLASS}")
+    _jar(tmp_path, "spark-sql_2.13-4.jar", f"{package}.Other{_CLASS}", f"{package}.{_CLASS}")
+    assert file_system_manager(tmp_path) == f"{package}.{_CLASS}"
+
+
+def test_a_pyspark_without_spark_gets_no_setting(tmp_path: Path) -> None:
+    assert file_system_manager(tmp_path / "jars") == ""
+    assert file_system_manager(_jar(tmp_path, "spark-sql_2.13-9.jar", "org.apache.spark.sql.Row")) == ""
+
+
+def test_the_pyspark_that_is_installed_has_it() -> None:
+    ((name, value),) = local_checkpoints().items()
+    assert name == SETTING
+    assert value.startswith(f"{_STREAMING}.")
+    assert value.endswith(f".{_CLASS}")
