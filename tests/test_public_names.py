@@ -12,7 +12,12 @@ import kafka_eos_source
 
 
 def test_public_names() -> None:
-    assert sorted(kafka_eos_source.__all__) == ["KafkaEosDataSource", "map_in_read", "register"]
+    assert sorted(kafka_eos_source.__all__) == [
+        "KafkaEosDataSource",
+        "local_checkpoints",
+        "map_in_read",
+        "register",
+    ]
     assert all(hasattr(kafka_eos_source, name) for name in kafka_eos_source.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = kafka_eos_source.Nothing

@@ -88,7 +88,7 @@ def test_a4_a14_a_put_behind_a_range_delete_counts(path: Path, between: int) -> 
         assert list(store.reverse_range(B, F)) == [(E, E), (C, b"again")]
         assert [store.get(each) for each in (A, B, C, D)] == [A, None, b"again", None]
         assert store.get_many(pa.array([A, B, C], pa.binary())).to_pylist() == [A, None, b"again"]
-        assert bool(store._overlay.ranges) is bool(between)
+        assert bool(store._staged.overlay.ranges) is bool(between)
         changed = [row for rows in store.staged_changes() for row in rows["key"].to_pylist()]
         assert sorted(changed) == [B, *(B + key(n) for n in range(between)), C, D]
         store.commit({TP: 1})
@@ -453,10 +453,10 @@ def test_an_attempt_kept_again_replaces_itself(store: TransactionalStateStore) -
     store.persist_pending(record(0, "a"))
     store.put(A, b"1")
     store.persist_pending(record(0, "a"))
-    assert len(list(store._database.scan(family="pending"))) == 2, "a header and a blob"
+    assert len(list(store._durable.database.scan(family="pending"))) == 2, "a header and a blob"
     store.promote(record(0, "a"), {TP: 1})
     assert list(store.all()) == [(A, b"1")]
-    assert list(store._database.scan(family="pending")) == []
+    assert list(store._durable.database.scan(family="pending")) == []
 
 
 def test_a_pending_range_delete_is_applied_before_the_rows(store: TransactionalStateStore) -> None:
@@ -495,7 +495,7 @@ def test_pending_batches_are_dropped_but_those_named(path: Path) -> None:
     with TransactionalStateStore.open(path, IDENTITY) as store:
         assert [kept.record.attempt for kept in store.pending()] == ["b"]
         store.drop_pending()
-        assert list(store._database.scan(family="pending")) == []
+        assert list(store._durable.database.scan(family="pending")) == []
 
 
 def test_changes_come_in_batches_of_a_few_megabytes(store: TransactionalStateStore) -> None:
@@ -576,8 +576,8 @@ def test_get_many_when_rocksdb_underestimates_how_much_there_is(store: Transacti
     store.put_all([(k, None) for k in absent])  # it counts a delete as one key less, there or not
     store.commit({TP: 1})
     wanted = numbers[::16]
-    assert store._database.property("estimate-num-keys") < 2 * len(wanted)
-    assert store._database.get_each(wanted) == wanted
+    assert store._durable.database.property("estimate-num-keys") < 2 * len(wanted)
+    assert store._durable.database.get_each(wanted) == wanted
 
 
 def test_what_was_committed_last_is_read_from_memory_and_right(store: TransactionalStateStore) -> None:

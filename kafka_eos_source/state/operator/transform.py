@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.sql.types import StructType
 
-from kafka_eos_source.in_read.columns import ReadColumns
 from kafka_eos_source.in_read.lineage import lineage
 from kafka_eos_source.option_values import duration_ms
 from kafka_eos_source.state.operator.frame import SHARDS, combined, grouping, shard_count, with_operator
@@ -142,7 +141,7 @@ def aggregate_with_changelog_state(
     parcel, count = processor.partial_schema if combine else None, shard_count(shards)
     found = lineage(frame, used) if combine is True else None
     if found is not None:
-        in_read = AggregateInRead(ReadColumns(found.columns), tuple(keys), aggregates, window, count)
+        in_read = AggregateInRead(found.columns, tuple(keys), aggregates, window, count)
         frame = found.read("aggregate.in.read", in_read.to_json(), frame.sparkSession)
     elif combine:
         frame = combined(frame, processor.partial, processor.partial_schema, keys, count)

@@ -16,10 +16,8 @@ On disk, in the store's folder: ``db/`` (RocksDB), ``VERSION``, ``owner`` (who h
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,7 +30,6 @@ from weakref import WeakSet
 import pyarrow as pa
 
 from kafka_eos_source.errors import (
-    KafkaEosError,
     NotUpToBoundError,
     StateError,
     StoreClosedError,
@@ -41,21 +38,22 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.layout import upper_bound
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
-from kafka_eos_source.state.store import folder, kept, records
+from kafka_eos_source.state.store import folder, kept
 from kafka_eos_source.state.store.advance import advanced, furthest, promotable
 from kafka_eos_source.state.store.changes import key_batches, row_batches
 from kafka_eos_source.state.store.checkpoint_file import write_checkpoint
 from kafka_eos_source.state.store.config import Isolation, StoreConfig, check_isolation
-from kafka_eos_source.state.store.database import Database, Writes
-from kafka_eos_source.state.store.key_order import in_key_order
-from kafka_eos_source.state.store.limits import UncommittedBudget, too_many_bytes
+from kafka_eos_source.state.store.database import Database
+from kafka_eos_source.state.store.durable import Durable
+from kafka_eos_source.state.store.limits import UncommittedBudget
 from kafka_eos_source.state.store.metrics import StoreMetrics
-from kafka_eos_source.state.store.overlay import MISSING, Missing, Overlay, Ranges, merge
+from kafka_eos_source.state.store.overlay import MISSING, Missing, merge
 from kafka_eos_source.state.store.pending import Header
 from kafka_eos_source.state.store.reader import CommittedReader
 from kafka_eos_source.state.store.records import Committed, Offsets
 from kafka_eos_source.state.store.rocks_errors import translate
 from kafka_eos_source.state.store.scans import Scan, Scans
+from kafka_eos_source.state.store.staged import Staged
 from kafka_eos_source.state.store.views import (
     CommittedView,
     Cursor,
@@ -65,15 +63,9 @@ from kafka_eos_source.state.store.views import (
     last_offset,
 )
 
-_log = logging.getLogger(__name__)
-
 #: Up to so many keys a range is deleted key by key: RocksDB slows down with the number of ranges deleted,
 #: and a processor that clears the list of each group would leave one for each.
 _SMALL_RANGE = 128
-#: What was committed last stays in memory for reading up to this size.
-_RECENT_BYTES = 64 << 20
-#: From here on a chunk of a restore is quicker as a file of sorted rows than as a batch.
-_INGEST_ROWS = 20_000
 
 
 class TransactionalStateStore:
@@ -91,17 +83,10 @@ class TransactionalStateStore:
         self.path = path
         self.identity: StoreIdentity = committed.identity
         self.config = config
-        self._database = database
-        self._committed = committed
-        self._overlay = Overlay()
-        self._recent: dict[bytes, bytes | None] = {}
-        self._staged_position: Offsets = {}
-        self._soft: int | None = None
-        self._hard: int | None = None
+        self._staged = Staged(self.identity.store)
+        self._durable = Durable(path, database, committed, config, self._shut)
         self._lock = threading.RLock()
-        self._thread = 0
         self._open = True
-        self._generation = 0
         self._scans = Scans()
         self._views: WeakSet[StateView] = WeakSet()
         self._metrics = StoreMetrics()
@@ -178,7 +163,7 @@ class TransactionalStateStore:
             if not self._open:
                 return
             try:
-                write_checkpoint(self.path, self._committed.offsets)
+                write_checkpoint(self.path, self._durable.committed.offsets)
             finally:
                 self._shut()
             folder.closed(self.path)
@@ -197,25 +182,23 @@ class TransactionalStateStore:
         for view in list(self._views):
             view.close()
         self._scans.close()
-        self._overlay = Overlay()
-        self._recent = {}
-        self._thread = 0
-        self._database.close()
+        self._staged.end()
+        self._durable.close()
 
     # ------------------------------------------------------------------ the owner's reads
 
     def get(self, key: bytes) -> bytes | None:
-        overlay = self._overlay
+        overlay = self._staged.overlay
         value = overlay.rows.get(key, MISSING)
         if not isinstance(value, Missing):
             return value
         if overlay.ranges and overlay.ranges.covers(key):
             return None
-        value = self._recent.get(key, MISSING)
+        value = self._durable.recent.get(key, MISSING)
         if not isinstance(value, Missing):
             return value
         try:
-            return self._database.get(key)
+            return self._durable.database.get(key)
         except Exception as error:
             raise translate(error, self.path) from error
 
@@ -223,10 +206,10 @@ class TransactionalStateStore:
         """The value of each key, null where there is none. Keys may repeat."""
         self._check_open()
         wanted: list[bytes] = keys.to_pylist()
-        found = self._overlay.look_up(wanted, self._recent)
+        found = self._staged.overlay.look_up(wanted, self._durable.recent)
         if MISSING in found:
             missing = [key for key, value in zip(wanted, found, strict=True) if value is MISSING]
-            base = iter(self._database.get_each(missing))
+            base = iter(self._durable.database.get_each(missing))
             found = [next(base) if value is MISSING else value for value in found]
         return pa.array(found, pa.binary())
 
@@ -236,9 +219,9 @@ class TransactionalStateStore:
         if low is not None and high is not None and low >= high:
             return self._scans.track(iter(()))
         with self._lock:
-            staged = self._overlay.slice(low, high, reverse=reverse)
-            first, rest = self._database.scan_first(low, high, reverse=reverse)
-            ranges = self._overlay.ranges
+            staged = self._staged.overlay.slice(low, high, reverse=reverse)
+            first, rest = self._durable.database.scan_first(low, high, reverse=reverse)
+            ranges = self._staged.overlay.ranges
         base = chain(first, rest) if rest else iter(first)
         if staged or ranges:
             base = merge(staged, base, ranges, reverse=reverse)
@@ -258,8 +241,8 @@ class TransactionalStateStore:
     def approximate_num_entries(self) -> int:
         """RocksDB's estimate, and what is staged."""
         self._check_open()
-        staged = sum(1 if value is not None else -1 for value in self._overlay.rows.values())
-        return max(0, self._database.property("estimate-num-keys") + staged)
+        staged = sum(1 if value is not None else -1 for value in self._staged.overlay.rows.values())
+        return max(0, self._durable.database.property("estimate-num-keys") + staged)
 
     # ------------------------------------------------------------------ the owner's writes, all staged
 
@@ -272,8 +255,8 @@ class TransactionalStateStore:
         if key is None:
             raise ValueError("a key of None")
         self._own()
-        self._overlay.put(key, value)
-        self._check_size()
+        self._staged.overlay.put(key, value)
+        self._staged.check_size()
 
     def put_all(self, pairs: Sequence[tuple[bytes, bytes | None]]) -> None:
         """Stages all of them, or none if one has no key."""
@@ -305,38 +288,39 @@ class TransactionalStateStore:
         if high is not None and low >= high:
             return
         few: list[bytes] = []
-        base = self._database.scan(low, high)
+        base = self._durable.database.scan(low, high)
         for key, _ in base:
             few.append(key)
             if len(few) > _SMALL_RANGE:
                 break
+        overlay = self._staged.overlay
         with self._lock:
             if len(few) > _SMALL_RANGE:
-                self._overlay.delete_range(low, high)
+                overlay.delete_range(low, high)
             else:
-                self._overlay.drop(low, high)
-                self._overlay.put_many(few, [None] * len(few))
-        self._check_size()
+                overlay.drop(low, high)
+                overlay.put_many(few, [None] * len(few))
+        self._staged.check_size()
 
     def stage_position(self, position: Mapping[TopicPartition, int]) -> None:
         """Notes the largest input offset that the staged writes reflect (KIP-796); committed with them."""
         self._own()
         with self._lock:
-            self._staged_position = furthest(self._staged_position, position)
+            self._staged.reflect(position)
 
     def approximate_num_uncommitted_bytes(self) -> int:
         """Memory that the next commit frees; 0 after commit, rollback and open. See `overlay`."""
         self._check_open()
-        return self._overlay.bytes
+        return self._staged.overlay.bytes
 
     @property
     def commit_requested(self) -> bool:
         """More is staged than this store's share of ``statestore.uncommitted.max.bytes``."""
-        return self._soft is not None and self._overlay.bytes > self._soft
+        return self._staged.over_share
 
     def set_share(self, soft_bytes: int | None, hard_bytes: int | None) -> None:
         """By the `UncommittedBudget` that this store takes part in."""
-        self._soft, self._hard = soft_bytes, hard_bytes
+        self._staged.limit(soft_bytes, hard_bytes)
 
     def use_budget(self, budget: UncommittedBudget) -> None:
         """Shares ``statestore.uncommitted.max.bytes`` with the other stores of ``budget`` from now on."""
@@ -348,8 +332,7 @@ class TransactionalStateStore:
         """Drops what is staged. Nothing is read or written."""
         self._check_open()
         with self._lock:
-            self._new_overlay()
-            self._generation += 1
+            self._staged.withdraw()
         self._metrics.count("rollback-total")
 
     def flush(self) -> None:
@@ -358,30 +341,19 @@ class TransactionalStateStore:
 
     def _put_lists(self, keys: list[bytes], values: list[bytes | None]) -> None:
         self._own()
-        self._overlay.put_many(keys, values)
-        self._check_size()
+        self._staged.overlay.put_many(keys, values)
+        self._staged.check_size()
 
     def _own(self) -> None:
         """The thread that stages first is the writer, until commit or rollback."""
-        me = threading.get_ident()
-        if self._thread != me:
+        if not self._staged.is_mine():
             self._check_open()
-            if self._thread:
-                raise StateError(
-                    f"store {self.name}: two threads stage writes in one transaction",
-                    fix="one thread writes; others read through view()",
-                )
-            self._thread = me
+            self._staged.own()
 
-    def _check_size(self) -> None:
-        if self._hard is not None and self._overlay.bytes > self._hard:
-            assert self._soft is not None
-            raise too_many_bytes(self.name, self._overlay.bytes, self._soft, self._hard)
-
-    def _new_overlay(self) -> None:
-        self._overlay = Overlay()
-        self._staged_position = {}
-        self._thread = 0
+    def _check_nothing_staged(self, what_follows: str) -> None:
+        self._check_open()
+        if not self._staged.empty:
+            raise StateError(f"store {self.name}: writes are staged; {what_follows}")
 
     # ------------------------------------------------------------------ commit
 
@@ -409,94 +381,58 @@ class TransactionalStateStore:
         self._check_open()
         committed = advanced(
             self.name,
-            self._committed,
+            self._durable.committed,
             changelog_offsets,
-            furthest(self._staged_position, position or {}),
+            furthest(self._staged.position, position or {}),
             batch,
             forget_offsets=forget_offsets,
         )
         with self._lock, self._metrics.commits.time():
-            writes = self._database.batch()
-            self._write_ranges(writes, self._overlay.ranges)
-            rows = self._overlay.rows
-            writes.rows(rows)
-            self._apply(writes, replace(committed, restoring=False))
-            self._remember(rows, self._overlay.bytes)
-            self._new_overlay()
+            writes, overlay = self._durable.database.batch(), self._staged.overlay
+            to = replace(committed, restoring=False)
+            self._durable.change(writes, overlay.rows, overlay.ranges, overlay.bytes, to)
+            self._staged.end()
 
     def committed_offset(self, tp: TopicPartition) -> int | None:
         """Offset of the last changelog record in the data; None = none."""
         self._check_open()
-        return last_offset(self._committed.offsets, tp)
+        return last_offset(self._durable.committed.offsets, tp)
 
     def next_offset(self, tp: TopicPartition) -> int | None:
         """The changelog offset to go on from; None = not recorded."""
         self._check_open()
-        return self._committed.offsets.get(tp)
+        return self._durable.committed.offsets.get(tp)
 
     def last_batch(self) -> BatchRecord | None:
         """The micro-batch whose state the data is."""
         self._check_open()
-        return self._committed.batch
+        return self._durable.committed.batch
 
     def committed_position(self) -> Offsets:
         """Largest input offset of each partition in the committed data (KIP-796)."""
         self._check_open()
-        return self._committed.position
+        return self._durable.committed.position
 
     def position(self) -> Offsets:
         """The same with what is staged."""
         self._check_open()
-        return furthest(self._committed.position, self._staged_position)
+        return furthest(self._durable.committed.position, self._staged.position)
 
     @property
     def last_commit_ms(self) -> int:
         """When the data was last written, ms since the epoch; 0 = never."""
-        return self._committed.saved_ms
+        return self._durable.committed.saved_ms
 
     @property
     def restoring(self) -> bool:
         """A restore was begun and not finished: the data is between two batches."""
-        return self._committed.restoring
+        return self._durable.committed.restoring
 
     def is_too_old(self, now_ms: int) -> bool:
         """Deletes since the last commit may be compacted away in the changelog: restore from its beginning
         rather than from the stored offset (KIP-1259), unless the stored offset is the end already."""
         limit = self.config.max_age_ms
-        return limit != -1 and 0 < self._committed.saved_ms < now_ms - limit
-
-    def _write_ranges(self, writes: Writes, ranges: Ranges) -> None:
-        for low, high in ranges.spans:
-            end = self._database.behind_all() if high is None else high
-            if low < end:
-                writes.delete_range("data", low, end)
-
-    def _apply(self, writes: Writes, committed: Committed) -> None:
-        """Writes, and only then believes it."""
-        batch_ms = committed.batch.time_ms if committed.batch else 0
-        now_ms = int(time.time() * 1000)
-        committed = replace(committed, saved_ms=min(now_ms, batch_ms) if batch_ms > 0 else now_ms)
-        puts, gone = records.encode(self._committed, committed)
-        for key, value in puts:
-            writes.put("offsets", key, value)
-        for key in gone:
-            writes.delete("offsets", key)
-        self._write(writes)
-        self._committed = committed
-
-    def _remember(self, rows: dict[bytes, bytes | None], size_bytes: int) -> None:
-        """Keeps what was written last for reading: a batch often asks for what the one before it changed.
-
-        For 100,000 keys changed in every batch that saves 0.15 s of looking them up.
-        """
-        self._recent = rows if size_bytes <= _RECENT_BYTES else {}
-
-    def _write(self, writes: Writes) -> None:
-        try:
-            self._database.write(writes, sync=self.config.wal_sync)
-        except KafkaEosError:
-            self._shut()  # what is on the disk now is known only by opening it again
-            raise
+        return limit != -1 and 0 < self._durable.committed.saved_ms < now_ms - limit
 
     # ------------------------------------------------------------------ pending batches
 
@@ -506,9 +442,9 @@ class TransactionalStateStore:
         A key comes once; a deleted range comes as the keys that were in it. Batches of a few MB.
         """
         self._check_open()
-        overlay = self._overlay
+        overlay = self._staged.overlay
         for low, high in overlay.ranges.spans:
-            first, rest = self._database.scan_first(low, high)
+            first, rest = self._durable.database.scan_first(low, high)
             base = self._scans.track(chain(first, rest or ()), rest)
             yield from key_batches(key for key, _ in base if key not in overlay.rows)
         yield from row_batches(overlay.rows)
@@ -522,20 +458,19 @@ class TransactionalStateStore:
         """
         self._check_open()
         with self._lock:
-            overlay = self._overlay
+            overlay = self._staged.overlay
             header = Header(
-                PendingBatch(record, self._committed.batch, overlay.bytes),
-                self._staged_position,
+                PendingBatch(record, self._durable.committed.batch, overlay.bytes),
+                self._staged.position,
                 overlay.ranges,
             )
-            writes = self._database.batch()
+            writes = self._durable.database.batch()
             for old in self._headers():
                 if old.id == header.id:
                     kept.drop(writes, old)
             kept.keep(writes, header, row_batches(overlay.rows))
-            self._write(writes)
-            self._new_overlay()
-            self._generation += 1
+            self._durable.write(writes)
+            self._staged.withdraw()
 
     def pending(self) -> list[PendingBatch]:
         """The attempts that are kept, by batch."""
@@ -558,22 +493,16 @@ class TransactionalStateStore:
             done.
             ValueError, OffsetWentBackError, StateError, StateCorruptedError: as `commit`.
         """
-        self._check_open()
-        if self._overlay.rows or self._overlay.ranges:
-            raise StateError(f"store {self.name}: writes are staged; promote comes before the batch's own")
-        headers = self._headers()
-        header = promotable(self.name, headers, record, self._committed)
+        self._check_nothing_staged("promote comes before the batch's own")
+        durable, headers = self._durable, self._headers()
+        header = promotable(self.name, headers, record, durable.committed)
         positions = furthest(header.position, position or {})
-        committed = advanced(self.name, self._committed, changelog_offsets, positions, record)
+        committed = advanced(self.name, durable.committed, changelog_offsets, positions, record)
         with self._lock, self._metrics.commits.time():
-            writes = self._database.batch()
-            self._write_ranges(writes, header.ranges)
-            rows = kept.rows(self._database, header)
-            writes.rows(rows)
+            writes, rows = durable.database.batch(), kept.rows(durable.database, header)
             for any_header in headers:
                 kept.drop(writes, any_header)
-            self._apply(writes, committed)
-            self._remember(rows, header.batch.size_bytes)
+            durable.change(writes, rows, header.ranges, header.batch.size_bytes, committed)
 
     def drop_pending(self, except_attempts: Sequence[str] = ()) -> None:
         """Drops the pending attempts but those named."""
@@ -581,14 +510,14 @@ class TransactionalStateStore:
         if not headers:
             return
         with self._lock:
-            writes = self._database.batch()
+            writes = self._durable.database.batch()
             for header in headers:
                 kept.drop(writes, header)
-            self._write(writes)
+            self._durable.write(writes)
 
     def _headers(self) -> list[Header]:
         self._check_open()
-        return kept.headers(self._database)
+        return kept.headers(self._durable.database)
 
     # ------------------------------------------------------------------ restore
 
@@ -616,34 +545,10 @@ class TransactionalStateStore:
         Raises:
             ValueError, OffsetWentBackError, StateError, StateCorruptedError: as `commit`.
         """
-        self._check_open()
-        if self._overlay.rows or self._overlay.ranges:
-            raise StateError(f"store {self.name}: writes are staged; a restore comes before them")
-        committed = advanced(self.name, self._committed, changelog_offsets, {}, batch)
-        if len(keys) != len(values):
-            raise ValueError(f"{len(keys)} keys and {len(values)} values")
-        if done is None:
-            done = batch is not None or (not len(keys) and not self._committed.restoring)
-        committed = replace(committed, restoring=not done)
+        self._check_nothing_staged("a restore comes before them")
         with self._lock:
-            writes = self._database.batch()
-            self._recent = {}
-            if len(keys) < _INGEST_ROWS:
-                writes.rows(dict(zip(keys.to_pylist(), values.to_pylist(), strict=True)))
-            else:
-                if not self._committed.restoring:
-                    first = self._database.batch()
-                    self._apply(first, replace(self._committed, restoring=True))
-                self._ingest(*in_key_order(keys, values))
-            self._apply(writes, committed)
+            self._durable.restore(self.name, keys, values, changelog_offsets, batch, done)
         self._metrics.count("restore-records-total", len(keys))
-
-    def _ingest(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
-        try:
-            self._database.ingest(keys, values, self.path / "restore.sst", self.config)
-        except KafkaEosError:
-            self._shut()
-            raise
 
     # ------------------------------------------------------------------ views, metrics
 
@@ -667,23 +572,23 @@ class TransactionalStateStore:
         check_isolation(level)
         with self._lock:
             self._check_open()
-            if self._committed.restoring:
+            if self._durable.committed.restoring:
                 raise NotUpToBoundError(f"store {self.name} is being restored", fix="ask again")
             uncommitted = level == "read_uncommitted"
-            check_bound(self.position() if uncommitted else self._committed.position, at_least)
-            cursor = Cursor(self._database.cursor())
+            check_bound(self.position() if uncommitted else self._durable.committed.position, at_least)
+            cursor = Cursor(self._durable.database.cursor())
             view: StateView
             if uncommitted:
                 view = UncommittedView(
-                    self._committed,
+                    self._durable.committed,
                     cursor,
-                    self._overlay,
+                    self._staged.overlay,
                     self.position,
-                    self._still(self._generation),
+                    self._still(self._staged.generation),
                     self._lock,
                 )
             else:
-                view = CommittedView(self._committed, cursor)
+                view = CommittedView(self._durable.committed, cursor)
             self._views.add(view)
         try:
             yield view
@@ -695,17 +600,17 @@ class TransactionalStateStore:
         self._check_open()
         return {
             **self._metrics.numbers(),
-            "uncommitted-bytes": float(self._overlay.bytes),
-            "uncommitted-entries": float(len(self._overlay)),
-            "last-commit-ms": float(self._committed.saved_ms),
-            **{name: float(self._database.property(name)) for name in _PROPERTIES},
+            "uncommitted-bytes": float(self._staged.overlay.bytes),
+            "uncommitted-entries": float(len(self._staged.overlay)),
+            "last-commit-ms": float(self._durable.committed.saved_ms),
+            **{name: float(self._durable.database.property(name)) for name in _PROPERTIES},
         }
 
     def _still(self, generation: int) -> Callable[[], None]:
         def check() -> None:
             if not self._open:
                 raise StoreClosedError(f"store {self.name} is closed")
-            if self._generation != generation:
+            if self._staged.generation != generation:
                 raise ViewInvalidatedError(
                     "what this read_uncommitted view showed was rolled back",
                     fix="take a new view",
