@@ -151,7 +151,7 @@ TASKS: Mapping[str, Task] = {
                 *_COPIERS,
                 EosQuery("kafka-eos-2m", batch=2_000_000),
                 EosQuery("kafka-eos-tuned", batch=2_000_000, in_read=True, tuning=TUNED),
-                SparkQuery("spark-tuned", batch=2_000_000, tuning=TUNED),
+                SparkQuery("spark-2m", batch=2_000_000, tuning=LOCAL_CHECKPOINTS),
             ),
             targets=(
                 Target("kafka-eos", "spark", 1.3),
@@ -161,7 +161,7 @@ TASKS: Mapping[str, Task] = {
                 Target("kafka-eos-in-read", "kafka-streams", 2.5),
                 Target("kafka-eos-in-read", "quix", 8),
                 Target("kafka-eos-tuned", "kafka-streams", 2.5),
-                Target("kafka-eos-tuned", "spark-tuned", 1.3),
+                Target("kafka-eos-tuned", "spark-2m", 1.3),
                 Target("kafka-eos", "kafka-eos-at-least-once", 0.9),
             ),
         ),

@@ -14,6 +14,9 @@ OPERATOR = "stateful operator"
 STATE = (OPERATOR,)
 STATE_READ = "state read"
 
+#: Options that have a step of a query which its reads do, and the function of ours that sets each.
+STEPS_IN_READ = {"aggregate.in.read": "aggregate_with_changelog_state", "map.in.read": "map_in_read"}
+
 
 @dataclass(frozen=True)
 class Option:

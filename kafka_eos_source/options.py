@@ -24,6 +24,7 @@ from kafka_eos_source.option import (
     BATCH_READ,
     BATCH_WRITE,
     READ,
+    STEPS_IN_READ,
     STREAM_READ,
     STREAM_WRITE,
     WRITE,
@@ -287,12 +288,11 @@ def take_group_id(kafka: dict[str, str]) -> str | None:
 
 
 def _step_in_read(found: Mapping[str, Any]) -> tuple[str, str] | None:
-    """What `read.steps` knows; each makes other rows of the source's."""
-    given = [(name, found[name]) for name in ("aggregate.in.read", "map.in.read") if found[name] is not None]
+    """Each makes other rows of the source's (`read.steps`)."""
+    given = [(name, found[name]) for name in STEPS_IN_READ if found[name] is not None]
     if len(given) > 1:
-        raise InvalidOptionError(
-            "the options 'aggregate.in.read' and 'map.in.read' are both set.", fix="keep one of them."
-        )
+        both = " and ".join(repr(name) for name, _ in given)
+        raise InvalidOptionError(f"the options {both} are both set.", fix="keep one of them.")
     return given[0] if given else None
 
 

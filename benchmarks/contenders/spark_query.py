@@ -31,8 +31,7 @@ class Tuning:
 #: Both Sparks have the class by the same name.
 LOCAL_CHECKPOINTS = Tuning("local_checkpoints()", local_checkpoints())
 
-#: All of docs/performance.md, "Settings that help". A JVM that only hands parcels on needs no second
-#: compiler, which takes a core for minutes.
+#: A JVM that only hands parcels on needs no second compiler, which takes a core for minutes; others do.
 TUNED = Tuning(
     "local_checkpoints(), one JVM compiler",
     {**local_checkpoints(), "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},

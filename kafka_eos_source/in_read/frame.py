@@ -10,7 +10,6 @@ from pyspark.errors import ParseException, PySparkTypeError
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.in_read.columns import ReadColumns
 from kafka_eos_source.in_read.lineage import lineage
 from kafka_eos_source.in_read.mapping import ArrowFunction, MapInRead
 from kafka_eos_source.in_read.packed import pack, packed_rows, packed_schema
@@ -55,7 +54,7 @@ def map_in_read(
     if function is not None:
         fix = "make clients, files and locks inside the function, not outside of it."
         pickled = to_option(function, f"the function of map_in_read, {function!r},", fix=fix)
-    step = MapInRead(ReadColumns(found.columns), rows, pickled)
+    step = MapInRead(found.columns, rows, pickled)
     return found.read("map.in.read", step.to_json(), frame.sparkSession)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kafka_eos_source.datasource import FORMAT_NAME
-from kafka_eos_source.in_read.columns import ReadColumn
+from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
 from kafka_eos_source.schema import read_schema
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ class Lineage:
     Attributes:
         options: of the source.
         name: that ``readStream.name(…)`` gave the source; None = none.
-        columns: one for each that was asked for.
+        columns: those that were asked for.
     """
 
     options: dict[str, str]
     name: str | None
-    columns: tuple[ReadColumn, ...]
+    columns: ReadColumns
 
     def read(self, option: str, step: str, session: SparkSession) -> DataFrame:
         """The source once more, with a step that its tasks do before Spark sees a row.
@@ -78,7 +78,7 @@ def _of_plan(plan: Any, names: Sequence[str]) -> Lineage | None:
     beneath = _of_plan(plan.child(), list(dict.fromkeys(wanted))) if len(wanted) == len(names) else None
     if beneath is None:
         return None
-    known = {each.name: each for each in beneath.columns}
+    known = {each.name: each for each in beneath.columns.columns}
     columns = []
     for own in found:
         assert own is not None
@@ -86,7 +86,7 @@ def _of_plan(plan: Any, names: Sequence[str]) -> Lineage | None:
         if own.as_text and not below.as_text and not _is_bytes(below.source):
             return None  # a number's digits: Spark's to write
         columns.append(replace(below, name=own.name, as_text=own.as_text or below.as_text))
-    return replace(beneath, columns=tuple(columns))
+    return replace(beneath, columns=ReadColumns(tuple(columns)))
 
 
 def _of_source(plan: Any, names: Sequence[str]) -> Lineage | None:
@@ -94,7 +94,7 @@ def _of_source(plan: Any, names: Sequence[str]) -> Lineage | None:
     known = {each.name() for each in _each(plan.output())}
     if str(plan.sourceName()) != FORMAT_NAME or not known.issuperset(names):
         return None
-    columns = tuple(ReadColumn(name, name) for name in names)
+    columns = ReadColumns(tuple(ReadColumn(name, name) for name in names))
     return Lineage(options, _name(plan), columns)
 
 

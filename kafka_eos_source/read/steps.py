@@ -10,10 +10,8 @@ from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.in_read.columns import ReadColumns
+from kafka_eos_source.option import STEPS_IN_READ
 from kafka_eos_source.option_values import invalid
-
-#: The options that have one, and who sets them.
-MAKERS = {"aggregate.in.read": "aggregate_with_changelog_state", "map.in.read": "map_in_read"}
 
 
 class Step(Protocol):
@@ -46,4 +44,4 @@ def step(option: str, written: str) -> Step:
 
         return AggregateInRead.from_json(written)
     except (ValueError, TypeError, KeyError, InvalidSchemaError) as error:
-        raise invalid(option, written, f"what {MAKERS[option]} sets there") from error
+        raise invalid(option, written, f"what {STEPS_IN_READ[option]} sets there") from error
