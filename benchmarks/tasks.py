@@ -11,7 +11,15 @@ from benchmarks.contenders.kafka_eos import KafkaEos
 from benchmarks.contenders.kafka_streams import KafkaStreams, KafkaStreamsCopy
 from benchmarks.contenders.quix import Quix, QuixCopy
 from benchmarks.contenders.spark import SparkState
-from benchmarks.contenders.spark_query import AT_ONCE, LOCAL_CHECKPOINTS, TUNED, EosQuery, SparkQuery
+from benchmarks.contenders.spark_query import (
+    AT_ONCE,
+    CONSUMERS,
+    LOCAL_CHECKPOINTS,
+    TUNED,
+    UNCHECKED,
+    EosQuery,
+    SparkQuery,
+)
 from benchmarks.workload import Workload
 
 
@@ -133,15 +141,15 @@ TASKS: Mapping[str, Task] = {
             "Read to nothing",
             Judge.PROGRESS,
             Workload(records=16_000_000),
-            _READERS,
-            (Target("kafka-eos", "spark", 1.8),),
+            (*_READERS, EosQuery("kafka-eos-unchecked", to_nothing=True, tuning=UNCHECKED)),
+            (Target("kafka-eos", "spark", 1.8), Target("kafka-eos-unchecked", "spark", 1.8)),
         ),
         Task(
             "read-1000",
             "Read to nothing, from 1,000 partitions",
             Judge.PROGRESS,
             Workload(records=4_000_000, partitions=1000),
-            _READERS,
+            (*_READERS, SparkQuery("spark-consumers", to_nothing=True, tuning=CONSUMERS)),
         ),
         _copy(
             "copy",

@@ -17,10 +17,10 @@ def local_checkpoints() -> dict[str, Any]:
 
     To be given before they start: ``SparkSession.builder.config(map=local_checkpoints())``, or
     ``spark.conf.set`` for each. Spark writes two files a micro-batch. By its default, Hadoop's
-    ``FileContext``, each takes 40 ms, for without Hadoop's native library that starts programs (``chmod``,
-    ``readlink``) for a file and its checksum. The manager named here takes 11 ms: it writes beside and
-    renames, which a local file system does at once or not at all. Files and names are the same, so a query
-    may begin and cease to use it at any start.
+    ``FileContext``, each takes 40 ms, for without Hadoop's native library that starts ten processes
+    (``chmod``, ``readlink``) for a file and its checksum. The manager named here starts two and takes 11 ms:
+    it writes beside and renames, which a local file system does at once or not at all. Files and names are
+    the same, so a query may begin and cease to use it at any start.
 
     Not for HDFS, where the default is as quick and safer. For object stores Spark takes this manager by
     itself.

@@ -31,6 +31,18 @@ class Tuning:
 #: Both Sparks have the class by the same name.
 LOCAL_CHECKPOINTS = Tuning("local_checkpoints()", local_checkpoints())
 
+#: Spark's own keeps 64 unless told otherwise; with more partitions each task makes one anew.
+CONSUMERS = Tuning("1,000 consumers kept", {"spark.kafka.consumer.cache.capacity": "1000"})
+
+#: The JVM makes rows of what our source reads through Arrow, which else checks each access.
+UNCHECKED = Tuning(
+    "Arrow's checks off",
+    {
+        "spark.driver.extraJavaOptions": "-Darrow.enable_unsafe_memory_access=true "
+        "-Darrow.enable_null_check_for_get=false"
+    },
+)
+
 #: A JVM that only hands parcels on needs no second compiler, which takes a core for minutes; others do.
 TUNED = Tuning(
     "local_checkpoints(), one JVM compiler",
