@@ -144,20 +144,6 @@ def tell(request: pytest.FixtureRequest) -> Callable[[Measures], None]:
     return lambda measures: request.node.user_properties.append((MEASURES, asdict(measures)))
 
 
-def stopped_worker(driver: Driver) -> psutil.Process:
-    """The Python process that a failpoint has stopped."""
-
-    def stopped() -> list[psutil.Process]:
-        return [
-            each
-            for each in psutil.Process(driver.process.pid).children(recursive=True)
-            if each.status() == psutil.STATUS_STOPPED
-        ]
-
-    await_condition(lambda: len(stopped()) == 1, REACHED_SECONDS, "one process has stopped itself")
-    return stopped()[0]
-
-
 def executor_of(worker: psutil.Process) -> psutil.Process:
     """The JVM whose task a Python worker runs."""
     return next(each for each in worker.parents() if each.name() == "java" and EXECUTOR in each.cmdline())
@@ -180,7 +166,7 @@ def test_an_executor_is_killed_while_it_stages_and_a_task_fails_after(
     driver = cluster.start(f"stage.before_close=stop@{staging},stage.after_close=raise@{failed}")
     await_condition(staging.exists, REACHED_SECONDS, "a task is staging")
     await_condition(failed.exists, REACHED_SECONDS, "the attempt on the other executor has staged, and fails")
-    worker = stopped_worker(driver)
+    worker = driver.stopped_worker()
     executor = executor_of(worker)
     assert executor.pid != driver.jvm().pid
     executor.kill()
@@ -210,7 +196,7 @@ def test_two_attempts_of_a_task_stage_and_one_counts(
         },
     )
     await_condition(staged.exists, REACHED_SECONDS, "an attempt has staged")
-    slow = stopped_worker(driver)
+    slow = driver.stopped_worker()
     (batch,) = {each.parent for each in cluster.staged_files()}
     await_condition(lambda: not batch.exists(), REACHED_SECONDS, "the batch is committed without it")
     let_go(slow)
@@ -253,9 +239,9 @@ def test_a_query_is_stopped_while_it_commits(cluster: Cluster, tell: Callable[[M
         stops=[str(before), str(after)],
     )
     driver.await_text(f"QUERY STOPPING at {before.name}")
-    stopped_worker(driver).kill()
+    driver.stopped_worker().kill()
     driver.await_text(f"QUERY STOPPING at {after.name}")
-    stopped_worker(driver).resume()
+    driver.stopped_worker().resume()
     driver.finish()
     assert driver.log.read_text().count("QUERY STOPPED") == 2
     tell(cluster.verdict())

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -359,12 +358,8 @@ def test_a_zombie_driver_is_fenced_when_it_comes_back(
     plan = spec(broker, query.source, query.sink, query.checkpoint, 100)
     once = tmp_path / "once"
     zombie = driver(plan, f"commit.before_commit=stop@{once}")
-    await_condition(once.exists, 120, "the first driver stopped itself")
-    (stopped,) = [
-        each
-        for each in psutil.Process(zombie.process.pid).children(recursive=True)
-        if each.status() == psutil.STATUS_STOPPED
-    ]
+    await_condition(once.exists, 120, "the first driver stops itself")
+    stopped = zombie.stopped_worker()
     driver(without_spark(plan), module=LOOP).finish()
     assert values(read_back(broker, query.sink)) == rows(0, 300)
     ends = end_offsets(broker, query.sink)

@@ -97,6 +97,17 @@ class Driver:
         status = psutil.Process(self.process.pid).status
         await_condition(lambda: status() == psutil.STATUS_STOPPED, START_AND_RUN_SECONDS, "it has stopped")
 
+    def stopped_worker(self) -> psutil.Process:
+        """The Python process that a failpoint has stopped, once there is one."""
+
+        def stopped() -> list[psutil.Process]:
+            return processes.descendants(
+                self.process.pid, lambda each: each.status() == psutil.STATUS_STOPPED
+            )
+
+        await_condition(lambda: len(stopped()) == 1, START_AND_RUN_SECONDS, "one process has stopped itself")
+        return stopped()[0]
+
     def resume(self) -> None:
         """Lets a process go on that stopped at a failpoint, or was stopped (SIGCONT)."""
         self.process.send_signal(signal.SIGCONT)
@@ -121,11 +132,7 @@ class Driver:
 
     def jvm(self) -> psutil.Process:
         """The driver's JVM."""
-        return next(
-            each
-            for each in psutil.Process(self.process.pid).children(recursive=True)
-            if each.name() == "java"
-        )
+        return processes.descendants(self.process.pid, lambda each: each.name() == "java")[0]
 
     def await_text(self, text: str, seconds: float = START_AND_RUN_SECONDS) -> None:
         """Until ``text`` is in the log."""

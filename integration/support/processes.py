@@ -25,16 +25,36 @@ _LOOK_SECONDS = 0.1
 def marked(mark: str, value: str) -> list[psutil.Process]:
     """Living processes with this in their environment, but for this one and its ancestors.
 
-    Their ``info`` has the ``cmdline``.
+    Their ``info`` has ``name`` and ``cmdline``: to ask one that just ended would fail.
     """
     own = {os.getpid(), *(each.pid for each in psutil.Process().parents())}
     return [
         process
-        for process in psutil.process_iter(["environ", "status", "cmdline"])
+        for process in psutil.process_iter(["environ", "status", "name", "cmdline"])
         if (process.info["environ"] or {}).get(mark) == value
         and process.info["status"] != psutil.STATUS_ZOMBIE
         and process.pid not in own
     ]
+
+
+def descendants(pid: int, holds: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
+    """Those for which it holds; one that ends meanwhile, as Spark's many short ones do, is none of them."""
+
+    def is_there_and_holds(process: psutil.Process) -> bool:
+        try:
+            return holds(process)
+        except psutil.NoSuchProcess:
+            return False
+
+    return [each for each in psutil.Process(pid).children(recursive=True) if is_there_and_holds(each)]
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Not ended; one that nobody has waited for is no more alive."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def kill_marked(mark: str, value: str, seconds: float = 30.0) -> None:

@@ -9,9 +9,9 @@
 
 One owner writes, from one thread at a time; it sees its own writes in every read, nobody else does. Others
 read through `view` (other threads) or `open_read_only` (other processes). A replayed batch is no event here:
-which batch the data is of is part of the data.
+which batch the data is of is part of the data. `staged` is the half in memory, `durable` that on the disk.
 
-On disk, in the store's folder: ``db/`` (RocksDB), ``VERSION``, ``owner`` (who has it open), ``.checkpoint``.
+In the store's folder: ``db/`` (RocksDB), ``VERSION``, ``owner`` (who has it open), ``.checkpoint``.
 """
 
 from __future__ import annotations
