@@ -31,8 +31,12 @@ class Tuning:
 #: Both Sparks have the class by the same name.
 LOCAL_CHECKPOINTS = Tuning("local_checkpoints()", local_checkpoints())
 
-#: Spark's own keeps 64 unless told otherwise; with more partitions each task makes one anew.
-CONSUMERS = Tuning("1,000 consumers kept", {"spark.kafka.consumer.cache.capacity": "1000"})
+#: Spark's own keeps 64 unless told otherwise; with more partitions each task makes one anew. For 1,000 of
+#: them a driver's default of 1 GiB is too little.
+CONSUMERS = Tuning(
+    "1,000 consumers kept, 4 GiB",
+    {"spark.kafka.consumer.cache.capacity": "1000", "spark.driver.memory": "4g"},
+)
 
 #: The JVM makes rows of what our source reads through Arrow, which else checks each access.
 UNCHECKED = Tuning(
