@@ -50,7 +50,7 @@ UNCHECKED = Tuning(
 #: A JVM that only hands parcels on needs no second compiler, which takes a core for minutes; others do.
 TUNED = Tuning(
     "local_checkpoints(), one JVM compiler",
-    {**local_checkpoints(), "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},
+    {**LOCAL_CHECKPOINTS.conf, "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},
 )
 
 
@@ -79,6 +79,12 @@ class _Query:
     @property
     def settings(self) -> str:
         return f"trigger {self.trigger}" if self.trigger else "maxOffsetsPerTrigger"
+
+    @property
+    def _size_and_tuning(self) -> str:
+        """The end of a title."""
+        batch = f", batches of {self.batch:,}" if self.batch else ""
+        return batch + (f", {self.tuning.title}" if self.tuning else "")
 
     def _arguments(self, job: Job, connector: str) -> dict[str, object]:
         return {
@@ -126,11 +132,7 @@ class EosQuery(_Query):
             form += ", and Parquet files"
         if self.in_read:
             form += ", map_in_read"
-        if self.batch:
-            form += f", batches of {self.batch:,}"
-        if self.tuning:
-            form += f", {self.tuning.title}"
-        return f"kafka-eos{form} (Spark {metadata.version('pyspark')})"
+        return f"kafka-eos{form}{self._size_and_tuning} (Spark {metadata.version('pyspark')})"
 
     def prepare(self) -> None:
         java.find()
@@ -164,10 +166,7 @@ class SparkQuery(_Query):
 
     @property
     def title(self) -> str:
-        form = f", batches of {self.batch:,}" if self.batch else ""
-        if self.tuning:
-            form += f", {self.tuning.title}"
-        return f"Spark {versions.SPARK_VERSION} kafka{form}"
+        return f"Spark {versions.SPARK_VERSION} kafka{self._size_and_tuning}"
 
     def prepare(self) -> None:
         python_with("spark", versions.SPARK)
