@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,7 +104,9 @@ class Durable:
         else:
             if not self.committed.restoring:
                 self._record(self.database.batch(), replace(self.committed, restoring=True))
-            self._ingest(*in_key_order(keys, values))
+            ordered = in_key_order(keys, values)
+            with self._or_lost():
+                self.database.ingest(*ordered, self._path / "restore.sst", self._config)
         self._record(writes, replace(committed, restoring=not done))
 
     def write(self, writes: Writes) -> None:
@@ -112,11 +115,8 @@ class Durable:
         Raises:
             StateError, StateCorruptedError: it failed; the store is closed.
         """
-        try:
+        with self._or_lost():
             self.database.write(writes, sync=self._config.wal_sync)
-        except KafkaEosError:
-            self._lost()
-            raise
 
     def _record(self, writes: Writes, committed: Committed) -> None:
         """Writes, and only then believes it."""
@@ -131,9 +131,10 @@ class Durable:
         self.write(writes)
         self.committed = committed
 
-    def _ingest(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
+    @contextmanager
+    def _or_lost(self) -> Iterator[None]:
         try:
-            self.database.ingest(keys, values, self._path / "restore.sst", self._config)
+            yield
         except KafkaEosError:
             self._lost()
             raise
