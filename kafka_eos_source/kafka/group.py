@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
-from kafka_eos_source.kafka.offset_fetch import fetch
+from kafka_eos_source.kafka.offset_fetch import NO_LIMIT_MS, fetch
 from kafka_eos_source.model import GroupOffset, TopicPartition
 
 _REQUEST_SECONDS = 10.0
@@ -82,13 +83,21 @@ class GroupOffsets:
         return found, pending
 
     def forget(self, group_id: str, deadline: Deadline) -> None:
-        """Deletes the group, if it is there."""
+        """Deletes the group, if it is there.
+
+        Raises:
+            UnavailableError: no coordinator answers before ``deadline``.
+            AuthorizationError: the group may not be deleted.
+        """
         client: Any = make(AdminClient, self._config)
-        future = client.delete_consumer_groups(
-            [group_id], request_timeout=deadline.remaining_seconds(_REQUEST_SECONDS)
-        )[group_id]
+        # as in `offset_fetch`, the time limit is not librdkafka's
+        future = client.delete_consumer_groups([group_id], request_timeout=NO_LIMIT_MS / 1000)[group_id]
         try:
-            future.result()
+            future.result(deadline.remaining_seconds(_REQUEST_SECONDS))
+        except concurrent.futures.TimeoutError:
+            raise unreachable(
+                self._bootstrap, deadline.budget_seconds * 1000, f"deleting group {group_id!r}"
+            ) from None
         except KafkaException as error:
             if kafka_error(error).code() not in _NOTHING_TO_DELETE:
                 raise classify(error, f"deleting group {group_id!r}") from error

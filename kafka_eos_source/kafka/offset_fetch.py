@@ -3,6 +3,10 @@
 `AdminClient.list_consumer_group_offsets` does the same on a producer's handle, which has no group state:
 an answer NOT_COORDINATOR, ordinary while a coordinator moves or a cluster is new, then ends the process
 with a segmentation fault (librdkafka issue 5040). A consumer's handle has what that code looks for.
+
+Nor is librdkafka given the time limit: where one passes before the coordinator is found, and the coordinator
+is found later, an assertion ends the process (librdkafka issue 4605). The limit is that of our own wait; a
+request that is given up is left to the client, its answer to a queue that is gone.
 """
 
 from __future__ import annotations
@@ -19,7 +23,9 @@ from kafka_eos_source.kafka.native import ERROR_TEXT_BYTES, client_pointer, func
 from kafka_eos_source.model import GroupOffset, TopicPartition
 
 _LIST_CONSUMER_GROUP_OFFSETS = 14  # RD_KAFKA_ADMIN_OP_LISTCONSUMERGROUPOFFSETS
-_WAIT_LONGER_MS = 1000
+
+#: The longest that librdkafka takes, an hour.
+NO_LIMIT_MS = 3_600_000
 
 
 class _Partition(Structure):
@@ -65,11 +71,9 @@ def fetch(
         KafkaException: the request or a partition failed, UNSTABLE_OFFSET_COMMIT among the reasons.
     """
     client = client_pointer(consumer)
-    with _queue(client) as queue, _options(client, timeout_ms, stable) as options:
+    with _queue(client) as queue, _options(client, stable) as options:
         _send(client, group_id, partitions, options, queue)
-        event = function("rd_kafka_queue_poll", c_void_p, c_void_p, c_int)(
-            queue, timeout_ms + _WAIT_LONGER_MS
-        )
+        event = function("rd_kafka_queue_poll", c_void_p, c_void_p, c_int)(queue, timeout_ms)
         if not event:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         try:
@@ -88,7 +92,7 @@ def _queue(client: int) -> Iterator[int]:
 
 
 @contextmanager
-def _options(client: int, timeout_ms: int, stable: bool) -> Iterator[int]:
+def _options(client: int, stable: bool) -> Iterator[int]:
     options = function("rd_kafka_AdminOptions_new", c_void_p, c_void_p, c_int)(
         client, _LIST_CONSUMER_GROUP_OFFSETS
     )
@@ -97,7 +101,7 @@ def _options(client: int, timeout_ms: int, stable: bool) -> Iterator[int]:
         set_timeout = function(
             "rd_kafka_AdminOptions_set_request_timeout", c_int, c_void_p, c_int, c_char_p, c_size_t
         )
-        _check(set_timeout(options, timeout_ms, text, len(text)))
+        _check(set_timeout(options, NO_LIMIT_MS, text, len(text)))
         error = function("rd_kafka_AdminOptions_set_require_stable_offsets", c_void_p, c_void_p, c_int)(
             options, int(stable)
         )
