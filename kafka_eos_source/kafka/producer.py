@@ -223,13 +223,19 @@ class RecordProducer:
         count: int = self._until(deadline, f"looking up output topic {name!r}", ask)
         return count
 
-    def _until(self, deadline: Deadline, doing: str, call: Callable[[float], Any]) -> Any:
+    def _until(
+        self,
+        deadline: Deadline,
+        doing: str,
+        call: Callable[[float], Any],
+        slice_seconds: float = SLICE_SECONDS,
+    ) -> Any:
         """Repeats ``call`` while its error is transient: librdkafka's calls resume where they were.
 
         Not when the client complained meanwhile that credentials or certificates do not fit.
         """
         while True:
-            seconds = max(0.1, deadline.remaining_seconds(SLICE_SECONDS))
+            seconds = max(0.1, deadline.remaining_seconds(slice_seconds))
             try:
                 answer = self._watchdog.call(doing, partial(call, seconds), seconds)
                 self._login_refused = None  # by one broker of several, for a while

@@ -33,6 +33,10 @@ from kafka_eos_source.model import GroupOffset, TopicPartition
 
 STATISTICS_INTERVAL_MS = 100
 
+#: One call that sends offsets: longer than a group needs for another coordinator when its broker is lost.
+#: What the coordinator has not taken by its end costs the transaction, and the batch is sent again.
+_OFFSETS_SECONDS = 30.0
+
 #: How often the end of a log is asked for before the transaction is given up (and begun again).
 _LOOK_RETRIES = 3
 _LOOK_PAUSE_MS = 200
@@ -169,6 +173,7 @@ class TransactionalProducer(RecordProducer):
             lambda seconds: self._client.send_offsets_to_transaction(
                 wanted, self._group_metadata[group_id], seconds
             ),
+            _OFFSETS_SECONDS,
         )
 
     def commit(self, deadline: Deadline) -> None:
