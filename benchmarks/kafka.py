@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -90,10 +91,10 @@ class Cluster:
                 "compression.type": workload.compression,
             }
         )
-        payload = workload.payload()
+        payloads = cycle(workload.payloads())
         for keys in workload.chunks():
             for key in keys:
-                producer.produce(topic, payload, key)
+                producer.produce(topic, next(payloads), key)
             while len(producer) > _AT_ONCE * 50:
                 producer.poll(0.01)
         producer.flush(_SECONDS)

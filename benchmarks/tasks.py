@@ -176,14 +176,14 @@ TASKS: Mapping[str, Task] = {
         _copy(
             "copy-1k-lz4",
             "Topic to topic, 1 KiB, lz4",
-            Workload(1_000_000, record_bytes=1024, compression="lz4"),
-            batch=100_000,
+            Workload(3_000_000, record_bytes=1024, compression="lz4"),
+            batch=250_000,
         ),
         _copy(
             "copy-1k-zstd",
             "Topic to topic, 1 KiB, zstd",
-            Workload(1_000_000, record_bytes=1024, compression="zstd"),
-            batch=100_000,
+            Workload(3_000_000, record_bytes=1024, compression="zstd"),
+            batch=250_000,
         ),
         _copy(
             "copy-to-1",

@@ -13,6 +13,8 @@ RECORD_BYTES = 110
 #: Of a value that is not random: so many bytes of each word are.
 _WORD, _RANDOM = b"status=ok;route=/orders/", 8
 _CHUNK = 100_000
+#: With compression: so many that a batch of a producer holds hardly two that are the same.
+_DIFFERENT = 4_096
 
 
 @dataclass(frozen=True)
@@ -43,14 +45,16 @@ class Workload:
         """Records of each key."""
         return np.bincount(self.numbers(), minlength=self.keys)
 
-    def payload(self) -> bytes:
-        """The value of every record: random, so that nobody gains by compressing it within itself; with
-        ``compression`` a quarter of it is, as in a line of a log."""
+    def payloads(self) -> list[bytes]:
+        """The records' values, in turn: random, so that nobody gains by compressing them; with
+        ``compression`` a quarter of each is, as in a line of a log, and none is that of its neighbours."""
         size, random = self.record_bytes - KEY_BYTES, np.random.default_rng(self.seed)
         if self.compression == "none":
-            return random.bytes(size)
-        words = b"".join(_WORD + random.bytes(_RANDOM) for _ in range(size // len(_WORD) + 1))
-        return words[:size]
+            return [random.bytes(size)]
+        words = size // (len(_WORD) + _RANDOM) + 1
+        return [
+            b"".join(_WORD + random.bytes(_RANDOM) for _ in range(words))[:size] for _ in range(_DIFFERENT)
+        ]
 
     def chunks(self) -> Iterator[list[bytes]]:
         """The keys, in order, as they are sent."""

@@ -50,7 +50,7 @@ def test_the_workload_is_what_it_says() -> None:
     workload = Workload(records=1000, keys=17)
     sent = [key for chunk in workload.chunks() for key in chunk]
     assert len(sent) == 1000
-    assert {len(key) + len(workload.payload()) for key in sent} == {RECORD_BYTES}
+    assert {len(key) + len(*workload.payloads()) for key in sent} == {RECORD_BYTES}
     assert (np.bincount(key_numbers(sent), minlength=17) == workload.truth()).all()
     assert Workload(records=1000, keys=17).truth().tolist() == workload.truth().tolist()
 
@@ -279,6 +279,8 @@ def test_names_are_different_and_targets_name_contenders(task: Task) -> None:
 @pytest.mark.parametrize(("size", "compression"), [(110, "none"), (1024, "zstd")])
 def test_records_have_their_size(size: int, compression: str) -> None:
     workload = Workload(records=10, record_bytes=size, compression=compression)
-    assert len(workload.payload()) + len(next(workload.chunks())[0]) == size
-    packed = len(zlib.compress(workload.payload())) / len(workload.payload())
+    values = workload.payloads()
+    assert {len(value) + len(next(workload.chunks())[0]) for value in values} == {size}
+    assert len(set(values)) == len(values)
+    packed = len(zlib.compress(values[0])) / len(values[0])
     assert (packed < 0.5) == (compression != "none")
