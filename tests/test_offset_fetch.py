@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from mock_cluster import Api, MockCluster
@@ -41,3 +43,11 @@ def test_a_client_that_is_closed_before_its_coordinator_is_found_does_no_harm() 
         with pytest.raises(UnavailableError, match="offsets of group 'group'"):
             group.fetch("group", (), Deadline.after_seconds(0.5))
         assert group.fetch("group", (), Deadline.after_seconds(30)) == {}
+
+
+def test_to_delete_a_group_is_given_up_in_time() -> None:
+    """librdkafka would go on for an hour."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        group = GroupOffsets({"bootstrap.servers": f"127.0.0.1:{silent.getsockname()[1]}"})
+        with pytest.raises(UnavailableError, match="deleting group 'group'"):
+            group.forget("group", Deadline.after_seconds(0.5))
