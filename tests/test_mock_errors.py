@@ -284,6 +284,7 @@ def stories(request: pytest.FixtureRequest) -> Iterator[dict[Case, Future[Story]
 
 
 @pytest.mark.xdist_group("stories")  # they are told once, by one worker
+@pytest.mark.timeout(1800)  # the first one waits for all of them; what hangs is known by _HANG_SECONDS
 @pytest.mark.parametrize("case", list(_cases()), ids=str)
 def test_an_error_is_of_the_class_in_the_table(case: Case, stories: dict[Case, Future[Story]]) -> None:
     """T21: the batch is there once, or it is not there and a named error says why."""
