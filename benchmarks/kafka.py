@@ -14,8 +14,8 @@ from confluent_kafka import admin as client_admin
 
 from benchmarks.progress import Output
 from benchmarks.workload import Workload, key_numbers
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import UnavailableError
+from kafka_eos_source.runtime.deadline import Deadline
 
 _AdminClient: Any = client_admin.AdminClient
 _NewTopic: Any = client_admin.NewTopic  # type: ignore[attr-defined]

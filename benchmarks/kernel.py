@@ -19,7 +19,6 @@ import click
 import pyarrow as pa
 
 from benchmarks.kafka import Cluster
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka.config import consumer_config, producer_config
 from kafka_eos_source.kafka.consumer import POOL
@@ -29,6 +28,7 @@ from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.native.loader import VARIABLE
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.schema import HEADERS_ARROW
 
 PARTITIONS = 4

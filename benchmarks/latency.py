@@ -15,7 +15,7 @@ from benchmarks.contenders.base import Contender, Job
 from benchmarks.kafka import Cluster
 from benchmarks.processes import Batch, Processes, others_cpu_seconds
 from benchmarks.workload import KEY_BYTES, Workload
-from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.runtime.deadline import Deadline
 
 #: After the first record came out: so long records flow before they count. A JVM compiles for about a minute.
 _WARM_SECONDS = 60.0

@@ -14,8 +14,8 @@ from benchmarks.kafka import Cluster, OutputReader
 from benchmarks.processes import Processes, others_cpu_seconds
 from benchmarks.progress import Ints, counted, wrong
 from benchmarks.watch import Watcher
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import UnavailableError
+from kafka_eos_source.runtime.deadline import Deadline
 
 #: Killed once this share of the records is counted and visible.
 _KILL_SHARE = 0.25

@@ -14,12 +14,12 @@ import click
 import numpy as np
 import pyarrow as pa
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.config import check_consumer, producer_config
 from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog import topic as changelog
 from kafka_eos_source.state.changelog.committed import changelog_client
 from kafka_eos_source.state.changelog.restore import Restored, restore

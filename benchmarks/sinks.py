@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, SinkContext, SinkTxn, StageContext, TwoPhaseSink
 from kafka_eos_source.sinks.filesystem import FilesystemSink
 from kafka_eos_source.sinks.sql import SqlSink

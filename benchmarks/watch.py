@@ -10,7 +10,7 @@ from typing import NamedTuple
 from benchmarks.kafka import Cluster, OutputReader
 from benchmarks.processes import Processes, others_cpu_seconds
 from benchmarks.progress import Sample, counted
-from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.runtime.deadline import Deadline
 
 _LOOK_SECONDS = 0.05
 #: Walking the tree of processes costs ten times a look.

@@ -19,8 +19,8 @@ from integration.support.driver import Driver
 from integration.support.faults import MEASURES, Measures
 from integration.support.kafka import Admin, end_offsets, produce, read_back
 from integration.support.processes import await_condition
-from kafka_eos_source.commit.token import Token
 from kafka_eos_source.embedded import java
+from kafka_eos_source.protocol.token import Token
 
 ROWS, ROWS_A_BATCH = 200, 100
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from integration.support.kafka import Admin, end_offsets, produce, read_back, values
 from integration.support.query import Query
-from kafka_eos_source.commit import offset_log
+from kafka_eos_source.protocol import offset_log
 
 #: Spark's switch; with it every source of a query must have a name.
 EVOLUTION = "spark.sql.streaming.queryEvolution.enableSourceEvolution"

@@ -30,9 +30,9 @@ from integration.support.kafka import produce, read_back, values
 from integration.support.security import SCRAM_PASSWORDS, TlsCluster, tls_cluster
 from kafka_eos_source.commit import direct, session
 from kafka_eos_source.datasource import KafkaEosDataSource
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError
 from kafka_eos_source.kafka.consumer import POOL
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.committed import settle
 
 #: ``user, kind, name, operation``: all that a query from ``in`` to ``out`` needs, as docs/security.md has it.

@@ -14,7 +14,7 @@ from integration.support.driver import Driver
 from integration.support.kafka import Admin, end_offsets, produce, read_back, values
 from integration.support.tools import console_consumer, transactions
 from kafka_eos_source import local_checkpoints
-from kafka_eos_source.commit.token import Token
+from kafka_eos_source.protocol.token import Token
 
 #: Four batches. A killed driver leaves the batch in which it died to the next one.
 ROWS = 400

@@ -18,8 +18,8 @@ import pytest
 
 from integration.support import s3_server
 from integration.support.s3_server import Lossy, S3Server
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import SinkFailedError, SinkRetryableError
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable, StageContext
 from kafka_eos_source.sinks.s3 import S3Sink, committed_files
 from kafka_eos_source.sinks.s3.client import Service, client

@@ -18,8 +18,8 @@ from integration.support import broker as brokers
 from integration.support.driver import Driver, await_condition
 from integration.support.kafka import Admin, end_offsets, produce, read_back, values
 from integration.support.query import Query
-from kafka_eos_source.commit.token import Token
 from kafka_eos_source.embedded import EmbeddedKafka
+from kafka_eos_source.protocol.token import Token
 
 
 @pytest.fixture

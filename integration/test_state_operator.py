@@ -12,8 +12,8 @@ import pytest
 from integration.support.driver import ROOT
 from integration.support.kafka import Admin, end_offsets, produce, read_back
 from integration.support.stateful import check_running_counts
-from kafka_eos_source.commit.token import Token
 from kafka_eos_source.errors import StateMismatchError
+from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.state.operator.task import look_at_changelog
 from kafka_eos_source.state.options import parse_state
 

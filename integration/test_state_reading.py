@@ -26,9 +26,9 @@ from pyspark.sql.streaming import StreamingQuery
 from integration.support.kafka import Admin, read_back, transaction
 from kafka_eos_source.cli import main
 from kafka_eos_source.commit.session import KafkaCluster
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import NotUpToBoundError
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.encoding.spark_hash import hash_columns, shards_of
 from kafka_eos_source.state.operator.transform import aggregate_with_changelog_state
 from kafka_eos_source.state.reading.query import StateQuery

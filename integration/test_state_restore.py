@@ -22,13 +22,13 @@ from confluent_kafka import KafkaError, KafkaException
 from integration.support import broker as brokers
 from integration.support.kafka import Admin, end_offsets, read_back, transaction
 from integration.support.processes import await_condition
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import ChangelogError, StateMismatchError, UnavailableError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.config import check_consumer, producer_config
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.batch_record import encode_batch
 from kafka_eos_source.state.changelog import topic as changelog
 from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client, settle

@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 )
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.state.packet import CHANGELOG
+from kafka_eos_source.protocol.packet import CHANGELOG
 
 HEADERS_TYPE = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 HEADERS_ARROW = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))

@@ -25,13 +25,13 @@ from kafka_eos_source.checked_options import WriteOptions, derived_application_i
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.in_read.packed import packed_rows, parcels_of, unpack
 from kafka_eos_source.model import StagedPart
+from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.schema import SinkColumns, check_frame, only_changelog, takes_records
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.paths import location_of_batch_writes, location_of_query
 from kafka_eos_source.stage.rows import from_batches, from_rows, staged_schema
 from kafka_eos_source.stage.writer import stage
 from kafka_eos_source.state.operator.announce import announced
-from kafka_eos_source.state.packet import CHANGELOG
 from kafka_eos_source.streaming_task import StreamingTask, running_task
 from kafka_eos_source.worker import task_begins
 

@@ -22,11 +22,11 @@ from kafka_eos_source.commit.order import Order
 from kafka_eos_source.commit.parties import Owner
 from kafka_eos_source.commit.session import KafkaCluster
 from kafka_eos_source.commit.sources import SourceRange
-from kafka_eos_source.commit.token import Token, newest
 from kafka_eos_source.commit.transaction import Commit, Result
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.protocol.token import Token, newest
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.stage.writer import stage

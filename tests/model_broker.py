@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import FencedError, KafkaEosError, OutcomeUnknownError
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
 
 CLUSTER_ID = "model-cluster"
 

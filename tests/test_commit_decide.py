@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from kafka_eos_source.commit.decide import ONCE, Batch, Verdict, decide
-from kafka_eos_source.commit.token import Token
 from kafka_eos_source.errors import (
     CheckpointAheadError,
     CheckpointRolledBackError,
@@ -15,6 +14,7 @@ from kafka_eos_source.errors import (
     TokenMissingError,
 )
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.protocol.token import Token
 
 TP = TopicPartition("in", 0)
 TOKEN = Token("app", "query", "run-1", 5, "d5", "d6", 10)

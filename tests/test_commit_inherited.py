@@ -12,9 +12,9 @@ from kafka_eos_source.commit.order import Order
 from kafka_eos_source.commit.parties import Owner
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.transaction import Commit
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import OutcomeUnknownError
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
 
 OLD = TopicPartition("old", 0)
 

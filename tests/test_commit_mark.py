@@ -11,7 +11,7 @@ import pytest
 from kafka_eos_source.commit import identity
 from kafka_eos_source.commit.identity import Mark, mark, read_mark
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.stage.paths import file_system
+from kafka_eos_source.runtime.file_systems import file_system
 
 OURS = Mark("app", "query", 3)
 

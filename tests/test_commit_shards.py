@@ -10,9 +10,7 @@ from test_commit_transaction import IN, OUT, order, rows
 
 from kafka_eos_source.commit.parties import Owner
 from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.commit.token import ShardMark, Token
 from kafka_eos_source.commit.transaction import Commit, Result
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import (
     AbortableError,
     RestartQueryError,
@@ -21,6 +19,8 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
+from kafka_eos_source.protocol.token import ShardMark, Token
+from kafka_eos_source.runtime.deadline import Deadline
 
 SHARDS = [TopicPartition("app-counts-changelog", 0), TopicPartition("app-counts-changelog", 1)]
 

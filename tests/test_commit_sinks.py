@@ -18,9 +18,7 @@ from kafka_eos_source.commit.parties import Owner, UndecidedSinks
 from kafka_eos_source.commit.settle import Fate, fate
 from kafka_eos_source.commit.sinks import SinkWork
 from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.commit.token import UNDECIDED, SinkMark, Token
 from kafka_eos_source.commit.transaction import Commit, Result
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import (
     FencedError,
     InvalidOptionError,
@@ -33,6 +31,8 @@ from kafka_eos_source.errors import (
     SinkUndecidedError,
     SinkUnfinishedError,
 )
+from kafka_eos_source.protocol.token import UNDECIDED, SinkMark, Token
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import (
     OK,
     Fatal,

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kafka_eos_source.commit import offset_log
 from kafka_eos_source.commit.sources import SourceRange, on_cluster, ranges
 from kafka_eos_source.errors import InvalidOptionError, OperatorError
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.protocol import offset_log
 
 METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}'
 A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)

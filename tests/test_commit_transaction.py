@@ -12,9 +12,7 @@ from kafka_eos_source.commit.order import Order
 from kafka_eos_source.commit.parties import Owner
 from kafka_eos_source.commit.sources import SourceRange
 from kafka_eos_source.commit.steps import MOVES, Step
-from kafka_eos_source.commit.token import Token, newest
 from kafka_eos_source.commit.transaction import Commit, Result
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import (
     AbortableError,
     FencedError,
@@ -25,6 +23,8 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.protocol.token import Token, newest
+from kafka_eos_source.runtime.deadline import Deadline
 
 IN = TopicPartition("in", 0)
 OUT = TopicPartition("out", 0)

@@ -10,11 +10,11 @@ from click.testing import CliRunner
 from mock_cluster import MockCluster
 
 from kafka_eos_source.cli import main
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.kafka import kernel
 from kafka_eos_source.operate import doctor
+from kafka_eos_source.runtime.deadline import Deadline
 
 
 def test_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

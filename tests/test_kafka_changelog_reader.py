@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import RetriableError, UnavailableError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader, Pulled
 from kafka_eos_source.kafka.consumer import Taken
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
 
 TP = TopicPartition("c", 1)
 OTHER = TopicPartition("c", 0)

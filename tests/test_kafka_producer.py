@@ -11,12 +11,12 @@ from confluent_kafka import KafkaError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import FencedError, InvalidOptionError, KafkaEosError
 from kafka_eos_source.kafka import librdkafka
 from kafka_eos_source.kafka.native import client_pointer, function
 from kafka_eos_source.kafka.producer import RecordProducer, _by_topic, _needs_produceva
 from kafka_eos_source.kafka.transactional import Traffic, TransactionalProducer
+from kafka_eos_source.runtime.deadline import Deadline
 
 _BYTES = st.lists(st.none() | st.binary(max_size=20), max_size=30)
 

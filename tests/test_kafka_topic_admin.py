@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import AuthorizationError, OperatorError, UnavailableError
 from kafka_eos_source.kafka import topic_admin
 from kafka_eos_source.kafka.topic_admin import TopicAdmin, TopicShape
+from kafka_eos_source.runtime.deadline import Deadline
 
 Answer = Any
 

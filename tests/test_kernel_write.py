@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mock_cluster import Api, MockCluster
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import AuthorizationError, InvalidRecordError, KafkaEosError, UnavailableError
 from kafka_eos_source.kafka import deliveries, kernel, librdkafka
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.native import function
 from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.native import loader
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.schema import HEADERS_ARROW, STAGED_ARROW
 
 TOPIC, PARTITIONS = "out", 3

@@ -21,7 +21,6 @@ from mock_commit import MockKafka, commit, look, staged, values
 
 from kafka_eos_source.commit.parties import Owner
 from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.commit.token import Token
 from kafka_eos_source.commit.transaction import Result
 from kafka_eos_source.errors import (
     AuthorizationError,
@@ -31,6 +30,7 @@ from kafka_eos_source.errors import (
     KafkaEosError,
     OperatorError,
 )
+from kafka_eos_source.protocol.token import Token
 
 #: Stories told at the same time.
 _SIDE_BY_SIDE = 24

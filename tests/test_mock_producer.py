@@ -16,7 +16,6 @@ from confluent_kafka import KafkaError, Producer
 from mock_cluster import Api, MockCluster
 from mock_log import committed, read
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import (
     AbortableError,
     AuthorizationError,
@@ -30,6 +29,7 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.kafka.transactional import TransactionalProducer
+from kafka_eos_source.runtime.deadline import Deadline
 
 FAST = {"value": pa.array([b"a", b"b"])}
 SINGLY = {**FAST, "timestamp": pa.array([1_700_000_000_000, 1_700_000_000_000])}

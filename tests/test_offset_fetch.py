@@ -8,10 +8,10 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from mock_cluster import Api, MockCluster
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.offset_fetch import fetch
+from kafka_eos_source.runtime.deadline import Deadline
 
 _LATE_MS = 1500
 

@@ -20,16 +20,14 @@ from model_broker import CLUSTER_ID, ModelBroker, ModelRows
 from integration.support.checkpoint import MadeUp
 from kafka_eos_source import errors
 from kafka_eos_source.cli import main
-from kafka_eos_source.commit import identity, offset_log
+from kafka_eos_source.commit import identity
 from kafka_eos_source.commit.decide import Batch
 from kafka_eos_source.commit.identity import Mark
 from kafka_eos_source.commit.order import Order
 from kafka_eos_source.commit.parties import Owner
 from kafka_eos_source.commit.sources import ranges
 from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.commit.token import Token, newest
 from kafka_eos_source.commit.transaction import Commit
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import (
     InvalidOptionError,
     KafkaEosError,
@@ -48,7 +46,10 @@ from kafka_eos_source.operate.staging import Staged
 from kafka_eos_source.operate.target import Target, kafka_options, parse_properties, target
 from kafka_eos_source.operate.verdict import short_name
 from kafka_eos_source.options import parse_read
-from kafka_eos_source.plan.offsets import SourcePosition
+from kafka_eos_source.protocol import offset_log
+from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.protocol.token import Token, newest
+from kafka_eos_source.runtime.deadline import Deadline
 
 IN = TopicPartition("in", 0)
 OUT = TopicPartition("out", 0)

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from kafka_eos_source.cli import main
 from kafka_eos_source.commit.sources import OwnOffsets
-from kafka_eos_source.commit.token import SinkMark, Token
 from kafka_eos_source.operate import sinks as operating
 from kafka_eos_source.operate.cluster import KafkaView
+from kafka_eos_source.protocol.token import SinkMark, Token
 from kafka_eos_source.sinks.contract import SinkTxn
 from kafka_eos_source.sinks.memory import SYSTEMS, Memory
 

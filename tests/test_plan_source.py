@@ -17,8 +17,8 @@ from kafka_eos_source.kafka.admin import Topics
 from kafka_eos_source.model import OffsetRange, Offsets, TopicPartition
 from kafka_eos_source.options import parse_read
 from kafka_eos_source.plan.driver import Planning
-from kafka_eos_source.plan.offsets import SourcePosition
 from kafka_eos_source.plan.source import SourcePlan
+from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.stream_reader import _UnlimitedStreamReader, batch_reader, stream_reader
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)

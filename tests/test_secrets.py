@@ -14,7 +14,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kafka_eos_source.commit.session import KafkaCluster
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
 from kafka_eos_source.kafka import secrets
@@ -30,6 +29,7 @@ from kafka_eos_source.model import StagedPart
 from kafka_eos_source.operate.target import Target
 from kafka_eos_source.options import parse_read, parse_write
 from kafka_eos_source.read.fetch import ReadSettings
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.stream_reader import stream_reader
 from kafka_eos_source.stream_writer import _Message
 

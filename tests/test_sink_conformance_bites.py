@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, SinkTxn, Staged
 from kafka_eos_source.sinks.memory import SYSTEMS, MemorySink
 from kafka_eos_source.testing.sinks import SinkConformance, System

@@ -10,10 +10,10 @@ import pytest
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType, TimestampType
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.sinks.registry import SinkSpec
 from kafka_eos_source.stage.fanout import Fanout, Plan, StagedForSink, part_names
 from kafka_eos_source.stage.files import StagingFolder
-from kafka_eos_source.state.packet import CHANGELOG
 
 FRAME = StructType(
     [

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 from http_service import DELAY, LOSE_AFTER, LOSE_BEFORE, HttpService, running
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import InvalidOptionError, SinkFailedError, SinkRetryableError
 from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, Fatal, Retryable, SinkContext
 from kafka_eos_source.sinks.http import HttpSink
 from kafka_eos_source.sinks.http.answers import Answer, Heard, judge, retry_after_seconds, state_of

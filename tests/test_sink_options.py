@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import secrets
 from kafka_eos_source.options import parse_write
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks import SinkOption, with_two_phase_sinks
 from kafka_eos_source.sinks.contract import OK, Outcome, SinkTxn, Staged, TwoPhaseSink
 from kafka_eos_source.sinks.filesystem import FilesystemSink

@@ -12,9 +12,9 @@ import pytest
 
 from kafka_eos_source import watchdog
 from kafka_eos_source.commit.sinks import SinkWork
-from kafka_eos_source.commit.token import SinkMark, Token
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import RetriableError, SinkRetryableError, SinkUnfinishedError
+from kafka_eos_source.protocol.token import SinkMark, Token
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks import OK, Outcome, SinkContext, SinkTxn, Staged, TwoPhaseSink
 from kafka_eos_source.sinks.store import Store
 from kafka_eos_source.sinks.watched import WatchedSink

@@ -9,6 +9,7 @@ import pytest
 
 from kafka_eos_source.errors import StagedPartError, StateError, StateLostError
 from kafka_eos_source.model import ShardReport, StagedPart, TopicPartition
+from kafka_eos_source.protocol.packet import CHANGELOG, pack, unpack
 from kafka_eos_source.schema import SinkColumns, check_frame
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
@@ -18,7 +19,6 @@ from kafka_eos_source.stage.writer import stage
 from kafka_eos_source.state.batch_record import decode_batch
 from kafka_eos_source.state.layout import BATCH_KEY
 from kafka_eos_source.state.model import BatchContext
-from kafka_eos_source.state.packet import CHANGELOG, pack, unpack
 from kafka_eos_source.state.store.changes import CHANGES
 
 COLUMNS = SinkColumns(

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import (
     ChangelogError,
     InvalidOptionError,
@@ -18,6 +17,7 @@ from kafka_eos_source.errors import (
     StateMismatchError,
 )
 from kafka_eos_source.kafka.topic_admin import TopicShape
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.batch_record import decode_batch, encode_batch
 from kafka_eos_source.state.changelog import topic as changelog
 from kafka_eos_source.state.changelog.topic import (

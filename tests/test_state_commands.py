@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from local_state import APP, STORE, TOPIC, Machine, rows_of
 
 from kafka_eos_source.cli import main
-from kafka_eos_source.commit.token import ShardMark, Token
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import InvalidOptionError, StateError
 from kafka_eos_source.kafka.look import LogEnds
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate import state_list, state_verify
 from kafka_eos_source.operate.state_get import typed
 from kafka_eos_source.operate.state_verify import Kind, Verified, compare
+from kafka_eos_source.protocol.token import ShardMark, Token
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.vector import AggregateProcessor, count, sum_
 
 FLIGHTS = pa.schema([("origin", pa.string()), ("delay", pa.int64())])

@@ -10,10 +10,10 @@ from confluent_kafka import Consumer, KafkaError
 from confluent_kafka import TopicPartition as ClientTopicPartition
 from mock_cluster import Api, MockCluster
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import AuthorizationError, UnavailableError
 from kafka_eos_source.kafka.consumer import AssignedConsumer, ConsumerPool
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog import committed
 from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kafka_eos_source.commit.token import ShardMark, Token
 from kafka_eos_source.errors import ForeignQueryError, StateLostError, TokenMissingError
+from kafka_eos_source.protocol.token import ShardMark, Token
 from kafka_eos_source.state.model import BatchRecord, PendingBatch
 from kafka_eos_source.state.operator.decide import Action, Local, Spark, decide, is_in_kafka
 

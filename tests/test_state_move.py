@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_eos_source.commit.token import ShardMark, Token, newest
 from kafka_eos_source.errors import (
     ChangelogError,
     OperatorError,
@@ -21,6 +20,7 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.kafka.topic_admin import TopicShape
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate.rescale import copy_name
+from kafka_eos_source.protocol.token import ShardMark, Token, newest
 from kafka_eos_source.state import layout
 from kafka_eos_source.state.changelog.move import (
     EVERY_SHARD,

@@ -15,7 +15,6 @@ from processor_shard import runner
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import (
     InvalidOptionError,
     InvalidSchemaError,
@@ -24,6 +23,7 @@ from kafka_eos_source.errors import (
     StateMismatchError,
 )
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.reading.decode import Choice, decoder
 from kafka_eos_source.state.reading.local import folders, one_store

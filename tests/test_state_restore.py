@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from state_kit import binary
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import ChangelogError, StateFormatError, UnavailableError
 from kafka_eos_source.kafka.changelog_reader import Pulled, Records
 from kafka_eos_source.kafka.look import LogEnds
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.batch_record import encode_batch
 from kafka_eos_source.state.changelog import restore as module
 from kafka_eos_source.state.changelog.restore import Restored, restore

@@ -12,9 +12,9 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from kafka_eos_source import stream_writer
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.options import parse_write
+from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.schema import check_frame
 from kafka_eos_source.stage.files import StagingFolder
-from kafka_eos_source.state.packet import CHANGELOG
 from kafka_eos_source.streaming_task import StreamingTask
 
 FRAME = StructType([StructField("value", BinaryType())])

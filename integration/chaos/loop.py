@@ -32,7 +32,7 @@ from pyspark.sql.types import StructType
 from integration.chaos import mutations
 from kafka_eos_source.datasource import KafkaEosDataSource
 from kafka_eos_source.errors import KafkaEosError
-from kafka_eos_source.plan.offsets import SourcePosition
+from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.testing.history import Record, Recorder, Send, SourceRange, Txn
 
 #: What Spark waits between looks at a source without news.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from confluent_kafka import Consumer, TopicPartition
 
 from integration.support.kafka import TIMEOUT_SECONDS, Record, end_offsets, read_back
-from kafka_eos_source.commit.token import Token
+from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.testing.verdict import Verdict, judge
 
 

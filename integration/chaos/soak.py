@@ -31,7 +31,7 @@ from integration.chaos.proxy import END_TXN, PRODUCE, TXN_OFFSET_COMMIT, Action,
 from integration.chaos.scenario import Scenario
 from integration.support.driver import Driver
 from integration.support.faults import Measures
-from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.testing.checker import Findings, check
 from kafka_eos_source.testing.history import Record, Recorder, read_history
 

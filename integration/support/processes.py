@@ -13,7 +13,7 @@ from threading import Event
 
 import psutil
 
-from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.runtime.deadline import Deadline
 
 #: In the environment of everything that a run of the tests starts.
 RUN = "KAFKA_EOS_TEST_RUN"

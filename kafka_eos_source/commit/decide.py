@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from kafka_eos_source.commit.token import Token
 from kafka_eos_source.errors import (
     CheckpointAheadError,
     CheckpointRolledBackError,
@@ -14,6 +13,7 @@ from kafka_eos_source.errors import (
     TokenMissingError,
 )
 from kafka_eos_source.model import Offsets, TopicPartition
+from kafka_eos_source.protocol.token import Token
 
 #: How the query ids of batch writes without ``txnVersion`` start.
 ONCE = "once:"

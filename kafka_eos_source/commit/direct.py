@@ -8,9 +8,9 @@ import pyarrow as pa
 
 from kafka_eos_source import failpoints
 from kafka_eos_source.checked_options import WriteOptions
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.producer import RecordProducer
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.stage.writer import highest_partitions
 
 #: Longest wait for the brokers before the first batch, ms.

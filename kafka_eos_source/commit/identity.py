@@ -11,7 +11,7 @@ from kafka_eos_source.checked_options import WriteOptions, derived_application_i
 from kafka_eos_source.commit.decide import ONCE
 from kafka_eos_source.errors import InvalidOptionError, OperatorError, UnavailableError
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.stage.paths import file_system
+from kafka_eos_source.runtime.file_systems import file_system
 
 #: Where the token of a query goes that reads no Kafka and has no one topic to write to: a partition that
 #: every cluster with consumer groups has, and nobody's consumers read.

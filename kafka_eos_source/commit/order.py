@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 from kafka_eos_source.commit.decide import Batch
 from kafka_eos_source.commit.sources import SourceRange, on_cluster
-from kafka_eos_source.commit.token import ShardMark, Token
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
+from kafka_eos_source.protocol.token import ShardMark, Token
 
 
 @dataclass(frozen=True)

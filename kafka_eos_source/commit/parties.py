@@ -9,10 +9,10 @@ from typing import Protocol
 import pyarrow as pa
 
 from kafka_eos_source.commit.decide import Batch, Verdict
-from kafka_eos_source.commit.token import UNDECIDED, SinkMark, Token
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
+from kafka_eos_source.protocol.token import UNDECIDED, SinkMark, Token
+from kafka_eos_source.runtime.deadline import Deadline
 
 
 class Producer(Protocol):

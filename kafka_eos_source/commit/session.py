@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from kafka_eos_source import admission, failpoints
 from kafka_eos_source.checked_options import WriteOptions
-from kafka_eos_source.commit import identity, offset_log, sink_session
+from kafka_eos_source.commit import identity, sink_session
 from kafka_eos_source.commit.decide import Batch
 from kafka_eos_source.commit.identity import Identity, Mark
 from kafka_eos_source.commit.order import Order
@@ -21,12 +21,13 @@ from kafka_eos_source.commit.parties import Owner, Sinks
 from kafka_eos_source.commit.sources import SourceRange, ranges
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.transaction import Commit, Result
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, StagedPart, TopicPartition
+from kafka_eos_source.protocol import offset_log
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.stage import shards
 from kafka_eos_source.stage.fanout import Plan, SinkPart
 from kafka_eos_source.stage.files import StagingFolder

@@ -13,8 +13,6 @@ from kafka_eos_source import failpoints
 from kafka_eos_source.commit.decide import Batch, Verdict
 from kafka_eos_source.commit.parties import missing_sinks
 from kafka_eos_source.commit.settle import Fate, fate, named_by
-from kafka_eos_source.commit.token import SinkMark, Token
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import (
     KafkaEosError,
     OperatorError,
@@ -26,6 +24,8 @@ from kafka_eos_source.errors import (
     SinkUnfinishedError,
 )
 from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.protocol.token import SinkMark, Token
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks import metrics
 from kafka_eos_source.sinks.contract import (
     OK,

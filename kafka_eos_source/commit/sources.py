@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kafka_eos_source.commit.offset_log import LoggedOffsets
 from kafka_eos_source.model import Offsets, TopicPartition
-from kafka_eos_source.plan.offsets import SourcePosition, is_kafka_offset_json
+from kafka_eos_source.protocol.offset_log import LoggedOffsets
+from kafka_eos_source.protocol.source_position import SourcePosition, is_kafka_offset_json
 
 
 @dataclass(frozen=True)

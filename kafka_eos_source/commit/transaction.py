@@ -25,8 +25,6 @@ from kafka_eos_source.commit.decide import Verdict, decide
 from kafka_eos_source.commit.order import Order, mark_of
 from kafka_eos_source.commit.parties import Cluster, NoSinks, Owner, Producer, Sinks, Staged
 from kafka_eos_source.commit.steps import ABORTED_ON_ERROR, MOVES, ROLLED_BACK_ON_ERROR, Step
-from kafka_eos_source.commit.token import UNDECIDED, Token, newest
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import (
     AbortableError,
     FencedError,
@@ -40,6 +38,8 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
+from kafka_eos_source.protocol.token import UNDECIDED, Token, newest
+from kafka_eos_source.runtime.deadline import Deadline
 
 _log = logging.getLogger(__name__)
 

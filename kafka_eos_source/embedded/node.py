@@ -11,10 +11,10 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.embedded import probe, supervisor
 from kafka_eos_source.embedded.properties import HOST, Ports
 from kafka_eos_source.errors import UnavailableError
+from kafka_eos_source.runtime.deadline import Deadline
 
 _STOP_SECONDS = 30.0  # above the supervisor's own grace
 _LOOK_SECONDS = 0.05

@@ -20,13 +20,13 @@ from confluent_kafka import (
 from confluent_kafka import TopicPartition as ClientTopicPartition
 from confluent_kafka import admin as client_admin
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.model import Offsets, TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
 
 _AdminClient: Any = client_admin.AdminClient
 _OffsetSpec: Any = client_admin.OffsetSpec  # type: ignore[attr-defined]

@@ -14,13 +14,13 @@ import numpy.typing as npt
 import pyarrow as pa
 from confluent_kafka import Message
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import RetriableError
 from kafka_eos_source.kafka.consumer import AssignedConsumer
 from kafka_eos_source.kafka.failure import unreachable
 from kafka_eos_source.kafka.kernel_messages import KernelMessages
 from kafka_eos_source.kafka.look import ClusterLook, LogEnds
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
 
 _BOUNDS_SECONDS = 10.0
 

@@ -10,11 +10,11 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.offset_fetch import NO_LIMIT_MS, fetch
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
 
 _REQUEST_SECONDS = 10.0
 _PAUSE_SECONDS = 0.05

@@ -10,12 +10,12 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import admin as client_admin
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
 
 _AdminClient: Any = client_admin.AdminClient
 

@@ -11,11 +11,11 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import admin as client_admin
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.failure import classify, is_transient
 from kafka_eos_source.kafka.producer import RecordProducer
+from kafka_eos_source.runtime.deadline import Deadline
 
 _AdminClient: Any = client_admin.AdminClient
 _NewTopic: Any = client_admin.NewTopic  # type: ignore[attr-defined]

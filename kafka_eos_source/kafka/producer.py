@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import InvalidRecordError, KafkaEosError
 from kafka_eos_source.kafka import deliveries, librdkafka
 from kafka_eos_source.kafka.clients import make
@@ -21,6 +20,7 @@ from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kaf
 from kafka_eos_source.kafka.kernel import choice
 from kafka_eos_source.kafka.native import has_pointers
 from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.watchdog import Watchdog
 
 #: Longest single wait inside a call of the client, so that deadlines are kept to about this.

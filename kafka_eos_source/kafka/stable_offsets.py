@@ -11,11 +11,11 @@ from collections.abc import Collection
 
 from confluent_kafka import KafkaError, KafkaException
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.kafka.consumer import AssignedConsumer
 from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.offset_fetch import fetch
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
 
 _REQUEST_SECONDS = 10.0
 _PAUSE_SECONDS = 0.02

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka import admin as client_admin
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import AuthorizationError
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.runtime.deadline import Deadline
 
 _AdminClient: Any = client_admin.AdminClient
 _NewTopic: Any = client_admin.NewTopic  # type: ignore[attr-defined]

@@ -22,7 +22,6 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import KafkaEosError, OutcomeUnknownError, RetriableError
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.clients import make
@@ -30,6 +29,7 @@ from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import kafka_error
 from kafka_eos_source.kafka.producer import SLICE_SECONDS, RecordProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
 
 STATISTICS_INTERVAL_MS = 100
 

@@ -13,15 +13,12 @@ from enum import Enum
 
 import pyarrow as pa
 
-from kafka_eos_source.commit import offset_log
 from kafka_eos_source.commit.decide import Batch, decide
-from kafka_eos_source.commit.offset_log import LoggedOffsets
 from kafka_eos_source.commit.order import Order
 from kafka_eos_source.commit.parties import Owner, UndecidedSinks
 from kafka_eos_source.commit.session import KafkaCluster
 from kafka_eos_source.commit.sources import SourceRange, ranges
 from kafka_eos_source.commit.transaction import Commit, Result
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, TokenMissingError
 from kafka_eos_source.model import ShardReport, TopicPartition
 from kafka_eos_source.operate.checkpoint import Checkpoint
@@ -29,6 +26,9 @@ from kafka_eos_source.operate.cluster import KafkaView
 from kafka_eos_source.operate.inspect import Inspection
 from kafka_eos_source.operate.target import Target
 from kafka_eos_source.operate.verdict import Finding, short_name
+from kafka_eos_source.protocol import offset_log
+from kafka_eos_source.protocol.offset_log import LoggedOffsets
+from kafka_eos_source.runtime.deadline import Deadline
 
 #: In the token, in place of Spark's run id.
 RUN = "kafka-eos adopt"

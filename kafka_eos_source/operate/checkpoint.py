@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 import pyarrow.fs as pafs
 
 from kafka_eos_source.checked_options import derived_application_id
-from kafka_eos_source.commit import identity, offset_log
+from kafka_eos_source.commit import identity
 from kafka_eos_source.commit.decide import Batch
 from kafka_eos_source.commit.identity import Mark
-from kafka_eos_source.commit.offset_log import LoggedOffsets
 from kafka_eos_source.commit.sources import OwnOffsets, SourceRange, ranges
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.stage.paths import file_system
+from kafka_eos_source.protocol import offset_log
+from kafka_eos_source.protocol.offset_log import LoggedOffsets
+from kafka_eos_source.runtime.file_systems import file_system
 
 
 @dataclass(frozen=True)

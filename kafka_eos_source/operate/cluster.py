@@ -6,15 +6,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kafka_eos_source.commit.offset_log import LoggedOffsets
 from kafka_eos_source.commit.sources import OwnOffsets, on_cluster
-from kafka_eos_source.commit.token import Token, newest
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.kafka.look import LogEnds
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate.checkpoint import Checkpoint
 from kafka_eos_source.plan.loss import Loss, reconcile
-from kafka_eos_source.plan.offsets import SourcePosition, is_kafka_offset_json
+from kafka_eos_source.protocol.offset_log import LoggedOffsets
+from kafka_eos_source.protocol.source_position import SourcePosition, is_kafka_offset_json
+from kafka_eos_source.protocol.token import Token, newest
+from kafka_eos_source.runtime.deadline import Deadline
 
 #: Where tokens go for want of a topic; its log is nobody's to look at.
 _INTERNAL = "__"

@@ -10,9 +10,9 @@ import click
 from kafka_eos_source.operate.given import CONNECTION, YES, deadline_of, look_at, target_of, with_options
 
 if TYPE_CHECKING:
-    from kafka_eos_source.deadline import Deadline
     from kafka_eos_source.operate.inspect import Inspection
     from kafka_eos_source.operate.target import Target
+    from kafka_eos_source.runtime.deadline import Deadline
 
 #: What `inspect` exits with when a restart would fail, or Kafka did not answer.
 NEEDS_A_PERSON = 3

@@ -17,10 +17,10 @@ import pyspark
 from confluent_kafka import libversion
 
 from kafka_eos_source.checkpoint_files import local_checkpoints
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka import kernel
+from kafka_eos_source.runtime.deadline import Deadline
 
 FORMATS = ("kafka-eos", "kafka-eos-state")
 

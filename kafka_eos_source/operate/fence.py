@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kafka_eos_source.commit.session import KafkaCluster
-from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.runtime.deadline import Deadline
 
 
 def fence(kafka: Mapping[str, str], application_id: str, deadline: Deadline) -> None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from kafka_eos_source.deadline import Deadline
     from kafka_eos_source.operate.cluster import Look
     from kafka_eos_source.operate.target import Target
+    from kafka_eos_source.runtime.deadline import Deadline
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,8 +47,8 @@ def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def deadline_of(timeout: str) -> Deadline:
-    from kafka_eos_source.deadline import Deadline
     from kafka_eos_source.option_values import duration_ms
+    from kafka_eos_source.runtime.deadline import Deadline
 
     return Deadline.after_ms(duration_ms("--timeout", timeout))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.operate import checkpoint as checkpoints
 from kafka_eos_source.operate import cluster, staging, verdict
@@ -14,6 +13,7 @@ from kafka_eos_source.operate.cluster import KafkaView, Look
 from kafka_eos_source.operate.staging import Staged
 from kafka_eos_source.operate.target import Target
 from kafka_eos_source.operate.verdict import Finding
+from kafka_eos_source.runtime.deadline import Deadline
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pyarrow as pa
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import ChangelogError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state import layout
 from kafka_eos_source.state.batch_record import encode_batch, record_of
 from kafka_eos_source.state.changelog.committed import changelog_client

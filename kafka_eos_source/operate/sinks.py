@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from kafka_eos_source.checked_options import WriteOptions
 from kafka_eos_source.commit import sink_session
 from kafka_eos_source.commit.settle import named_by
-from kafka_eos_source.commit.token import UNDECIDED, Token
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import InvalidOptionError, OperatorError, SinkFailedError
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.operate import checkpoint as checkpoints
@@ -17,6 +15,8 @@ from kafka_eos_source.operate.cluster import KafkaView
 from kafka_eos_source.operate.inspect import inspect
 from kafka_eos_source.operate.target import Target, properties, target
 from kafka_eos_source.options import parse_write
+from kafka_eos_source.protocol.token import UNDECIDED, Token
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import Fatal, Retryable, SinkTxn, TwoPhaseSink
 
 _NAMES = (

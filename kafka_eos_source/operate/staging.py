@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import pyarrow.fs as pafs
 
+from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.stage.files import PROBE
-from kafka_eos_source.stage.paths import file_system
 
 #: Of a batch write (``df.write``), and of a probe that was never renamed.
 _WRITE = re.compile(r"write-[0-9a-f]{32}")

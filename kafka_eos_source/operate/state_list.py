@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kafka_eos_source.commit.token import Token
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import KafkaEosError, OperatorError
 from kafka_eos_source.kafka.look import LogEnds
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate.cluster import Look
+from kafka_eos_source.protocol.token import Token
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
 from kafka_eos_source.state.reading.local import StoreFolder, folders
 from kafka_eos_source.state.store.transactional import TransactionalStateStore

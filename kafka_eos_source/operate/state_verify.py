@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import StateError
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.reading.local import StoreFolder
 from kafka_eos_source.state.reading.snapshot import of_changelog, of_folders

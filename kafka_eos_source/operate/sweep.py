@@ -9,7 +9,7 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.operate import staging
 from kafka_eos_source.operate.inspect import Inspection
 from kafka_eos_source.operate.staging import Judged
-from kafka_eos_source.stage.paths import file_system
+from kafka_eos_source.runtime.file_systems import file_system
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from kafka_eos_source.commit.token import Token
 from kafka_eos_source.operate.adopt import Adoption
 from kafka_eos_source.operate.checkpoint import Checkpoint
 from kafka_eos_source.operate.cluster import KafkaView, PartitionView
@@ -20,6 +19,7 @@ from kafka_eos_source.operate.inspect import Inspection
 from kafka_eos_source.operate.staging import Staged
 from kafka_eos_source.operate.sweep import Sweep
 from kafka_eos_source.operate.verdict import Finding
+from kafka_eos_source.protocol.token import Token
 
 #: Of what is written into a file or a pipe, where no terminal says how wide it is.
 _WIDTH = 160

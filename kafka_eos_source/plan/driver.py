@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.config import admin_config
-from kafka_eos_source.plan.offsets import SourcePosition
 from kafka_eos_source.plan.pushdown import narrowed
 from kafka_eos_source.plan.source import SourcePlan
+from kafka_eos_source.protocol.source_position import SourcePosition
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter

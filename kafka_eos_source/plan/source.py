@@ -14,9 +14,9 @@ from kafka_eos_source.model import OffsetRange, Offsets, TopicPartition
 from kafka_eos_source.option_bounds import Bound
 from kafka_eos_source.plan.limits import backlog, held_back, rate_limit
 from kafka_eos_source.plan.loss import Loss, data_loss, reconcile, remade
-from kafka_eos_source.plan.offsets import SourcePosition
 from kafka_eos_source.plan.positions import Known, resolve, times
 from kafka_eos_source.plan.split import Task, split
+from kafka_eos_source.protocol.source_position import SourcePosition
 
 _log = logging.getLogger(__name__)
 

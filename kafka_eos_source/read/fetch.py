@@ -19,7 +19,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_eos_source.cycles import cycle_collection_paused
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import DataLossError, RetriableError, UnavailableError
 from kafka_eos_source.kafka.consumer import POOL, Taken
 from kafka_eos_source.kafka.kernel_consumer import range_consumer
@@ -28,6 +27,7 @@ from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read.columns import record_batches
 from kafka_eos_source.read.progress import Progress
 from kafka_eos_source.read.runs import MessageList, Messages, Run
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.schema import read_arrow_schema
 
 _log = logging.getLogger(__name__)

@@ -45,7 +45,7 @@ from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
-from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.options import SinkOption
 from kafka_eos_source.sinks.store import Store
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from kafka_eos_source import option_values as values
-from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, SinkTxn, Staged, TwoPhaseSink
 from kafka_eos_source.sinks.options import SinkOption
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from kafka_eos_source import failpoints
-from kafka_eos_source.stage.paths import file_system, make_folder, new_file
+from kafka_eos_source.runtime.file_systems import file_system, make_folder, new_file
 
 _NOTE, _ROWS, _HALF = ".json", ".arrow", ".new"
 

@@ -14,12 +14,12 @@ from pyspark.sql.types import StringType, StructType
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.model import StagedPart
+from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.schema import arrow_schema
 from kafka_eos_source.sinks.contract import SinkContext, Stage, StageContext, TwoPhaseSink
 from kafka_eos_source.sinks.registry import KAFKA, SinkSpec
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.spool import Spool
-from kafka_eos_source.state.packet import CHANGELOG
 
 #: The column that says where a row goes: a sink's name, ``kafka``, or null = everywhere.
 ROUTE = "sink"

@@ -27,17 +27,8 @@ import pyarrow.fs as pafs
 
 from kafka_eos_source.errors import InvalidOptionError, StagedPartError
 from kafka_eos_source.model import StagedPart
-from kafka_eos_source.stage.paths import (
-    BATCH,
-    PART,
-    file_system,
-    legal,
-    make_folder,
-    new_file,
-    read_text,
-    refuse_links,
-    unwritable,
-)
+from kafka_eos_source.runtime.file_systems import file_system, make_folder, new_file, read_text
+from kafka_eos_source.stage.paths import BATCH, PART, legal, refuse_links, unwritable
 
 PROBE = "shared-path"
 _COPY_BYTES = 4 << 20

@@ -8,12 +8,12 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import StagedPartError
 from kafka_eos_source.model import ShardReport, StagedPart, TopicPartition
+from kafka_eos_source.protocol.packet import unpack
 from kafka_eos_source.schema import CHANGES
 from kafka_eos_source.stage.files import PartBytes, StagingFolder
 from kafka_eos_source.stage.shards import batch_of
 from kafka_eos_source.state.batch_record import encode_batch
 from kafka_eos_source.state.layout import BATCH_KEY
-from kafka_eos_source.state.packet import unpack
 
 
 class StagedRows:

@@ -12,46 +12,15 @@ import os
 import re
 import stat
 import tempfile
-from functools import lru_cache
-from urllib.parse import unquote, urlsplit
 
-import pyarrow as pa
 import pyarrow.fs as pafs
 
 from kafka_eos_source.errors import InvalidOptionError, StagedPartError, UnavailableError
+from kafka_eos_source.runtime.file_systems import OWNERS_FOLDER, file_system
 
 #: What a micro-batch or a batch write is called, and a part of it.
 BATCH = re.compile(r"[0-9]+|write-[0-9a-f]{32}", re.ASCII)
 PART = re.compile(r"[0-9a-f]{32}\.arrow")
-
-_OWNERS_FOLDER, _OWNERS_FILE = 0o700, 0o600
-
-#: Hadoop's names for a store → pyarrow's.
-_SCHEMES = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasb": "abfs", "wasbs": "abfs"}
-
-
-@lru_cache(maxsize=32)
-def file_system(uri: str) -> tuple[pafs.FileSystem, str]:
-    """The file system of a Hadoop-style URI or local path, and the path in it.
-
-    Raises:
-        InvalidOptionError: no file system for the URI's scheme.
-    """
-    parts = urlsplit(uri)
-    if parts.scheme in ("", "file"):
-        return pafs.LocalFileSystem(), os.path.abspath(unquote(parts.path) if parts.scheme else uri)
-    if parts.scheme == "dbfs" and os.path.isdir("/dbfs"):
-        return pafs.LocalFileSystem(), "/dbfs" + parts.path
-    ours = uri.replace(parts.scheme, _SCHEMES.get(parts.scheme, parts.scheme), 1)
-    try:
-        found: tuple[pafs.FileSystem, str] = pafs.FileSystem.from_uri(ours)
-    except (ValueError, OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise InvalidOptionError(
-            f"the staging folder {uri!r} is on a file system that pyarrow cannot open: {error}.",
-            fix="set .option('staging.location', …) to a folder that driver and executors share, "
-            "such as file:/…, hdfs://…, s3a://… or gs://….",
-        ) from error
-    return found
 
 
 def location_of_query(checkpoint: str, staging_location: str | None) -> str:
@@ -77,7 +46,7 @@ def location_of_batch_writes() -> str:
     """
     location = os.path.join(tempfile.gettempdir(), f"kafka-eos-staging-{os.getuid()}")
     try:
-        os.makedirs(location, mode=_OWNERS_FOLDER, exist_ok=True)
+        os.makedirs(location, mode=OWNERS_FOLDER, exist_ok=True)
         found = os.stat(location, follow_symlinks=False)
     except OSError as error:
         raise unwritable(location, error) from error
@@ -118,29 +87,6 @@ def refuse_links(fs: pafs.FileSystem, path: str, relative: str) -> None:
                 fix="find out who put it there and remove it; then restart the query. Nothing was sent to "
                 "Kafka.",
             )
-
-
-def make_folder(fs: pafs.FileSystem, path: str) -> None:
-    """One that only its owner may look into, unless it is there already; those above it as usual."""
-    if isinstance(fs, pafs.LocalFileSystem):
-        os.makedirs(path, mode=_OWNERS_FOLDER, exist_ok=True)
-    else:
-        fs.create_dir(path, recursive=True)
-
-
-def new_file(fs: pafs.FileSystem, path: str) -> pa.NativeFile:
-    """One that only its owner may read, from its first byte on."""
-    if isinstance(fs, pafs.LocalFileSystem):
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _OWNERS_FILE))
-    return fs.open_output_stream(path)
-
-
-def read_text(fs: pafs.FileSystem, path: str) -> str | None:
-    try:
-        with fs.open_input_stream(path) as source:
-            return str(source.read().decode())
-    except FileNotFoundError:
-        return None
 
 
 def unwritable(location: str, error: OSError) -> UnavailableError:

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from kafka_eos_source.errors import StagedPartError, StateLostError
 from kafka_eos_source.model import ShardPart, ShardReport, StagedPart, TopicPartition
+from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.state.model import BatchRecord
-from kafka_eos_source.state.packet import CHANGELOG
 
 
 def reports(parts: Iterable[StagedPart], query_id: str, batch_id: int) -> tuple[ShardReport, ...]:

@@ -9,13 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kafka_eos_source.protocol.packet import CHANGELOG
     from kafka_eos_source.state.operator.transform import (
         aggregate_with_changelog_state,
         apply_with_changelog_state,
         deduplicate_with_changelog_state,
         transform_with_changelog_state,
     )
-    from kafka_eos_source.state.packet import CHANGELOG
     from kafka_eos_source.state.reading.query import StateQuery
     from kafka_eos_source.state.store.transactional import TransactionalStateStore
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 
-from kafka_eos_source.commit.token import ShardMark, Token
 from kafka_eos_source.errors import ChangelogError, StateFormatError
+from kafka_eos_source.protocol.token import ShardMark, Token
 from kafka_eos_source.state.model import BatchRecord
 
 _VERSION = 1

@@ -28,8 +28,8 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import RetriableError
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks import store as stores
 from kafka_eos_source.sinks.contract import (
     OK,

@@ -15,8 +15,8 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from kafka_eos_source.errors import InvalidRecordError
+from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.sinks.delta.statistics import statistics
-from kafka_eos_source.stage.paths import file_system
 
 if TYPE_CHECKING:
     from deltalake.transaction import AddAction

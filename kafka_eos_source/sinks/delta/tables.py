@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, SinkRetryableError
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.delta.fit import arrow_schema, demands, has_null_type, misfit, new_columns
 
 if TYPE_CHECKING:

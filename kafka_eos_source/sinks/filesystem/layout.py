@@ -24,8 +24,8 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
+from kafka_eos_source.runtime.file_systems import file_system, new_file
 from kafka_eos_source.sinks.contract import SinkTxn
-from kafka_eos_source.stage.paths import file_system, new_file
 
 MANIFEST = "_manifest.json"
 HIDDEN = "_kafka_eos"

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from kafka_eos_source.deadline import Deadline
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable
 from kafka_eos_source.sinks.http.answers import DECIDES, Answer, Decision, Heard, State, judge, state_of
 from kafka_eos_source.sinks.http.transport import Transport

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from kafka_eos_source import option_values as values
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import Outcome, SinkContext, SinkTxn, Staged, TwoPhaseSink
 from kafka_eos_source.sinks.filesystem import formats
 from kafka_eos_source.sinks.http import body as bodies

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from urllib.parse import SplitResult, urlsplit
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import secrets
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.http.answers import Answer, retry_after_seconds
 
 #: Of an answer, that are read: it is a state, a list of ids or a complaint.

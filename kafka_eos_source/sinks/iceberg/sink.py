@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from kafka_eos_source import failpoints
 from kafka_eos_source import option_values as values
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import SinkRetryableError
 from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import (
     OK,
     Fatal,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, SinkRetryableError
 from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.iceberg.fit import misfit
 from kafka_eos_source.sinks.iceberg.spec import PartitionBy
 

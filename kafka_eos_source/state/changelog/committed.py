@@ -23,7 +23,6 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.kafka.config import admin_config, consumer_config, producer_config
 from kafka_eos_source.kafka.consumer import POOL, AssignedConsumer
@@ -32,6 +31,7 @@ from kafka_eos_source.kafka.properties import is_property
 from kafka_eos_source.kafka.stable_offsets import stable_offsets
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
 
 _log = logging.getLogger(__name__)
 

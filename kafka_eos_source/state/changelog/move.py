@@ -28,7 +28,6 @@ from enum import Enum
 import numpy as np
 import pyarrow as pa
 
-from kafka_eos_source.commit.token import MOVING, ShardMark, Token
 from kafka_eos_source.errors import (
     ChangelogError,
     OperatorError,
@@ -37,6 +36,7 @@ from kafka_eos_source.errors import (
     TokenMissingError,
 )
 from kafka_eos_source.kafka.topic_admin import TopicShape
+from kafka_eos_source.protocol.token import MOVING, ShardMark, Token
 from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.describe import META_KEY, META_TABLE, Description
 from kafka_eos_source.state.encoding.keys import KeyCodec, split_keys

@@ -28,11 +28,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source.cycles import cycle_collection_paused
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import ChangelogError, UnavailableError
 from kafka_eos_source.kafka.changelog_reader import Pulled, Records
 from kafka_eos_source.kafka.look import LogEnds
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.batch_record import decode_batch
 from kafka_eos_source.state.changelog.restore_plan import ReadOn, Reason, WipeNeeded, decide, marked, unmarked
 from kafka_eos_source.state.changelog.restore_progress import RestoreProgress

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import ChangelogError, InvalidOptionError, StateMismatchError
 from kafka_eos_source.kafka.topic_admin import TopicAdmin, TopicShape
+from kafka_eos_source.runtime.deadline import Deadline
 
 #: `Topic.MAX_NAME_LENGTH` in Kafka.
 _TOPIC_CHARACTERS = 249

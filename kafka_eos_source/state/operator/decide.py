@@ -10,8 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
-from kafka_eos_source.commit.token import Token
 from kafka_eos_source.errors import ForeignQueryError, StateLostError, TokenMissingError
+from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.state.model import BatchRecord, PendingBatch
 
 

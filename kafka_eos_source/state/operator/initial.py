@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_eos_source.commit.token import Token
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.config import admin_config
@@ -24,9 +22,11 @@ from kafka_eos_source.kafka.failure import unreachable
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.protocol.ipc import to_stream
+from kafka_eos_source.protocol.token import Token
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.committed import changelog_client
 from kafka_eos_source.state.changelog.topic import changelog_name
-from kafka_eos_source.state.encoding.ipc import to_stream
 from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.operator.sharding import by_shard
 from kafka_eos_source.state.options import StateOptions

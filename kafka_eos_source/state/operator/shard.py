@@ -24,12 +24,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from kafka_eos_source import failpoints
-from kafka_eos_source.commit.token import Token
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import TokenMissingError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.consumer import AssignedConsumer
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
+from kafka_eos_source.protocol.token import Token
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.batch_record import record_of
 from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client, settle
 from kafka_eos_source.state.changelog.recovery import open_restored

@@ -12,16 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source import failpoints
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import StateError
 from kafka_eos_source.model import ShardReport
+from kafka_eos_source.protocol.packet import CHANGELOG, pack
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.topic import ChangelogTopic, changelog_name, ensure
 from kafka_eos_source.state.model import ShardProcessor, StoreIdentity
 from kafka_eos_source.state.operator.announce import announce
 from kafka_eos_source.state.operator.decide import Spark
 from kafka_eos_source.state.operator.shard import Task, open_shard
 from kafka_eos_source.state.options import StateOptions
-from kafka_eos_source.state.packet import CHANGELOG, pack
 from kafka_eos_source.state.parcels import PARCEL, SHARD, unpack
 from kafka_eos_source.state.store.handle import StateHandle
 from kafka_eos_source.streaming_task import StreamingTask, running_task

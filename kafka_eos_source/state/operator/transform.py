@@ -9,10 +9,10 @@ from pyspark.sql.types import StructType
 
 from kafka_eos_source.in_read.lineage import lineage
 from kafka_eos_source.option_values import duration_ms
+from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.state.operator.frame import SHARDS, combined, grouping, shard_count, with_operator
 from kafka_eos_source.state.operator.initial import InitialTopic, publish
 from kafka_eos_source.state.options import parse_state
-from kafka_eos_source.state.packet import CHANGELOG
 from kafka_eos_source.state.processor.arrow import arrow_schema
 from kafka_eos_source.state.processor.ddl import as_struct
 from kafka_eos_source.state.processor.run import StatefulProcessorRunner

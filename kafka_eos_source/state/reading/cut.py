@@ -10,11 +10,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from kafka_eos_source.commit.token import Token
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import ChangelogError, NotUpToBoundError
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.protocol.token import Token
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.batch_record import record_of
 from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client
 from kafka_eos_source.state.changelog.topic import changelog_name

@@ -9,11 +9,11 @@ from itertools import islice
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.consumer import AssignedConsumer
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.committed import changelog_client
 from kafka_eos_source.state.changelog.handover import Handover
 from kafka_eos_source.state.changelog.restore import restore

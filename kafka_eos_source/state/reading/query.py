@@ -15,9 +15,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import InvalidOptionError, NotUpToBoundError
 from kafka_eos_source.kafka.config import check_consumer
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state import layout
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.encoding.spark_hash import shards_of

@@ -23,7 +23,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kafka_eos_source.deadline import Deadline
 from kafka_eos_source.errors import (
     ChangelogError,
     NotUpToBoundError,
@@ -34,6 +33,7 @@ from kafka_eos_source.errors import (
     StateMismatchError,
 )
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.batch_record import token_of
 from kafka_eos_source.state.changelog.committed import changelog_client
 from kafka_eos_source.state.changelog.restore import restore

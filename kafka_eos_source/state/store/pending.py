@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_eos_source.errors import StateCorruptedError
-from kafka_eos_source.state.encoding.ipc import to_stream
+from kafka_eos_source.protocol.ipc import to_stream
 from kafka_eos_source.state.model import BatchRecord, PendingBatch
 from kafka_eos_source.state.store.overlay import Ranges
 from kafka_eos_source.state.store.records import Offsets, decode_position, encode_position, record

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_eos_source.commit.token import Token, digest, newest
 from kafka_eos_source.errors import OperatorError
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.protocol.token import Token, digest, newest
 
 TOKEN = Token("app", "query", "run", 7, "aa", "bb", 100)
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import StateError
 from kafka_eos_source.model import ShardReport, TopicPartition
-from kafka_eos_source.state.encoding.ipc import to_stream
+from kafka_eos_source.protocol.ipc import to_stream
 
 #: The reserved column of an operator's result; its type is binary.
 CHANGELOG = "__kafka_eos_changelog"

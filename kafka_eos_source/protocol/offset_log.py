@@ -16,9 +16,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kafka_eos_source.commit.token import digest
 from kafka_eos_source.errors import InvalidOptionError, OperatorError
-from kafka_eos_source.stage.paths import file_system
+from kafka_eos_source.protocol.token import digest
+from kafka_eos_source.runtime.file_systems import file_system
 
 _NO_OFFSET = "-"
 

@@ -1,0 +1,1 @@
+"""What processes tell each other: tokens, identities, offset logs and packets. Pure, versioned formats."""

@@ -1,0 +1,65 @@
+"""File systems of Hadoop-style URIs, and files in them that only their owner may read."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from kafka_eos_source.errors import InvalidOptionError
+
+#: Modes of local folders and files that only their owner may read.
+OWNERS_FOLDER, _OWNERS_FILE = 0o700, 0o600
+
+#: Hadoop's names for a store → pyarrow's.
+_SCHEMES = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasb": "abfs", "wasbs": "abfs"}
+
+
+@lru_cache(maxsize=32)
+def file_system(uri: str) -> tuple[pafs.FileSystem, str]:
+    """The file system of a Hadoop-style URI or local path, and the path in it.
+
+    Raises:
+        InvalidOptionError: no file system for the URI's scheme.
+    """
+    parts = urlsplit(uri)
+    if parts.scheme in ("", "file"):
+        return pafs.LocalFileSystem(), os.path.abspath(unquote(parts.path) if parts.scheme else uri)
+    if parts.scheme == "dbfs" and os.path.isdir("/dbfs"):
+        return pafs.LocalFileSystem(), "/dbfs" + parts.path
+    ours = uri.replace(parts.scheme, _SCHEMES.get(parts.scheme, parts.scheme), 1)
+    try:
+        found: tuple[pafs.FileSystem, str] = pafs.FileSystem.from_uri(ours)
+    except (ValueError, OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InvalidOptionError(
+            f"the staging folder {uri!r} is on a file system that pyarrow cannot open: {error}.",
+            fix="set .option('staging.location', …) to a folder that driver and executors share, "
+            "such as file:/…, hdfs://…, s3a://… or gs://….",
+        ) from error
+    return found
+
+
+def make_folder(fs: pafs.FileSystem, path: str) -> None:
+    """One that only its owner may look into, unless it is there already; those above it as usual."""
+    if isinstance(fs, pafs.LocalFileSystem):
+        os.makedirs(path, mode=OWNERS_FOLDER, exist_ok=True)
+    else:
+        fs.create_dir(path, recursive=True)
+
+
+def new_file(fs: pafs.FileSystem, path: str) -> pa.NativeFile:
+    """One that only its owner may read, from its first byte on."""
+    if isinstance(fs, pafs.LocalFileSystem):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _OWNERS_FILE))
+    return fs.open_output_stream(path)
+
+
+def read_text(fs: pafs.FileSystem, path: str) -> str | None:
+    try:
+        with fs.open_input_stream(path) as source:
+            return str(source.read().decode())
+    except FileNotFoundError:
+        return None
