@@ -17,7 +17,7 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol.token import Token
 
 TP = TopicPartition("in", 0)
-TOKEN = Token("app", "query", "run-1", 5, "d5", "d6", 10)
+TOKEN = Token("app", "query", "run-1", 5, 5, "d5", "d6", 10)
 
 
 def batch(batch_id: int, **fields: object) -> Batch:
@@ -116,7 +116,7 @@ def test_versions_of_batch_writes_only_grow(version: int, expected: Verdict) -> 
 def test_a_single_write_believes_its_own_token_only() -> None:
     write = Batch("app", f"{ONCE}a", "", 0, once=True)
     assert decide(write, None, {}) is Verdict.WRITE
-    assert decide(write, Token("app", f"{ONCE}a", "", 0, "", "", 1), {}) is Verdict.SKIP
-    assert decide(write, Token("app", f"{ONCE}b", "", 0, "", "", 1), {}) is Verdict.WRITE
+    assert decide(write, Token("app", f"{ONCE}a", "", 0, 0, "", "", 1), {}) is Verdict.SKIP
+    assert decide(write, Token("app", f"{ONCE}b", "", 0, 0, "", "", 1), {}) is Verdict.WRITE
     with pytest.raises(ForeignQueryError):
         decide(write, TOKEN, {})

@@ -19,7 +19,7 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
-from kafka_eos_source.protocol.token import ShardMark, Token
+from kafka_eos_source.protocol.token import ShardProgress, Token
 from kafka_eos_source.runtime.deadline import Deadline
 
 SHARDS = [TopicPartition("app-counts-changelog", 0), TopicPartition("app-counts-changelog", 1)]
@@ -71,7 +71,7 @@ def test_the_changelog_and_how_far_it_is_commit_with_the_records() -> None:
         assert sum(row.startswith(f"{tp}/") for row in broker.log) == 4
         offset, token = held(broker, tp)
         assert (offset, token.batch_id) == (4, 1)
-        assert token.shard == ShardMark(f"1-{number}", 5, 9, {"late_rows": 1})
+        assert token.shard == ShardProgress(f"1-{number}", 5, 9, {"late_rows": 1})
     assert held(broker, IN)[1].shard is None
 
 
@@ -132,9 +132,9 @@ def test_a_batch_that_shards_skipped_and_kafka_does_not_hold_is_never_written() 
 
 def test_an_adopted_querys_shards_keep_their_marks() -> None:
     """Another query goes on with a batch without state changes: whose attempt the state is stays known."""
-    other = Token("app", "other", "run", 9, "d", "d", 1, shard=ShardMark("9-0", 4, 8))
+    other = Token("app", "other", "run", 9, 9, "d", "d", 1, shard=ShardProgress("9-0", 4, 8))
     inherited = {SHARDS[0]: GroupOffset(SHARDS[0], 77, other.encode())}
-    own = Token("app", "query", "run-1", 3, "d3", "d4", 0)
+    own = Token("app", "query", "run-1", 3, 3, "d3", "d4", 0)
     topics = {"out": 2, "in": 2, "app-counts-changelog": 2}
     offsets = {each.tp: each for each in order(3).offsets(own, "model-cluster", topics, inherited)}
     kept = Token.decode(offsets[SHARDS[0]].metadata)
@@ -161,7 +161,7 @@ def test_a_batch_that_a_person_found_in_kafka_keeps_its_state() -> None:
     assert broker.log == before
     offset, token = held(broker, SHARDS[0])
     assert (offset, token.batch_id) == (4, 1)
-    assert token.shard == ShardMark("1-0", 5, 9, {"late_rows": 1})
+    assert token.shard == ShardProgress("1-0", 5, 9, {"late_rows": 1})
 
 
 def test_a_person_who_errs_is_told_by_the_state() -> None:

@@ -31,7 +31,7 @@ from kafka_eos_source.errors import (
     SinkUndecidedError,
     SinkUnfinishedError,
 )
-from kafka_eos_source.protocol.token import UNDECIDED, SinkMark, Token
+from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import (
     OK,
@@ -394,7 +394,7 @@ def test_a_person_says_that_the_batch_is_not_in_kafka(world: World) -> None:
 
 
 BATCH = Batch("app", "query", "run", 5)
-MARK = SinkMark("a" * 16, NAMES)
+MARK = PreparedSinks("a" * 16, NAMES)
 
 
 @given(
@@ -405,10 +405,18 @@ MARK = SinkMark("a" * 16, NAMES)
     verdict=st.none() | st.sampled_from(list(Verdict)),
 )
 def test_only_what_the_token_names_is_committed_and_nothing_is_guessed(
-    token_batch: int | None, mark: SinkMark | None, prepared_batch: int, attempt: str, verdict: Verdict | None
+    token_batch: int | None,
+    mark: PreparedSinks | None,
+    prepared_batch: int,
+    attempt: str,
+    verdict: Verdict | None,
 ) -> None:
     txn = SinkTxn("app", prepared_batch, attempt)
-    token = None if token_batch is None else Token("app", "query", "run", token_batch, "", "", 1, sinks=mark)
+    token = (
+        None
+        if token_batch is None
+        else Token("app", "query", "run", token_batch, token_batch, "", "", 1, sinks=mark)
+    )
     decided = fate(txn, token, BATCH, verdict)
     named = (
         token is not None and mark is not None and (token_batch, mark.attempt) == (prepared_batch, attempt)

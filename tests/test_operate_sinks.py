@@ -15,7 +15,7 @@ from kafka_eos_source.cli import main
 from kafka_eos_source.commit.sources import OwnOffsets
 from kafka_eos_source.operate import sinks as operating
 from kafka_eos_source.operate.cluster import KafkaView
-from kafka_eos_source.protocol.token import SinkMark, Token
+from kafka_eos_source.protocol.token import PreparedSinks, Token
 from kafka_eos_source.sinks.contract import SinkTxn
 from kafka_eos_source.sinks.memory import SYSTEMS, Memory
 
@@ -55,14 +55,14 @@ def run(monkeypatch: pytest.MonkeyPatch, token: Token | None, *arguments: str) -
     return result.exit_code, result.output
 
 
-def token(sinks: SinkMark | None) -> Token:
-    return Token("app", "query", "run", 7, "", "", 1, sinks=sinks)
+def token(sinks: PreparedSinks | None) -> Token:
+    return Token("app", "query", "run", 7, 7, "", "", 1, sinks=sinks)
 
 
 @pytest.mark.parametrize(
     ("held", "code", "said"),
     [
-        (token(SinkMark(ATTEMPT, ("box",))), 0, "a start: commit"),
+        (token(PreparedSinks(ATTEMPT, ("box",))), 0, "a start: commit"),
         (token(None), 0, "a start: abort"),
         (None, 3, "no token"),
     ],
@@ -94,7 +94,7 @@ def test_what_the_token_tells_is_not_a_persons_to_say(
     monkeypatch: pytest.MonkeyPatch, file: Path, memory: Memory
 ) -> None:
     given = ["abort", "--options", str(file), "--sink", "box", "--id", str(TXN), "--yes"]
-    code, said = run(monkeypatch, token(SinkMark(ATTEMPT, ("box",))), *given)
+    code, said = run(monkeypatch, token(PreparedSinks(ATTEMPT, ("box",))), *given)
     assert code == 1
     assert "start the query" in said
     assert TXN in memory.prepared

@@ -12,12 +12,12 @@ from kafka_eos_source.errors import OperatorError
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Token, digest, newest
 
-TOKEN = Token("app", "query", "run", 7, "aa", "bb", 100)
+TOKEN = Token("app", "query", "run", 7, 7, "aa", "bb", 100)
 
 
 @given(st.text(max_size=40), st.text(max_size=40), st.integers(0, 2**62), st.integers(0, 2**62))
 def test_round_trip(application_id: str, run_id: str, batch_id: int, rows: int) -> None:
-    token = Token(application_id, "query", run_id, batch_id, "aa", "bb", rows)
+    token = Token(application_id, "query", run_id, batch_id, batch_id, "aa", "bb", rows)
     assert Token.decode(token.encode()) == token
 
 
@@ -48,7 +48,7 @@ def test_a_newer_format_is_refused() -> None:
 
 
 def test_the_longest_legal_token_is_under_one_kilobyte() -> None:
-    token = Token("a" * 249, "q" * 36, "r" * 36, 2**62, "s" * 16, "e" * 16, 2**62, 99)
+    token = Token("a" * 249, "q" * 36, "r" * 36, 2**62, 2**62, "s" * 16, "e" * 16, 2**62, 99)
     assert len(token.encode().encode()) < 1024
 
 
@@ -56,7 +56,7 @@ def test_the_newest_token_wins() -> None:
     def at(partition: int, metadata: str) -> GroupOffset:
         return GroupOffset(TopicPartition("t", partition), 1, metadata)
 
-    older = Token("app", "query", "run", 6, "aa", "bb", 100)
+    older = Token("app", "query", "run", 6, 6, "aa", "bb", 100)
     assert newest([at(0, older.encode()), at(1, TOKEN.encode()), at(2, "")]) == TOKEN
     assert newest([at(0, "")]) is None
 

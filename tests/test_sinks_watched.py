@@ -13,7 +13,7 @@ import pytest
 from kafka_eos_source import watchdog
 from kafka_eos_source.commit.sinks import SinkWork
 from kafka_eos_source.errors import RetriableError, SinkRetryableError, SinkUnfinishedError
-from kafka_eos_source.protocol.token import SinkMark, Token
+from kafka_eos_source.protocol.token import PreparedSinks, Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks import OK, Outcome, SinkContext, SinkTxn, Staged, TwoPhaseSink
 from kafka_eos_source.sinks.store import Store
@@ -114,7 +114,7 @@ def test_a_sink_that_draws_rows_may_take_longer_than_the_deadline(tmp_path: Path
 def test_one_that_never_answers_is_unfinished_at_the_deadline() -> None:
     release = threading.Event()
     work = SinkWork({"s": watched(Scripted(release.wait))}, {}, "app", 3)
-    token = Token("app", "q", "r", 3, "", "", 0, sinks=SinkMark(TXN.attempt, ("s",)))
+    token = Token("app", "q", "r", 3, 3, "", "", 0, sinks=PreparedSinks(TXN.attempt, ("s",)))
     with pytest.raises(SinkUnfinishedError, match=r"'s': RetriableError.*commit app-3-.*did not return"):
         work.finish(token, soon())
     release.set()

@@ -22,7 +22,7 @@ from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate import state_list, state_verify
 from kafka_eos_source.operate.state_get import typed
 from kafka_eos_source.operate.state_verify import Kind, Verified, compare
-from kafka_eos_source.protocol.token import ShardMark, Token
+from kafka_eos_source.protocol.token import ShardProgress, Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.vector import AggregateProcessor, count, sum_
 
@@ -91,7 +91,7 @@ class FakeLook:
 
 
 def test_ls_of_changelogs() -> None:
-    token = Token(APP, "query", "run", 7, "", "", 1, shard=ShardMark("a", 1, None)).encode()
+    token = Token(APP, "query", "run", 7, "", "", 1, shard=ShardProgress("a", 1, None)).encode()
     tp = TopicPartition(TOPIC, 1)
     look = FakeLook(
         {TOPIC: 2, "app-other-changelog": 1, "apple-counts-changelog": 1, "app-changelog": 1, "in": 3},

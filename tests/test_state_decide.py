@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from kafka_eos_source.errors import ForeignQueryError, StateLostError, TokenMissingError
-from kafka_eos_source.protocol.token import ShardMark, Token
+from kafka_eos_source.protocol.token import ShardProgress, Token
 from kafka_eos_source.state.model import BatchRecord, PendingBatch
 from kafka_eos_source.state.operator.decide import Action, Local, Spark, decide, is_in_kafka
 
-TOKEN = Token("app", "query", "run", 4, "s", "e", 10, shard=ShardMark("attempt-4", 1, 2))
+TOKEN = Token("app", "query", "run", 4, 4, "s", "e", 10, shard=ShardProgress("attempt-4", 1, 2))
 FOUR = BatchRecord("query", 4, "attempt-4")
 THREE = BatchRecord("query", 3, "attempt-3")
 END = 100

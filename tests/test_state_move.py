@@ -20,7 +20,7 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.kafka.topic_admin import TopicShape
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate.rescale import copy_name
-from kafka_eos_source.protocol.token import ShardMark, Token, newest
+from kafka_eos_source.protocol.token import ShardProgress, Token, newest
 from kafka_eos_source.state import layout
 from kafka_eos_source.state.changelog.move import (
     EVERY_SHARD,
@@ -36,7 +36,7 @@ from kafka_eos_source.state.encoding.describe import META_KEY, Description, Tabl
 from kafka_eos_source.state.encoding.keys import KeyCodec
 from kafka_eos_source.state.encoding.spark_hash import shards_of
 
-TOKEN = Token("app", "query", "run", 7, "start", "end", 12, attempt=2)
+TOKEN = Token("app", "query", "run", 7, 7, "start", "end", 12, transaction_number=2)
 MOVE = Move("counts", 3, 5, "old", TOKEN, "rescale-1", 1000, None)
 WATERMARK = layout.keyed(1, b"", b"watermark")
 
@@ -46,7 +46,7 @@ def shape(partitions: int, topic_id: str = "new") -> TopicShape:
 
 
 def token(batch_id: int = 7, time_ms: int = 1, event: int | None = None, query: str = "query") -> Token:
-    return replace(TOKEN, batch_id=batch_id, query_id=query, shard=ShardMark("a", time_ms, event))
+    return replace(TOKEN, batch_id=batch_id, query_id=query, shard=ShardProgress("a", time_ms, event))
 
 
 def test_the_mark_comes_back_and_is_no_token_to_anybody() -> None:
@@ -69,9 +69,9 @@ def test_the_mark_comes_back_and_is_no_token_to_anybody() -> None:
     counted = replace(MOVE, counts={"late_rows": 5})
     assert Move.decode(counted.encode()) == counted
     assert counted.shard_token(0) == replace(
-        TOKEN, shard=ShardMark("rescale-1", 1000, None, {"late_rows": 5})
+        TOKEN, shard=ShardProgress("rescale-1", 1000, None, {"late_rows": 5})
     )
-    assert counted.shard_token(1) == replace(TOKEN, shard=ShardMark("rescale-1", 1000, None))
+    assert counted.shard_token(1) == replace(TOKEN, shard=ShardProgress("rescale-1", 1000, None))
     assert Token.decode(counted.shard_token(0).encode()) == counted.shard_token(0)
 
 
@@ -121,7 +121,7 @@ def test_a_move_begins_with_the_latest_times_of_one_batch() -> None:
     assert found == Move("counts", 3, 5, "id", TOKEN, "attempt", 9, 30)
     assert begin("counts", {0: token()}, "id", 2, "a").event_time_ms is None
     counting = [
-        replace(TOKEN, shard=ShardMark("a", 1, None, {"late_rows": n, f"own_{n}": 1})) for n in (2, 3)
+        replace(TOKEN, shard=ShardProgress("a", 1, None, {"late_rows": n, f"own_{n}": 1})) for n in (2, 3)
     ]
     summed = begin("counts", dict(enumerate(counting)), "id", 5, "a").counts
     assert summed == {"late_rows": 5, "own_2": 1, "own_3": 1}

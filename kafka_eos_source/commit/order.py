@@ -9,7 +9,7 @@ from types import MappingProxyType
 from kafka_eos_source.commit.decide import Batch
 from kafka_eos_source.commit.sources import SourceRange, on_cluster
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
-from kafka_eos_source.protocol.token import ShardMark, Token
+from kafka_eos_source.protocol.token import ShardProgress, Token
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ class Order:
         return {self.anchor, *(tp for each in self.sources for tp in each.end or ())}
 
 
-def mark_of(shard: ShardReport) -> ShardMark:
+def mark_of(shard: ShardReport) -> ShardProgress:
     """What the token of a shard's changelog says of it."""
-    return ShardMark(shard.attempt, shard.time_ms, shard.event_time_ms, shard.counts)
+    return ShardProgress(shard.attempt, shard.time_ms, shard.event_time_ms, shard.counts)
 
 
-def _shard_mark(offset: GroupOffset) -> ShardMark | None:
+def _shard_mark(offset: GroupOffset) -> ShardProgress | None:
     token = Token.decode(offset.metadata)
     return None if token is None else token.shard

@@ -11,7 +11,7 @@ import pyarrow as pa
 from kafka_eos_source.commit.decide import Batch, Verdict
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
-from kafka_eos_source.protocol.token import UNDECIDED, SinkMark, Token
+from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
 from kafka_eos_source.runtime.deadline import Deadline
 
 
@@ -68,7 +68,7 @@ class Sinks(Protocol):
     def settle(self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline) -> None:
         """Commits or takes back what `look` found, as the token says."""
 
-    def prepare(self, deadline: Deadline) -> SinkMark | None:
+    def prepare(self, deadline: Deadline) -> PreparedSinks | None:
         """Prepares the batch under a new id; None = no sink has rows of it."""
 
     def roll_back(self, deadline: Deadline) -> None:
@@ -87,7 +87,7 @@ class NoSinks:
     def settle(self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline) -> None:
         """Nothing is prepared anywhere that this query knows of."""
 
-    def prepare(self, deadline: Deadline) -> SinkMark | None:
+    def prepare(self, deadline: Deadline) -> PreparedSinks | None:
         return None
 
     def roll_back(self, deadline: Deadline) -> None:
@@ -102,7 +102,7 @@ class NoSinks:
 class UndecidedSinks(NoSinks):
     """Of a token that a person has written: it must not seem to decide what sinks hold."""
 
-    def prepare(self, deadline: Deadline) -> SinkMark | None:
+    def prepare(self, deadline: Deadline) -> PreparedSinks | None:
         return UNDECIDED
 
 

@@ -41,7 +41,7 @@ def named_by(token: Token) -> SinkTxn | None:
     """The id that the token says is to be committed."""
     if token.sinks is None or token.sinks == UNDECIDED:
         return None
-    return SinkTxn(token.application_id, token.batch_id, token.sinks.attempt)
+    return SinkTxn(token.application_id, token.batch_id, token.sinks.sink_transaction_id)
 
 
 def fate(txn: SinkTxn, token: Token | None, batch: Batch, verdict: Verdict | None) -> Fate:

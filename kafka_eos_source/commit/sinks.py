@@ -24,7 +24,7 @@ from kafka_eos_source.errors import (
     SinkUnfinishedError,
 )
 from kafka_eos_source.kafka.secrets import concealed
-from kafka_eos_source.protocol.token import SinkMark, Token
+from kafka_eos_source.protocol.token import PreparedSinks, Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks import metrics
 from kafka_eos_source.sinks.contract import (
@@ -104,7 +104,7 @@ class SinkWork:
         for txn in set(to_commit.values()):  # the one that the token names
             self._commit(txn, list(to_commit), deadline)
 
-    def prepare(self, deadline: Deadline) -> SinkMark | None:
+    def prepare(self, deadline: Deadline) -> PreparedSinks | None:
         """Under a new id each time.
 
         Raises:
@@ -123,7 +123,7 @@ class SinkWork:
             measured.prepare_seconds += time.monotonic() - begun
             measured.prepared += 1
             failpoints.reach("commit.within_prepare")
-        return SinkMark(txn.attempt, tuple(self._staged))
+        return PreparedSinks(txn.attempt, tuple(self._staged))
 
     def roll_back(self, deadline: Deadline) -> None:
         """What cannot be taken back now is found and taken back at the next start: no token names it."""

@@ -154,7 +154,8 @@ class Commit:
             start_digest=order.batch.start_digest,
             end_digest=order.batch.end_digest,
             rows=rows,
-            attempt=self._begun + 1,
+            transaction_number=self._begun + 1,
+            sequence=order.batch.batch_id,
         )
         if rows:
             self._move(Step.CHECK)

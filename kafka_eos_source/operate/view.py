@@ -175,7 +175,7 @@ def _facts(found: Inspection) -> Iterable[tuple[str, str]]:
         if token is None:
             yield "token", "none"
         else:
-            yield "token", f"batch {token.batch_id}, {token.rows:,} rows, attempt {token.attempt}"
+            yield "token", f"batch {token.batch_id}, {token.rows:,} rows, attempt {token.transaction_number}"
             yield "  of query", f"{token.query_id}, run {token.run_id or 'unknown'}"
             yield "  digests", f"start {token.start_digest or '-'}, end {token.end_digest or '-'}"
         yield (

@@ -29,17 +29,36 @@ class LoggedOffsets:
 
     Attributes:
         sources: each source's offset as Spark logged it, by name or position; None = none yet.
+        digest: of the batch id and the whole file. Spark writes each file once and never changes it, and it
+            holds the time at which the batch was planned. So two entries with one digest are the same plan of
+            the same batch, whatever the sources are.
     """
 
     sources: Mapping[str, str | None]
+    digest: str
 
     @property
-    def digest(self) -> str:
+    def digest_of_format_1(self) -> str:
+        """As tokens of format 1 have it: over the sources' lines alone."""
         return digest(f"{name}:{line or _NO_OFFSET}" for name, line in sorted(self.sources.items()))
 
 
-def parse(text: str, path: str) -> LoggedOffsets:
-    """Raises: OperatorError: the version is one we do not know, or the file is cut short."""
+def genesis_digest(query_id: str) -> str:
+    """The digest of where a checkpoint starts: stands in for the offset log entry before batch 0."""
+    return digest(("genesis", query_id))
+
+
+def parse(text: str, path: str, batch_id: int) -> LoggedOffsets:
+    """Reads one file of the log.
+
+    Args:
+        text: the whole file.
+        path: of the file, for messages.
+        batch_id: whose entry it is.
+
+    Raises:
+        OperatorError: the file has an unknown version or is cut short.
+    """
     lines = text.splitlines()
     version = lines[0].strip() if lines else ""
     if version not in ("v1", "v2") or len(lines) < 2:
@@ -57,13 +76,16 @@ def parse(text: str, path: str) -> LoggedOffsets:
             if not separator:
                 raise OperatorError(f"Spark's offset log {path}: no source name in {line!r}.")
             found[name] = offset
-    return LoggedOffsets({name: None if line == _NO_OFFSET else line for name, line in found.items()})
+    return LoggedOffsets(
+        {name: None if line == _NO_OFFSET else line for name, line in found.items()},
+        digest((str(batch_id), text.rstrip("\n"))),
+    )
 
 
 def read(checkpoint: str, batch_id: int) -> LoggedOffsets | None:
     """The offsets of one batch; None when the log does not have it."""
     text = _read(checkpoint, f"offsets/{batch_id}")
-    return None if text is None else parse(text, f"{checkpoint}/offsets/{batch_id}")
+    return None if text is None else parse(text, f"{checkpoint}/offsets/{batch_id}", batch_id)
 
 
 def query_id(checkpoint: str) -> str:

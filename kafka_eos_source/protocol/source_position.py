@@ -10,6 +10,12 @@ Spark would otherwise forget:
     the id of the cluster read, by which the sink tells whether the offsets belong into its transaction.
 ``topics``
     topic ids (KIP-516), by which a topic deleted and made anew is noticed.
+``tick``
+    a number that changes when the source wants a micro-batch without data, so that the query's token is
+    renewed before it expires (`plan.source`).
+``jump``
+    true if the source continues from the offsets that Kafka holds for the query, because its checkpoint is
+    an old copy. Such a batch reads nothing, and the sink may only skip it.
 """
 
 from __future__ import annotations
@@ -38,12 +44,16 @@ class SourcePosition:
         start: where batch 0 began; None in later batches, and in offsets of Spark's own source.
         cluster_id: of the cluster read; None in offsets of Spark's own source.
         topic_ids: per topic, where the brokers told.
+        tick: number of an empty micro-batch that only renews the token; 0 = the batch is an ordinary one.
+        jump: whether the batch passes over records that Kafka holds already, and reads none.
     """
 
     end: Offsets
     start: Offsets | None = None
     cluster_id: str | None = None
     topic_ids: Mapping[str, str] = field(default_factory=dict)
+    tick: int = 0
+    jump: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Sorted, so that equal positions have equal JSON."""
@@ -54,6 +64,10 @@ class SourcePosition:
             ours["cluster"] = self.cluster_id
         if self.topic_ids:
             ours["topics"] = dict(sorted(self.topic_ids.items()))
+        if self.tick:
+            ours["tick"] = self.tick
+        if self.jump:
+            ours["jump"] = True
         return {**({OURS: ours} if ours else {}), **_nested(self.end)}
 
     def to_json(self) -> str:
@@ -78,6 +92,8 @@ class SourcePosition:
             start=_flat(ours["start"]) if "start" in ours else None,
             cluster_id=ours.get("cluster"),
             topic_ids=ours.get("topics", {}),
+            tick=ours.get("tick", 0),
+            jump=ours.get("jump", False),
         )
 
     @classmethod
@@ -139,6 +155,8 @@ def _is_ours(entry: object) -> bool:
         and isinstance(entry.get("cluster", ""), str)
         and isinstance(topics, dict)
         and all(isinstance(topic_id, str) for topic_id in topics.values())
+        and isinstance(entry.get("tick", 0), int)
+        and isinstance(entry.get("jump", False), bool)
     )
 
 

@@ -1,101 +1,124 @@
-"""The token: which batch Kafka holds. Written as offset metadata inside the batch's own transaction.
+"""The commit token: the last link of a query's chain of transactions, stored as offset metadata in Kafka.
 
-Because it commits atomically with the records, the token and not Spark's log says what is in Kafka.
+Each transaction commits its token together with its records, so the token, and not Spark's log, says what
+Kafka holds. Two forms are stored in the consumer group of the query:
+
+* The **full token** is stored on the anchor partition, on the first source partition and on the changelog
+  partitions. `Token` describes it.
+* A short **mark** is stored on every other source partition. It names the application and the sequence number
+  of the transaction, so that an offset that another program moved is recognised by its missing mark.
+
+Tokens form a chain: each one carries a sequence number, one higher than that of the token before it, and the
+digests of the offset log entries where its micro-batch starts and ends.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 
 from kafka_eos_source.errors import OperatorError, StateError
 from kafka_eos_source.model import GroupOffset
 
-_VERSION = 1
-_MARK = '{"kafka-eos":'
+#: Format of the tokens that this version writes. Format 1 has no sequence number; it is still read.
+FORMAT = 2
+_READABLE = (1, FORMAT)
+_TOKEN_START = '{"kafka-eos":'
+_MARK = re.compile(r"kafka-eos:([0-9a-f]{12}):([0-9]{1,19})")
 
 #: Key of what stands in place of a token while an operator's state moves: nobody else may commit then.
 MOVING = "moving"
 
 
 @dataclass(frozen=True)
-class ShardMark:
-    """What the token on a changelog partition says of its shard, beside the batch.
+class ShardProgress:
+    """The part of a token on a changelog partition that describes the shard's state.
 
     Attributes:
-        attempt: the operator's task attempt whose changes are in the changelog: no other one's pending
-            changes may ever be applied.
-        time_ms: processing time of the batch there, ms since the epoch.
-        event_time_ms: largest event time that any shard of the operator has seen; None = none.
-        counts: what the shard's processor has counted in all batches (``late_rows``).
+        task_attempt_id: the operator's task attempt whose changes are in the changelog. Pending changes of
+            any other attempt must never be applied.
+        time_ms: processing time of the batch in this shard, in ms since the epoch.
+        event_time_ms: largest event time that any shard of the operator has seen; None if there is none.
+        counts: the counters of the shard's processor over all batches (for example ``late_rows``).
     """
 
-    attempt: str
+    task_attempt_id: str
     time_ms: int
     event_time_ms: int | None
     counts: Mapping[str, int] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
-class SinkMark:
-    """What the token says of sinks outside Kafka: what they prepared for the batch, they shall commit.
+class PreparedSinks:
+    """The sinks outside Kafka that prepared this batch, and must commit it because the token exists.
 
     Attributes:
-        attempt: of their id, ``<application.id>-<batch>-<attempt>`` (`sinks.contract.SinkTxn`).
-        names: of the sinks that had rows.
+        sink_transaction_id: the random part of the id of the prepared work (`SinkTxn.attempt`).
+        names: names of the sinks that had rows.
     """
 
-    attempt: str
+    sink_transaction_id: str
     names: tuple[str, ...]
 
 
 #: In a token that a person had written (``onMissingToken``, ``kafka-eos adopt``): it says nothing of sinks.
-UNDECIDED = SinkMark("?", ())
+UNDECIDED = PreparedSinks("?", ())
 
 
 @dataclass(frozen=True)
 class Token:
-    """One committed batch.
+    """One committed transaction of a query.
 
     Attributes:
         application_id: the transactional id that committed it.
-        query_id: Spark's id of the query (from the checkpoint), or ``txnAppId:…`` of a batch write.
-        run_id: Spark's id of the run, "" when not known.
+        query_id: Spark's id of the query (from the checkpoint), or the identity of a series of batch writes.
+        run_id: Spark's id of the run, "" if it is not known.
+        sequence: one higher for each transaction of the application, 0 for the genesis token. Spark's batch
+            ids can go back after a checkpoint was restored; sequence numbers never do.
         batch_id: Spark's batch id, or ``txnVersion``.
-        start_digest, end_digest: of the batch's start and end offsets, all sources.
-        rows: records written.
-        attempt: how many transactions were begun for the batch by this commit call, this one included.
+        start_digest, end_digest: digests of the offset log entries before and of this batch.
+        rows: number of records written.
+        transaction_number: how many transactions this commit call began for the batch, this one included.
         shard: on a changelog partition only.
-        sinks: None = no sink outside Kafka took part.
+        sinks: None if no sink outside Kafka took part.
+        format: format of the token as it was read; tokens are always written in `FORMAT`.
     """
 
     application_id: str
     query_id: str
     run_id: str
+    sequence: int
     batch_id: int
     start_digest: str
     end_digest: str
     rows: int
-    attempt: int = 1
-    shard: ShardMark | None = None
-    sinks: SinkMark | None = None
+    transaction_number: int = 1
+    shard: ShardProgress | None = None
+    sinks: PreparedSinks | None = None
+    format: int = FORMAT
 
     def encode(self) -> str:
-        """Compact JSON, under 1 KB, or 2 KB with counts (a broker takes 4096 bytes of metadata)."""
+        """Compact JSON of less than 1 KB, or 2 KB with counts. A broker accepts 4096 bytes of metadata."""
         return json.dumps(
             {
-                "kafka-eos": _VERSION,
+                "kafka-eos": FORMAT,
                 "app": self.application_id,
                 "query": self.query_id,
                 "run": self.run_id,
+                "seq": self.sequence,
                 "batch": self.batch_id,
                 "start": self.start_digest,
                 "end": self.end_digest,
                 "rows": self.rows,
-                "attempt": self.attempt,
-                **({} if self.sinks is None else {"sinks": [self.sinks.attempt, *self.sinks.names]}),
+                "txn": self.transaction_number,
+                **(
+                    {}
+                    if self.sinks is None
+                    else {"sinks": [self.sinks.sink_transaction_id, *self.sinks.names]}
+                ),
                 **({} if self.shard is None else {"shard": list(astuple(self.shard))}),
             },
             separators=(",", ":"),
@@ -103,40 +126,49 @@ class Token:
 
     @classmethod
     def decode(cls, metadata: str) -> Token | None:
-        """The token in an offset's metadata; None when the metadata is not ours.
+        """Reads the full token in an offset's metadata, of this format or an older one.
+
+        A token of format 1 has no sequence number of its own; its batch id serves as one.
+
+        Returns:
+            None if the metadata holds no full token: a mark, or another program's text.
 
         Raises:
-            OperatorError: it is a token of a newer format, or damaged. Never read as "no token".
-            StateError: in its place is the mark of a move of state to other shards (`state.changelog.move`).
+            OperatorError: the token has a newer format or is damaged. It never counts as "no token".
+            StateError: the state of an operator is being moved to other shards (`state.changelog.move`).
         """
         text = metadata.rstrip("\0")
-        if not text.startswith(_MARK):
+        if not text.startswith(_TOKEN_START):
             return None
         try:
             found = json.loads(text)
             if MOVING in found:
                 raise StateError(
                     f"the state of store {found[MOVING]['store']!r} is being moved to {found[MOVING]['to']} "
-                    "shards: `kafka-eos state rescale` was begun, and did not come to its end.",
-                    fix="give that command again, with the same number of shards: it goes on where it was.",
+                    "shards: `kafka-eos state rescale` was started and did not finish.",
+                    fix="run that command again with the same number of shards; it continues where it "
+                    "stopped.",
                 )
-            if found["kafka-eos"] != _VERSION:
+            version = found["kafka-eos"]
+            if version not in _READABLE:
                 raise OperatorError(
-                    f"the token in Kafka has format {found['kafka-eos']}; this version of kafka-eos reads "
-                    f"format {_VERSION}: {text}",
+                    f"the token in Kafka has format {version}; this version of kafka-eos reads formats "
+                    f"{', '.join(map(str, _READABLE))}: {text}",
                     fix="run the query with the newer version of kafka-eos that wrote it.",
                 )
             return cls(
                 application_id=found["app"],
                 query_id=found["query"],
                 run_id=found["run"],
+                sequence=int(found["batch" if version == 1 else "seq"]),
                 batch_id=int(found["batch"]),
                 start_digest=found["start"],
                 end_digest=found["end"],
                 rows=int(found["rows"]),
-                attempt=int(found["attempt"]),
-                shard=ShardMark(*found["shard"]) if "shard" in found else None,
+                transaction_number=int(found["attempt" if version == 1 else "txn"]),
+                shard=ShardProgress(*found["shard"]) if "shard" in found else None,
                 sinks=_sinks(found["sinks"]) if "sinks" in found else None,
+                format=version,
             )
         except (ValueError, KeyError, TypeError) as error:
             raise OperatorError(
@@ -145,17 +177,68 @@ class Token:
             ) from error
 
 
-def _sinks(found: list[str]) -> SinkMark:
-    attempt, *names = found
-    return SinkMark(str(attempt), tuple(map(str, names)))
+@dataclass(frozen=True)
+class Mark:
+    """Says that an offset was committed by one of our transactions, and by which one.
+
+    Attributes:
+        application: hash of the application id, 12 hex digits (`application_hash`).
+        sequence: sequence number of the transaction.
+    """
+
+    application: str
+    sequence: int
+
+    @classmethod
+    def of(cls, token: Token) -> Mark:
+        """The mark of the transaction that a token describes."""
+        return cls(application_hash(token.application_id), token.sequence)
+
+    def encode(self) -> str:
+        """Less than 50 bytes: thousands of partitions of one group fit into one request."""
+        return f"kafka-eos:{self.application}:{self.sequence}"
+
+    @classmethod
+    def decode(cls, metadata: str) -> Mark | None:
+        """Reads the mark of an offset, short or as part of a full token.
+
+        Returns:
+            None if neither is there: another program committed the offset.
+
+        Raises:
+            OperatorError, StateError: as `Token.decode`.
+        """
+        text = metadata.rstrip("\0")
+        found = _MARK.fullmatch(text)
+        if found:
+            return cls(found[1], int(found[2]))
+        token = Token.decode(text)
+        return None if token is None else cls.of(token)
 
 
-def newest(offsets: Iterable[GroupOffset]) -> Token | None:
-    """The token of the last batch: partitions that later batches did not touch carry older ones."""
+def application_hash(application_id: str) -> str:
+    """A short name of an application in marks: the first 48 bits of the SHA-256 of its id, in hex."""
+    return hashlib.sha256(application_id.encode()).hexdigest()[:12]
+
+
+def newest(offsets: Iterable[GroupOffset], application_id: str | None = None) -> Token | None:
+    """The token of the last transaction. Partitions that it did not touch carry older tokens.
+
+    Args:
+        offsets: of a consumer group.
+        application_id: only tokens of this application count; None = any.
+    """
     tokens = [token for each in offsets if (token := Token.decode(each.metadata)) is not None]
-    return max(tokens, key=lambda token: token.batch_id, default=None)
+    own = [token for token in tokens if application_id in (None, token.application_id)]
+    # a query upgraded from format 1 continues above its last batch id
+    return max(own, key=lambda token: (token.sequence, token.format), default=None)
 
 
-def digest(lines: Iterable[str]) -> str:
-    """64 bits of SHA-256 over the offset log's lines: enough to tell two plans of one batch apart."""
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+def digest(parts: Iterable[str]) -> str:
+    """64 bits of SHA-256 over these texts, in hex: enough to tell two plans of one batch apart."""
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _sinks(found: list[str]) -> PreparedSinks:
+    sink_transaction_id, *names = found
+    return PreparedSinks(str(sink_transaction_id), tuple(map(str, names)))

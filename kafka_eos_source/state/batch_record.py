@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 from kafka_eos_source.errors import ChangelogError, StateFormatError
-from kafka_eos_source.protocol.token import ShardMark, Token
+from kafka_eos_source.protocol.token import ShardProgress, Token
 from kafka_eos_source.state.model import BatchRecord
 
 _VERSION = 1
@@ -21,7 +21,7 @@ def record_of(token: Token) -> BatchRecord:
     return BatchRecord(
         query_id=token.query_id,
         batch_id=token.batch_id,
-        attempt="" if shard is None else shard.attempt,
+        attempt="" if shard is None else shard.task_attempt_id,
         run_id=token.run_id,
         time_ms=0 if shard is None else shard.time_ms,
         event_time_ms=None if shard is None else shard.event_time_ms,
@@ -31,8 +31,8 @@ def record_of(token: Token) -> BatchRecord:
 
 def token_of(batch: BatchRecord) -> Token:
     """As much of a shard's token as `operator.decide` looks at."""
-    mark = ShardMark(batch.attempt, batch.time_ms, batch.event_time_ms, batch.counts)
-    return Token("", batch.query_id, batch.run_id, batch.batch_id, "", "", 0, shard=mark)
+    mark = ShardProgress(batch.attempt, batch.time_ms, batch.event_time_ms, batch.counts)
+    return Token("", batch.query_id, batch.run_id, 0, batch.batch_id, "", "", 0, shard=mark)
 
 
 def encode_batch(record: BatchRecord) -> bytes:

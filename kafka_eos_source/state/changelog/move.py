@@ -36,7 +36,7 @@ from kafka_eos_source.errors import (
     TokenMissingError,
 )
 from kafka_eos_source.kafka.topic_admin import TopicShape
-from kafka_eos_source.protocol.token import MOVING, ShardMark, Token
+from kafka_eos_source.protocol.token import MOVING, ShardProgress, Token
 from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.describe import META_KEY, META_TABLE, Description
 from kafka_eos_source.state.encoding.keys import KeyCodec, split_keys
@@ -58,7 +58,7 @@ class Move:
         topic_id: of the changelog that it came from: one of that id is the old one.
         token: of the query's last batch, without its shard's part.
         attempt: made up; the token of every new shard names it, and no pending batch on any disk does.
-        time_ms, event_time_ms: largest of all shards, as `ShardMark` has them.
+        time_ms, event_time_ms: largest of all shards, as `ShardProgress` has them.
         counts: of all shards, added up; the first new one has them.
     """
 
@@ -133,7 +133,9 @@ class Move:
     def shard_token(self, shard: int) -> Token:
         """The token of a new shard."""
         counts = self.counts if shard == 0 else {}
-        return replace(self.token, shard=ShardMark(self.attempt, self.time_ms, self.event_time_ms, counts))
+        return replace(
+            self.token, shard=ShardProgress(self.attempt, self.time_ms, self.event_time_ms, counts)
+        )
 
 
 class Stage(Enum):

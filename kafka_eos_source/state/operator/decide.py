@@ -108,7 +108,7 @@ def decide(local: Local, token: Token | None, end: int) -> Action:
     """
     if token is None:
         return Action.START
-    attempt = token.shard.attempt if token.shard is not None else None
+    attempt = token.shard.task_attempt_id if token.shard is not None else None
     if local.batch is not None and local.batch.attempt == attempt:
         return Action.READY
     if any(each.record.attempt == attempt and each.base == local.batch for each in local.pending):
