@@ -1,10 +1,10 @@
 """Folders below the system's temporary folder that only the current user may read and write.
 
-The system's temporary folder is shared, and the names that this package uses in it are public. Another local
-user may therefore create a folder of that name first, or plant a symbolic link. Every operation of this module
-opens each folder on the way by descriptor, follows no link, checks that the current user owns it, and only then
-touches a file in it. Files are created exclusively with mode 0600 and renamed into place, so that an operation
-never writes through anything that is already there.
+The system's temporary folder is shared, and the names that this package uses in it are public. Another
+local user may therefore create a folder of that name first, or plant a symbolic link. Every operation of
+this module opens each folder on the way by descriptor, follows no link, checks that the current user owns
+it, and only then touches a file in it. Files are created exclusively with mode 0600 and renamed into place,
+so an operation never writes through anything that is already there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LARGEST_FILE_BYTES = 64 << 10
 
 
 class ForeignFolderError(PermissionError):
-    """A folder or file is not the current user's own, so that its owner could read or change what is in it."""
+    """A folder or file is not the current user's own: its owner could read or change what is in it."""
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,9 @@ class PrivateFolder:
             raise _explained(error, folder, name, path) from error
         with open(descriptor, "rb") as file:
             found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
-                raise ForeignFolderError(_foreign(path, found))
+            _check_owner(path, found)
+            if not stat.S_ISREG(found.st_mode):
+                raise ForeignFolderError(f"{path!r} is no regular file")
             return file.read(_LARGEST_FILE_BYTES).decode()
 
 
@@ -199,14 +200,18 @@ def _open_own_folder(parent: int, name: str, path: str) -> int:
         raise _explained(error, parent, name, path) from error
     try:
         found = os.fstat(descriptor)
-        if found.st_uid != os.getuid():
-            raise ForeignFolderError(_foreign(path, found))
+        _check_owner(path, found)
         if stat.S_IMODE(found.st_mode) & ~_OWNERS_FOLDER:
             os.fchmod(descriptor, _OWNERS_FOLDER)  # an older release made some with the umask's mode
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _check_owner(path: str, found: os.stat_result) -> None:
+    if found.st_uid != os.getuid():
+        raise ForeignFolderError(_foreign(path, found))
 
 
 def _explained(error: OSError, parent: int, name: str, path: str) -> OSError:
@@ -220,8 +225,7 @@ def _explained(error: OSError, parent: int, name: str, path: str) -> OSError:
 
 
 def _foreign(path: str, found: os.stat_result) -> str:
-    kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "there"
+    kind = "a symbolic link that" if stat.S_ISLNK(found.st_mode) else "it"
     return (
-        f"{path!r} is not this user's own (user id {os.getuid()}): it is {kind} and belongs to user id "
-        f"{found.st_uid}"
+        f"{path!r} is not this user's own (user id {os.getuid()}): {kind} belongs to user id {found.st_uid}"
     )

@@ -1,10 +1,11 @@
 """Tells the sink's tasks which stateful operators ran for a batch on their host.
 
-A projection can drop the column with an operator's state changes, and with it everything the sink would know
-of that operator. Spark runs the sink in the tasks of the last operator, after the tasks of the operators before
-it. So each operator's task leaves the name of its changelog in a file, each task of the sink reports the names
-that it finds, and the driver compares. Where no task of an operator ran on the host of a sink's task (there is
-a shuffle between them), the next batch notices: the shards find that their state was not committed.
+A projection can drop the column with an operator's state changes, and with it everything the sink would
+know of that operator. Spark runs the sink in the tasks of the last operator, after the tasks of the operators
+before it. So each operator's task leaves the name of its changelog in a file, each task of the sink reports
+the names that it finds, and the driver compares. Where no task of an operator ran on the host of a sink's
+task (there is a shuffle between them), the next batch notices: the shards find that their state was not
+committed.
 """
 
 from __future__ import annotations
