@@ -17,6 +17,9 @@ from kafka_eos_source.errors import InvalidOptionError, StagedPartError, Unavail
 from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.runtime.private_folders import ForeignFolderError, PrivateFolder
 
+#: What to do about a part that is not what its task wrote.
+RESTART = "restart the query: the batch is staged anew; nothing of it is visible to readers."
+
 #: What a micro-batch or a batch write is called, and a part of it.
 BATCH = re.compile(r"[0-9]+|write-[0-9a-f]{32}", re.ASCII)
 PART = re.compile(r"[0-9a-f]{32}\.arrow")
@@ -64,7 +67,7 @@ def legal(kind: re.Pattern[str], name: str) -> str:
     if not kind.fullmatch(name):
         raise StagedPartError(
             f"the name {name!r} is none of a staged batch or part; expected {kind.pattern}.",
-            fix="restart the query: the batch is staged anew. Nothing was sent to Kafka.",
+            fix=RESTART,
         )
     return name
 
@@ -80,8 +83,8 @@ def refuse_links(fs: pafs.FileSystem, path: str, relative: str) -> None:
         if found != stated:
             raise StagedPartError(
                 f"staged {relative!r} is a link to {found!r}, outside its folder {path!r}.",
-                fix="find out who put it there and remove it; then restart the query. Nothing was sent to "
-                "Kafka.",
+                fix="find out who put it there and remove it; then restart the query. Nothing of the batch "
+                "is visible to readers.",
             )
 
 
