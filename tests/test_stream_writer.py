@@ -110,9 +110,9 @@ def test_a_batch_write_without_a_tasks_message_is_refused(
     monkeypatch.setattr(
         session,
         "commit_batch_write",
-        lambda _options, _who, _folder, _name, parts: committed.append(len(parts)),
+        lambda _options, _folder, _name, parts: committed.append(len(parts)),
     )
-    writer = stream_writer._BatchWriter(elsewhere("write-1"), None, cast(Any, "somebody"))
+    writer = stream_writer._BatchWriter(elsewhere("write-1"), None)
     message = stream_writer._Message(PART)
     with pytest.raises(RestartQueryError, match="1 of its 2 tasks"):
         writer.commit([message, None])
@@ -125,4 +125,4 @@ def test_an_abort_tolerates_tasks_that_sent_no_message(elsewhere: Sink) -> None:
     sink = RecordingSink()
     stream_writer._ArrowStreamWriter(cast(Any, sink), None).abort([None, stream_writer._Message(PART)], 5)
     assert sink.calls == [("discard", 1)]
-    stream_writer._BatchWriter(elsewhere("write-1"), None, None).abort([None, stream_writer._Message(PART)])
+    stream_writer._BatchWriter(elsewhere("write-1"), None).abort([None, stream_writer._Message(PART)])

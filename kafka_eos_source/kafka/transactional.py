@@ -166,9 +166,15 @@ class TransactionalProducer(RecordProducer):
         Raises:
             UnavailableError: a partition is gone, or no broker answers.
         """
-        if self._admin is None:
-            self._admin = SourceAdmin(self._connection, "read_committed", _LOOK_RETRIES, _LOOK_PAUSE_MS)
-        return self._admin.high_watermarks(partitions)
+        return self._look_up().high_watermarks(partitions)
+
+    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
+        """The ids (KIP-516) of topics as they are now; one that is gone is left out.
+
+        Raises:
+            UnavailableError: no broker answers.
+        """
+        return self._look_up().ids(topics)
 
     def send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None:
         """Makes ``offsets`` of the group part of the transaction (TxnOffsetCommit, KIP-98 and KIP-447).
@@ -186,8 +192,10 @@ class TransactionalProducer(RecordProducer):
             try:
                 self._send_offsets(request, group_id, deadline)
             except AbortableError as error:
-                self._raise_if_too_large(request, group_id, deadline, error)
-                raise
+                too_large = self._too_large(request, group_id, deadline, error)
+                if too_large is None:
+                    raise
+                raise too_large from error
 
     def _send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None:
         wanted = [
@@ -203,17 +211,20 @@ class TransactionalProducer(RecordProducer):
             _OFFSETS_SECONDS,
         )
 
-    def _raise_if_too_large(
+    def _too_large(
         self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline, error: AbortableError
-    ) -> None:
+    ) -> OperatorError | None:
         """Explains the coordinator's "unknown server error" where its log is set to small batches.
 
         A coordinator that cannot write a request because it is too large answers with that error, without a
         reason. No retry mends it.
+
+        Returns:
+            None if the error has another cause, or if the log's limit cannot be read.
         """
         cause = error.__cause__
         if not isinstance(cause, KafkaException) or kafka_error(cause).code() != KafkaError.UNKNOWN:
-            return
+            return None
         size = sum(offset_requests.record_bytes(each, group_id) for each in offsets)
         name = offset_requests.OFFSETS_TOPIC
         try:
@@ -222,14 +233,15 @@ class TransactionalProducer(RecordProducer):
                 limit = int(admin.config(name, look)["max.message.bytes"])
         except (KafkaEosError, KeyError, ValueError) as unknown:
             _log.warning("cannot read max.message.bytes of topic %s: %s", name, unknown)
-            return
-        if size > limit:
-            raise OperatorError(
-                f"the coordinator of group {group_id!r} refused {len(offsets):,} offsets, up to {size:,} "
-                f"bytes: topic {name!r} has max.message.bytes={limit}. {error.message}",
-                fix=f"raise max.message.bytes of {name!r} to {_OFFSETS_TOPIC_BYTES} (Kafka's default) and "
-                "restart the query; nothing of this transaction was committed.",
-            ) from error
+            return None
+        if size <= limit:
+            return None
+        return OperatorError(
+            f"the coordinator of group {group_id!r} refused {len(offsets):,} offsets, up to {size:,} bytes: "
+            f"topic {name!r} has max.message.bytes={limit}. {error.message}",
+            fix=f"raise max.message.bytes of {name!r} to {_OFFSETS_TOPIC_BYTES} (Kafka's default) and "
+            "restart the query; nothing of this transaction was committed.",
+        )
 
     def commit(self, deadline: Deadline) -> None:
         """``commit_transaction``.
@@ -257,6 +269,11 @@ class TransactionalProducer(RecordProducer):
             )
         except (KafkaException, RetriableError) as error:
             _log.info("abort of %s: %s", self.transactional_id, error)
+
+    def _look_up(self) -> SourceAdmin:
+        if self._admin is None:
+            self._admin = SourceAdmin(self._connection, "read_committed", _LOOK_RETRIES, _LOOK_PAUSE_MS)
+        return self._admin
 
     def _writing(self) -> str:
         return f"{super()._writing()} under transactional id {self.transactional_id!r}"
