@@ -57,8 +57,10 @@ class GroupOffsets:
             AuthorizationError: the group may not be described.
         """
         found = self._stable(group_id, None, deadline)
-        for tp, offset in self._stable(group_id, certainly, deadline).items() if certainly else ():
-            found[tp] = offset
+        # a partition with an older offset was checked for a pending one already
+        missing = [tp for tp in certainly if tp not in found]
+        if missing:
+            found.update(self._stable(group_id, missing, deadline))
         return found
 
     def now(
