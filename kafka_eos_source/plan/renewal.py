@@ -68,8 +68,8 @@ class Renewal:
             quarter_ms = ask() // 4
         except KafkaEosError as error:
             _log.info(
-                "cannot read offsets.retention.minutes from a broker. An idle query renews its token every %d "
-                "ms (token.renewal.interval.ms). %s",
+                "cannot read offsets.retention.minutes from a broker. An idle query renews its token every "
+                "%d ms (token.renewal.interval.ms). %s",
                 self._interval_ms,
                 error.message,
             )

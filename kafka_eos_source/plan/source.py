@@ -171,9 +171,9 @@ class SourcePlan:
             committed = self._admin.committed(group_id, topics.partitions)
         except AuthorizationError as refused:
             _log.warning(
-                "the source may not read the offsets of group %r. If the checkpoint is an old copy, the source "
-                "cannot continue from them, and the sink refuses the checkpoint. Grant Describe on the group, or "
-                "remove the option application.id from the source. %s",
+                "the source may not read the offsets of group %r. If the checkpoint is an old copy, the "
+                "source cannot continue from them, and the sink refuses the checkpoint. Grant Describe on "
+                "the group, or remove the option application.id from the source. %s",
                 group_id,
                 refused.message,
             )
