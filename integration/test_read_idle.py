@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from integration.support.kafka import Admin, produce, read_back
 from integration.support.processes import await_condition
+from integration.support.security import SecuredCluster
+from kafka_eos_source.errors import AuthorizationError
+from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Token, newest
 from kafka_eos_source.state import (
@@ -225,3 +229,25 @@ def test_windows_are_the_same_with_ticks_between_their_rows(idle: Idle) -> None:
         assert query.isActive, query.exception()
         idle.await_ticks(query)
     assert sorted(idle.written()) == [(key, "2") for key in ("a", "b", "c", "d")]
+
+
+def test_what_the_brokers_tell_of_their_retention_and_of_deleted_topics(
+    secured_cluster: SecuredCluster,
+) -> None:
+    """A refusal is never taken for an answer: a topic that may not be described was not deleted."""
+
+    def source_admin(user: str) -> SourceAdmin:
+        login = secured_cluster.login(user)
+        config = {"bootstrap.servers": secured_cluster.bootstrap_servers, **login}
+        return SourceAdmin(config, "read_committed", 2, 10)
+
+    topic = secured_cluster.admin.create(f"t-{uuid.uuid4().hex[:10]}")
+    trusted, alice = source_admin("admin"), source_admin("alice")
+    assert trusted.offsets_retention_ms() == 7 * 24 * 3_600_000
+    with pytest.raises(AuthorizationError, match=r"offsets\.retention\.minutes"):
+        alice.offsets_retention_ms()
+    assert set(trusted.current_ids([topic, "no-such-topic"])) == {topic}
+    with pytest.raises(AuthorizationError, match=topic):
+        alice.current_ids([topic])
+    with pytest.raises(AuthorizationError, match="group 'no-such-group'"):
+        alice.committed("no-such-group", [TopicPartition(topic, 0)])

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kafka_eos_source.commit import transaction
 from kafka_eos_source.commit.decide import Verdict
+
+from kafka_eos_source.commit import transaction
 from kafka_eos_source.commit.parties import Cluster
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 
