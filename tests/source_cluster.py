@@ -41,7 +41,7 @@ class Cluster:
     retention: int | KafkaEosError = A_WEEK_MS
     refusal: KafkaEosError | None = None
     requests: list[str] = field(default_factory=list)
-    cluster_id: str = "cluster-1"
+    cluster_id: str | None = "cluster-1"
 
     def commit(self, group_id: str, offsets: Mapping[TopicPartition, int], metadata: str = "") -> None:
         """Sets offsets of a group."""

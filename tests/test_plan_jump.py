@@ -116,6 +116,12 @@ def test_a_position_that_cannot_be_compared_is_no_reason_to_jump(start: SourcePo
     assert "committed" not in made.requests
 
 
+def test_no_jump_where_clusters_have_no_id() -> None:
+    made = cluster(*BEHIND)
+    made.cluster_id = None
+    assert not source(made).latest(SourcePosition({A0: 3, A1: 4}, None, None, {"a": "id-a"})).jump
+
+
 def test_no_jump_into_a_topic_that_was_created_again() -> None:
     made = cluster(*BEHIND)
     made.recreate("a", {A0: (0, 10), A1: (0, 20)})

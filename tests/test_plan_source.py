@@ -254,6 +254,18 @@ def test_a_topic_of_which_a_batch_reads_nothing_may_change() -> None:
     assert ranges(plan(cluster, **options).tasks(start, end)) == {(B0, 7, 8)}
 
 
+def test_an_empty_topic_may_change_before_the_replay_of_batch_0() -> None:
+    cluster = Cluster({A0: (0, 5), B0: (0, 0)})
+    options = {"subscribe": "a,b", "startingOffsets": "earliest"}
+    first = plan(cluster, **options)
+    end = over_the_wire(first.latest(first.initial()))
+    cluster.recreate("b", {B0: (0, 9)})
+    again = plan(cluster, **options)
+    assert ranges(again.tasks(again.initial(), end)) == {(A0, 0, 5)}
+    with pytest.raises(DataLossError, match="TOPIC_RECREATED: topic 'b'"):
+        again.latest(end)
+
+
 def test_topic_ids_are_asked_for_only_by_a_replay_and_once() -> None:
     cluster = Cluster({A0: (0, 5)})
     first = plan(cluster, startingOffsets="earliest")
@@ -309,8 +321,8 @@ def test_a_topic_created_again_is_replayed_from_where_it_began() -> None:
 
 def test_a_loss_that_was_accepted_does_not_stop_the_replay_of_its_batch() -> None:
     cluster = Cluster({A0: (0, 5)})
-    lenient = plan(cluster, failOnDataLoss="false")
-    start = lenient.initial()
+    lenient = plan(cluster, startingOffsets="earliest", failOnDataLoss="false")
+    start = over_the_wire(lenient.latest(lenient.initial()))
     cluster.recreate("a", {A0: (0, 3)})
     end = over_the_wire(lenient.latest(start))
     assert end.lossy

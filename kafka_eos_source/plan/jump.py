@@ -74,7 +74,7 @@ def _same_topics(
 ) -> bool:
     """Whether the position knows the topics of these partitions, and none was created again since then."""
     return all(
-        topic in start.topic_ids and start.topic_ids[topic] == topic_ids.get(topic)
+        start.topic_ids.get(topic) == topic_ids[topic]
         for topic in {tp.topic for tp in partitions}
     )
 

@@ -50,7 +50,6 @@ class Renewal:
         now = self._clock()
         if self._since is None:
             self._since = now
-            return False
         idle_ms = (now - self._since) * 1000
         if not self._interval_ms or idle_ms < min(self._interval_ms, _NEVER_SOONER_MS):
             return False
