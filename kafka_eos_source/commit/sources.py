@@ -20,7 +20,7 @@ class SourceRange:
         start: first offset read, None = not known (the first batch of Spark's own source).
         cluster_id: of the cluster read; None = the source does not say (Spark's own).
         topic_ids: ids (KIP-516) of the topics that were read; empty if the source does not say.
-        jump: whether the range was passed over instead of read.
+        jump: whether this batch passes over the range instead of reading it.
         lossy: whether the user accepts that records of this source are lost.
     """
 
@@ -46,10 +46,10 @@ def ranges(logged: LoggedOffsets, before: LoggedOffsets | None) -> list[SourceRa
         start = position.start
         if line_before is not None and is_kafka_offset_json(line_before):
             start = SourcePosition.from_json(line_before).end
+        # a source that has nothing new is logged as before, with the jump of an earlier batch
+        jump = position.jump and line != line_before
         found.append(
-            SourceRange(
-                position.end, start, position.cluster_id, position.topic_ids, position.jump, position.lossy
-            )
+            SourceRange(position.end, start, position.cluster_id, position.topic_ids, jump, position.lossy)
         )
     return found
 

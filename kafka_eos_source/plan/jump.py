@@ -73,10 +73,7 @@ def _same_topics(
     start: SourcePosition, partitions: Collection[TopicPartition], topic_ids: Mapping[str, str]
 ) -> bool:
     """Whether the position knows the topics of these partitions, and none was created again since then."""
-    return all(
-        start.topic_ids.get(topic) == topic_ids[topic]
-        for topic in {tp.topic for tp in partitions}
-    )
+    return all(start.topic_ids.get(topic) == topic_ids[topic] for topic in {tp.topic for tp in partitions})
 
 
 def _application(held: GroupOffset) -> str | None:
