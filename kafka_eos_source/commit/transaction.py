@@ -157,10 +157,11 @@ class Commit:
             except (RetriableError, AbortableError, OutcomeUnknownError, FencedError) as error:
                 self._end_attempt()
                 self._record_failure(error)
-                if self._deadline.expired:
-                    raise (self._unknown or _out_of_time(error, self._deadline)) from error
                 _log.warning("batch %d: %s; trying again", self._request.batch.batch_id, error)
                 self._pause.wait(min(pause, self._deadline.remaining_seconds()))
+                if self._deadline.expired:
+                    # another attempt would end at once, with an error that says less than this one
+                    raise (self._unknown or _out_of_time(error, self._deadline)) from error
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
                 self._move(Step.OPEN)
             except BaseException:
