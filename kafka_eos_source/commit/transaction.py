@@ -558,7 +558,9 @@ class Commit:
                 f"TOPIC_RECREATED: topic {topic!r} was deleted and created again after batch "
                 f"{self._request.batch.batch_id} was planned: its id was {planned} and is {now[topic]}. What "
                 "was read may be of either one. Nothing of the batch was committed.",
-                fix="if that is expected, restart with .option('failOnDataLoss', 'false') on the source.",
+                fix="if that is expected, restart with .option('failOnDataLoss', 'false') on the source. If "
+                "this batch was planned before that option was set, also delete "
+                f"offsets/{self._request.batch.batch_id} in the checkpoint, so that it is planned again.",
             )
         if not is_written:
             return
