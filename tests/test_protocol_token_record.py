@@ -151,5 +151,5 @@ def test_a_damaged_record_is_refused(value: bytes) -> None:
 
 
 def test_a_record_under_the_key_of_another_application_is_refused() -> None:
-    with pytest.raises(OperatorError, match="belongs to application.id='orders'"):
+    with pytest.raises(OperatorError, match=r"belongs to application\.id='orders'"):
         TokenRecord.decode(b"invoices", RECORD.encode())

@@ -128,41 +128,20 @@ class TokenRecord:
         """
         try:
             found = json.loads(value)
-            if not isinstance(found, dict) or _FORMAT_KEY not in found:
-                raise ValueError(f"the key {_FORMAT_KEY!r} is missing")
             version = _whole(found[_FORMAT_KEY])
-            if version > FORMAT:
-                raise OperatorError(
-                    f"the record of {_shown(key)} in the token topic has format {version}; this version of "
-                    f"kafka-eos reads format {FORMAT}.",
-                    fix="run the query with the newer version of kafka-eos that wrote the record.",
-                )
-            if version != FORMAT or not _REQUIRED <= found.keys() <= _KNOWN:
-                raise ValueError(f"format {version} with the keys {sorted(found)}")
-            token = Token.decode(_text(found["token"]))
-            if token is None:
-                raise ValueError("it holds no token")
-            if token.application_id.encode() != key:
-                raise ValueError(f"its token belongs to application.id={token.application_id!r}")
-            topic, partition = found["anchor"]
-            record = cls(
-                token=token,
-                ends=_ends(found["ends"]),
-                anchor=TopicPartition(_text(topic), _whole(partition)),
-                group_id=_text(found["group"]),
-                topic_id=_text(found["topic-id"]),
-                partition=_whole(found["partition"]),
-                shards=_shards(found.get("shards", {})),
-            )
-            if not record.shards.keys() <= record.ends.keys():
-                raise ValueError("a shard has no offset")
-            return record
+            if version <= FORMAT:
+                return _parsed(key, found)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise OperatorError(
-                f"the record of {_shown(key)} in the token topic is damaged ({error}): "
+                f"the record of {_shown(key)} in the token topic is damaged ({error!r}): "
                 f"{value[:200].decode(errors='replace')}",
                 fix="find out which program writes to the token topic, and let only kafka-eos do so.",
             ) from error
+        raise OperatorError(
+            f"the record of {_shown(key)} in the token topic has format {version}; this version of kafka-eos "
+            f"reads format {FORMAT}.",
+            fix="run the query with the newer version of kafka-eos that wrote the record.",
+        )
 
     def group_offsets(self) -> dict[TopicPartition, GroupOffset]:
         """The offsets of the group as the transaction left them, each with its token or mark."""
@@ -175,6 +154,30 @@ class TokenRecord:
             return full if tp == self.anchor else mark
 
         return {tp: GroupOffset(tp, end, metadata(tp)) for tp, end in self.ends.items()}
+
+
+def _parsed(key: bytes, found: Mapping[str, Any]) -> TokenRecord:
+    """The record in the fields of its JSON. Any error that it raises means that the record is damaged."""
+    if found[_FORMAT_KEY] != FORMAT or not _REQUIRED <= found.keys() <= _KNOWN:
+        raise ValueError(f"format {found[_FORMAT_KEY]} with the keys {sorted(found)}")
+    token = Token.decode(_text(found["token"]))
+    if token is None:
+        raise ValueError("there is no token in it")
+    if token.application_id.encode() != key:
+        raise ValueError(f"its token belongs to application.id={token.application_id!r}")
+    topic, partition = found["anchor"]
+    record = TokenRecord(
+        token=token,
+        ends=_ends(found["ends"]),
+        anchor=TopicPartition(_text(topic), _whole(partition)),
+        group_id=_text(found["group"]),
+        topic_id=_text(found["topic-id"]),
+        partition=_whole(found["partition"]),
+        shards=_shards(found.get("shards", {})),
+    )
+    if not record.shards.keys() <= record.ends.keys():
+        raise ValueError("a shard has no offset")
+    return record
 
 
 def _by_topic(partitions: Iterable[TopicPartition]) -> Iterable[tuple[str, list[TopicPartition]]]:
@@ -238,7 +241,7 @@ def _whole(found: object) -> int:
 
 def _text(found: object) -> str:
     if not isinstance(found, str):
-        raise ValueError(f"{found!r} where text belongs")
+        raise TypeError(f"{found!r} where text belongs")
     return found
 
 

@@ -1,0 +1,160 @@
+"""Group or token topic: which of the two tells what Kafka holds of a query."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from kafka_eos_source.commit.recovered import Recovered, missing_everywhere, recover
+from kafka_eos_source.errors import OperatorError, TokenMissingError
+from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.protocol.token import Mark, Token, newest
+from kafka_eos_source.protocol.token_record import TokenRecord
+from kafka_eos_source.runtime.deadline import Deadline
+
+APP, GROUP, TOPIC_ID = "orders", "orders-group", "id-1"
+IN, OTHER, OUT = TopicPartition("in", 0), TopicPartition("in", 1), TopicPartition("out", 0)
+
+
+def token(sequence: int, batch_id: int | None = None, query_id: str = "query-1", app: str = APP) -> Token:
+    batch = sequence if batch_id is None else batch_id
+    return Token(app, query_id, "run", sequence, batch, f"s{batch}", f"e{batch}", 10)
+
+
+def record(of: Token, topic_id: str = TOPIC_ID) -> TokenRecord:
+    at = 10 * of.sequence
+    return TokenRecord(of, {IN: at, OTHER: at + 1, OUT: of.batch_id}, OUT, GROUP, topic_id, 0)
+
+
+def group(of: Token) -> dict[TopicPartition, GroupOffset]:
+    return record(of).group_offsets()
+
+
+@dataclass
+class Topic:
+    """The token topic: what each kind of look finds."""
+
+    certain: TokenRecord | None = None
+    quick: TokenRecord | None = None
+    name: str = "tokens"
+    topic_id: str = TOPIC_ID
+    looks: list[bool] = field(default_factory=list)
+
+    def last(self, application_id: str, deadline: Deadline, *, certain: bool) -> TokenRecord | None:
+        assert application_id == APP
+        self.looks.append(certain)
+        return self.certain if certain else self.quick
+
+
+def recovered(
+    offsets: Mapping[TopicPartition, GroupOffset], topic: Topic | None, missing_token: str = "fail"
+) -> Recovered:
+    return recover(APP, GROUP, offsets, topic, Deadline.after_seconds(10), missing_token=missing_token)
+
+
+def test_without_a_token_topic_the_group_counts() -> None:
+    assert recovered({}, None) == Recovered(None, {})
+    assert recovered(group(token(3)), None) == Recovered(token(3), group(token(3)))
+
+
+def test_a_lost_group_is_replaced_by_the_record() -> None:
+    topic = Topic(certain=record(token(3)))
+    found = recovered({}, topic)
+    assert found == Recovered(token(3), group(token(3)), from_topic=True)
+    assert topic.looks == [True], "a missing token is looked for with certainty"
+    assert newest(found.offsets.values()) == token(3)
+    marks = [Mark.decode(each.metadata) for each in found.offsets.values()]
+    assert marks == [Mark.of(token(3))] * 3, "every offset carries our mark"
+
+
+def test_a_new_query_has_neither() -> None:
+    topic = Topic()
+    assert recovered({}, topic) == Recovered(None, {})
+    assert topic.looks == [True]
+
+
+def test_the_group_counts_while_it_is_there_and_nobody_is_waited_for() -> None:
+    topic = Topic(quick=record(token(3)))
+    assert recovered(group(token(3)), topic) == Recovered(token(3), group(token(3)))
+    assert topic.looks == [False]
+
+
+def test_a_token_topic_that_is_new_to_the_query_has_no_record() -> None:
+    assert recovered(group(token(3)), Topic()) == Recovered(token(3), group(token(3)))
+
+
+def test_a_record_from_before_the_option_was_removed_for_a_while_is_outdated() -> None:
+    assert recovered(group(token(8)), Topic(quick=record(token(3)))) == Recovered(token(8), group(token(8)))
+
+
+def test_a_group_that_lost_its_newest_state_is_replaced_by_the_record() -> None:
+    found = recovered(group(token(2)), Topic(quick=record(token(3))))
+    assert found == Recovered(token(3), group(token(3)), from_topic=True)
+
+
+def test_sequence_numbers_are_compared_and_not_batch_ids() -> None:
+    """After a checkpoint was rolled back and healed, batch ids go back and sequence numbers do not."""
+    found = recovered(group(token(5, batch_id=2)), Topic(quick=record(token(4, batch_id=4))))
+    assert not found.from_topic
+    found = recovered(group(token(5, batch_id=2)), Topic(quick=record(token(6, batch_id=2))))
+    assert found.from_topic
+
+
+def test_a_contradiction_is_refused() -> None:
+    with pytest.raises(
+        OperatorError, match=r"batch 9 of query query-1.*sequence number 1; .*batch 5.*forget"
+    ):
+        recovered(group(token(1, batch_id=9)), Topic(quick=record(token(5, batch_id=5))))
+
+
+def test_a_record_of_another_query_does_not_replace_the_group() -> None:
+    foreign = record(token(50, query_id="query-0"))
+    assert recovered(group(token(1)), Topic(quick=foreign)) == Recovered(token(1), group(token(1)))
+
+
+def test_a_record_of_another_query_replaces_a_lost_group() -> None:
+    """So that a new checkpoint under an application.id in use is refused though the group is gone."""
+    foreign = token(50, query_id="query-0")
+    assert recovered({}, Topic(certain=record(foreign))).token == foreign
+
+
+def test_the_token_of_another_application_in_a_shared_group_is_none_of_ours() -> None:
+    shared = group(token(90, app="invoices"))
+    topic = Topic(certain=record(token(3)))
+    found = recovered(shared, topic)
+    assert (found.token, topic.looks) == (token(3), [True])
+    assert recovered(shared, None).token is None
+
+
+def test_offsets_that_others_moved_after_the_loss_stay_visible() -> None:
+    moved = GroupOffset(IN, 7, "")
+    found = recovered({IN: moved, OTHER: GroupOffset(OTHER, 31, "")}, Topic(certain=record(token(3))))
+    assert found.token == token(3)
+    assert found.offsets[IN] == moved
+    assert found.offsets[OTHER] == group(token(3))[OTHER], "it stands where we left it"
+    elsewhere = TopicPartition("foreign", 0)
+    found = recovered({elsewhere: GroupOffset(elsewhere, 1, "")}, Topic(certain=record(token(3))))
+    assert elsewhere not in found.offsets
+
+
+def test_a_record_that_was_copied_to_another_topic_proves_nothing() -> None:
+    copied = record(token(3), topic_id="id-0")
+    with pytest.raises(TokenMissingError, match=r"'tokens'.*is a copy.*id-0.*id-1"):
+        recovered({}, Topic(certain=copied))
+    for said in ("assume_committed", "assume_not_committed"):
+        assert recovered({}, Topic(certain=copied), said) == Recovered(None, {})
+    assert not recovered(group(token(2)), Topic(quick=copied)).from_topic
+
+
+def test_a_query_whose_group_was_renamed_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    old = replace(record(token(3)), group_id="old-group")
+    with caplog.at_level("WARNING"):
+        assert recovered({}, Topic(certain=old)).token == token(3)
+    assert "committed in group 'old-group'" in caplog.text
+
+
+def test_both_places_are_named() -> None:
+    assert missing_everywhere(None) == "the consumer group"
+    assert missing_everywhere("tokens") == "the consumer group or token.topic='tokens'"
