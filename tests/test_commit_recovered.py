@@ -25,7 +25,7 @@ def token(sequence: int, batch_id: int | None = None, query_id: str = "query-1",
 
 def record(of: Token, topic_id: str = TOPIC_ID) -> TokenRecord:
     at = 10 * of.sequence
-    return TokenRecord(of, {IN: at, OTHER: at + 1, OUT: of.batch_id}, OUT, GROUP, topic_id, 0)
+    return TokenRecord(of, {IN: at, OTHER: at + 1, OUT: of.batch_id}, OUT, GROUP, topic_id, 0, 0)
 
 
 def group(of: Token) -> dict[TopicPartition, GroupOffset]:

@@ -17,7 +17,9 @@ from kafka_eos_source.protocol.token_record import FORMAT, TokenRecord
 
 TOKEN = Token("orders", "query", "run", 7, 5, "aa", "bb", 100)
 ANCHOR = TopicPartition("out", 0)
-RECORD = TokenRecord(TOKEN, {TopicPartition("in", 0): 42, ANCHOR: 5}, ANCHOR, "group", "id-1", 3)
+RECORD = TokenRecord(
+    TOKEN, {TopicPartition("in", 0): 42, ANCHOR: 5}, ANCHOR, "group", "id-1", 3, 1_760_000_000_123
+)
 
 whole = st.integers(0, 2**63 - 1)
 topics = st.text("abc.-_", min_size=1, max_size=8)
@@ -54,6 +56,7 @@ def records(draw: st.DrawFn) -> TokenRecord:
         draw(st.text(max_size=10)),
         draw(st.text(max_size=10)),
         draw(st.integers(0, 100)),
+        draw(st.integers(-(2**62), 2**62)),
         {tp: draw(progress) for tp in sorted(sharded)},
     )
 
@@ -75,7 +78,13 @@ def test_the_offsets_of_the_group_come_back_with_their_tokens_and_marks(record: 
     offsets = record.group_offsets()
     assert {tp: each.offset for tp, each in offsets.items()} == record.ends
     again = TokenRecord.of(
-        record.token, offsets.values(), record.anchor, record.group_id, record.topic_id, record.partition
+        record.token,
+        offsets.values(),
+        record.anchor,
+        record.group_id,
+        record.topic_id,
+        record.partition,
+        record.time_ms,
     )
     assert again == record
     for tp, each in offsets.items():
@@ -89,7 +98,7 @@ def test_the_offsets_of_the_group_come_back_with_their_tokens_and_marks(record: 
 
 def test_offsets_that_other_programs_committed_are_part_of_the_record() -> None:
     other = GroupOffset(TopicPartition("in", 1), 9, "somebody else's")
-    record = TokenRecord.of(TOKEN, [other], ANCHOR, "group", "id-1", 0)
+    record = TokenRecord.of(TOKEN, [other], ANCHOR, "group", "id-1", 0, 0)
     assert record.ends == {other.tp: 9}
     assert record.shards == {}
 
@@ -133,6 +142,7 @@ def test_a_newer_token_in_the_record_is_refused() -> None:
         changed(anchor=["out", -1]),
         changed(partition="0"),
         changed(group=None),
+        changed(time="now"),
         changed(ends=[]),
         changed(ends={"in": [[0, -1]]}),
         changed(ends={"in": [[0, 1.5]]}),

@@ -39,6 +39,10 @@ PROPERTIES: Mapping[str, str] = {
 _LARGE_SEGMENT_BYTES = 64 << 20
 
 
+class NoTokenTopicError(UnavailableError):
+    """The topic that the option ``token.topic`` names does not exist."""
+
+
 @dataclass(frozen=True)
 class TokenTopic:
     """A token topic that was looked at and found fit.
@@ -47,12 +51,14 @@ class TokenTopic:
         name: of the topic.
         topic_id: Kafka's id of it (KIP-516).
         partitions: how many it has.
+        described: False if the principal may not see the topic's configuration, which was not checked then.
         warnings: what an administrator should know; sentences.
     """
 
     name: str
     topic_id: str
     partitions: int
+    described: bool = True
     warnings: tuple[str, ...] = ()
 
     def partition_of(self, application_id: str) -> int:
@@ -86,13 +92,14 @@ def check(kafka: Mapping[str, Any], name: str, deadline: Deadline) -> TokenTopic
 
     Raises:
         InvalidOptionError: its ``cleanup.policy`` is not exactly ``compact``.
-        UnavailableError: the topic does not exist, or no broker answers before ``deadline``.
+        NoTokenTopicError: the topic does not exist.
+        UnavailableError: no broker answers before ``deadline``.
         AuthorizationError: the topic may not be described. A missing right to its configuration is a warning.
     """
     with TopicAdmin(kafka) as admin:
         shape = admin.shape(name, deadline)
         if shape is None:
-            raise UnavailableError(
+            raise NoTokenTopicError(
                 f"token.topic={name!r} does not exist.",
                 fix=f"create it: kafka-eos token-topic create --topic {name} --bootstrap-servers … --yes",
             )
@@ -103,8 +110,8 @@ def check(kafka: Mapping[str, Any], name: str, deadline: Deadline) -> TokenTopic
                 f"cannot check that token.topic={name!r} is compacted: {refused.message}. With any "
                 "cleanup.policy but 'compact' Kafka removes tokens that are still needed."
             )
-            return TokenTopic(name, shape.topic_id, shape.partitions, (unknown,))
-    return TokenTopic(name, shape.topic_id, shape.partitions, _judged(name, config))
+            return TokenTopic(name, shape.topic_id, shape.partitions, False, (unknown,))
+    return TokenTopic(name, shape.topic_id, shape.partitions, warnings=_judged(name, config))
 
 
 def create(

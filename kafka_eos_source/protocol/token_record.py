@@ -7,7 +7,7 @@ makes it exactly as new as the token in the group.
 The key of the record is the ``application.id``. Its value is compact JSON::
 
     {"kafka-eos-record":1, "token":"<text of the token>", "group":"orders", "anchor":["out",0],
-     "topic-id":"<id of the token topic>", "partition":0,
+     "topic-id":"<id of the token topic>", "partition":0, "time":1760000000123,
      "ends":{"in":[[0,120,98,131],[7,55]]},
      "shards":{"orders-counts-changelog":[[0,"<task attempt>",1760000000000,null,{}]]}}
 
@@ -17,9 +17,9 @@ partitions 0, 1 and 2. Figures for one topic, with offsets of ten digits (``len(
 ========== ============
 partitions size in bytes
 ========== ============
-1                   416
-100               1,505
-4,000            44,405
+1                   437
+100               1,526
+4,000            44,426
 ========== ============
 """
 
@@ -39,7 +39,7 @@ from kafka_eos_source.protocol.token import Mark, ShardProgress, Token
 FORMAT = 1
 
 _FORMAT_KEY = "kafka-eos-record"
-_REQUIRED = frozenset({_FORMAT_KEY, "token", "group", "anchor", "topic-id", "partition", "ends"})
+_REQUIRED = frozenset({_FORMAT_KEY, "token", "group", "anchor", "topic-id", "partition", "time", "ends"})
 _KNOWN = _REQUIRED | {"shards"}
 _LONG_MAX = 2**63 - 1
 
@@ -57,6 +57,8 @@ class TokenRecord:
         topic_id: Kafka's id of the token topic that the record was written to. A record that was copied to
             another topic still names the first one.
         partition: partition of the token topic that the record was written to.
+        time_ms: when the record was written, by the clock of the committing process, in ms since the epoch.
+            It is for people; no decision depends on it.
         shards: progress of the shards of stateful operators, by changelog partition.
     """
 
@@ -66,6 +68,7 @@ class TokenRecord:
     group_id: str
     topic_id: str
     partition: int
+    time_ms: int
     shards: Mapping[TopicPartition, ShardProgress] = field(default_factory=dict, hash=False)
 
     @classmethod
@@ -77,6 +80,7 @@ class TokenRecord:
         group_id: str,
         topic_id: str,
         partition: int,
+        time_ms: int,
     ) -> TokenRecord:
         """The record of a transaction.
 
@@ -86,6 +90,7 @@ class TokenRecord:
             anchor: the partition that carries the full token in the group.
             group_id: the group.
             topic_id, partition: where the record is written.
+            time_ms: the time now, in ms since the epoch.
         """
         ends: dict[TopicPartition, int] = {}
         shards: dict[TopicPartition, ShardProgress] = {}
@@ -94,7 +99,7 @@ class TokenRecord:
             own = Token.decode(each.metadata)
             if own is not None and own.shard is not None:
                 shards[each.tp] = own.shard
-        return cls(token, ends, anchor, group_id, topic_id, partition, shards)
+        return cls(token, ends, anchor, group_id, topic_id, partition, time_ms, shards)
 
     @property
     def key(self) -> bytes:
@@ -110,6 +115,7 @@ class TokenRecord:
             "anchor": list(self.anchor),
             "topic-id": self.topic_id,
             "partition": self.partition,
+            "time": self.time_ms,
             "ends": _runs(self.ends),
         }
         if self.shards:
@@ -173,6 +179,7 @@ def _parsed(key: bytes, found: Mapping[str, Any]) -> TokenRecord:
         group_id=_text(found["group"]),
         topic_id=_text(found["topic-id"]),
         partition=_whole(found["partition"]),
+        time_ms=_integer(found["time"]),
         shards=_shards(found.get("shards", {})),
     )
     if not record.shards.keys() <= record.ends.keys():
