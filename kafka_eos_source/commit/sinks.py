@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from kafka_eos_source import failpoints
-from kafka_eos_source.commit.decide import Batch, Verdict
 from kafka_eos_source.commit.parties import missing_sinks
 from kafka_eos_source.commit.settle import Fate, fate, named_by
+from kafka_eos_source.commit.verdict import Batch, Verdict
 from kafka_eos_source.errors import (
     KafkaEosError,
     OperatorError,
@@ -104,7 +104,7 @@ class SinkWork:
         for txn in set(to_commit.values()):  # the one that the token names
             self._commit(txn, list(to_commit), deadline)
 
-    def prepare(self, deadline: Deadline) -> PreparedSinks | None:
+    def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | None:
         """Under a new id each time.
 
         Raises:
