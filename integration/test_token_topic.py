@@ -22,7 +22,7 @@ from kafka_eos_source.kafka.token_topic_reader import last
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol.token import Token
-from kafka_eos_source.protocol.token_record import TokenRecord
+from kafka_eos_source.protocol.token_record import TokenRecord, record_batch, tombstone_batch
 from kafka_eos_source.runtime.deadline import Deadline
 
 IN, OUT = TopicPartition("in", 0), TopicPartition("out", 0)
@@ -58,7 +58,7 @@ class Tokens:
                 producer.init(soon())
                 producer.check_partitions({self.topic.name: each.partition}, soon())
                 producer.begin()
-                producer.send(token_topic.record_batch(each), self.topic.name, soon())
+                producer.send(record_batch(each), self.topic.name, soon())
                 producer.flush(soon())
                 assert producer.enqueued == 1
                 producer.commit(soon())
@@ -99,7 +99,7 @@ def test_the_newest_committed_record_is_found(tokens: Tokens, name: str) -> None
 
 def test_a_tombstone_means_that_there_is_none(tokens: Tokens, name: str) -> None:
     tokens.write(record(tokens.topic, name, 1))
-    assert token_topic.tombstone_batch(name.encode(), 0).num_rows == 1
+    assert tombstone_batch(name.encode(), 0).num_rows == 1
     produce(tokens.kafka["bootstrap.servers"], tokens.topic.name, [None], keys=[name], partition=0)
     assert tokens.last(name) is None
     tokens.write(record(tokens.topic, name, 2))

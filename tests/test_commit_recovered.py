@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from kafka_eos_source.commit.recovered import Recovered, missing_everywhere, recover
+from kafka_eos_source.commit.recovered import recover
+from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.errors import OperatorError, TokenMissingError
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.protocol.token import Mark, Token, newest
+from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.protocol.token_record import TokenRecord
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -48,70 +49,83 @@ class Topic:
         return self.certain if certain else self.quick
 
 
+def held(offsets: Mapping[TopicPartition, GroupOffset]) -> Held:
+    return Held.of(APP, offsets)
+
+
 def recovered(
-    offsets: Mapping[TopicPartition, GroupOffset], topic: Topic | None, missing_token: str = "fail"
-) -> Recovered:
-    return recover(APP, GROUP, offsets, topic, Deadline.after_seconds(10), missing_token=missing_token)
-
-
-def test_without_a_token_topic_the_group_counts() -> None:
-    assert recovered({}, None) == Recovered(None, {})
-    assert recovered(group(token(3)), None) == Recovered(token(3), group(token(3)))
+    offsets: Mapping[TopicPartition, GroupOffset], topic: Topic, missing_token: str = "fail"
+) -> Held:
+    return recover(held(offsets), GROUP, topic, Deadline.after_seconds(10), missing_token=missing_token)
 
 
 def test_a_lost_group_is_replaced_by_the_record() -> None:
     topic = Topic(certain=record(token(3)))
     found = recovered({}, topic)
-    assert found == Recovered(token(3), group(token(3)), from_topic=True)
+    assert found == held(group(token(3)))
+    assert found.token == token(3)
     assert topic.looks == [True], "a missing token is looked for with certainty"
-    assert newest(found.offsets.values()) == token(3)
-    marks = [Mark.decode(each.metadata) for each in found.offsets.values()]
-    assert marks == [Mark.of(token(3))] * 3, "every offset carries our mark"
+    assert all(found.is_marked(tp) for tp in (IN, OTHER, OUT)), "every offset carries our mark"
 
 
 def test_a_new_query_has_neither() -> None:
     topic = Topic()
-    assert recovered({}, topic) == Recovered(None, {})
+    assert recovered({}, topic) == held({})
     assert topic.looks == [True]
 
 
 def test_the_group_counts_while_it_is_there_and_nobody_is_waited_for() -> None:
     topic = Topic(quick=record(token(3)))
-    assert recovered(group(token(3)), topic) == Recovered(token(3), group(token(3)))
+    assert recovered(group(token(3)), topic) == held(group(token(3)))
     assert topic.looks == [False]
 
 
 def test_a_token_topic_that_is_new_to_the_query_has_no_record() -> None:
-    assert recovered(group(token(3)), Topic()) == Recovered(token(3), group(token(3)))
+    assert recovered(group(token(3)), Topic()) == held(group(token(3)))
 
 
 def test_a_record_from_before_the_option_was_removed_for_a_while_is_outdated() -> None:
-    assert recovered(group(token(8)), Topic(quick=record(token(3)))) == Recovered(token(8), group(token(8)))
+    assert recovered(group(token(8)), Topic(quick=record(token(3)))) == held(group(token(8)))
 
 
 def test_a_group_that_lost_its_newest_state_is_replaced_by_the_record() -> None:
-    found = recovered(group(token(2)), Topic(quick=record(token(3))))
-    assert found == Recovered(token(3), group(token(3)), from_topic=True)
+    assert recovered(group(token(2)), Topic(quick=record(token(3)))) == held(group(token(3)))
+
+
+def without_token(of: Token) -> dict[TopicPartition, GroupOffset]:
+    """The anchor's topic was deleted, and with it the full token; the marks of the sources are left."""
+    return {tp: offset for tp, offset in group(of).items() if tp != OUT}
+
+
+def test_a_token_that_was_lost_with_its_anchor_is_replaced_by_the_record() -> None:
+    topic = Topic(certain=record(token(3)))
+    assert recovered(without_token(token(3)), topic).token == token(3)
+    older = {**without_token(token(3)), OUT: group(token(2))[OUT]}
+    assert recovered(older, topic).token == token(3)
+    assert topic.looks == [True, True]
+
+
+def test_a_record_that_is_older_than_a_mark_does_not_replace_a_lost_token() -> None:
+    """Transactions after it were committed while the query had no token topic."""
+    lost = without_token(token(5))
+    assert recovered(lost, Topic(certain=record(token(4)))) == held(lost)
 
 
 def test_sequence_numbers_are_compared_and_not_batch_ids() -> None:
     """After a checkpoint was rolled back and healed, batch ids go back and sequence numbers do not."""
-    found = recovered(group(token(5, batch_id=2)), Topic(quick=record(token(4, batch_id=4))))
-    assert not found.from_topic
-    found = recovered(group(token(5, batch_id=2)), Topic(quick=record(token(6, batch_id=2))))
-    assert found.from_topic
+    own = group(token(5, batch_id=2))
+    assert recovered(own, Topic(quick=record(token(4, batch_id=4)))) == held(own)
+    assert recovered(own, Topic(quick=record(token(6, batch_id=2)))).token == token(6, batch_id=2)
 
 
 def test_a_contradiction_is_refused() -> None:
-    with pytest.raises(
-        OperatorError, match=r"batch 9 of query query-1.*sequence number 1; .*batch 5.*forget"
-    ):
+    with pytest.raises(OperatorError, match=r"batch 9 of query query-1.*sequence number 1; .*batch 5.*forg"):
         recovered(group(token(1, batch_id=9)), Topic(quick=record(token(5, batch_id=5))))
 
 
 def test_a_record_of_another_query_does_not_replace_the_group() -> None:
     foreign = record(token(50, query_id="query-0"))
-    assert recovered(group(token(1)), Topic(quick=foreign)) == Recovered(token(1), group(token(1)))
+    assert recovered(group(token(1)), Topic(quick=foreign)) == held(group(token(1)))
 
 
 def test_a_record_of_another_query_replaces_a_lost_group() -> None:
@@ -121,22 +135,20 @@ def test_a_record_of_another_query_replaces_a_lost_group() -> None:
 
 
 def test_the_token_of_another_application_in_a_shared_group_is_none_of_ours() -> None:
-    shared = group(token(90, app="invoices"))
+    elsewhere = TopicPartition("elsewhere", 0)
+    shared = {elsewhere: GroupOffset(elsewhere, 1, token(90, app="invoices").encode())}
     topic = Topic(certain=record(token(3)))
     found = recovered(shared, topic)
     assert (found.token, topic.looks) == (token(3), [True])
-    assert recovered(shared, None).token is None
+    assert found.offsets[elsewhere] == shared[elsewhere]
 
 
-def test_offsets_that_others_moved_after_the_loss_stay_visible() -> None:
-    moved = GroupOffset(IN, 7, "")
-    found = recovered({IN: moved, OTHER: GroupOffset(OTHER, 31, "")}, Topic(certain=record(token(3))))
+def test_offsets_that_others_committed_after_the_loss_stay_visible() -> None:
+    moved = {IN: GroupOffset(IN, 7, ""), OTHER: GroupOffset(OTHER, 31, token(1, app="invoices").encode())}
+    found = recovered(moved, Topic(certain=record(token(3))))
     assert found.token == token(3)
-    assert found.offsets[IN] == moved
-    assert found.offsets[OTHER] == group(token(3))[OTHER], "it stands where we left it"
-    elsewhere = TopicPartition("foreign", 0)
-    found = recovered({elsewhere: GroupOffset(elsewhere, 1, "")}, Topic(certain=record(token(3))))
-    assert elsewhere not in found.offsets
+    assert {tp: found.offsets[tp] for tp in moved} == moved
+    assert [found.is_marked(tp) for tp in (IN, OTHER, OUT)] == [False, False, True]
 
 
 def test_a_record_that_was_copied_to_another_topic_proves_nothing() -> None:
@@ -144,8 +156,8 @@ def test_a_record_that_was_copied_to_another_topic_proves_nothing() -> None:
     with pytest.raises(TokenMissingError, match=r"'tokens'.*is a copy.*id-0.*id-1"):
         recovered({}, Topic(certain=copied))
     for said in ("assume_committed", "assume_not_committed"):
-        assert recovered({}, Topic(certain=copied), said) == Recovered(None, {})
-    assert not recovered(group(token(2)), Topic(quick=copied)).from_topic
+        assert recovered({}, Topic(certain=copied), said) == held({})
+    assert recovered(group(token(2)), Topic(quick=copied)) == held(group(token(2)))
 
 
 def test_a_query_whose_group_was_renamed_goes_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -153,8 +165,3 @@ def test_a_query_whose_group_was_renamed_goes_on(caplog: pytest.LogCaptureFixtur
     with caplog.at_level("WARNING"):
         assert recovered({}, Topic(certain=old)).token == token(3)
     assert "committed in group 'old-group'" in caplog.text
-
-
-def test_both_places_are_named() -> None:
-    assert missing_everywhere(None) == "the consumer group"
-    assert missing_everywhere("tokens") == "the consumer group or token.topic='tokens'"

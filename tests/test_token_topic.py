@@ -22,7 +22,7 @@ from kafka_eos_source.kafka.topic_admin import TopicShape
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate import token_topics
 from kafka_eos_source.protocol.token import Token
-from kafka_eos_source.protocol.token_record import TokenRecord
+from kafka_eos_source.protocol.token_record import TokenRecord, record_batch, tombstone_batch
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.schema import STAGED_ARROW
 
@@ -138,13 +138,13 @@ def test_keys_are_placed_by_murmur2() -> None:
 
 
 def test_a_record_becomes_a_row_that_the_producer_takes() -> None:
-    batch = token_topic.record_batch(record(3))
+    batch = record_batch(record(3))
     assert batch.num_rows == 1
     assert all(STAGED_ARROW.field(each.name).type == each.type for each in batch.schema)
     row = batch.to_pylist()[0]
     assert TokenRecord.decode(row["key"], row["value"]) == record(3)
     assert row["partition"] == 0
-    assert token_topic.tombstone_batch(b"k", 1).to_pylist() == [{"key": b"k", "value": None, "partition": 1}]
+    assert tombstone_batch(b"k", 1).to_pylist() == [{"key": b"k", "value": None, "partition": 1}]
 
 
 # -- the reader

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from kafka_eos_source.commit.recovered import TokenRecords
 from kafka_eos_source.commit.request import Cluster
 from kafka_eos_source.commit.verdict import Batch, Held, Verdict
 from kafka_eos_source.errors import InvalidOptionError
@@ -51,6 +52,9 @@ class Clients(Protocol):
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, GroupOffset]:
         """The offsets that are committed at this moment, whatever open transactions will make of them."""
+
+    def token_records(self, name: str, deadline: Deadline) -> TokenRecords:
+        """The checked token topic, as `kafka.token_topic_reader.TopicRecords.checked`."""
 
 
 class FirstBatchMarker(Protocol):
@@ -171,6 +175,7 @@ class ProducerSession:
         cluster: the cluster as it was last listed.
         topic_ids: ids of topics, as they were last looked up.
         confirmed: whether the group coordinator that answered for ``held`` also took a commit of ours.
+        token_records: the token topic as the last initialisation saw it; None = the query has none.
     """
 
     producer: Producer | None = None
@@ -178,6 +183,7 @@ class ProducerSession:
     cluster: Cluster = field(default_factory=Cluster)
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     confirmed: bool = False
+    token_records: TokenRecords | None = None
 
     def drop(self) -> None:
         """Closes the producer; the next one raises the epoch."""

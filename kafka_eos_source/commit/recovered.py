@@ -1,24 +1,21 @@
-"""What Kafka holds of a query: the consumer group, or the token topic in place of a group that was lost.
+"""What Kafka holds of a query: its consumer group, or the token topic in place of a group that was lost.
 
-A fresh owner of the transactional id reads the group's offsets. If the query has a ``token.topic``, the group
-may be replaced by the topic's record. The rules:
+A fresh owner of the transactional id reads the group's offsets. If the query has a ``token.topic``, the
+topic's record of the query may replace them. The rules:
 
-========================================== ================== ==============================================
-token in the group                         record             what counts
-========================================== ================== ==============================================
-ours                                       not looked for, or the group
-                                           none, or of the
-                                           same transaction
-ours                                       of another query   the group: another checkpoint used the
-                                                              application.id while the topic was in use
-ours, of a lower sequence                  of the same query  the record: the group lost its newest state
-ours, of a lower sequence and higher batch of the same query  neither: refused
-none                                       there              the record: the group was deleted or expired
-none                                       none               nothing: the query is new, or its token is lost
-========================================== ================== ==============================================
+===================================== =========================== ============================================
+newest token in the group             record in the token topic   what counts
+===================================== =========================== ============================================
+of this query, whole                  none, older, or as new      the group
+of this query, whole                  of another query            the group
+of this query, whole                  newer                       the record: the group lost its newest state
+of this query, whole, a higher batch  newer                       neither: refused
+none, or marks that are newer         as new as the newest mark   the record: the group was deleted or expired
+none, or marks that are newer         none, or older than a mark  the group: new query, or its token is lost
+===================================== =========================== ============================================
 
-Where a record counts, its offsets stand in for the group's. The next transaction commits all of them again.
-An offset that another program committed since (``kafka-consumer-groups --reset-offsets`` on the new, empty
+Where a record counts, its offsets stand in for the group's, and the next transaction commits them again. An
+offset that another program committed in the meantime (``kafka-consumer-groups --reset-offsets`` on the empty
 group) is left as it is, so that the commit notices the missing mark and refuses.
 
 **When the topic is read.** A missing token is looked for with certainty, which may mean to wait for the
@@ -26,155 +23,105 @@ transactions of other queries that share the topic. If the group holds a token, 
 one quick look that waits for nobody. A group that is behind the topic is the sign of a coordinator that lost
 data (an unclean leader election of ``__consumer_offsets``, a restored backup) or that answers from an old
 state, and in both cases the batch would be written twice. The look costs some tens of milliseconds, once per
-start and after each failed commit; batches between need none, because their owner knows its own token. A
-record that is seen was committed, so the quick look can prove that the group is behind. It may miss a record
-behind another query's open transaction; then nothing is worse than without the topic.
+start and after each failed commit. Batches between need none, because their owner knows its own token. A
+record that the quick look finds was committed, so it proves that the group is behind. The look may miss a
+record behind another query's open transaction; then nothing is worse than without the topic.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
+from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.errors import OperatorError, TokenMissingError
-from kafka_eos_source.kafka import token_topic, token_topic_reader
-from kafka_eos_source.kafka.token_topic import TokenTopic
-from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.protocol.token import Mark, Token, application_hash, newest
+from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.protocol.token_record import TokenRecord
 from kafka_eos_source.runtime.deadline import Deadline
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Recovered:
-    """What Kafka holds of a query.
-
-    Attributes:
-        token: the newest token; None if neither the group nor the topic has one.
-        offsets: the offsets that count, with their tokens and marks: the group's, or those of the record.
-        from_topic: the record of the token topic replaced the group. The next transaction must commit all of
-            ``offsets`` again, not only those that its batch moves.
-    """
-
-    token: Token | None
-    offsets: Mapping[TopicPartition, GroupOffset]
-    from_topic: bool = False
-
-
 class TokenRecords(Protocol):
-    """The token topic of a query, as `recover` needs it. `TopicRecords`, or a double in tests."""
+    """The token topic of a query, as `kafka.token_topic_reader.TopicRecords`, or a double in tests."""
 
     @property
     def name(self) -> str:
-        """Of the topic."""
+        """Name of the topic."""
 
     @property
     def topic_id(self) -> str:
-        """Kafka's id of the topic at this moment."""
+        """Kafka's id of the topic."""
+
+    def partition_of(self, application_id: str) -> int:
+        """Partition for the record of a query."""
 
     def last(self, application_id: str, deadline: Deadline, *, certain: bool) -> TokenRecord | None:
-        """As `kafka.token_topic_reader.last`."""
-
-
-@dataclass(frozen=True)
-class TopicRecords:
-    """`TokenRecords` over the real topic."""
-
-    kafka: Mapping[str, Any]
-    topic: TokenTopic
-
-    @classmethod
-    def checked(cls, kafka: Mapping[str, Any], name: str, deadline: Deadline) -> TopicRecords:
-        """Looks at the topic and logs its warnings. Raises: as `kafka.token_topic.check`."""
-        topic = token_topic.check(kafka, name, deadline)
-        for warning in topic.warnings:
-            _log.warning("%s", warning)
-        return cls(kafka, topic)
-
-    @property
-    def name(self) -> str:
-        return self.topic.name
-
-    @property
-    def topic_id(self) -> str:
-        return self.topic.topic_id
-
-    def last(self, application_id: str, deadline: Deadline, *, certain: bool) -> TokenRecord | None:
-        return token_topic_reader.last(self.kafka, self.topic, application_id, deadline, certain=certain)
+        """The newest record of a query, as `kafka.token_topic_reader.last`."""
 
 
 def recover(
-    application_id: str,
+    held: Held,
     group_id: str,
-    offsets: Mapping[TopicPartition, GroupOffset],
-    records: TokenRecords | None,
+    records: TokenRecords,
     deadline: Deadline,
     *,
     missing_token: str = "fail",
-) -> Recovered:
-    """What Kafka holds of a query; the token topic is asked where the module's rules want it.
+) -> Held:
+    """What Kafka holds of a query; asks the token topic as the module's rules want it.
 
     Call it after ``init_transactions`` and after the group's offsets were read.
 
     Args:
-        application_id: of the query.
+        held: what the group holds.
         group_id: of the query.
-        offsets: what the group holds.
-        records: the token topic; None = the query has none.
+        records: the token topic.
         deadline: for reading the topic.
         missing_token: option ``onMissingToken``. A record that must not be trusted is ignored if a person has
             said what became of the batch.
+
+    Returns:
+        ``held`` itself if the group counts.
 
     Raises:
         TokenMissingError: the group holds no token, and the record was copied from another topic.
         OperatorError: group and record contradict each other, or the record cannot be read.
         UnavailableError: the topic cannot be read before ``deadline``.
     """
-    token = newest(offsets.values(), application_id)
-    if records is None:
-        return Recovered(token, offsets)
-    record = records.last(application_id, deadline, certain=token is None)
+    is_lost = _whole_token(held) is None
+    record = records.last(held.application_id, deadline, certain=is_lost)
     if record is not None and record.topic_id != records.topic_id:
-        if token is None and missing_token == "fail":
-            raise _copied(application_id, group_id, record, records)
+        if is_lost and missing_token == "fail":
+            raise _copied(held, group_id, record, records)
         _log.warning(
             "ignoring the record of application.id=%r in token.topic=%r: it was written to another topic "
             "(its id is %s; this one has %s)",
-            application_id,
+            held.application_id,
             records.name,
             record.topic_id,
             records.topic_id,
         )
         record = None
-    return choose(group_id, offsets, token, record)
+    return choose(held, group_id, record)
 
 
-def choose(
-    group_id: str,
-    offsets: Mapping[TopicPartition, GroupOffset],
-    token: Token | None,
-    record: TokenRecord | None,
-) -> Recovered:
+def choose(held: Held, group_id: str, record: TokenRecord | None) -> Held:
     """Group or record? The rules of the module, without asking anybody.
 
     Args:
+        held: what the group holds.
         group_id: of the query.
-        offsets: what the group holds.
-        token: the group's newest token of this application; None = none.
-        record: of this application in the token topic; None = none, or it was not looked for.
+        record: of the query in the token topic; None = none.
 
     Raises:
         OperatorError: group and record contradict each other.
     """
-    if record is None:
-        return Recovered(token, offsets)
+    if record is None or record.token.sequence < held.newest_sequence:
+        return held
+    token = _whole_token(held)
     if token is not None:
-        if token.query_id != record.token.query_id or token.sequence >= record.token.sequence:
-            return Recovered(token, offsets)
+        if token.query_id != record.token.query_id or token.sequence == record.token.sequence:
+            return held
         if token.batch_id > record.token.batch_id:
             raise _contradiction(group_id, token, record)
     _log.warning(
@@ -186,38 +133,19 @@ def choose(
         record.token.query_id,
         "" if record.group_id == group_id else f", committed in group {record.group_id!r}",
     )
-    return Recovered(record.token, {**record.group_offsets(), **_moved(offsets, record)}, from_topic=True)
+    moved = {tp: held.offsets[tp] for tp in record.ends if tp in held.offsets and not held.is_marked(tp)}
+    return Held.of(held.application_id, {**held.offsets, **record.group_offsets(), **moved})
 
 
-def missing_everywhere(token_topic: str | None) -> str:
-    """For the message of TOKEN_MISSING: where no token was found."""
-    if token_topic is None:
-        return "the consumer group"
-    return f"the consumer group or token.topic={token_topic!r}"
+def _whole_token(held: Held) -> Token | None:
+    """The newest token, unless a newer mark proves that a newer token was lost."""
+    token = held.token
+    return None if token is None or token.sequence < held.newest_sequence else token
 
 
-def _moved(
-    offsets: Mapping[TopicPartition, GroupOffset], record: TokenRecord
-) -> dict[TopicPartition, GroupOffset]:
-    """Offsets of the query's partitions that another program committed after the group was lost."""
-    own = application_hash(record.token.application_id)
-
-    def is_ours(offset: GroupOffset) -> bool:
-        mark = Mark.decode(offset.metadata)
-        return mark is not None and mark.application == own
-
-    return {
-        tp: offsets[tp]
-        for tp, end in record.ends.items()
-        if tp in offsets and offsets[tp].offset != end and not is_ours(offsets[tp])
-    }
-
-
-def _copied(
-    application_id: str, group_id: str, record: TokenRecord, records: TokenRecords
-) -> TokenMissingError:
+def _copied(held: Held, group_id: str, record: TokenRecord, records: TokenRecords) -> TokenMissingError:
     return TokenMissingError(
-        f"group {group_id!r} holds no token of application.id={application_id!r}, and its record in "
+        f"group {group_id!r} holds no token of application.id={held.application_id!r}, and its record in "
         f"token.topic={records.name!r} (batch {record.token.batch_id}) is a copy: it was written to the "
         f"topic with the id {record.topic_id}, and this one has {records.topic_id}. Whether it is the "
         "newest token is unknown.",
@@ -230,8 +158,8 @@ def _contradiction(group_id: str, token: Token, record: TokenRecord) -> Operator
     return OperatorError(
         f"group {group_id!r} holds batch {token.batch_id} of query {token.query_id} with the sequence number "
         f"{token.sequence}; the token topic holds batch {record.token.batch_id} of the same query with "
-        f"{record.token.sequence}. The sequence began anew while the query had no token.topic, or the group "
-        "lost its newest state.",
+        f"{record.token.sequence}. Either the group lost its newest state after a rolled-back checkpoint, or "
+        "the sequence began anew while the query had no token.topic.",
         fix="find out which batch was written last. If it is the record's, delete the group. If it is the "
         f"group's, delete the record: kafka-eos token-topic forget --application-id {token.application_id}.",
     )

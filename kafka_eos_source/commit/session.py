@@ -18,6 +18,7 @@ from kafka_eos_source.checked_options import WriteOptions
 from kafka_eos_source.commit import sink_session
 from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile
 from kafka_eos_source.commit.parties import ProducerSession, Sinks
+from kafka_eos_source.commit.recovered import TokenRecords
 from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.sources import SourceRange, ranges
 from kafka_eos_source.commit.steps import Step
@@ -64,6 +65,11 @@ class KafkaClients:
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, GroupOffset]:
         return GroupOffsets(admin_config(self.kafka)).committed_now(group_id, certainly, deadline)
+
+    def token_records(self, name: str, deadline: Deadline) -> TokenRecords:
+        from kafka_eos_source.kafka.token_topic_reader import TopicRecords
+
+        return TopicRecords.checked(self.kafka, name, deadline)
 
 
 def commit_micro_batch(
@@ -303,6 +309,7 @@ def _request(
         new_group=who.disposable,
         has_native_state=has_native_state,
         predecessor=who.predecessor,
+        token_topic=options.token_topic,
     )
 
 

@@ -32,6 +32,7 @@ from kafka_eos_source.commit.parties import (
     Sinks,
     Staged,
 )
+from kafka_eos_source.commit.recovered import TokenRecords, recover
 from kafka_eos_source.commit.request import Cluster, CommitRequest, inherited_shards, progress_of
 from kafka_eos_source.commit.shard_checks import check_same_log, check_shards, stand_at
 from kafka_eos_source.commit.steps import ABORTED_ON_ERROR, MOVES, ROLLED_BACK_ON_ERROR, Step
@@ -51,6 +52,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
 from kafka_eos_source.protocol.token import FORMAT, UNDECIDED, Token, newest
+from kafka_eos_source.protocol.token_record import TokenRecord, record_batch
 from kafka_eos_source.runtime.deadline import Deadline
 
 _log = logging.getLogger(__name__)
@@ -238,7 +240,8 @@ class Commit:
             )
         partitions = request.partitions(session.cluster)
         found = self._clients.group_offsets(request.group_id, partitions, self._deadline)
-        known, held = session.held, self._with_predecessor(Held.of(request.batch.application_id, found))
+        held = self._with_record(Held.of(request.batch.application_id, found))
+        known, held = session.held, self._with_predecessor(held)
         session.held = held
         failpoints.reach("commit.after_token")
         if self._fenced is not None and held.token is not None:
@@ -261,6 +264,7 @@ class Commit:
                 missing_token=request.missing_token,
                 foreign_query=request.foreign_query,
                 moved_offsets=request.moved_offsets,
+                token_topic=request.token_topic,
             )
         except ForeignQueryError:
             raise  # the sinks that the token names are the other query's
@@ -285,6 +289,21 @@ class Commit:
         """Commits what the token names in sinks, whoever wrote it, and takes back what nothing names."""
         self._sinks.settle(token, batch, verdict, self._deadline)
         self._sinks.finish(token, self._deadline)
+
+    def _with_record(self, held: Held) -> Held:
+        """Finds the token in the token topic if the group lost it."""
+        request, session = self._request, self._session
+        session.token_records = None
+        if request.token_topic is None:
+            return held
+        session.token_records = self._clients.token_records(request.token_topic, self._deadline)
+        return recover(
+            held,
+            request.group_id,
+            session.token_records,
+            self._deadline,
+            missing_token=request.missing_token,
+        )
 
     def _with_predecessor(self, held: Held) -> Held:
         """Finds the token that a series of batch writes left under its names of format 1."""
@@ -468,7 +487,11 @@ class Commit:
                 *request.offsets(token, offsets, session.cluster, inherited),
                 *self._changelog_offsets(producer, token, shards),
             ]
+            if session.token_records is not None:
+                self._send_record(producer, session.token_records, token, written)
             producer.send_offsets(written, request.group_id, deadline)
+            if session.token_records is not None:
+                producer.flush(deadline)  # the record travelled while the offsets did
         except UnavailableError as error:
             if deadline.expired:
                 raise
@@ -498,6 +521,26 @@ class Commit:
             # a record that was refused locally does not fail a commit by itself
             raise AbortableError(f"{producer.enqueued} records enqueued, {rows} staged")
 
+    def _send_record(
+        self, producer: Producer, records: TokenRecords, token: Token, offsets: Collection[GroupOffset]
+    ) -> None:
+        """Sends the record for the token topic, which holds what the transaction writes to the group."""
+        request = self._request
+        record = TokenRecord.of(
+            token,
+            offsets,
+            request.anchor,
+            request.group_id,
+            records.topic_id,
+            records.partition_of(token.application_id),
+            time.time_ns() // 1_000_000,
+        )
+        before = producer.enqueued
+        producer.send(record_batch(record), records.name, self._deadline)
+        if producer.enqueued != before + 1:
+            raise AbortableError(f"the record for token.topic={records.name!r} was not enqueued")
+        failpoints.reach("commit.after_token_record")
+
     def _confirm(self, attempt: Attempt) -> None:
         """Reads the token again from a coordinator that has just taken an offset commit of ours.
 
@@ -519,7 +562,8 @@ class Commit:
     def _topics(self) -> set[str]:
         """Topics whose ids matter: those that the batch reads on this cluster, and those that it writes."""
         read = self._request.own(self._session.cluster).topic_ids
-        return {*read, *self._staged.topics}
+        records = self._session.token_records
+        return {*read, *self._staged.topics, *(() if records is None else (records.name,))}
 
     def _check_topic_ids(self, producer: Producer, *, is_written: bool) -> None:
         """No topic was deleted and created again since the batch was planned, or while it was written.
@@ -546,6 +590,9 @@ class Commit:
                 "was read may be of either one. Nothing of the batch was committed.",
                 fix="if that is expected, restart with .option('failOnDataLoss', 'false') on the source.",
             )
+        records = self._session.token_records
+        if records is not None and now.get(records.name, records.topic_id) != records.topic_id:
+            raise AbortableError(f"token.topic={records.name!r} was deleted and created again meanwhile")
         if not is_written:
             return
         for topic in sorted(self._staged.topics):

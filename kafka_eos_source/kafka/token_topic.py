@@ -11,12 +11,9 @@ from ctypes import c_char_p, c_int32, c_size_t, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-
 from kafka_eos_source.errors import AuthorizationError, InvalidOptionError, UnavailableError
 from kafka_eos_source.kafka.native import function
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
-from kafka_eos_source.protocol.token_record import TokenRecord
 from kafka_eos_source.runtime.deadline import Deadline
 
 #: Properties of a topic that `create` makes. Kafka never compacts the segment that is being written, so a
@@ -158,29 +155,6 @@ def config(kafka: Mapping[str, Any], name: str, deadline: Deadline) -> Mapping[s
     """The topic's properties. Raises: as `TopicAdmin.config`."""
     with TopicAdmin(kafka) as admin:
         return admin.config(name, deadline)
-
-
-def record_batch(record: TokenRecord) -> pa.RecordBatch:
-    """The record as rows that `kafka.producer.RecordProducer.send` takes.
-
-    The batch has one row, so ``producer.enqueued`` grows by 1.
-    """
-    return _row(record.key, record.encode(), record.partition)
-
-
-def tombstone_batch(key: bytes, partition: int) -> pa.RecordBatch:
-    """The deletion of a key in one partition, as rows that `kafka.producer.RecordProducer.send` takes."""
-    return _row(key, None, partition)
-
-
-def _row(key: bytes, value: bytes | None, partition: int) -> pa.RecordBatch:
-    return pa.record_batch(
-        {
-            "key": pa.array([key], pa.binary()),
-            "value": pa.array([value], pa.binary()),
-            "partition": pa.array([partition], pa.int32()),
-        }
-    )
 
 
 def _judged(name: str, config: Mapping[str, str]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ from kafka_eos_source.kafka.consumer import POOL, AssignedConsumer
 from kafka_eos_source.kafka.failure import unreachable
 from kafka_eos_source.kafka.kernel_consumer import range_consumer
 from kafka_eos_source.kafka.look import ClusterLook, LogEnds
-from kafka_eos_source.kafka.token_topic import TokenTopic
+from kafka_eos_source.kafka.token_topic import TokenTopic, check
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol.token_record import TokenRecord
 from kafka_eos_source.runtime.deadline import Deadline
@@ -134,6 +134,36 @@ def read(
             for records in _records(consumer, tp, start, end, deadline):
                 _keep(survey, tp, records, key)
     return survey
+
+
+@dataclass(frozen=True)
+class TopicRecords:
+    """The records of one checked token topic, as the commit reads them."""
+
+    kafka: Mapping[str, Any] = field(repr=False)  # may hold passwords
+    topic: TokenTopic
+
+    @classmethod
+    def checked(cls, kafka: Mapping[str, Any], name: str, deadline: Deadline) -> TopicRecords:
+        """Looks at the topic and logs its warnings. Raises: as `kafka.token_topic.check`."""
+        topic = check(kafka, name, deadline)
+        for warning in topic.warnings:
+            _log.warning("%s", warning)
+        return cls(kafka, topic)
+
+    @property
+    def name(self) -> str:
+        return self.topic.name
+
+    @property
+    def topic_id(self) -> str:
+        return self.topic.topic_id
+
+    def partition_of(self, application_id: str) -> int:
+        return self.topic.partition_of(application_id)
+
+    def last(self, application_id: str, deadline: Deadline, *, certain: bool) -> TokenRecord | None:
+        return last(self.kafka, self.topic, application_id, deadline, certain=certain)
 
 
 _Ranges = dict[TopicPartition, tuple[int, int]]

@@ -20,7 +20,7 @@ from kafka_eos_source.kafka.token_topic_reader import Found, Survey
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate.cluster import Look
 from kafka_eos_source.operate.view import table_of
-from kafka_eos_source.protocol.token_record import TokenRecord
+from kafka_eos_source.protocol.token_record import TokenRecord, tombstone_batch
 from kafka_eos_source.runtime.deadline import Deadline
 
 
@@ -188,7 +188,7 @@ def forget(
     try:
         producer.begin_count()
         for partition in partitions:
-            producer.send(token_topic.tombstone_batch(key, partition), topic.name, deadline)
+            producer.send(tombstone_batch(key, partition), topic.name, deadline)
         producer.flush(deadline)
     finally:
         producer.close()

@@ -31,6 +31,8 @@ from dataclasses import astuple, dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
+import pyarrow as pa
+
 from kafka_eos_source.errors import OperatorError
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Mark, ShardProgress, Token
@@ -160,6 +162,29 @@ class TokenRecord:
             return full if tp == self.anchor else mark
 
         return {tp: GroupOffset(tp, end, metadata(tp)) for tp, end in self.ends.items()}
+
+
+def record_batch(record: TokenRecord) -> pa.RecordBatch:
+    """The record as rows that `kafka.producer.RecordProducer.send` takes.
+
+    The batch has one row, so ``producer.enqueued`` grows by 1.
+    """
+    return _row(record.key, record.encode(), record.partition)
+
+
+def tombstone_batch(key: bytes, partition: int) -> pa.RecordBatch:
+    """The deletion of a key in one partition, as rows that `kafka.producer.RecordProducer.send` takes."""
+    return _row(key, None, partition)
+
+
+def _row(key: bytes, value: bytes | None, partition: int) -> pa.RecordBatch:
+    return pa.record_batch(
+        {
+            "key": pa.array([key], pa.binary()),
+            "value": pa.array([value], pa.binary()),
+            "partition": pa.array([partition], pa.int32()),
+        }
+    )
 
 
 def _parsed(key: bytes, found: Mapping[str, Any]) -> TokenRecord:
