@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka import Producer
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
-from integration.support.kafka import Admin, produce, read_back, transaction
+from integration.support.kafka import Admin, end_offsets, produce, read_back, transaction, values
+from integration.support.query import Query
+from integration.test_sink_stream import rows
 from kafka_eos_source.cli import main
 from kafka_eos_source.errors import InvalidOptionError, OperatorError, UnavailableError
 from kafka_eos_source.kafka import token_topic
@@ -216,3 +220,119 @@ def test_the_commands(broker: str, admin: Admin, name: str) -> None:
     assert tokens.last(name) is None
     assert tokens.last("b") is not None
     assert "holds no record" in run("forget", *which, "--application-id", name, "--yes").output
+
+
+# -- queries whose consumer group is lost
+
+
+@pytest.fixture
+def query(spark: SparkSession, broker: str, topic: Callable[..., str], checkpoint: str) -> Query:
+    return Query(spark, broker, topic(2), topic(2), checkpoint)
+
+
+def restart(query: Query, **options: str) -> None:
+    """Runs the query as a new driver does, whose process knows nothing of earlier commits.
+
+    Spark keeps the Python process of the sink, and that keeps a producer for each set of ``kafka.*`` options.
+    """
+    query.run(kafka__client__id=uuid.uuid4().hex, **options)
+
+
+def held(tokens: Tokens, query: Query) -> TokenRecord:
+    found = tokens.last(query.group)
+    assert found is not None
+    return found
+
+
+def assert_group_is_whole(admin: Admin, broker: str, query: Query, record: TokenRecord) -> None:
+    """The group's offsets are the source's ends again, and its token is that of the record."""
+    group = admin.group(query.group)
+    ends = {number: group[query.source, number][0] for number in (0, 1)}
+    assert ends == end_offsets(broker, query.source)
+    assert Token.decode(group[query.sink, 0][1]) == record.token
+
+
+@pytest.mark.fault("T41b", "the group is deleted, and there is a token.topic", "restart with a replay")
+@pytest.mark.parametrize("batches", [1, 3])
+def test_a_query_goes_on_after_its_group_was_deleted(
+    query: Query, tokens: Tokens, broker: str, admin: Admin, batches: int
+) -> None:
+    for first in range(0, 20 * batches, 20):
+        produce(broker, query.source, rows(first, first + 20))
+        query.run(token__topic=tokens.topic.name)
+    assert_group_is_whole(admin, broker, query, held(tokens, query))
+    written = end_offsets(broker, query.sink)
+    query.forget_commit(batches - 1)
+    admin.delete_group(query.group)
+    restart(query, token__topic=tokens.topic.name)
+    assert end_offsets(broker, query.sink) == written, "the replay was skipped"
+
+    assert query.group not in admin.groups(), "a batch that was skipped commits nothing"
+    produce(broker, query.source, rows(20 * batches, 20 * batches + 20))
+    restart(query, token__topic=tokens.topic.name)
+    assert values(read_back(broker, query.sink)) == rows(0, 20 * batches + 20)
+    record = held(tokens, query)
+    assert record.token.sequence == batches + 1
+    assert_group_is_whole(admin, broker, query, record)
+
+
+@pytest.mark.fault("T41c", "the group is deleted, and there is a token.topic", "restart with new input")
+def test_a_batch_that_was_planned_and_not_committed_is_written_once(
+    query: Query, tokens: Tokens, broker: str, admin: Admin
+) -> None:
+    produce(broker, query.source, rows(0, 20))
+    query.run(token__topic=tokens.topic.name)
+    admin.delete_group(query.group)
+    produce(broker, query.source, rows(20, 40))
+    restart(query, token__topic=tokens.topic.name)
+    assert values(read_back(broker, query.sink)) == rows(0, 40)
+    assert_group_is_whole(admin, broker, query, held(tokens, query))
+
+
+def test_the_option_may_come_later_and_go_again(
+    query: Query, tokens: Tokens, broker: str, admin: Admin
+) -> None:
+    for first, options in ((0, {}), (20, {"token__topic": tokens.topic.name}), (40, {})):
+        produce(broker, query.source, rows(first, first + 20))
+        query.run(**options)
+    assert values(read_back(broker, query.sink)) == rows(0, 60)
+    assert held(tokens, query).token.batch_id == 1
+    query.forget_commit(2)
+    admin.delete_group(query.group)
+    with pytest.raises(PySparkException, match="KAFKA_EOS"):  # the record is older than the checkpoint
+        restart(query, token__topic=tokens.topic.name)
+    assert values(read_back(broker, query.sink)) == rows(0, 60)
+
+
+def test_without_a_record_both_places_are_named(
+    query: Query, tokens: Tokens, broker: str, admin: Admin
+) -> None:
+    produce(broker, query.source, rows(0, 20))
+    query.run()
+    query.forget_commit(0)
+    admin.delete_group(query.group)
+    wanted = rf"TOKEN_MISSING.*in the consumer group or in token\.topic='{tokens.topic.name}'"
+    with pytest.raises(PySparkException, match=wanted):
+        restart(query, token__topic=tokens.topic.name)
+    assert values(read_back(broker, query.sink)) == rows(0, 20)
+
+
+@pytest.mark.fault("T41d", "the group is deleted, and there is a token.topic", "replay of a versioned write")
+def test_a_version_is_written_once_though_its_group_was_deleted(
+    spark: SparkSession, broker: str, admin: Admin, tokens: Tokens, topic: Callable[..., str]
+) -> None:
+    name, app = topic(), f"job-{uuid.uuid4().hex[:8]}"
+    frame = spark.range(10).selectExpr("CAST(id AS STRING) AS value")
+
+    def write(version: int) -> None:
+        writer = frame.write.format("kafka-eos").mode("append").option("kafka.bootstrap.servers", broker)
+        writer = writer.option("topic", name).option("txnAppId", app).option("txnVersion", version)
+        writer.option("token.topic", tokens.topic.name).save()
+
+    for version in (0, 1):
+        write(version)
+        (group,) = [each for each in admin.groups() if app in each]
+        admin.delete_group(group)
+        for replayed in range(version + 1):
+            write(replayed)
+    assert len(read_back(broker, name)) == 20

@@ -46,6 +46,7 @@ class ModelBroker:
     calls: list[str] = field(default_factory=list)
     clean: bool = True
     lose_rows: int = 0
+    lose_records: int = 0
     dead: bool = False
 
     # parties.Clients
@@ -140,8 +141,10 @@ class ModelProducer:
         self._fence()
         self.broker.open_epoch = self.epoch
         if topic == TOKENS:
-            self.enqueued += rows.num_rows
-            for row in rows.to_pylist():
+            kept = rows.num_rows - self.broker.lose_records
+            self.broker.lose_records = 0
+            self.enqueued += kept
+            for row in rows.to_pylist()[:kept]:
                 record = TokenRecord.decode(row["key"], row["value"])
                 self.broker.open_records[record.token.application_id] = record
             return

@@ -199,6 +199,9 @@ class Commit:
         batch, producer, held = request.batch, session.producer, session.held
         if producer is None:
             return None
+        records = session.token_records
+        if request.token_topic != (None if records is None else records.name):
+            return None  # a restart in the same process set, changed or removed the option
         if request.new_group:
             if self._begun or not producer.is_clean():
                 return None

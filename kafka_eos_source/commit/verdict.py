@@ -237,8 +237,8 @@ def _without_token(batch: Batch, held: Held, missing_token: str, token_topic: st
     raise TokenMissingError(
         f"Kafka holds no token of application.id={batch.application_id!r}{places}, although batches of "
         f"this query were committed: whether batch {batch.batch_id} is in the output cannot be told. The "
-        "consumer group was deleted, its offsets expired (offsets.retention.minutes), or the topic that carried the "
-        "token was deleted.",
+        "consumer group was deleted, its offsets expired (offsets.retention.minutes), or the topic that "
+        "carried the token was deleted.",
         fix="look whether the batch is in the output; then restart once with "
         ".option('onMissingToken', 'assume_committed') or 'assume_not_committed'.",
     )
