@@ -54,9 +54,19 @@ def held(offsets: Mapping[TopicPartition, GroupOffset]) -> Held:
 
 
 def recovered(
-    offsets: Mapping[TopicPartition, GroupOffset], topic: Topic, missing_token: str = "fail"
+    offsets: Mapping[TopicPartition, GroupOffset],
+    topic: Topic,
+    missing_token: str = "fail",
+    is_complete: bool = True,
 ) -> Held:
-    return recover(held(offsets), GROUP, topic, Deadline.after_seconds(10), missing_token=missing_token)
+    return recover(
+        held(offsets),
+        GROUP,
+        topic,
+        Deadline.after_seconds(10),
+        missing_token=missing_token,
+        is_complete=is_complete,
+    )
 
 
 def test_a_lost_group_is_replaced_by_the_record() -> None:
@@ -151,13 +161,24 @@ def test_offsets_that_others_committed_after_the_loss_stay_visible() -> None:
     assert [found.is_marked(tp) for tp in (IN, OTHER, OUT)] == [False, False, True]
 
 
-def test_a_record_that_was_copied_to_another_topic_proves_nothing() -> None:
-    copied = record(token(3), topic_id="id-0")
-    with pytest.raises(TokenMissingError, match=r"'tokens'.*is a copy.*id-0.*id-1"):
-        recovered({}, Topic(certain=copied))
-    for said in ("assume_committed", "assume_not_committed"):
-        assert recovered({}, Topic(certain=copied), said) == held({})
-    assert recovered(group(token(2)), Topic(quick=copied)) == held(group(token(2)))
+COPIED = pytest.param("id-0", True, "is a copy: .* id-0, and this one has id-1", id="copied")
+INCOMPLETE = pytest.param(TOPIC_ID, False, "committed without a record since", id="incomplete")
+
+
+@pytest.mark.parametrize(("topic_id", "is_complete", "doubt"), [COPIED, INCOMPLETE])
+def test_a_record_that_may_not_be_the_newest_proves_nothing(
+    topic_id: str, is_complete: bool, doubt: str
+) -> None:
+    doubtful = record(token(3), topic_id=topic_id)
+    topic = Topic(certain=doubtful, quick=doubtful)
+    older = group(token(2))
+    for offsets in ({}, without_token(token(3)), older):
+        with pytest.raises(TokenMissingError, match=rf"'tokens' \(transaction 3, batch 3\).*{doubt}"):
+            recovered(offsets, topic, is_complete=is_complete)
+        for said in ("assume_committed", "assume_not_committed"):
+            assert recovered(offsets, topic, said, is_complete) == held(offsets)
+    for newer in (group(token(3)), group(token(4)), group(token(2, query_id="query-0"))):
+        assert recovered(newer, topic, is_complete=is_complete) == held(newer)
 
 
 def test_a_query_whose_group_was_renamed_goes_on(caplog: pytest.LogCaptureFixture) -> None:

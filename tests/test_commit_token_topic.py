@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from model_broker import TOKENS, Fault, ModelBroker, ModelRows
 from test_commit_transaction import IN, OUT, Killed, begun, committed, request, rows
 
+from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile
 from kafka_eos_source.commit.parties import ProducerSession
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.transaction import Commit, Result
@@ -209,3 +211,45 @@ def test_exactly_once_though_the_group_is_lost_at_any_time(
             broker.group.clear()
         assert broker.records["app"].token.batch_id == batch_id
     assert broker.log == [row for batch_id in range(len(schedule)) for row in rows(batch_id)]
+
+
+@dataclass
+class Run:
+    """One run of a query, of one batch.
+
+    Attributes:
+        with_topic: whether the query has its token topic.
+        dies: whether the driver dies after Kafka's commit, so that Spark replays the batch.
+        group_is_lost: whether the group is deleted afterwards.
+    """
+
+    with_topic: bool
+    dies: bool
+    group_is_lost: bool
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.builds(Run, st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=8))
+def test_an_option_that_comes_and_goes_never_doubles_a_batch(schedule: list[Run]) -> None:
+    """A refusal by name is allowed, and ends the schedule."""
+    broker, batch_id = ModelBroker(), 0
+    with TemporaryDirectory() as checkpoint:
+        for run in schedule:
+            name = TOKENS if run.with_topic else None
+            file = FirstBatchFile(checkpoint, FirstBatch("app", "query", batch_id, token_topic=name))
+            wanted = request(batch_id, promised=file.promises_token(batch_id))
+            staged, deadline = ModelRows(rows(batch_id)), Deadline.after_seconds(30)
+            machine = Commit(
+                replace(wanted, token_topic=name), staged, broker, ProducerSession(), deadline, None, file
+            )
+            try:
+                machine.run()
+            except TokenMissingError:
+                break
+            if not run.dies:
+                batch_id += 1
+            if run.group_is_lost:
+                broker.group.clear()
+    written = len(broker.log) // len(rows(0))
+    assert broker.log == [row for number in range(written) for row in rows(number)]
+    assert written in (batch_id, batch_id + 1)

@@ -63,11 +63,23 @@ class FirstBatchMarker(Protocol):
     def write(self) -> None:
         """Says in the checkpoint that a genesis token is in Kafka. Does nothing if it is said already."""
 
+    def has_all_tokens(self, token_topic: str) -> bool:
+        """Whether the topic has a record of every transaction, so that its newest record is up to date."""
+
+    def confirm_token_topic(self) -> None:
+        """Says in the checkpoint that the token topic of the query has a record of the newest transaction."""
+
 
 class NoCheckpoint:
     """`FirstBatchMarker` of a batch write, which has no checkpoint."""
 
     def write(self) -> None:
+        return
+
+    def has_all_tokens(self, token_topic: str) -> bool:
+        return True
+
+    def confirm_token_topic(self) -> None:
         return
 
 

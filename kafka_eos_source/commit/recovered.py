@@ -26,6 +26,11 @@ state, and in both cases the batch would be written twice. The look costs some t
 start and after each failed commit. Batches between need none, because their owner knows its own token. A
 record that the quick look finds was committed, so it proves that the group is behind. The look may miss a
 record behind another query's open transaction; then nothing is worse than without the topic.
+
+**When a record is not believed.** A record proves what it says, but it must also be the newest. It may not be
+if it was copied from another topic, or if the query ran without its token topic for a while. The first-batch
+file of the checkpoint remembers the latter (`commit.first_batch`). Batch writes have no checkpoint: whoever
+takes the option from a series of them must delete its record (``kafka-eos token-topic forget``).
 """
 
 from __future__ import annotations
@@ -67,6 +72,7 @@ def recover(
     deadline: Deadline,
     *,
     missing_token: str = "fail",
+    is_complete: bool = True,
 ) -> Held:
     """What Kafka holds of a query; asks the token topic as the module's rules want it.
 
@@ -79,30 +85,34 @@ def recover(
         deadline: for reading the topic.
         missing_token: option ``onMissingToken``. A record that must not be trusted is ignored if a person has
             said what became of the batch.
+        is_complete: whether the topic has a record of every transaction, as far as the checkpoint knows. If
+            the query ran without its token topic for a while, the record may be older than what was lost.
 
     Returns:
         ``held`` itself if the group counts.
 
     Raises:
-        TokenMissingError: the group holds no token, and the record was copied from another topic.
+        TokenMissingError: the group lost its newest token, and the record may not be the newest one.
         OperatorError: group and record contradict each other, or the record cannot be read.
         UnavailableError: the topic cannot be read before ``deadline``.
     """
     is_lost = _whole_token(held) is None
     record = records.last(held.application_id, deadline, certain=is_lost)
-    if record is not None and record.topic_id != records.topic_id:
-        if is_lost and missing_token == "fail":
-            raise _copied(held, group_id, record, records)
-        _log.warning(
-            "ignoring the record of application.id=%r in token.topic=%r: it was written to another topic "
-            "(its id is %s; this one has %s)",
-            held.application_id,
-            records.name,
-            record.topic_id,
-            records.topic_id,
+    if record is None:
+        return held
+    if record.topic_id != records.topic_id:
+        doubt = (
+            f"it is a copy: it was written to the topic with the id {record.topic_id}, and this one has "
+            f"{records.topic_id}"
         )
-        record = None
-    return choose(held, group_id, record)
+    elif not is_complete:
+        doubt = "batches of the query may have been committed without a record since"
+    else:
+        return choose(held, group_id, record)
+    if missing_token == "fail" and (is_lost or choose(held, group_id, record) is not held):
+        raise _doubtful(held, group_id, record, records, doubt)
+    _log.info("not using the record of %r in token.topic=%r: %s", held.application_id, records.name, doubt)
+    return held
 
 
 def choose(held: Held, group_id: str, record: TokenRecord | None) -> Held:
@@ -143,12 +153,13 @@ def _whole_token(held: Held) -> Token | None:
     return None if token is None or token.sequence < held.newest_sequence else token
 
 
-def _copied(held: Held, group_id: str, record: TokenRecord, records: TokenRecords) -> TokenMissingError:
+def _doubtful(
+    held: Held, group_id: str, record: TokenRecord, records: TokenRecords, doubt: str
+) -> TokenMissingError:
     return TokenMissingError(
-        f"group {group_id!r} holds no token of application.id={held.application_id!r}, and its record in "
-        f"token.topic={records.name!r} (batch {record.token.batch_id}) is a copy: it was written to the "
-        f"topic with the id {record.topic_id}, and this one has {records.topic_id}. Whether it is the "
-        "newest token is unknown.",
+        f"the newest token of application.id={held.application_id!r} is not in group {group_id!r}, and its "
+        f"record in token.topic={records.name!r} (transaction {record.token.sequence}, batch "
+        f"{record.token.batch_id}) may not be the newest: {doubt}.",
         fix="look whether the batch is in the output; then restart once with "
         ".option('onMissingToken', 'assume_committed') or 'assume_not_committed'.",
     )

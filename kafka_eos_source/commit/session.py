@@ -107,7 +107,9 @@ def commit_micro_batch(
     logged = _logged(checkpoint, batch_id)
     before = _logged(checkpoint, batch_id - 1) if batch_id > 0 else None
     who = of_stream(options, query_id)
-    first_batch = FirstBatchFile(checkpoint, FirstBatch(who.application_id, query_id, batch_id))
+    first_batch = FirstBatchFile(
+        checkpoint, FirstBatch(who.application_id, query_id, batch_id, token_topic=options.token_topic)
+    )
     request = _request(
         options,
         who,

@@ -306,6 +306,7 @@ class Commit:
             session.token_records,
             self._deadline,
             missing_token=request.missing_token,
+            is_complete=self._first_batch.has_all_tokens(request.token_topic),
         )
 
     def _with_predecessor(self, held: Held) -> Held:
@@ -507,6 +508,9 @@ class Commit:
         failpoints.reach("commit.after_commit")
         session.held = attempt.held.after(token, {each.tp: each for each in written})
         session.confirmed = True
+        # Crash here ⇒ the record is not believed if the group is lost now; the next batch says it again.
+        if session.token_records is not None:
+            self._first_batch.confirm_token_topic()
 
     def _produce(self, producer: Producer, rows: int) -> None:
         """Sends the staged records and the changes of state, and proves that none was left out."""
