@@ -1,4 +1,4 @@
-"""``kafka-eos token-topic create | describe | show | forget``. Changes need --yes."""
+"""``kafka-eos token-topic create | describe | show | restore | forget``. Changes need --yes."""
 
 from __future__ import annotations
 
@@ -132,6 +132,69 @@ def forget(name: str, application_id: str, yes: bool, timeout: str, **given: Any
         return
     token_topics.forget(kafka, topic, application_id, survey, deadline)
     click.echo("Deleted.")
+
+
+@group.command()
+@with_options(_TOPIC, *CONNECTION, YES)
+@click.option("--application-id", metavar="ID", required=True, help="The query's application.id.")
+@click.option("--checkpoint", metavar="URI", help="As the option checkpointLocation; not for batch writes.")
+@click.pass_context
+def restore(
+    ctx: click.Context,
+    /,
+    name: str,
+    application_id: str,
+    checkpoint: str | None,
+    yes: bool,
+    timeout: str,
+    **given: Any,
+) -> None:
+    """Commits a query's record to its lost consumer group, as a stateful query needs it before a restart.
+
+    Other queries restore their group with their next batch. A group that has lost nothing is left as it is.
+    """
+    from kafka_eos_source.commit.first_batch import read_first_batch
+    from kafka_eos_source.commit.session import KafkaClients
+    from kafka_eos_source.kafka import token_topic_reader
+    from kafka_eos_source.operate import token_topics, view
+    from kafka_eos_source.protocol.identity import is_series
+
+    deadline, kafka = deadline_of(timeout), _kafka(given, name)
+    records = token_topic_reader.TopicRecords.checked(kafka, name, deadline)
+    survey = token_topic_reader.read(
+        kafka, records.topic, deadline, certain=False, key=application_id.encode()
+    )
+    found = token_topics.entries(survey)
+    if not found or found[0].record is None:
+        click.echo(f"Topic {name!r} holds no readable record of application.id={application_id!r}.", err=True)
+        ctx.exit(1)
+    token_topics.show_entries(view.console(), name, found)
+    record = found[0].record
+    first = None if checkpoint is None else read_first_batch(checkpoint)
+    if not is_series(record.token.query_id) and first is None:
+        click.echo(
+            "Give the --checkpoint of the query: it says whether the topic has a record of every batch.",
+            err=True,
+        )
+        ctx.exit(1)
+    if not yes:
+        click.echo(
+            "With --yes whoever runs under the application.id is fenced, and the offsets are committed to group "
+            f"{record.group_id!r} if it has lost them. Stop the query first."
+        )
+        return
+    held = token_topics.restore(
+        KafkaClients(kafka),
+        records,
+        application_id,
+        record.group_id,
+        deadline,
+        is_complete=first is None or first.token_topic == name,
+    )
+    if held is None or held.token is None:
+        click.echo(f"Group {record.group_id!r} has lost nothing and is left as it is.")
+    else:
+        click.echo(f"Group {record.group_id!r} holds batch {held.token.batch_id} again. Start the query.")
 
 
 def _kafka(given: dict[str, Any], name: str) -> Mapping[str, str]:

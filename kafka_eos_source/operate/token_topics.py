@@ -10,6 +10,10 @@ from typing import Any
 
 from rich.console import Console
 
+from kafka_eos_source.commit.parties import Clients
+from kafka_eos_source.commit.recovered import TokenRecords, recover
+from kafka_eos_source.commit.request import Cluster
+from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.errors import OperatorError
 from kafka_eos_source.kafka import token_topic, token_topic_reader
 from kafka_eos_source.kafka.config import producer_config
@@ -193,6 +197,55 @@ def forget(
     finally:
         producer.close()
     return len(partitions)
+
+
+def restore(
+    clients: Clients,
+    records: TokenRecords,
+    application_id: str,
+    group_id: str,
+    deadline: Deadline,
+    *,
+    is_complete: bool,
+) -> Held | None:
+    """Commits the offsets of a query's record to its consumer group, if the group has lost them.
+
+    A stateful query needs this: its operators read the group before the commit could look for a record. The
+    transactional id is initialised, so a driver that still runs is fenced. Crash at any point ⇒ the group is
+    either as before or whole.
+
+    Args:
+        clients: of the cluster.
+        records: the token topic.
+        application_id, group_id: of the query.
+        deadline: for the brokers, and for other queries' open transactions in the token topic.
+        is_complete: whether the topic has a record of every transaction, as the checkpoint says.
+
+    Returns:
+        What the group holds now; None if it had lost nothing, or if there is no record.
+
+    Raises:
+        TokenMissingError: the record may not be the newest.
+        OperatorError: group and record contradict each other.
+        OutcomeUnknownError: the commit was not confirmed; run the command again.
+    """
+    producer = clients.producer(application_id)
+    try:
+        producer.init(deadline)
+        cluster = Cluster(*producer.cluster(deadline))
+        expected = records.last(application_id, deadline, certain=True)
+        certainly = [] if expected is None else [tp for tp in expected.ends if cluster.has(tp)]
+        held = Held.of(application_id, clients.group_offsets(group_id, certainly, deadline))
+        found = recover(held, group_id, records, deadline, is_complete=is_complete)
+        if found is held:
+            return None
+        own = [each for tp, each in sorted(found.offsets.items()) if found.is_marked(tp) and cluster.has(tp)]
+        producer.begin()
+        producer.send_offsets(own, group_id, deadline)
+        producer.commit(deadline)
+        return found
+    finally:
+        producer.close()
 
 
 def _entry(found: Found) -> Entry:
