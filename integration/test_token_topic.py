@@ -336,3 +336,29 @@ def test_a_version_is_written_once_though_its_group_was_deleted(
         for replayed in range(version + 1):
             write(replayed)
     assert len(read_back(broker, name)) == 20
+
+
+def test_a_command_gives_the_group_back(query: Query, tokens: Tokens, broker: str, admin: Admin) -> None:
+    produce(broker, query.source, rows(0, 20))
+    query.run(token__topic=tokens.topic.name)
+    before = admin.group(query.group)
+    which = ("--topic", tokens.topic.name, "--bootstrap-servers", broker, "--application-id", query.group)
+    assert "Give the --checkpoint" in run("restore", *which, "--yes").output
+    which += ("--checkpoint", query.checkpoint)
+    assert "has lost nothing" in run("restore", *which, "--yes").output
+    admin.delete_group(query.group)
+    assert "With --yes" in run("restore", *which).output
+    assert query.group not in admin.groups()
+    assert "holds batch 0 again" in run("restore", *which, "--yes").output
+    restored = admin.group(query.group)
+    assert {tp: offset for tp, (offset, _) in restored.items()} == {
+        tp: offset for tp, (offset, _) in before.items()
+    }
+    assert restored[query.sink, 0] == before[query.sink, 0]
+    query.forget_commit(0)
+    produce(broker, query.source, rows(20, 40))
+    query.run()
+    assert values(read_back(broker, query.sink)) == rows(0, 40)
+    # the query ran without the option, so the record is out of date
+    admin.delete_group(query.group)
+    assert "may not be the newest" in run("restore", *which, "--yes").output

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kafka_eos_source import failpoints
@@ -32,7 +32,7 @@ from kafka_eos_source.commit.parties import (
     Sinks,
     Staged,
 )
-from kafka_eos_source.commit.recovered import TokenRecords, recover
+from kafka_eos_source.commit.recovered import recover
 from kafka_eos_source.commit.request import Cluster, CommitRequest, inherited_shards, progress_of
 from kafka_eos_source.commit.shard_checks import check_same_log, check_shards, stand_at
 from kafka_eos_source.commit.steps import ABORTED_ON_ERROR, MOVES, ROLLED_BACK_ON_ERROR, Step
@@ -474,28 +474,25 @@ class Commit:
         producer.begin()
         self._begun += 1
         self._begun_at = time.monotonic()
-        if rows:
+        shards = self._staged.shards if with_shards else ()
+        written: list[GroupOffset] | None = None
+        if rows and not any(shard.records for shard in shards):
+            # all offsets are known already, so the record for the token topic travels with the rows
+            written = self._group_offsets(attempt, token, offsets, shards)
+            self._produce(producer, rows, self._record(token, written))
+        elif rows:
             self._produce(producer, rows)
         failpoints.reach("commit.after_flush")
         self._move(Step.OFFSETS)
-        if not all(session.cluster.has(tp) for tp in request.partitions(session.cluster)):
-            # a partition is newer than this producer, or gone
-            session.cluster = Cluster(*producer.cluster(deadline))
         self._check_topic_ids(producer, is_written=bool(rows))
-        shards = self._staged.shards if with_shards else ()
-        reported = {shard.tp for shard in shards}
-        inherited = inherited_shards(attempt.held, token.query_id)
-        inherited = [each for each in inherited if each.tp not in reported]
         try:
-            written = [
-                *request.offsets(token, offsets, session.cluster, inherited),
-                *self._changelog_offsets(producer, token, shards),
-            ]
-            if session.token_records is not None:
-                self._send_record(producer, session.token_records, token, written)
+            if written is None:
+                written = self._group_offsets(attempt, token, offsets, shards)
+                record = self._record(token, written)
+                if record is not None:
+                    self._send_record(producer, record)
+                    producer.flush(deadline)
             producer.send_offsets(written, request.group_id, deadline)
-            if session.token_records is not None:
-                producer.flush(deadline)  # the record travelled while the offsets did
         except UnavailableError as error:
             if deadline.expired:
                 raise
@@ -512,10 +509,33 @@ class Commit:
         if session.token_records is not None:
             self._first_batch.confirm_token_topic()
 
-    def _produce(self, producer: Producer, rows: int) -> None:
+    def _group_offsets(
+        self,
+        attempt: Attempt,
+        token: Token,
+        offsets: Mapping[TopicPartition, int],
+        shards: Sequence[ShardReport],
+    ) -> list[GroupOffset]:
+        """All offsets of one transaction. The changes of shards must have been flushed."""
+        request, session, producer = self._request, self._session, attempt.producer
+        if not all(session.cluster.has(tp) for tp in request.partitions(session.cluster)):
+            # a partition is newer than this producer, or gone
+            session.cluster = Cluster(*producer.cluster(self._deadline))
+        reported = {shard.tp for shard in shards}
+        inherited = inherited_shards(attempt.held, token.query_id)
+        inherited = [each for each in inherited if each.tp not in reported]
+        return [
+            *request.offsets(token, offsets, session.cluster, inherited),
+            *self._changelog_offsets(producer, token, shards),
+        ]
+
+    def _produce(self, producer: Producer, rows: int, record: TokenRecord | None = None) -> None:
         """Sends the staged records and the changes of state, and proves that none was left out."""
         deadline = self._deadline
         self._move(Step.PRODUCE)
+        if record is not None:
+            self._send_record(producer, record)
+        sent = producer.enqueued
         for batch in self._staged.batches():
             producer.send(batch, self._request.topic, deadline)
             failpoints.reach("commit.within_produce")
@@ -524,16 +544,16 @@ class Commit:
             failpoints.reach("commit.within_changelog")
         self._move(Step.FLUSH)
         producer.flush(deadline)
-        if producer.enqueued != rows:
+        if producer.enqueued - sent != rows:
             # a record that was refused locally does not fail a commit by itself
-            raise AbortableError(f"{producer.enqueued} records enqueued, {rows} staged")
+            raise AbortableError(f"{producer.enqueued - sent} records enqueued, {rows} staged")
 
-    def _send_record(
-        self, producer: Producer, records: TokenRecords, token: Token, offsets: Collection[GroupOffset]
-    ) -> None:
-        """Sends the record for the token topic, which holds what the transaction writes to the group."""
-        request = self._request
-        record = TokenRecord.of(
+    def _record(self, token: Token, offsets: Iterable[GroupOffset]) -> TokenRecord | None:
+        """The record for the token topic, which holds what the transaction writes to the group."""
+        request, records = self._request, self._session.token_records
+        if records is None:
+            return None
+        return TokenRecord.of(
             token,
             offsets,
             request.anchor,
@@ -542,6 +562,10 @@ class Commit:
             records.partition_of(token.application_id),
             time.time_ns() // 1_000_000,
         )
+
+    def _send_record(self, producer: Producer, record: TokenRecord) -> None:
+        records = self._session.token_records
+        assert records is not None, "there is a record"
         before = producer.enqueued
         producer.send(record_batch(record), records.name, self._deadline)
         if producer.enqueued != before + 1:

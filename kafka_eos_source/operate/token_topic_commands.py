@@ -179,8 +179,8 @@ def restore(
         ctx.exit(1)
     if not yes:
         click.echo(
-            "With --yes whoever runs under the application.id is fenced, and the offsets are committed to group "
-            f"{record.group_id!r} if it has lost them. Stop the query first."
+            "With --yes whoever runs under the application.id is fenced, and the offsets are committed to "
+            f"group {record.group_id!r} if it has lost them. Stop the query first."
         )
         return
     held = token_topics.restore(
