@@ -15,6 +15,7 @@ from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile
 from kafka_eos_source.commit.parties import ProducerSession
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.transaction import Commit, Result
+from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.errors import (
     AbortableError,
     FencedError,
@@ -23,6 +24,7 @@ from kafka_eos_source.errors import (
     TokenMissingError,
 )
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
+from kafka_eos_source.operate.token_topics import restore
 from kafka_eos_source.protocol.token import Token, newest
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -253,3 +255,64 @@ def test_an_option_that_comes_and_goes_never_doubles_a_batch(schedule: list[Run]
     written = len(broker.log) // len(rows(0))
     assert broker.log == [row for number in range(written) for row in rows(number)]
     assert written in (batch_id, batch_id + 1)
+
+
+# -- kafka-eos token-topic restore
+
+
+def restored(broker: ModelBroker, *, is_complete: bool = True) -> Held | None:
+    return restore(
+        broker,
+        broker.token_records(TOKENS, Deadline.after_seconds(30)),
+        "app",
+        "app",
+        Deadline.after_seconds(30),
+        is_complete=is_complete,
+    )
+
+
+def test_a_lost_group_is_restored_with_the_progress_of_its_shards() -> None:
+    broker = begun(topics={"in": 2, "out": 2, "state": 1, "__consumer_offsets": 5})
+    shard = TopicPartition("state", 0)
+    report = ShardReport(shard, "attempt", 1, "query", 0, 0, 1000, sequence=-1, records=2)
+    commit(broker, ProducerSession(), 0, staged=ModelRows(rows(0), [report]))
+    before = dict(broker.group)
+    broker.group.clear()
+    found = restored(broker)
+    assert found is not None
+    assert found.token == newest(before.values())
+    assert {tp: each.offset for tp, each in broker.group.items()} == {tp: before[tp].offset for tp in before}
+    assert Held.of("app", broker.group) == found
+    for tp in (OUT, shard):
+        assert broker.group[tp] == before[tp], "with the full token"
+    assert restored(broker) is None, "nothing is lost any more"
+
+
+def test_a_topic_that_was_deleted_is_left_out_of_a_restored_group() -> None:
+    broker = begun()
+    commit(broker, ProducerSession(), 0)
+    broker.group.clear()
+    del broker.topics["in"]
+    restored(broker)
+    assert set(broker.group) == {OUT}
+
+
+def test_a_record_that_may_be_out_of_date_restores_nothing() -> None:
+    broker = begun()
+    commit(broker, ProducerSession(), 0)
+    broker.group.clear()
+    with pytest.raises(TokenMissingError, match="committed without a record"):
+        restored(broker, is_complete=False)
+    assert not broker.group
+    broker.records.clear()
+    assert restored(broker) is None
+
+
+def test_a_driver_that_still_runs_is_fenced_by_a_restore() -> None:
+    broker, session = begun(), ProducerSession()
+    commit(broker, session, 0)
+    epoch = broker.epoch
+    assert restored(broker) is None
+    assert broker.epoch == epoch + 1
+    assert commit(broker, session, 1).step is Step.COMMITTED
+    assert broker.log == rows(0) + rows(1)
