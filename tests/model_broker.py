@@ -94,7 +94,7 @@ class ModelTokens:
 
     @property
     def topic_id(self) -> str:
-        return self.broker.ids.get(TOKENS, f"id of {TOKENS}")
+        return self.broker.ids.get(TOKENS, f"id-{TOKENS}")
 
     def partition_of(self, application_id: str) -> int:
         return 0

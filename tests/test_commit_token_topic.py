@@ -56,7 +56,7 @@ def test_the_record_is_committed_with_the_batch_and_says_the_same() -> None:
         assert record.token == committed(broker)
         assert record.group_offsets().keys() == broker.group.keys()
         assert {tp: broker.group[tp].offset for tp in broker.group} == record.ends
-        assert (record.group_id, record.anchor, record.topic_id) == ("app", OUT, f"id of {TOKENS}")
+        assert (record.group_id, record.anchor, record.topic_id) == ("app", OUT, f"id-{TOKENS}")
     assert broker.log == rows(0) + rows(1) + rows(2)
     looks = [call for call in broker.calls if call.endswith("_record")]
     assert looks == ["quick_record"], "the owner of the newest token needs no other look"
