@@ -57,9 +57,21 @@ class GroupOffsets:
             AuthorizationError: the group may not be described.
         """
         found = self._stable(group_id, None, deadline)
-        for tp, offset in self._stable(group_id, certainly, deadline).items() if certainly else ():
-            found[tp] = offset
+        # a partition with an older offset was checked for a pending one already
+        missing = [tp for tp in certainly if tp not in found]
+        if missing:
+            found.update(self._stable(group_id, missing, deadline))
         return found
+
+    def fetch_named(
+        self, group_id: str, partitions: Collection[TopicPartition], deadline: Deadline
+    ) -> dict[TopicPartition, GroupOffset]:
+        """What the group holds of these partitions, in one request; waits for pending transactions.
+
+        Raises:
+            UnavailableError, AuthorizationError: as `fetch`.
+        """
+        return self._stable(group_id, partitions, deadline) if partitions else {}
 
     def now(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline

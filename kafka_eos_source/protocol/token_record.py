@@ -101,6 +101,8 @@ class TokenRecord:
             own = Token.decode(each.metadata)
             if own is not None and own.shard is not None:
                 shards[each.tp] = own.shard
+            elif own is not None and each.tp == anchor:
+                token = own  # as the group holds it
         return cls(token, ends, anchor, group_id, topic_id, partition, time_ms, shards)
 
     @property
@@ -158,7 +160,8 @@ class TokenRecord:
 
         def metadata(tp: TopicPartition) -> str:
             if tp in self.shards:
-                return replace(self.token, shard=self.shards[tp]).encode()
+                # the number of partitions stands on the source side alone
+                return replace(self.token, shard=self.shards[tp], partitions=-1).encode()
             return full if tp == self.anchor else mark
 
         return {tp: GroupOffset(tp, end, metadata(tp)) for tp, end in self.ends.items()}
