@@ -71,4 +71,5 @@ class WriteOptions:
     anchor_topic: str | None
     kafka: Mapping[str, str] = field(repr=False)
     query_name: str | None = None
+    token_topic: str | None = None
     sinks: tuple[SinkSpec, ...] = ()

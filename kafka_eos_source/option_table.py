@@ -415,6 +415,16 @@ OPTIONS: tuple[Option, ...] = (
         "Topic whose partition 0 carries the token in the group's offsets.",
         "`topic`, else `__consumer_offsets`",
     ),
+    Option(
+        "token.topic",
+        WRITE,
+        values.topic,
+        None,
+        "text",
+        "Compacted topic that also holds the token, and outlives the consumer group: see "
+        "[token-topic.md](token-topic.md). A batch write needs `txnAppId` with it.",
+        "none",
+    ),
     *OPTIONS_OF_STATE,
 )
 
