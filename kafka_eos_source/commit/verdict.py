@@ -373,8 +373,8 @@ def _not_continued(batch: Batch, token: Token, held: Held) -> KafkaEosError:
     return CheckpointRolledBackError(
         f"{text} {why}",
         fix="restore the newest checkpoint; or set application.id and onRolledBackCheckpoint=jump on the "
-        "source, so that it continues where Kafka stands; or start a new checkpoint with startingOffsets=group and "
-        ".option('onForeignQuery', 'adopt').",
+        "source, so that it continues where Kafka stands; or start a new checkpoint with "
+        "startingOffsets=group and .option('onForeignQuery', 'adopt').",
     )
 
 
