@@ -12,8 +12,11 @@ from kafka_eos_source.commit.parties import ProducerSession
 from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.transaction import Commit
+from kafka_eos_source.commit.verdict import Batch
 from kafka_eos_source.errors import OutcomeUnknownError
-from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.protocol.identity import Predecessor
+from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
 
 OLD = TopicPartition("old", 0)
@@ -66,3 +69,20 @@ def test_batch_writes_of_one_application_id_to_two_topics(anchors: tuple[str, st
         batch = replace(what.batch, query_id=f"once:{number}", once=True, promised=False)
         run(broker, replace(what, batch=batch), rows(number))
     assert broker.log == rows(0) + rows(1)
+
+
+@pytest.mark.parametrize("application_id", ["app", "kafka-eos-jobs-out"])
+def test_a_series_of_writes_knows_the_versions_that_format_1_committed(application_id: str) -> None:
+    """Under its own application.id, which stays the same, and under the name that was made up for it."""
+    broker, former = ModelBroker(), Predecessor(application_id, "txnAppId:jobs-out")
+    old = Token(application_id, former.query_id, "run", 7, 7, "", "", 5)
+    text = old.encode().replace('"kafka-eos":2', '"kafka-eos":1').replace('"txn"', '"attempt"')
+    broker.group = {OUT: GroupOffset(OUT, 7, text)}
+
+    def write(version: int) -> Step:
+        batch = Batch("app", "txnAppId:jobs:out", "run-2", version, versioned=True)
+        what = CommitRequest(batch, "app", OUT, topic="out", predecessor=former)
+        return run(broker, what, rows(version))
+
+    assert [write(version) for version in (6, 7, 8, 8)] == [Step.SKIPPED] * 2 + [Step.COMMITTED, Step.SKIPPED]
+    assert broker.log == rows(8)

@@ -314,7 +314,7 @@ class Commit:
         """Finds the token that a series of batch writes left under its names of format 1."""
         request = self._request
         former = request.predecessor
-        if held.token is not None or former is None:
+        if former is None or (held.token is not None and held.token.query_id == request.batch.query_id):
             return held
         translated = self._translated(held.offsets)
         if translated is None and former.application_id not in (held.application_id, request.group_id):
