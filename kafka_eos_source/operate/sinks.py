@@ -92,7 +92,7 @@ def held(which: Query, kafka: KafkaView, deadline: Deadline) -> list[Held]:
             ) from error
         finally:
             sink.close()
-        found += [Held(name, txn, _becomes(txn, kafka.token)) for txn in txns]
+        found += [Held(name, txn, _becomes(name, txn, kafka.token)) for txn in txns]
     return found
 
 
@@ -108,7 +108,7 @@ def end(
     if kafka.token is not None and kafka.token.sinks != UNDECIDED:
         raise OperatorError(
             f"Kafka holds the token of batch {kafka.token.batch_id}, which decides {txn}: "
-            f"{_becomes(txn, kafka.token)}.",
+            f"{_becomes(sink_name, txn, kafka.token)}.",
             fix="start the query; it does that first.",
         )
     sinks = _open(which)
@@ -145,7 +145,7 @@ def _open(which: Query) -> Mapping[str, TwoPhaseSink]:
     return sink_session.open_all(which.options.sinks, which.application_id, which.options.checkpoint_location)
 
 
-def _becomes(txn: SinkTxn, token: Token | None) -> str:
+def _becomes(sink: str, txn: SinkTxn, token: Token | None) -> str:
     if token is None or token.sinks == UNDECIDED:
         return "?"
-    return "commit" if txn == named_by(token) else "abort"
+    return "commit" if txn == named_by(token, sink) else "abort"

@@ -102,9 +102,10 @@ def described(table: Table, file: DataFile) -> dict[str, Any]:
     from pyiceberg.conversions import to_bytes
 
     spec = table.spec()  # by which it was written: pyiceberg tells only once the file is in a snapshot
+    kinds = _partition_types(table, spec.spec_id)
     partition = [
         None if file.partition[at] is None else _text(to_bytes(kind, file.partition[at]))
-        for at, kind in enumerate(_partition_types(table, spec.spec_id))
+        for at, kind in enumerate(kinds)
     ]
     return {
         "path": file.file_path,
@@ -113,6 +114,7 @@ def described(table: Table, file: DataFile) -> dict[str, Any]:
         "bytes": file.file_size_in_bytes,
         "spec": spec.spec_id,
         "partition": partition,
+        "types": [str(kind) for kind in kinds],  # a column may be widened before the file is in a snapshot
         "splits": file.split_offsets,
         **{name: dict(getattr(file, name) or {}) for name in _COUNTS},
         **{
@@ -123,14 +125,17 @@ def described(table: Table, file: DataFile) -> dict[str, Any]:
 
 
 def data_file(table: Table, told: Mapping[str, Any]) -> DataFile:
-    """What `described` described. Its partition spec must be the table's."""
+    """What `described` described. The table must have its partition spec, which may be an older one."""
     from pyiceberg.conversions import from_bytes
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
     from pyiceberg.typedef import Record
 
+    kinds = (
+        [_type(each) for each in told["types"]] if "types" in told else _partition_types(table, told["spec"])
+    )
     values = [
         None if text is None else from_bytes(kind, base64.b64decode(text))
-        for kind, text in zip(_partition_types(table, told["spec"]), told["partition"], strict=True)
+        for kind, text in zip(kinds, told["partition"], strict=True)
     ]
     by_column: dict[str, Any] = {
         name: {int(column): each for column, each in told[name].items()} for name in _COUNTS
@@ -152,6 +157,20 @@ def data_file(table: Table, told: Mapping[str, Any]) -> DataFile:
     )
     found.spec_id = told["spec"]
     return found
+
+
+def unknown_partitions(table: Table, spec_id: int) -> list[str]:
+    """Names of the partition fields of a spec whose column the table has no more."""
+    from pyiceberg.types import UnknownType
+
+    fields = table.specs()[spec_id].partition_type(table.schema()).fields
+    return [each.name for each in fields if isinstance(each.field_type, UnknownType)]
+
+
+def _type(text: str) -> PrimitiveType:
+    from pyiceberg.types import IcebergType
+
+    return cast("PrimitiveType", IcebergType.model_validate(text))
 
 
 def _partition_types(table: Table, spec_id: int) -> list[PrimitiveType]:
