@@ -63,14 +63,10 @@ class WriteOptions:
     txn_version: int | None
     missing_token: str
     foreign_query: str
+    moved_offsets: str
     commit_timeout_ms: int
     source_cluster: str
     anchor_topic: str | None
     kafka: Mapping[str, str] = field(repr=False)
     query_name: str | None = None
     sinks: tuple[SinkSpec, ...] = ()
-
-
-def derived_application_id(query_id: str) -> str:
-    """The ``application.id`` of a streaming query that was given none, from its checkpoint's id."""
-    return f"kafka-eos-{query_id}"

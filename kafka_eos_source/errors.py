@@ -27,6 +27,7 @@
         ├── DataLossError           offsets the query has not read are gone
         ├── TokenMissingError       Kafka forgot which batch it holds
         ├── ForeignQueryError       the application.id belongs to another checkpoint
+        ├── OffsetsMovedError       another program moved the offsets of the query's consumer group
         ├── CheckpointRolledBackError  the checkpoint is older than what Kafka holds, and overlaps it
         ├── CheckpointAheadError    the checkpoint is newer than what Kafka holds
         └── StateError              the state of an operator, and how it is used
@@ -182,6 +183,12 @@ class ForeignQueryError(OperatorError):
     condition = "KAFKA_EOS.FOREIGN_QUERY"
 
 
+class OffsetsMovedError(OperatorError):
+    """Another program committed offsets in the query's consumer group, such as Kafka's own reset tool."""
+
+    condition = "KAFKA_EOS.OFFSETS_MOVED"
+
+
 class CheckpointRolledBackError(OperatorError):
     """The checkpoint is older than what Kafka holds, and the replayed range overlaps it in part."""
 
@@ -189,7 +196,7 @@ class CheckpointRolledBackError(OperatorError):
 
 
 class CheckpointAheadError(OperatorError):
-    """The checkpoint is more than one batch ahead of the token: batches went elsewhere or were lost."""
+    """The checkpoint starts behind a gap after the token: batches went elsewhere or were lost."""
 
     condition = "KAFKA_EOS.CHECKPOINT_AHEAD"
 

@@ -80,7 +80,11 @@ class ShardReport:
         time_ms: processing time of the batch in this shard, ms since the epoch.
         event_time_ms: largest event time known to the shard; None = none yet.
         packets, records: how many packets and changes there are, this report's packet included.
-        skipped: the batch was in Kafka already when the shard looked: it made nothing.
+        sequence: sequence number of the token that the shard's state stands at; -1 = there is no token.
+        skipped: the changelog holds the batch already although Kafka has no token, so the shard made nothing.
+        accepts_gap: whether the user accepts that batches were committed without their state
+            (``onMissingState=changelog``).
+        failure: why the processor failed on a batch that may be in Kafka already; "" = it did not.
         pressure: bytes of uncommitted state, as a part of ``statestore.uncommitted.max.bytes``; 0 = no limit.
         counts: what the shard's processor has counted in all batches, this one included.
     """
@@ -95,7 +99,10 @@ class ShardReport:
     event_time_ms: int | None = None
     packets: int = 0
     records: int = 0
+    sequence: int = -1
     skipped: bool = False
+    accepts_gap: bool = False
+    failure: str = ""
     pressure: float = 0.0
     counts: Mapping[str, int] = field(default_factory=dict, hash=False)
 

@@ -363,6 +363,15 @@ OPTIONS: tuple[Option, ...] = (
         "When the `application.id` carries another query's token: `adopt` goes on where that one stopped.",
     ),
     Option(
+        "onMovedOffsets",
+        (STREAM_WRITE,),
+        values.choice("fail", "overwrite"),
+        "fail",
+        "`fail`, `overwrite`",
+        "When another program, such as Kafka's reset tool, committed offsets in the query's consumer group: "
+        "`overwrite` continues from the checkpoint.",
+    ),
+    Option(
         "source.cluster",
         (STREAM_WRITE,),
         values.choice("auto", "same", "other"),

@@ -21,10 +21,11 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from kafka_eos_source.checked_options import WriteOptions, derived_application_id
+from kafka_eos_source.checked_options import WriteOptions
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.in_read.packed import packed_rows, parcels_of, unpack
 from kafka_eos_source.model import StagedPart
+from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.schema import SinkColumns, check_frame, only_changelog, takes_records
 from kafka_eos_source.stage.files import StagingFolder
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Row
     from pyspark.sql.types import StructType
 
-    from kafka_eos_source.commit.identity import Identity
     from kafka_eos_source.stage.fanout import Plan, SinkPart
 
 #: Arrow batches straight from Spark since PySpark 4.1; rows before.
@@ -82,7 +82,7 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
 
 def batch_writer(options: WriteOptions, schema: StructType) -> DataSourceWriter:
     """The sink of ``df.write``. Raises as `stream_writer`."""
-    from kafka_eos_source.commit import direct, identity
+    from kafka_eos_source.commit import direct
 
     packed = packed_rows(schema)
     columns = check_frame(
@@ -92,13 +92,9 @@ def batch_writer(options: WriteOptions, schema: StructType) -> DataSourceWriter:
         raise _stateless("a batch write (df.write, foreachBatch)")
     direct.check_target(options)
     if options.guarantee == "at_least_once":
-        return _BatchWriter(_DirectSink(options, columns), packed, None)
+        return _BatchWriter(_DirectSink(options, columns), packed)
     folder = StagingFolder.at(_staging_of_batch(options))
-    return _BatchWriter(
-        _StagedSink(options, columns, folder, f"write-{uuid.uuid4().hex}"),
-        packed,
-        identity.of_batch_write(options),
-    )
+    return _BatchWriter(_StagedSink(options, columns, folder, f"write-{uuid.uuid4().hex}"), packed)
 
 
 @dataclass
@@ -233,10 +229,9 @@ class _ArrowStreamWriter(_StreamWriter, *(() if _StreamArrowWriter is None else 
 
 
 class _BatchWriter(DataSourceArrowWriter):
-    def __init__(self, sink: _Sink, packed: StructType | None, who: Identity | None) -> None:
+    def __init__(self, sink: _Sink, packed: StructType | None) -> None:
         self._sink = sink
         self._packed = packed
-        self._who = who
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         task_begins()
@@ -245,9 +240,9 @@ class _BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         from kafka_eos_source.commit import session
 
-        if isinstance(self._sink, _StagedSink) and self._who is not None:
+        if isinstance(self._sink, _StagedSink):
             session.commit_batch_write(
-                self._sink.options, self._who, self._sink.folder, self._sink.name, _parts(_ours(messages))
+                self._sink.options, self._sink.folder, self._sink.name, _parts(_ours(messages))
             )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:

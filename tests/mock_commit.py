@@ -17,12 +17,12 @@ from confluent_kafka import TopicPartition as ClientTopicPartition
 from mock_cluster import MockCluster
 from mock_log import Entry, commits, committed, read
 
-from kafka_eos_source.commit.decide import Batch
-from kafka_eos_source.commit.order import Order
-from kafka_eos_source.commit.parties import Owner
-from kafka_eos_source.commit.session import KafkaCluster
+from kafka_eos_source.commit.parties import ProducerSession
+from kafka_eos_source.commit.request import CommitRequest
+from kafka_eos_source.commit.session import KafkaClients
 from kafka_eos_source.commit.sources import SourceRange
 from kafka_eos_source.commit.transaction import Commit, Result
+from kafka_eos_source.commit.verdict import Batch, Digests
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Token, newest
@@ -39,7 +39,7 @@ ROWS = 10
 
 
 class MockKafka:
-    """`KafkaCluster` on a mock cluster, watched.
+    """`KafkaClients` on a mock cluster, watched.
 
     Attributes:
         calls: transactional calls of the product, in their order.
@@ -56,22 +56,27 @@ class MockKafka:
             "log_level": "0",
             **{name.replace("_", "."): value for name, value in kafka.items()},
         }
-        self._cluster = KafkaCluster(self.kafka, APPLICATION_ID)
+        self._clients = KafkaClients(self.kafka)
         self._sent: list[GroupOffset] | None = None
         self._settled = 0
         mock.create_topic(OUTPUT, OUTPUT_PARTITIONS)
         mock.create_topic(SOURCE.topic, 1)
 
-    # transaction.Cluster
-    def producer(self) -> WatchedProducer:
-        return WatchedProducer(self._cluster.producer(), self)
+    # parties.Clients
+    def producer(self, transactional_id: str) -> WatchedProducer:
+        return WatchedProducer(self._clients.producer(transactional_id), self)
+
+    def committed_now(
+        self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
+    ) -> Mapping[TopicPartition, GroupOffset]:
+        return self._clients.committed_now(group_id, certainly, deadline)
 
     def group_offsets(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, GroupOffset]:
         self.settle()
         self.reach("token")
-        return self._cluster.group_offsets(group_id, certainly, deadline)
+        return self._clients.group_offsets(group_id, certainly, deadline)
 
     def reach(self, call: str) -> None:
         self.calls.append(call)
@@ -110,7 +115,7 @@ class MockKafka:
     def token(self) -> Token | None:
         """The token that the group holds."""
         wanted = {SOURCE, TopicPartition(OUTPUT, 0)}
-        found = self._cluster.group_offsets(APPLICATION_ID, wanted, Deadline.after_seconds(20))
+        found = self._clients.group_offsets(APPLICATION_ID, wanted, Deadline.after_seconds(20))
         return newest(found.values())
 
     def visible(self) -> list[str]:
@@ -163,17 +168,16 @@ class WatchedProducer:
         self._producer.abort(deadline)
 
 
-def order(batch_id: int = 0) -> Order:
+def request(batch_id: int = 0) -> CommitRequest:
     """Batch ``batch_id`` of one query that reads ``in`` and writes ``out``."""
-    return Order(
+    return CommitRequest(
         batch=Batch(
             application_id=APPLICATION_ID,
             query_id="query",
             run_id="run",
             batch_id=batch_id,
-            start_digest=f"d{batch_id}",
-            end_digest=f"d{batch_id + 1}",
-            first_batch=0,
+            start=Digests(f"d{batch_id}"),
+            end=Digests(f"d{batch_id + 1}"),
         ),
         group_id=APPLICATION_ID,
         anchor=TopicPartition(OUTPUT, 0),
@@ -206,7 +210,7 @@ def staged(values: Sequence[str], *, timestamps: bool = False) -> StagedRows:
 
 def commit(
     kafka: MockKafka,
-    owner: Owner,
+    session: ProducerSession,
     batch_id: int = 0,
     rows: StagedRows | None = None,
     deadline: Deadline | None = None,
@@ -218,7 +222,7 @@ def commit(
     """
     if rows is None:
         rows = staged(values(batch_id))
-    return Commit(order(batch_id), rows, kafka, owner, deadline or far_off()).run()
+    return Commit(request(batch_id), rows, kafka, session, deadline or far_off()).run()
 
 
 def far_off() -> Deadline:

@@ -31,6 +31,7 @@ class ModelBroker:
     """One cluster, one transactional id."""
 
     topics: dict[str, int] = field(default_factory=lambda: {"in": 2, "out": 2, "__consumer_offsets": 5})
+    ids: dict[str, str] = field(default_factory=dict)
     epoch: int = 0
     log: list[str] = field(default_factory=list)
     group: dict[TopicPartition, GroupOffset] = field(default_factory=dict)
@@ -43,9 +44,15 @@ class ModelBroker:
     lose_rows: int = 0
     dead: bool = False
 
-    # transaction.Cluster
-    def producer(self) -> ModelProducer:
+    # parties.Clients
+    def producer(self, transactional_id: str) -> ModelProducer:
         return ModelProducer(self)
+
+    def committed_now(
+        self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
+    ) -> Mapping[TopicPartition, GroupOffset]:
+        self.reach("committed_now", after=False)
+        return dict(self.group)
 
     def group_offsets(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
@@ -86,6 +93,10 @@ class ModelProducer:
 
     def cluster(self, deadline: Deadline) -> tuple[str, Mapping[str, int]]:
         return CLUSTER_ID, dict(self.broker.topics)
+
+    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
+        self._reach("topic_ids")
+        return {topic: self.broker.ids.get(topic, f"id of {topic}") for topic in topics}
 
     def check_partitions(self, highest: Mapping[str, int], deadline: Deadline) -> None:
         self._reach("check_partitions")

@@ -1,4 +1,4 @@
-"""A group that another query wrote before: none of its tokens outlives the first batch of the new owner."""
+"""A group that another query wrote before: none of its tokens outlives the first batch of the new session."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 from model_broker import Fault, ModelBroker, ModelRows
-from test_commit_transaction import IN, OUT, commit, order, rows
+from test_commit_transaction import IN, OUT, begun, commit, request, rows
 
-from kafka_eos_source.commit.order import Order
-from kafka_eos_source.commit.parties import Owner
+from kafka_eos_source.commit.parties import ProducerSession
+from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.transaction import Commit
 from kafka_eos_source.errors import OutcomeUnknownError
@@ -22,24 +22,24 @@ OLD = TopicPartition("old", 0)
 @pytest.fixture
 def broker() -> ModelBroker:
     """Batches 0 to 3 of ``query``, which wrote another topic in its youth."""
-    broker = ModelBroker()
+    broker = begun()
     broker.topics["old"] = 1
-    owner = Owner()
+    session = ProducerSession()
     for batch_id in range(4):
-        commit(broker, owner, batch_id)
+        commit(broker, session, batch_id)
     broker.group[OLD] = replace(broker.group[OUT], tp=OLD, offset=77)
     return broker
 
 
-def run(broker: ModelBroker, what: Order, staged: list[str]) -> Step:
-    machine = Commit(what, ModelRows(staged), broker, Owner(), Deadline.after_seconds(5))
+def run(broker: ModelBroker, what: CommitRequest, staged: list[str]) -> Step:
+    machine = Commit(what, ModelRows(staged), broker, ProducerSession(), Deadline.after_seconds(5))
     machine._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
     return machine.run().step
 
 
-def of_new_query(batch_id: int) -> Order:
+def of_new_query(batch_id: int) -> CommitRequest:
     """Its batch 0 starts where batch 3 of the other one ended."""
-    later = order(4 + batch_id)
+    later = request(4 + batch_id)
     return replace(later, batch=replace(later.batch, query_id="new", batch_id=batch_id))
 
 
@@ -62,7 +62,7 @@ def test_batch_writes_of_one_application_id_to_two_topics(anchors: tuple[str, st
     for number, topic in enumerate(anchors):
         if number == 1:
             broker.faults.append(Fault("commit", OutcomeUnknownError("lost"), after=True))
-        what = replace(order(0), sources=(), anchor=TopicPartition(topic, 0))
-        batch = replace(what.batch, query_id=f"once:{number}", once=True, first_batch=None)
+        what = replace(request(0), sources=(), anchor=TopicPartition(topic, 0))
+        batch = replace(what.batch, query_id=f"once:{number}", once=True, promised=False)
         run(broker, replace(what, batch=batch), rows(number))
     assert broker.log == rows(0) + rows(1)

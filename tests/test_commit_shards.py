@@ -6,15 +6,18 @@ from dataclasses import replace
 
 import pytest
 from model_broker import Fault, ModelBroker, ModelRows
-from test_commit_transaction import IN, OUT, order, rows
+from test_commit_transaction import IN, OUT, begun, request, rows
 
-from kafka_eos_source.commit.parties import Owner
+from kafka_eos_source.commit.parties import ProducerSession
+from kafka_eos_source.commit.request import Cluster, inherited_shards
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.transaction import Commit, Result
+from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.errors import (
     AbortableError,
     RestartQueryError,
     RetriableError,
+    StatefulProcessorError,
     StateLostError,
     UnavailableError,
 )
@@ -25,7 +28,10 @@ from kafka_eos_source.runtime.deadline import Deadline
 SHARDS = [TopicPartition("app-counts-changelog", 0), TopicPartition("app-counts-changelog", 1)]
 
 
-def report(batch_id: int, shard: int, *, records: int = 2, skipped: bool = False) -> ShardReport:
+def report(
+    batch_id: int, shard: int, *, records: int = 2, skipped: bool = False, sequence: int | None = None
+) -> ShardReport:
+    """What a shard says of a batch; ``sequence``: that its state stands at, None = the batch's before."""
     return ShardReport(
         tp=SHARDS[shard],
         attempt=f"{batch_id}-{shard}",
@@ -36,16 +42,17 @@ def report(batch_id: int, shard: int, *, records: int = 2, skipped: bool = False
         time_ms=5,
         event_time_ms=9,
         records=records,
+        sequence=(batch_id if batch_id else -1) if sequence is None else sequence,
         skipped=skipped,
         counts={"late_rows": batch_id},
     )
 
 
-def commit(broker: ModelBroker, owner: Owner, batch_id: int, shards: list[ShardReport]) -> Result:
+def commit(broker: ModelBroker, session: ProducerSession, batch_id: int, shards: list[ShardReport]) -> Result:
     topics = {**broker.topics, "app-counts-changelog": 2}
     broker.topics = topics
     machine = Commit(
-        order(batch_id), ModelRows(rows(batch_id), shards), broker, owner, Deadline.after_seconds(30)
+        request(batch_id), ModelRows(rows(batch_id), shards), broker, session, Deadline.after_seconds(30)
     )
     machine._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
     return machine.run()
@@ -63,9 +70,9 @@ def both(batch_id: int, **values: int) -> list[ShardReport]:
 
 
 def test_the_changelog_and_how_far_it_is_commit_with_the_records() -> None:
-    broker, owner = ModelBroker(), Owner()
+    broker, session = begun(), ProducerSession()
     for batch_id in range(2):
-        assert commit(broker, owner, batch_id, both(batch_id)) == Result(Step.COMMITTED, 1)
+        assert commit(broker, session, batch_id, both(batch_id)) == Result(Step.COMMITTED, 1)
     assert [row for row in broker.log if "changelog" not in row] == rows(0) + rows(1)
     for number, tp in enumerate(SHARDS):
         assert sum(row.startswith(f"{tp}/") for row in broker.log) == 4
@@ -76,21 +83,21 @@ def test_the_changelog_and_how_far_it_is_commit_with_the_records() -> None:
 
 
 def test_a_shard_without_changes_keeps_its_offset_and_gets_the_token() -> None:
-    broker = ModelBroker()
-    commit(broker, Owner(), 0, [report(0, 0), replace(report(0, 1, records=0), next_offset=1000)])
+    broker = begun()
+    commit(broker, ProducerSession(), 0, [report(0, 0), replace(report(0, 1, records=0), next_offset=1000)])
     assert held(broker, SHARDS[1])[0] == 1000
     assert held(broker, SHARDS[1])[1].batch_id == 0
 
 
 def test_a_changelog_that_was_made_anew_meanwhile_gets_no_changes() -> None:
     """They would be all that it holds: the state that they are made to is in the topic that is gone."""
-    broker, owner = ModelBroker(), Owner()
+    broker, session = begun(), ProducerSession()
     for batch_id in range(2):
-        commit(broker, owner, batch_id, both(batch_id))
+        commit(broker, session, batch_id, both(batch_id))
     broker.log[:] = [row for row in broker.log if "changelog" not in row]
     before, group = list(broker.log), dict(broker.group)
     with pytest.raises(StateLostError, match=r"ends at offset 2, .*that of offset 4"):
-        commit(broker, owner, 2, both(2))
+        commit(broker, session, 2, both(2))
     assert (broker.log, broker.group) == (before, group)
     assert broker.calls[-2:] == ["ends", "abort"]
 
@@ -105,38 +112,61 @@ def test_a_changelog_that_was_made_anew_meanwhile_gets_no_changes() -> None:
     ],
 )
 def test_what_fails_with_the_changelog_is_aborted_and_done_again(call: str, error: Exception) -> None:
-    broker = ModelBroker(faults=[Fault(call, error)])
-    assert commit(broker, Owner(), 0, both(0)) == Result(Step.COMMITTED, 2)
+    broker = begun(faults=[Fault(call, error)])
+    assert commit(broker, ProducerSession(), 0, both(0)) == Result(Step.COMMITTED, 2)
     assert "abort" in broker.calls
     assert sum("changelog" in row for row in broker.log) == 4
     assert held(broker, SHARDS[0])[0] == 2
 
 
-def test_a_skipped_shard_makes_the_commit_look_at_the_token() -> None:
-    """A clean producer in memory would else commit batch 1 again as batch 1, without its state."""
-    broker, owner = ModelBroker(), Owner()
-    commit(broker, owner, 0, both(0))
-    commit(broker, Owner(), 1, both(1))  # by a zombie
-    skipped = [replace(each, skipped=True, records=0) for each in both(1)]
-    assert commit(broker, owner, 1, skipped).step is Step.SKIPPED
+def test_shards_that_know_more_make_the_commit_look_at_the_token() -> None:
+    """A clean producer in memory would else commit batch 1 again, on top of a state that contains it."""
+    broker, session = begun(), ProducerSession()
+    commit(broker, session, 0, both(0))
+    commit(broker, ProducerSession(), 1, both(1))  # by a zombie
+    assert commit(broker, session, 1, both(1, sequence=2)).step is Step.SKIPPED
     assert [row for row in broker.log if "changelog" not in row] == rows(0) + rows(1)
 
 
-def test_a_batch_that_shards_skipped_and_kafka_does_not_hold_is_never_written() -> None:
-    broker, owner = ModelBroker(), Owner()
-    commit(broker, owner, 0, both(0))
-    with pytest.raises(RestartQueryError, match="operators found batch 1 in Kafka"):
-        commit(broker, owner, 1, [report(1, 0), report(1, 1, records=0, skipped=True)])
+@pytest.mark.parametrize("sequence", [-1, 0, 2])
+def test_changes_to_another_state_than_kafka_holds_are_never_written(sequence: int) -> None:
+    broker, session = begun(), ProducerSession()
+    commit(broker, session, 0, both(0))
+    with pytest.raises(RestartQueryError, match=rf"transaction {sequence}; Kafka .* transaction 1"):
+        commit(broker, session, 1, [report(1, 0), report(1, 1, sequence=sequence)])
     assert [row for row in broker.log if "changelog" not in row] == rows(0)
 
 
-def test_an_adopted_querys_shards_keep_their_marks() -> None:
+def test_a_state_that_misses_a_transaction_is_lost_unless_somebody_accepts_it() -> None:
+    broker, session = begun(), ProducerSession()
+    commit(broker, session, 0, both(0))
+    commit(broker, session, 1, [])  # a projection dropped the column of changes
+    behind = [replace(each, sequence=1, next_offset=2) for each in both(2)]
+    with pytest.raises(StateLostError, match=r"transaction 1 .*last one is 2"):
+        commit(broker, session, 2, behind)
+    accepted = [replace(each, accepts_gap=True) for each in behind]
+    assert commit(broker, session, 2, accepted).step is Step.COMMITTED
+
+
+def test_a_processor_that_fails_on_a_batch_in_kafka_does_not_stop_the_query() -> None:
+    """Its state contains the batch already, so it may meet what it never expected."""
+    broker, session = begun(), ProducerSession()
+    commit(broker, session, 0, both(0))
+    failed = [replace(each, failure="KeyError: seen before", records=0) for each in both(0, sequence=1)]
+    assert commit(broker, session, 0, failed).step is Step.SKIPPED
+    failed = [replace(each, failure="KeyError: unknown", records=0) for each in both(1)]
+    with pytest.raises(StatefulProcessorError, match="KeyError: unknown"):
+        commit(broker, session, 1, failed)
+
+
+def test_an_adopted_querys_shards_keep_their_progress() -> None:
     """Another query goes on with a batch without state changes: whose attempt the state is stays known."""
     other = Token("app", "other", "run", 9, 9, "d", "d", 1, shard=ShardProgress("9-0", 4, 8))
-    inherited = {SHARDS[0]: GroupOffset(SHARDS[0], 77, other.encode())}
-    own = Token("app", "query", "run-1", 3, 3, "d3", "d4", 0)
-    topics = {"out": 2, "in": 2, "app-counts-changelog": 2}
-    offsets = {each.tp: each for each in order(3).offsets(own, "model-cluster", topics, inherited)}
+    held_before = Held.of("app", {SHARDS[0]: GroupOffset(SHARDS[0], 77, other.encode())})
+    own = Token("app", "query", "run-1", 10, 3, "d3", "d4", 0)
+    cluster = Cluster("model-cluster", {"out": 2, "in": 2, "app-counts-changelog": 2})
+    inherited = inherited_shards(held_before, "query")
+    offsets = {each.tp: each for each in request(3).offsets(own, {}, cluster, inherited)}
     kept = Token.decode(offsets[SHARDS[0]].metadata)
     assert kept == replace(own, shard=other.shard)
     assert offsets[SHARDS[0]].offset == 77
@@ -147,14 +177,16 @@ def marked(broker: ModelBroker, shards: list[ShardReport]) -> Result:
     """The group was deleted after batch 1, and a person says that it is in the output."""
     broker.topics = {**broker.topics, "app-counts-changelog": 2}
     broker.group.clear()
-    asked = replace(order(1, first_batch=0), missing_token="assume_committed")
-    return Commit(asked, ModelRows(rows(1), shards), broker, Owner(), Deadline.after_seconds(30)).run()
+    asked = replace(request(1), missing_token="assume_committed")
+    return Commit(
+        asked, ModelRows(rows(1), shards), broker, ProducerSession(), Deadline.after_seconds(30)
+    ).run()
 
 
 def test_a_batch_that_a_person_found_in_kafka_keeps_its_state() -> None:
-    broker, owner = ModelBroker(), Owner()
+    broker, session = begun(), ProducerSession()
     for batch_id in range(2):
-        commit(broker, owner, batch_id, both(batch_id))
+        commit(broker, session, batch_id, both(batch_id))
     before = list(broker.log)
     found = [replace(each, skipped=True, records=0, next_offset=4) for each in both(1)]
     assert marked(broker, found).step is Step.SKIPPED
@@ -165,8 +197,8 @@ def test_a_batch_that_a_person_found_in_kafka_keeps_its_state() -> None:
 
 
 def test_a_person_who_errs_is_told_by_the_state() -> None:
-    broker, owner = ModelBroker(), Owner()
-    commit(broker, owner, 0, both(0))
+    broker, session = begun(), ProducerSession()
+    commit(broker, session, 0, both(0))
     before = list(broker.log)
     with pytest.raises(StateLostError, match="assume_not_committed"):
         marked(broker, both(1))

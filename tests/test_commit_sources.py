@@ -22,33 +22,44 @@ def kafka(partitions: dict[str, dict[str, int]], **at: object) -> str:
 
 
 def test_version_1_has_a_line_for_each_source() -> None:
-    logged = offset_log.parse(f'v1\n{METADATA}\n{{"a":{{"0":1}}}}\n-', "offsets/0")
+    logged = offset_log.parse(f'v1\n{METADATA}\n{{"a":{{"0":1}}}}\n-', "offsets/0", 0)
     assert logged.sources == {"0": '{"a":{"0":1}}', "1": None}
 
 
 def test_version_2_names_its_sources() -> None:
-    logged = offset_log.parse(f'v2\n{METADATA}\nflights:{{"a":{{"0":1}}}}\n0:7', "offsets/0")
+    logged = offset_log.parse(f'v2\n{METADATA}\nflights:{{"a":{{"0":1}}}}\n0:7', "offsets/0", 0)
     assert logged.sources == {"flights": '{"a":{"0":1}}', "0": "7"}
 
 
 @pytest.mark.parametrize("text", ["", "v3\n{}\n", "v1", "garbage"])
 def test_other_versions_are_refused(text: str) -> None:
     with pytest.raises(OperatorError, match="offsets/7"):
-        offset_log.parse(text, "offsets/7")
+        offset_log.parse(text, "offsets/7", 7)
 
 
 def test_a_source_line_without_a_name_is_refused() -> None:
     with pytest.raises(OperatorError, match="no source name"):
-        offset_log.parse(f"v2\n{METADATA}\n42", "offsets/7")
+        offset_log.parse(f"v2\n{METADATA}\n42", "offsets/7", 7)
 
 
 def test_digests_differ_by_source_and_by_offset() -> None:
     def digest(*lines: str) -> str:
-        return offset_log.parse("\n".join(["v1", METADATA, *lines]), "x").digest
+        return offset_log.parse("\n".join(["v1", METADATA, *lines]), "x", 0).digest
 
     assert digest("1", "-") != digest("-", "1")
     assert digest("1") != digest("2")
     assert digest("1") == digest("1")
+
+
+def test_digests_differ_by_batch_and_by_the_time_of_planning() -> None:
+    """An opaque source may log the same line for other data after a checkpoint was restored."""
+
+    def digest(batch_id: int, planned_ms: int) -> str:
+        metadata = f'{{"batchWatermarkMs":0,"batchTimestampMs":{planned_ms},"conf":{{}}}}'
+        return offset_log.parse(f'v1\n{metadata}\n{{"logOffset":1}}', "x", batch_id).digest
+
+    assert len({digest(1, 1), digest(2, 1), digest(1, 2)}) == 3
+    assert digest(1, 1) == digest(1, 1)
 
 
 def test_a_batch_that_is_not_there_is_none(tmp_path: Path) -> None:
@@ -63,7 +74,7 @@ def test_the_query_id_is_that_of_the_checkpoint(tmp_path: Path) -> None:
 
 
 def logged(*lines: str | None) -> offset_log.LoggedOffsets:
-    return offset_log.LoggedOffsets({str(index): line for index, line in enumerate(lines)})
+    return offset_log.LoggedOffsets({str(index): line for index, line in enumerate(lines)}, "")
 
 
 def test_a_batch_reads_from_the_end_of_the_one_before() -> None:

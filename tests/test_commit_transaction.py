@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_broker import CLUSTER_ID, Fault, ModelBroker, ModelRows
 
-from kafka_eos_source.commit.decide import Batch
-from kafka_eos_source.commit.order import Order
-from kafka_eos_source.commit.parties import Owner
+from kafka_eos_source.commit.parties import ProducerSession
+from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.sources import SourceRange
 from kafka_eos_source.commit.steps import MOVES, Step
 from kafka_eos_source.commit.transaction import Commit, Result
+from kafka_eos_source.commit.verdict import Batch, Digests
 from kafka_eos_source.errors import (
     AbortableError,
     FencedError,
@@ -23,7 +25,7 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.protocol.token import Token, newest
+from kafka_eos_source.protocol.token import Mark, Token, newest
 from kafka_eos_source.runtime.deadline import Deadline
 
 IN = TopicPartition("in", 0)
@@ -35,17 +37,17 @@ class Killed(BaseException):
     """The driver died: nothing after it runs, not even clean-up of ours."""
 
 
-def order(batch_id: int, run_id: str = "run-1", **batch: object) -> Order:
+def request(batch_id: int, run_id: str = "run-1", **batch: object) -> CommitRequest:
     fields: dict[str, object] = {
         "application_id": "app",
         "query_id": "query",
         "run_id": run_id,
         "batch_id": batch_id,
-        "start_digest": f"d{batch_id}",
-        "end_digest": f"d{batch_id + 1}",
-        "first_batch": 0,
+        "start": Digests(f"d{batch_id}"),
+        "end": Digests(f"d{batch_id + 1}"),
+        "promised": True,
     }
-    return Order(
+    return CommitRequest(
         batch=Batch(**{**fields, **batch}),  # type: ignore[arg-type]
         group_id="app",
         anchor=OUT,
@@ -54,15 +56,26 @@ def order(batch_id: int, run_id: str = "run-1", **batch: object) -> Order:
     )
 
 
+def begun(**fields: Any) -> ModelBroker:
+    """A broker that holds the genesis token of the query, which ends where batch 0 starts."""
+    broker = ModelBroker(**fields)
+    token = Token("app", "query", "run-1", 0, -1, "", "d0", 0)
+    broker.group = {
+        OUT: GroupOffset(OUT, 0, token.encode()),
+        IN: GroupOffset(IN, 0, token.encode()),
+    }
+    return broker
+
+
 def rows(batch_id: int) -> list[str]:
     return [f"{batch_id}:{row}" for row in range(ROWS_PER_BATCH)]
 
 
 def commit(
-    broker: ModelBroker, owner: Owner, batch_id: int, run_id: str = "run-1", seconds: float = 30
+    broker: ModelBroker, session: ProducerSession, batch_id: int, run_id: str = "run-1", seconds: float = 30
 ) -> Result:
     machine = Commit(
-        order(batch_id, run_id), ModelRows(rows(batch_id)), broker, owner, Deadline.after_seconds(seconds)
+        request(batch_id, run_id), ModelRows(rows(batch_id)), broker, session, Deadline.after_seconds(seconds)
     )
     machine._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
     return machine.run()
@@ -75,9 +88,9 @@ def committed(broker: ModelBroker) -> Token:
 
 
 def test_batches_follow_one_another_on_one_clean_producer() -> None:
-    broker, owner = ModelBroker(), Owner()
+    broker, session = begun(), ProducerSession()
     for batch_id in range(3):
-        assert commit(broker, owner, batch_id) == Result(Step.COMMITTED, 1)
+        assert commit(broker, session, batch_id) == Result(Step.COMMITTED, 1)
     assert broker.log == rows(0) + rows(1) + rows(2)
     assert broker.epoch == 1
     assert broker.group[IN].offset == 30
@@ -86,43 +99,43 @@ def test_batches_follow_one_another_on_one_clean_producer() -> None:
 
 def test_a_batch_without_records_commits_its_offsets_on_a_clean_producer() -> None:
     """All of its rows were filtered out, or late: there is no topic to check, and progress to commit."""
-    broker, owner = ModelBroker(), Owner()
-    commit(broker, owner, 0)
-    empty = Commit(order(1), ModelRows([]), broker, owner, Deadline.after_seconds(30))
+    broker, session = begun(), ProducerSession()
+    commit(broker, session, 0)
+    empty = Commit(request(1), ModelRows([]), broker, session, Deadline.after_seconds(30))
     assert empty.run() == Result(Step.COMMITTED, 1)
-    assert commit(broker, owner, 2) == Result(Step.COMMITTED, 1)
+    assert commit(broker, session, 2) == Result(Step.COMMITTED, 1)
     assert broker.log == rows(0) + rows(2)
     assert broker.epoch == 1
     assert broker.group[IN].offset == 30
 
 
 def test_a_producer_that_is_not_clean_is_never_used_again() -> None:
-    broker, owner = ModelBroker(clean=False), Owner()
+    broker, session = begun(clean=False), ProducerSession()
     for batch_id in range(3):
-        commit(broker, owner, batch_id)
+        commit(broker, session, batch_id)
     assert broker.epoch == 3
     assert broker.log == rows(0) + rows(1) + rows(2)
 
 
 def test_a_replay_of_a_committed_batch_is_skipped_by_a_new_process() -> None:
-    broker = ModelBroker()
-    commit(broker, Owner(), 0)
-    assert commit(broker, Owner(), 0, "run-2") == Result(Step.SKIPPED, 0)
+    broker = begun()
+    commit(broker, ProducerSession(), 0)
+    assert commit(broker, ProducerSession(), 0, "run-2") == Result(Step.SKIPPED, 0)
     assert broker.log == rows(0)
 
 
 def test_a_replay_is_skipped_by_the_same_process_too() -> None:
     """A query restarted in its own session finds the clean producer that committed the batch."""
-    broker, owner = ModelBroker(), Owner()
-    commit(broker, owner, 0)
-    assert commit(broker, owner, 0, "run-2").step is Step.SKIPPED
+    broker, session = begun(), ProducerSession()
+    commit(broker, session, 0)
+    assert commit(broker, session, 0, "run-2").step is Step.SKIPPED
     assert broker.log == rows(0)
 
 
 @pytest.mark.parametrize("call", ["init", "group_offsets", "check_partitions", "begin"])
 def test_an_error_before_the_transaction_is_retried_without_an_abort(call: str) -> None:
-    broker = ModelBroker(faults=[Fault(call, RetriableError("not now"))])
-    assert commit(broker, Owner(), 0).step is Step.COMMITTED
+    broker = begun(faults=[Fault(call, RetriableError("not now"))])
+    assert commit(broker, ProducerSession(), 0).step is Step.COMMITTED
     assert "abort" not in broker.calls
     assert broker.log == rows(0)
 
@@ -132,18 +145,18 @@ def test_an_error_before_the_transaction_is_retried_without_an_abort(call: str) 
     [("send", False), ("send", True), ("flush", False), ("send_offsets", False), ("send_offsets", True)],
 )
 def test_an_error_within_the_transaction_aborts_it_and_begins_again(call: str, after: bool) -> None:
-    broker = ModelBroker(faults=[Fault(call, AbortableError("broken"), after=after)])
-    assert commit(broker, Owner(), 0) == Result(Step.COMMITTED, 2)
+    broker = begun(faults=[Fault(call, AbortableError("broken"), after=after)])
+    assert commit(broker, ProducerSession(), 0) == Result(Step.COMMITTED, 2)
     assert "abort" in broker.calls
     assert broker.log == rows(0)
     assert broker.epoch == 2
-    assert committed(broker).attempt == 2
+    assert committed(broker).transaction_number == 2
 
 
 @pytest.mark.parametrize("after", [False, True])
 def test_an_unknown_outcome_is_never_aborted_and_settled_by_the_token(after: bool) -> None:
-    broker = ModelBroker(faults=[Fault("commit", RetriableError("time-out"), after=after)])
-    result = commit(broker, Owner(), 0)
+    broker = begun(faults=[Fault("commit", RetriableError("time-out"), after=after)])
+    result = commit(broker, ProducerSession(), 0)
     assert "abort" not in broker.calls
     assert broker.log == rows(0)
     assert result.step is (Step.SKIPPED if after else Step.COMMITTED)
@@ -151,47 +164,47 @@ def test_an_unknown_outcome_is_never_aborted_and_settled_by_the_token(after: boo
 
 
 def test_a_row_that_was_not_enqueued_fails_the_transaction() -> None:
-    broker = ModelBroker(lose_rows=1)
-    assert commit(broker, Owner(), 0) == Result(Step.COMMITTED, 2)
+    broker = begun(lose_rows=1)
+    assert commit(broker, ProducerSession(), 0) == Result(Step.COMMITTED, 2)
     assert broker.log == rows(0)
 
 
 def test_a_poison_record_is_not_retried_and_leaves_nothing() -> None:
-    broker = ModelBroker(faults=[Fault("flush", InvalidRecordError("too large"))])
-    owner = Owner()
+    broker = begun(faults=[Fault("flush", InvalidRecordError("too large"))])
+    session = ProducerSession()
     with pytest.raises(InvalidRecordError):
-        commit(broker, owner, 0)
+        commit(broker, session, 0)
     assert broker.log == []
-    assert broker.group == {}
+    assert committed(broker).sequence == 0
     assert broker.open_epoch is None
-    assert owner.producer is None
+    assert session.producer is None
 
 
 def test_the_deadline_ends_the_retries_with_the_option_named() -> None:
-    broker = ModelBroker(faults=[Fault("begin", RetriableError("not now")) for _ in range(3)])
+    broker = begun(faults=[Fault("begin", RetriableError("not now")) for _ in range(3)])
     with pytest.raises(UnavailableError, match="commitTimeoutMs"):
-        commit(broker, Owner(), 0, seconds=0)
+        commit(broker, ProducerSession(), 0, seconds=0)
     assert broker.log == []
 
 
 def test_the_deadline_after_an_unknown_outcome_says_unknown() -> None:
-    broker = ModelBroker(faults=[Fault("commit", RetriableError("time-out"), after=True)])
+    broker = begun(faults=[Fault("commit", RetriableError("time-out"), after=True)])
     with pytest.raises(OutcomeUnknownError):
-        commit(broker, Owner(), 0, seconds=0)
+        commit(broker, ProducerSession(), 0, seconds=0)
 
 
 def test_a_stale_cached_producer_is_fenced_once_and_opened_again() -> None:
     """Spark gave the next commit to another pooled process, and the one after that to ours again."""
-    broker, first, second = ModelBroker(), Owner(), Owner()
+    broker, first, second = begun(), ProducerSession(), ProducerSession()
     commit(broker, first, 0)
     commit(broker, second, 1)
-    assert second.token is not None
+    assert second.held is not None
     assert commit(broker, first, 2).step is Step.COMMITTED
     assert broker.log == rows(0) + rows(1) + rows(2)
 
 
 def test_a_zombie_does_not_come_back_after_another_run_went_on() -> None:
-    broker, zombie, successor = ModelBroker(), Owner(), Owner()
+    broker, zombie, successor = begun(), ProducerSession(), ProducerSession()
     commit(broker, zombie, 0, "run-1")
     for batch_id in (1, 2, 3):
         commit(broker, successor, batch_id, "run-2")
@@ -202,40 +215,40 @@ def test_a_zombie_does_not_come_back_after_another_run_went_on() -> None:
 
 
 def test_a_rival_that_fences_every_attempt_is_named() -> None:
-    broker = ModelBroker(faults=[Fault("send", FencedError("newer")), Fault("send", FencedError("newer"))])
+    broker = begun(faults=[Fault("send", FencedError("newer")), Fault("send", FencedError("newer"))])
     with pytest.raises(FencedError, match="fenced twice"):
-        commit(broker, Owner(), 0)
+        commit(broker, ProducerSession(), 0)
     assert broker.log == []
 
 
 def test_our_own_transaction_timing_out_is_not_a_rival() -> None:
-    broker, owner = ModelBroker(), Owner()
-    commit(broker, owner, 0)
+    broker, session = begun(), ProducerSession()
+    commit(broker, session, 0)
     broker.faults.append(Fault("send_offsets", FencedError("the coordinator timed it out")))
-    assert commit(broker, owner, 1).step is Step.COMMITTED
+    assert commit(broker, session, 1).step is Step.COMMITTED
     assert broker.log == rows(0) + rows(1)
 
 
 def test_a_lost_group_is_an_error_and_not_a_first_batch() -> None:
-    broker = ModelBroker()
-    commit(broker, Owner(), 0)
-    commit(broker, Owner(), 1)
+    broker = begun()
+    commit(broker, ProducerSession(), 0)
+    commit(broker, ProducerSession(), 1)
     broker.group.clear()
     with pytest.raises(TokenMissingError, match="onMissingToken"):
-        commit(broker, Owner(), 1)
+        commit(broker, ProducerSession(), 1)
     assert broker.log == rows(0) + rows(1)
 
 
 def test_assume_committed_writes_the_token_alone() -> None:
-    broker = ModelBroker()
-    commit(broker, Owner(), 0)
+    broker = begun()
+    commit(broker, ProducerSession(), 0)
     broker.group.clear()
-    wanted = order(1)
+    wanted = request(1)
     machine = Commit(
-        Order(**{**wanted.__dict__, "missing_token": "assume_committed"}),
+        CommitRequest(**{**wanted.__dict__, "missing_token": "assume_committed"}),
         ModelRows(rows(1)),
         broker,
-        Owner(),
+        ProducerSession(),
         Deadline.after_seconds(30),
     )
     assert machine.run().step is Step.SKIPPED
@@ -244,41 +257,42 @@ def test_assume_committed_writes_the_token_alone() -> None:
 
 
 def test_an_anchor_that_does_not_exist_is_named_with_its_option() -> None:
-    broker = ModelBroker(topics={"in": 1, "out": 0})
+    broker = begun(topics={"in": 1, "out": 0})
     with pytest.raises(UnavailableError, match=r"anchor\.topic"):
-        commit(broker, Owner(), 0)
+        commit(broker, ProducerSession(), 0)
 
 
 def test_a_source_partition_newer_than_the_producer_is_committed() -> None:
-    broker, owner = ModelBroker(), Owner()
-    commit(broker, owner, 0)
+    broker, session = begun(), ProducerSession()
+    commit(broker, session, 0)
     broker.topics["in"] = 4
     new = TopicPartition("in", 3)
-    wanted = order(1)
+    wanted = request(1)
     source = SourceRange({IN: 20, new: 7}, {IN: 10, new: 0}, CLUSTER_ID)
     Commit(
-        Order(**{**wanted.__dict__, "sources": (source,)}),
+        CommitRequest(**{**wanted.__dict__, "sources": (source,)}),
         ModelRows(rows(1)),
         broker,
-        owner,
+        session,
         Deadline.after_seconds(30),
     ).run()
-    assert broker.group[new] == GroupOffset(new, 7, committed(broker).encode())
+    assert broker.group[new] == GroupOffset(new, 7, Mark.of(committed(broker)).encode())
 
 
 def test_a_source_partition_that_is_gone_is_left_out() -> None:
-    broker = ModelBroker()
-    wanted = order(0)
+    broker = begun()
+    wanted = request(0)
     gone = TopicPartition("deleted", 0)
     source = SourceRange({IN: 10, gone: 7}, {IN: 0, gone: 0}, CLUSTER_ID)
     Commit(
-        Order(**{**wanted.__dict__, "sources": (source,)}),
+        CommitRequest(**{**wanted.__dict__, "sources": (source,)}),
         ModelRows(rows(0)),
         broker,
-        Owner(),
+        ProducerSession(),
         Deadline.after_seconds(30),
     ).run()
     assert set(broker.group) == {IN, OUT}
+    assert committed(broker).sequence == 1
 
 
 def test_every_step_can_be_left_and_no_end_can() -> None:
@@ -288,7 +302,7 @@ def test_every_step_can_be_left_and_no_end_can() -> None:
 
 
 def test_a_move_that_is_not_listed_is_refused() -> None:
-    machine = Commit(order(0), ModelRows([]), ModelBroker(), Owner(), Deadline.after_seconds(1))
+    machine = Commit(request(0), ModelRows([]), begun(), ProducerSession(), Deadline.after_seconds(1))
     with pytest.raises(AssertionError, match="from OPEN to COMMIT"):
         machine._move(Step.COMMIT)
 
@@ -308,8 +322,8 @@ def test_exactly_once_under_any_schedule_of_faults(
     schedule: list[tuple[list[tuple[str, type[BaseException], bool]], bool, int, int]],
 ) -> None:
     """Kills, lost answers, fencing, process swaps: Spark replays until a commit returns, then goes on."""
-    broker = ModelBroker()
-    processes = [Owner(), Owner(), Owner()]
+    broker = begun()
+    processes = [ProducerSession(), ProducerSession(), ProducerSession()]
     run = 0
     for batch_id, (faults, clean, process, lose_rows) in enumerate(schedule):
         broker.clean = clean
@@ -320,7 +334,8 @@ def test_exactly_once_under_any_schedule_of_faults(
                 commit(broker, processes[process], batch_id, f"run-{run}")
                 break
             except Killed:
-                processes = [Owner(), Owner(), Owner()]  # the driver is gone, and all its processes
+                # the driver is gone, and all its processes
+                processes = [ProducerSession(), ProducerSession(), ProducerSession()]
                 broker.dead = False
                 run += 1
             except FencedError:

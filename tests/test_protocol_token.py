@@ -43,8 +43,8 @@ def test_a_damaged_token_is_never_read_as_none(metadata: str) -> None:
 
 
 def test_a_newer_format_is_refused() -> None:
-    with pytest.raises(OperatorError, match="format 2"):
-        Token.decode('{"kafka-eos":2,"batch":1}')
+    with pytest.raises(OperatorError, match="format 3"):
+        Token.decode('{"kafka-eos":3,"batch":1}')
 
 
 def test_the_longest_legal_token_is_under_one_kilobyte() -> None:

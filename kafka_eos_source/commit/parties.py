@@ -8,7 +8,8 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from kafka_eos_source.commit.decide import Batch, Verdict
+from kafka_eos_source.commit.request import Cluster
+from kafka_eos_source.commit.verdict import Batch, Held, Verdict
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
 from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
@@ -23,6 +24,7 @@ class Producer(Protocol):
     def init(self, deadline: Deadline) -> None: ...
     def is_clean(self) -> bool: ...
     def cluster(self, deadline: Deadline) -> tuple[str, Mapping[str, int]]: ...
+    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]: ...
     def check_partitions(self, highest: Mapping[str, int], deadline: Deadline) -> None: ...
     def begin(self) -> None: ...
     def send(self, rows: pa.RecordBatch, topic: str | None, deadline: Deadline) -> None: ...
@@ -34,16 +36,35 @@ class Producer(Protocol):
     def close(self) -> None: ...
 
 
-class Cluster(Protocol):
-    """The Kafka cluster written to."""
+class Clients(Protocol):
+    """The clients of the cluster that is written to."""
 
-    def producer(self) -> Producer:
-        """A new client, not yet initialised."""
+    def producer(self, transactional_id: str) -> Producer:
+        """A new producer, not yet initialised."""
 
     def group_offsets(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, GroupOffset]:
-        """As `kafka.group.GroupOffsets.fetch`."""
+        """The committed offsets of a group. Waits for open transactions, as `GroupOffsets.fetch`."""
+
+    def committed_now(
+        self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
+    ) -> Mapping[TopicPartition, GroupOffset]:
+        """The offsets that are committed at this moment, whatever open transactions will make of them."""
+
+
+class FirstBatchMarker(Protocol):
+    """The checkpoint's first-batch file, as `commit.first_batch.FirstBatchFile`."""
+
+    def write(self) -> None:
+        """Says in the checkpoint that a genesis token is in Kafka. Does nothing if it is said already."""
+
+
+class NoCheckpoint:
+    """`FirstBatchMarker` of a batch write, which has no checkpoint."""
+
+    def write(self) -> None:
+        return
 
 
 class Staged(Protocol):
@@ -68,8 +89,16 @@ class Sinks(Protocol):
     def settle(self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline) -> None:
         """Commits or takes back what `look` found, as the token says."""
 
-    def prepare(self, deadline: Deadline) -> PreparedSinks | None:
-        """Prepares the batch under a new id; None = no sink has rows of it."""
+    def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | None:
+        """Prepares the batch under a new id.
+
+        Args:
+            sequence: sequence number of the transaction that will commit it.
+            deadline: for all sinks.
+
+        Returns:
+            None if no sink has rows of the batch.
+        """
 
     def roll_back(self, deadline: Deadline) -> None:
         """Takes back what the last `prepare` did, half of it too. Raises nothing."""
@@ -87,7 +116,7 @@ class NoSinks:
     def settle(self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline) -> None:
         """Nothing is prepared anywhere that this query knows of."""
 
-    def prepare(self, deadline: Deadline) -> PreparedSinks | None:
+    def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | None:
         return None
 
     def roll_back(self, deadline: Deadline) -> None:
@@ -100,10 +129,27 @@ class NoSinks:
 
 
 class UndecidedSinks(NoSinks):
-    """Of a token that a person has written: it must not seem to decide what sinks hold."""
+    """Of a token that a person has written: it must not seem to decide what sinks hold.
 
-    def prepare(self, deadline: Deadline) -> PreparedSinks | None:
+    Args:
+        finished: whether that person said that the sinks have committed what the token before names.
+    """
+
+    def __init__(self, *, finished: bool = False) -> None:
+        self._finished = finished
+
+    def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | None:
         return UNDECIDED
+
+    def finish(self, token: Token, deadline: Deadline) -> None:
+        """Raises: InvalidOptionError: the token names sinks, and nobody said that they have committed."""
+        if not self._finished and token.sinks is not None and token.sinks.names:
+            raise InvalidOptionError(
+                f"transaction {token.sequence} of application.id={token.application_id!r} was prepared in "
+                f"the sinks {', '.join(map(repr, token.sinks.names))}. A new token would hide that.",
+                fix="let the query itself adopt, with the same sinks and .option('onForeignQuery', 'adopt'): "
+                "it finishes them first. If you know that they have committed, say --sinks-finished.",
+            )
 
 
 def missing_sinks(token: Token, names: Iterable[str]) -> InvalidOptionError:
@@ -116,23 +162,25 @@ def missing_sinks(token: Token, names: Iterable[str]) -> InvalidOptionError:
 
 
 @dataclass
-class Owner:
+class ProducerSession:
     """What one process keeps of a transactional id between batches.
 
     Attributes:
-        producer: the initialised client, None = none.
-        token: the newest token known to be in Kafka.
-        topics: partitions of each topic of the cluster, as seen when the producer was made.
-        cluster_id: the cluster's id.
+        producer: the initialised client; None if there is none.
+        held: what the group holds, as known since the last initialisation and the commits after it.
+        cluster: the cluster as it was last listed.
+        topic_ids: ids of topics, as they were last looked up.
+        confirmed: whether the group coordinator that answered for ``held`` also took a commit of ours.
     """
 
     producer: Producer | None = None
-    token: Token | None = None
-    topics: Mapping[str, int] = field(default_factory=dict)
-    cluster_id: str = ""
+    held: Held | None = None
+    cluster: Cluster = field(default_factory=Cluster)
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    confirmed: bool = False
 
     def drop(self) -> None:
         """Closes the producer; the next one raises the epoch."""
-        producer, self.producer = self.producer, None
+        producer, self.producer, self.confirmed = self.producer, None, False
         if producer is not None:
             producer.close()

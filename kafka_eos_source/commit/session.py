@@ -8,26 +8,31 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+
+import pyarrow.fs as pafs
 
 from kafka_eos_source import admission, failpoints
 from kafka_eos_source.checked_options import WriteOptions
-from kafka_eos_source.commit import identity, sink_session
-from kafka_eos_source.commit.decide import Batch
-from kafka_eos_source.commit.identity import Identity, Mark
-from kafka_eos_source.commit.order import Order
-from kafka_eos_source.commit.parties import Owner, Sinks
+from kafka_eos_source.commit import sink_session
+from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile
+from kafka_eos_source.commit.parties import ProducerSession, Sinks
+from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.sources import SourceRange, ranges
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.transaction import Commit, Result
+from kafka_eos_source.commit.verdict import Batch, Digests
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, StagedPart, TopicPartition
-from kafka_eos_source.protocol import offset_log
+from kafka_eos_source.protocol import identity, offset_log
+from kafka_eos_source.protocol.identity import Identity
+from kafka_eos_source.protocol.offset_log import LoggedOffsets, genesis_digest
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.stage import shards
 from kafka_eos_source.stage.fanout import Plan, SinkPart
 from kafka_eos_source.stage.files import StagingFolder
@@ -36,25 +41,29 @@ from kafka_eos_source.stage.parts import StagedRows
 _log = logging.getLogger(__name__)
 
 #: Clients kept open in one process; the one unused for longest is closed first.
-_MOST_OWNERS = 8
+_MOST_SESSIONS = 8
 
-_owners: OrderedDict[tuple[str, str], Owner] = OrderedDict()
+_sessions: OrderedDict[tuple[str, str], ProducerSession] = OrderedDict()
 
 
 @dataclass(frozen=True)
-class KafkaCluster:
-    """`parties.Cluster` over the real client."""
+class KafkaClients:
+    """`parties.Clients` over the real client."""
 
     kafka: Mapping[str, str] = field(repr=False)  # may hold passwords
-    transactional_id: str
 
-    def producer(self) -> TransactionalProducer:
-        return TransactionalProducer(producer_config(self.kafka, transactional_id=self.transactional_id))
+    def producer(self, transactional_id: str) -> TransactionalProducer:
+        return TransactionalProducer(producer_config(self.kafka, transactional_id=transactional_id))
 
     def group_offsets(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, GroupOffset]:
         return GroupOffsets(admin_config(self.kafka)).fetch(group_id, certainly, deadline)
+
+    def committed_now(
+        self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
+    ) -> Mapping[TopicPartition, GroupOffset]:
+        return GroupOffsets(admin_config(self.kafka)).committed_now(group_id, certainly, deadline)
 
 
 def commit_micro_batch(
@@ -89,16 +98,11 @@ def commit_micro_batch(
     query_id = offset_log.query_id(checkpoint)
     staged = StagedRows(folder, name, parts, shards.reports(parts, query_id, batch_id))
     failpoints.reach("commit.after_check")
-    logged = offset_log.read(checkpoint, batch_id)
-    if logged is None:
-        raise InvalidOptionError(
-            f"checkpointLocation={checkpoint!r} has no offset log of batch {batch_id}.",
-            fix="give the sink the checkpointLocation of its own query, as a full URI.",
-        )
-    before = offset_log.read(checkpoint, batch_id - 1) if batch_id > 0 else None
-    who = identity.of_stream(options, query_id)
-    mark = identity.mark(checkpoint, Mark(who.application_id, query_id, batch_id))
-    order = _order(
+    logged = _logged(checkpoint, batch_id)
+    before = _logged(checkpoint, batch_id - 1) if batch_id > 0 else None
+    who = of_stream(options, query_id)
+    first_batch = FirstBatchFile(checkpoint, FirstBatch(who.application_id, query_id, batch_id))
+    request = _request(
         options,
         who,
         Batch(
@@ -106,36 +110,86 @@ def commit_micro_batch(
             query_id=query_id,
             run_id=_run_id(parts),
             batch_id=batch_id,
-            start_digest=before.digest if before is not None else "",
-            end_digest=logged.digest,
-            first_batch=mark.first_batch,
+            start=digests(before, query_id),
+            end=digests(logged, query_id),
+            promised=first_batch.promises_token(batch_id),
         ),
         sources=tuple(ranges(logged, before)),
+        has_native_state=lambda: _has_native_state(checkpoint),
     )
     if plan is None:
-        result = _commit(options, who, order, staged)
+        result = _commit(options, who, request, staged, first_batch=first_batch)
     else:
         sinks = sink_session.work(options, plan, folder, who.application_id, batch_id, sink_parts)
         try:
-            result = _commit(options, who, order, staged, sinks)
+            result = _commit(options, who, request, staged, sinks, first_batch)
         except BaseException:
             sink_session.forget(options, who.application_id)
             raise
         sinks.tidy(Deadline.after_ms(options.commit_timeout_ms))
     failpoints.reach("commit.before_cleanup")
     if staged.shards:
-        _advise(who.application_id, order, staged)
+        _advise(who.application_id, request, staged)
     for old in [each for each in folder.batches() if each <= batch_id]:
         folder.remove_batch(str(old))
     return result
 
 
-def _advise(application_id: str, order: Order, staged: StagedRows) -> None:
+def of_stream(options: WriteOptions, query_id: str) -> Identity:
+    """The identity of a streaming query with these options of its sink."""
+    return identity.of_stream(
+        query_id,
+        application_id=options.application_id,
+        group_id=options.group_id,
+        topic=options.topic,
+        anchor_topic=options.anchor_topic,
+    )
+
+
+def of_batch_write(options: WriteOptions, write_id: str) -> Identity:
+    """The identity of one ``df.write``, which ``write_id`` names if ``txnAppId`` does not."""
+    names = {
+        "application_id": options.application_id,
+        "group_id": options.group_id,
+        "topic": options.topic,
+        "anchor_topic": options.anchor_topic,
+    }
+    if options.txn_app_id is None:
+        return identity.of_one_write(write_id, **names)
+    return identity.of_series(options.txn_app_id, **names)
+
+
+def digests(logged: LoggedOffsets | None, query_id: str) -> Digests:
+    """The digests of an entry of the offset log; of the start of the checkpoint if there is no entry."""
+    if logged is None:
+        return Digests(genesis_digest(query_id), "")
+    return Digests(logged.digest, logged.digest_of_format_1)
+
+
+def _logged(checkpoint: str, batch_id: int) -> LoggedOffsets:
+    found = offset_log.read(checkpoint, batch_id)
+    if found is None:
+        raise InvalidOptionError(
+            f"checkpointLocation={checkpoint!r} has no offset log of batch {batch_id}.",
+            fix="give the sink the checkpointLocation of its own query, as a full URI. Spark keeps the "
+            "entries of a batch and of the one before it, so none may be deleted by hand.",
+        )
+    return found
+
+
+def _has_native_state(checkpoint: str) -> bool:
+    """Whether Spark keeps state of its own for the query: an aggregation, a join, a deduplication."""
+    fs, path = file_system(checkpoint)
+    found: pafs.FileInfo = fs.get_file_info(f"{path}/state")
+    return bool(found.type != pafs.FileType.NotFound)
+
+
+def _advise(application_id: str, request: CommitRequest, staged: StagedRows) -> None:
     """Tells the source how many records the query's state can take in one batch."""
     pressure = max(shard.pressure for shard in staged.shards)
     records = sum(
         end - source.start[tp]
-        for source in order.sources
+        for source in request.sources
         if source.end is not None and source.start is not None
         for tp, end in source.end.items()
         if tp in source.start
@@ -147,7 +201,7 @@ def _advise(application_id: str, order: Order, staged: StagedRows) -> None:
             "batch %d changed %.1f times the state that statestore.uncommitted.max.bytes allows; the source, "
             "if it has the option application.id=%r, reads %s offsets in the next; else set "
             "maxOffsetsPerTrigger",
-            order.batch.batch_id,
+            request.batch.batch_id,
             pressure,
             application_id,
             advised,
@@ -157,15 +211,22 @@ def _advise(application_id: str, order: Order, staged: StagedRows) -> None:
 
 
 def commit_batch_write(
-    options: WriteOptions, who: Identity, folder: StagingFolder, name: str, parts: Iterable[StagedPart]
+    options: WriteOptions, folder: StagingFolder, name: str, parts: Iterable[StagedPart]
 ) -> Result:
     """Commits one ``df.write``: all its rows in one transaction; with ``txnVersion`` at most once.
+
+    Args:
+        options: of the write.
+        folder: where the parts lie.
+        name: of the write in the folder; unique to it.
+        parts: its rows, of the task attempts that count.
 
     Raises:
         KafkaEosError: by what the caller should do; see `errors`.
     """
     parts = list(parts)
-    order = _order(
+    who = of_batch_write(options, name.removeprefix("write-"))
+    request = _request(
         options,
         who,
         Batch(
@@ -177,11 +238,7 @@ def commit_batch_write(
             once=who.once,
         ),
     )
-    try:
-        result = _commit(options, who, order, StagedRows(folder, name, parts))
-    finally:
-        if who.once:
-            forget(options, who)
+    result = _commit(options, who, request, StagedRows(folder, name, parts))
     failpoints.reach("commit.before_cleanup")
     folder.remove_batch(name)
     if who.disposable:
@@ -193,31 +250,31 @@ def commit_batch_write(
     return result
 
 
-def forget(options: WriteOptions, who: Identity) -> None:
-    """Closes what this process keeps of an identity."""
-    owner = _owners.pop(_key(options, who), None)
-    if owner is not None:
-        owner.drop()
-
-
 def _commit(
-    options: WriteOptions, who: Identity, order: Order, staged: StagedRows, sinks: Sinks | None = None
+    options: WriteOptions,
+    who: Identity,
+    request: CommitRequest,
+    staged: StagedRows,
+    sinks: Sinks | None = None,
+    first_batch: FirstBatchFile | None = None,
 ) -> Result:
-    owner = _owners.setdefault(_key(options, who), Owner())
-    _owners.move_to_end(_key(options, who))
-    while len(_owners) > _MOST_OWNERS:
-        _owners.popitem(last=False)[1].drop()
+    key = who.application_id, repr(sorted(options.kafka.items()))
+    session = _sessions.setdefault(key, ProducerSession())
+    _sessions.move_to_end(key)
+    while len(_sessions) > _MOST_SESSIONS:
+        _sessions.popitem(last=False)[1].drop()
     result = Commit(
-        order,
+        request,
         staged,
-        KafkaCluster(options.kafka, who.application_id),
-        owner,
+        KafkaClients(options.kafka),
+        session,
         Deadline.after_ms(options.commit_timeout_ms),
         sinks,
+        first_batch,
     ).run()
     _log.info(
         "batch %d of %s: %s, %d records, %d transactions",
-        order.batch.batch_id,
+        request.batch.batch_id,
         who.application_id,
         "in Kafka already" if result.step is Step.SKIPPED else "committed",
         staged.rows,
@@ -226,13 +283,14 @@ def _commit(
     return result
 
 
-def _order(
+def _request(
     options: WriteOptions,
     who: Identity,
     batch: Batch,
     sources: tuple[SourceRange, ...] = (),
-) -> Order:
-    return Order(
+    has_native_state: Callable[[], bool] = lambda: False,
+) -> CommitRequest:
+    return CommitRequest(
         batch=batch,
         group_id=who.group_id,
         anchor=who.anchor,
@@ -240,13 +298,13 @@ def _order(
         topic=options.topic,
         missing_token=options.missing_token,
         foreign_query=options.foreign_query,
+        moved_offsets=options.moved_offsets,
         source_cluster=options.source_cluster,
+        new_group=who.disposable,
+        has_native_state=has_native_state,
+        predecessor=who.predecessor,
     )
 
 
 def _run_id(parts: Iterable[StagedPart]) -> str:
     return next((part.run_id for part in parts if part.run_id), "")
-
-
-def _key(options: WriteOptions, who: Identity) -> tuple[str, str]:
-    return who.application_id, repr(sorted(options.kafka.items()))

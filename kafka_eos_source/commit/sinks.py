@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from kafka_eos_source import failpoints
-from kafka_eos_source.commit.decide import Batch, Verdict
 from kafka_eos_source.commit.parties import missing_sinks
 from kafka_eos_source.commit.settle import Fate, fate, named_by
+from kafka_eos_source.commit.verdict import Batch, Verdict
 from kafka_eos_source.errors import (
     KafkaEosError,
     OperatorError,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kafka_eos_source.model import Offsets, TopicPartition
 from kafka_eos_source.protocol.offset_log import LoggedOffsets
@@ -18,11 +19,17 @@ class SourceRange:
         end: next offset to read, per partition; None = not a Kafka source.
         start: first offset read, None = not known (the first batch of Spark's own source).
         cluster_id: of the cluster read; None = the source does not say (Spark's own).
+        topic_ids: ids (KIP-516) of the topics that were read; empty if the source does not say.
+        jump: whether the range was passed over instead of read.
+        lossy: whether the user accepts that records of this source are lost.
     """
 
     end: Offsets | None
     start: Offsets | None = None
     cluster_id: str | None = None
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    jump: bool = False
+    lossy: bool = False
 
 
 def ranges(logged: LoggedOffsets, before: LoggedOffsets | None) -> list[SourceRange]:
@@ -39,7 +46,11 @@ def ranges(logged: LoggedOffsets, before: LoggedOffsets | None) -> list[SourceRa
         start = position.start
         if line_before is not None and is_kafka_offset_json(line_before):
             start = SourcePosition.from_json(line_before).end
-        found.append(SourceRange(position.end, start, position.cluster_id))
+        found.append(
+            SourceRange(
+                position.end, start, position.cluster_id, position.topic_ids, position.jump, position.lossy
+            )
+        )
     return found
 
 
@@ -50,12 +61,17 @@ class OwnOffsets:
     Attributes:
         ends: to be committed. A partition read by two sources counts as read up to the lower end.
         starts: where the batch started; None = not known for some source.
-        comparable: whether these are all sources of the batch, so that offsets alone identify it.
+        comparable: whether these are all sources of the batch and no partition is read by two of them, so
+            that offsets alone identify the batch.
+        topic_ids: ids of the topics that were read, as far as the sources say.
+        lossy_topics: topics of whose records the user accepts a loss.
     """
 
     ends: Offsets
     starts: Offsets | None
     comparable: bool
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    lossy_topics: frozenset[str] = frozenset()
 
 
 def on_cluster(
@@ -78,10 +94,13 @@ def on_cluster(
             ends[tp] = min(end, ends.get(tp, end))
         for tp, start in (each.start or {}).items():
             starts[tp] = min(start, starts.get(tp, start))
+    readers = Counter(tp for each in own for tp in each.end or {})
     return OwnOffsets(
         ends=ends,
         starts=None if any(each.start is None for each in own) else starts,
-        comparable=len(own) == len(sources) > 0,
+        comparable=len(own) == len(sources) > 0 and max(readers.values(), default=1) == 1,
+        topic_ids={topic: topic_id for each in own for topic, topic_id in each.topic_ids.items()},
+        lossy_topics=frozenset(topic for each in own if each.lossy for topic in each.topic_ids),
     )
 
 

@@ -12,6 +12,7 @@ class Step(Enum):
     OPEN = "open"  #: look for a clean producer
     INIT = "init"  #: a new producer: fence older owners, settle what they left
     TOKEN = "token"  #: read what Kafka holds, decide
+    GENESIS = "genesis"  #: the first token of all is in Kafka: begin with the batch itself
     CHECK = "check"  #: output topics and partitions exist
     PREPARE = "prepare"  #: sinks outside Kafka make sure that they can commit
     BEGIN = "begin"
@@ -35,7 +36,8 @@ MOVES: Mapping[Step, frozenset[Step]] = {
     Step.PRODUCE: frozenset({Step.FLUSH, Step.LOST}),
     Step.FLUSH: frozenset({Step.OFFSETS, Step.LOST}),
     Step.OFFSETS: frozenset({Step.COMMIT, Step.LOST}),
-    Step.COMMIT: frozenset({Step.FINISH, Step.COMMITTED, Step.LOST}),
+    Step.COMMIT: frozenset({Step.FINISH, Step.GENESIS, Step.LOST}),
+    Step.GENESIS: frozenset({Step.OPEN, Step.LOST}),
     Step.FINISH: frozenset({Step.COMMITTED, Step.SKIPPED, Step.LOST}),
     Step.LOST: frozenset({Step.OPEN}),
     Step.COMMITTED: frozenset(),

@@ -2,14 +2,15 @@
 
 The rules, each from `docs/guarantees.md`:
 
-* whoever commits has initialised, fencing all others, *before* it read the token;
-* a producer carries a second transaction only while it is clean (`kafka.producer`);
-* after an error of the commit itself the outcome is unknown: nothing is aborted, a new producer is
-  initialised and the token is believed;
-* fenced once on a producer is a question, which the token answers; fenced twice is a rival;
-* sinks outside Kafka prepare before the transaction begins, under an id that is new after each
-  `init_transactions`, and commit when Kafka has; what they hold prepared is listed before that call, so
-  that the token read after it decides it for good (`commit.settle`).
+* Whoever commits has initialised, fencing all others, *before* it read the token.
+* A batch is written only if it continues the chain of tokens (`commit.verdict`).
+* A producer carries another transaction only while it is clean (`kafka.transactional`).
+* After an error of the commit itself the outcome is unknown: nothing is aborted, a new producer is
+  initialised, and the token is believed.
+* A producer that is fenced once asks the token why. A producer that is fenced twice has a rival.
+* Sinks outside Kafka prepare before the transaction begins, under an id that is new after each
+  `init_transactions`, and commit when Kafka has. What they hold prepared is listed before that call, so that
+  the token read after it decides their fate for good (`commit.settle`).
 """
 
 from __future__ import annotations
@@ -17,20 +18,31 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from kafka_eos_source import failpoints
-from kafka_eos_source.commit.decide import Verdict, decide
-from kafka_eos_source.commit.order import Order, mark_of
-from kafka_eos_source.commit.parties import Cluster, NoSinks, Owner, Producer, Sinks, Staged
+from kafka_eos_source.commit.parties import (
+    Clients,
+    FirstBatchMarker,
+    NoCheckpoint,
+    NoSinks,
+    Producer,
+    ProducerSession,
+    Sinks,
+    Staged,
+)
+from kafka_eos_source.commit.request import Cluster, CommitRequest, inherited_shards, progress_of
+from kafka_eos_source.commit.shard_checks import check_same_log, check_shards, stand_at
 from kafka_eos_source.commit.steps import ABORTED_ON_ERROR, MOVES, ROLLED_BACK_ON_ERROR, Step
+from kafka_eos_source.commit.verdict import Batch, Held, Verdict, batch_verdict, continues
 from kafka_eos_source.errors import (
     AbortableError,
+    DataLossError,
     FencedError,
+    ForeignQueryError,
     KafkaEosError,
     OutcomeUnknownError,
-    RestartQueryError,
     RetriableError,
     SinkRetryableError,
     SinkUnavailableError,
@@ -38,7 +50,7 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
-from kafka_eos_source.protocol.token import UNDECIDED, Token, newest
+from kafka_eos_source.protocol.token import FORMAT, UNDECIDED, Token, newest
 from kafka_eos_source.runtime.deadline import Deadline
 
 _log = logging.getLogger(__name__)
@@ -62,32 +74,63 @@ class Result:
     settled_by_token: bool = False
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """What one attempt to commit the batch knows.
+
+    Attributes:
+        producer: initialised, and with no transaction open.
+        batch: with its offsets on the sink's cluster.
+        held: what the group holds, as the decision saw it.
+        verdict: what to do with the batch.
+        token_in_group: newest token that the group itself holds; differs from ``held.token`` where that one
+            comes from elsewhere.
+    """
+
+    producer: Producer
+    batch: Batch
+    held: Held
+    verdict: Verdict
+    token_in_group: Token | None
+
+
 class _OvertakenError(FencedError):
     """Fenced, and the token says by whom: not a reason to try again."""
 
 
 class Commit:
-    """One run of the machine."""
+    """One run of the machine.
+
+    Args:
+        request: the batch.
+        staged: its rows.
+        clients: of the sink's cluster.
+        session: what this process keeps of the transactional id.
+        deadline: for all of it.
+        sinks: outside Kafka.
+        first_batch: the checkpoint's first-batch file.
+    """
 
     def __init__(
         self,
-        order: Order,
+        request: CommitRequest,
         staged: Staged,
-        cluster: Cluster,
-        owner: Owner,
+        clients: Clients,
+        session: ProducerSession,
         deadline: Deadline,
         sinks: Sinks | None = None,
+        first_batch: FirstBatchMarker | None = None,
     ) -> None:
-        self._order = order
+        self._request = request
         self._staged = staged
         self._sinks = NoSinks() if sinks is None else sinks
-        self._cluster = cluster
-        self._owner = owner
+        self._clients = clients
+        self._session = session
         self._deadline = deadline
+        self._first_batch = NoCheckpoint() if first_batch is None else first_batch
         self._step = Step.OPEN
         self._begun = 0
         self._begun_at = 0.0
-        self._inherited: Mapping[TopicPartition, GroupOffset] = {}
         self._fenced: FencedError | None = None
         self._unknown: OutcomeUnknownError | None = None
         self._pause = threading.Event()
@@ -104,217 +147,439 @@ class Commit:
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
-                return self._attempt()
+                result = self._attempt()
+                if result is not None:
+                    return result
+                self._move(Step.OPEN)
             except _OvertakenError:
-                self._lose()
+                self._end_attempt()
                 raise
             except (RetriableError, AbortableError, OutcomeUnknownError, FencedError) as error:
-                self._lose()
-                self._remember(error)
+                self._end_attempt()
+                self._record_failure(error)
                 if self._deadline.expired:
                     raise (self._unknown or _out_of_time(error, self._deadline)) from error
-                _log.warning("batch %d: %s; trying again", self._order.batch.batch_id, error)
+                _log.warning("batch %d: %s; trying again", self._request.batch.batch_id, error)
                 self._pause.wait(min(pause, self._deadline.remaining_seconds()))
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
                 self._move(Step.OPEN)
             except BaseException:
-                self._lose()
+                self._end_attempt()
                 raise
 
-    def _attempt(self) -> Result:
-        owner, order = self._owner, self._order
-        verdict = Verdict.WRITE
-        # shards that found the batch in Kafka know more than the token in memory
-        skipped = any(shard.skipped for shard in self._staged.shards)
-        if skipped or not self._may_go_on():
-            owner.drop()
-            verdict = self._open()
-        if verdict is Verdict.SKIP:
-            if owner.token is not None and owner.token.batch_id == order.batch.batch_id:
-                self._move(Step.FINISH)
-                self._sinks.finish(owner.token, self._deadline)
-            self._move(Step.SKIPPED)
-            return Result(Step.SKIPPED, self._begun, settled_by_token=self._unknown is not None)
-        if verdict is Verdict.MARK:
-            self._check_marked()
-        elif skipped:
-            raise RestartQueryError(
-                f"operators found batch {order.batch.batch_id} in Kafka and made nothing of it; its token "
-                "says that it is not there.",
-                fix="restart the query; if it stays so, give operator and sink the same application.id, "
-                "kafka.group.id and cluster.",
-            )
-        assert owner.producer is not None
-        rows = self._staged.rows if verdict is Verdict.WRITE else 0
-        token = Token(
-            application_id=order.batch.application_id,
-            query_id=order.batch.query_id,
-            run_id=order.batch.run_id,
-            batch_id=order.batch.batch_id,
-            start_digest=order.batch.start_digest,
-            end_digest=order.batch.end_digest,
-            rows=rows,
-            transaction_number=self._begun + 1,
-            sequence=order.batch.batch_id,
-        )
-        if rows:
-            self._move(Step.CHECK)
-            # before `begin`, so that a wrong name costs no transaction
-            owner.producer.check_partitions(self._staged.topics, self._deadline)
-        if verdict is Verdict.WRITE:
-            self._move(Step.PREPARE)
-            token = replace(token, sinks=self._sinks.prepare(self._deadline))
-            failpoints.reach("commit.after_prepare")
-        else:
-            token = replace(token, sinks=UNDECIDED)
-        self._transact(owner.producer, rows, token)
-        self._move(Step.FINISH)
-        self._sinks.finish(token, self._deadline)
-        failpoints.reach("commit.after_finish")
-        self._move(Step.COMMITTED)
-        owner.token = token
-        return Result(Step.COMMITTED if verdict is Verdict.WRITE else Step.SKIPPED, self._begun)
+    def _attempt(self) -> Result | None:
+        """One attempt. Returns None if it wrote the genesis token and the batch itself is still to come."""
+        attempt = self._reuse()
+        if attempt is None:
+            self._session.drop()
+            attempt = self._open()
+        if attempt.verdict is Verdict.SKIP:
+            return self._skip()
+        if self._needs_genesis(attempt):
+            self._write_genesis(attempt)
+            return None
+        if not (attempt.batch.versioned or attempt.batch.once):
+            # Crash here ⇒ the next start finds the token, and writes the file if it is missing.
+            self._first_batch.write()
+        if attempt.verdict is Verdict.WRITE_TOKEN_ONLY:
+            return self._write_token_only(attempt)
+        return self._write(attempt)
 
-    def _check_marked(self) -> None:
-        """A person said that the batch is in Kafka; a shard that has changes to write says that it is not."""
+    # -- deciding --------------------------------------------------------------------------------
+
+    def _reuse(self) -> Attempt | None:
+        """The producer at hand, if it is clean and this batch continues what it committed last.
+
+        What this process knows of the group is what the group holds: whoever committed since would have
+        fenced its producer.
+        """
+        request, session = self._request, self._session
+        batch, producer, held = request.batch, session.producer, session.held
+        if producer is None:
+            return None
+        if request.new_group:
+            if self._begun or not producer.is_clean():
+                return None
+            return Attempt(producer, batch, Held(batch.application_id), Verdict.WRITE, None)
+        if held is None or held.token is None or held.token.query_id != batch.query_id:
+            return None
+        if batch.versioned:
+            follows = batch.batch_id > held.token.batch_id
+        else:
+            follows = continues(batch, held.token) and not any(each.jump for each in request.sources)
+        # shards whose state is newer than what this process knows prove that another one committed since
+        if not follows or not stand_at(self._staged.shards, held) or not producer.is_clean():
+            return None
+        resolved = request.batch_on(session.cluster, session.topic_ids)
+        return Attempt(producer, resolved, held, Verdict.WRITE, held.token)
+
+    def _open(self) -> Attempt:
+        """Initialises a producer, reads the token, and decides.
+
+        The order matters: before `init_transactions` a dead run's transaction may still commit.
+        """
+        request, session = self._request, self._session
+        # 1. Sinks list what they hold prepared. Crash here ⇒ nothing happened.
+        self._move(Step.INIT)
+        self._sinks.look(self._deadline)
+        failpoints.reach("commit.after_look")
+        # 2. A new producer fences all others. Crash here ⇒ nothing is open any more.
+        producer = session.producer = self._clients.producer(request.batch.application_id)
+        producer.init(self._deadline)
+        failpoints.reach("commit.after_init")
+        # 3. What Kafka holds.
+        self._move(Step.TOKEN)
+        session.cluster = Cluster(*producer.cluster(self._deadline))
+        if not session.cluster.has(request.anchor):
+            raise UnavailableError(
+                f"the anchor topic {request.anchor.topic!r} does not exist on the sink's cluster "
+                f"({session.cluster.cluster_id}), or may not be described.",
+                fix="create it, grant Read and Describe, or set .option('anchor.topic', …) to another topic.",
+            )
+        partitions = request.partitions(session.cluster)
+        found = self._clients.group_offsets(request.group_id, partitions, self._deadline)
+        known, held = session.held, self._with_predecessor(Held.of(request.batch.application_id, found))
+        session.held = held
+        failpoints.reach("commit.after_token")
+        if self._fenced is not None and held.token is not None:
+            self._refuse_rival(held.token, known)
+        # 4. The decision.
+        session.topic_ids = producer.topic_ids(self._topics())
+        batch = request.batch_on(session.cluster, session.topic_ids)
+        verdict = self._decide(batch, held)
+        failpoints.reach("commit.after_settle")
+        return Attempt(producer, batch, held, verdict, newest(found.values(), batch.application_id))
+
+    def _decide(self, batch: Batch, held: Held) -> Verdict:
+        """The verdict on the batch. Sinks first get what the token promises them, also if it is refused."""
+        request, token = self._request, held.token
+        try:
+            verdict = batch_verdict(
+                batch,
+                held,
+                request.anchor,
+                missing_token=request.missing_token,
+                foreign_query=request.foreign_query,
+                moved_offsets=request.moved_offsets,
+            )
+        except ForeignQueryError:
+            raise  # the sinks that the token names are the other query's
+        except KafkaEosError:
+            if token is not None:
+                self._resolve_sinks(token, batch, None)
+            raise
+        # Spark plans the next batch only when this one is finished everywhere
+        finished = (
+            verdict is Verdict.WRITE
+            and token is not None
+            and token.query_id == batch.query_id
+            and continues(batch, token)
+        )
+        if token is None or finished:
+            self._sinks.settle(token, batch, verdict, self._deadline)
+        else:
+            self._resolve_sinks(token, batch, verdict)
+        return verdict
+
+    def _resolve_sinks(self, token: Token, batch: Batch, verdict: Verdict | None) -> None:
+        """Commits what the token names in sinks, whoever wrote it, and takes back what nothing names."""
+        self._sinks.settle(token, batch, verdict, self._deadline)
+        self._sinks.finish(token, self._deadline)
+
+    def _with_predecessor(self, held: Held) -> Held:
+        """Finds the token that a series of batch writes left under its names of format 1."""
+        request = self._request
+        former = request.predecessor
+        if held.token is not None or former is None:
+            return held
+        translated = self._translated(held.offsets)
+        if translated is None and former.application_id not in (held.application_id, request.group_id):
+            wanted = {request.anchor}
+            found = self._clients.group_offsets(former.application_id, wanted, self._deadline)
+            if self._translated(found) is not None:
+                # a writer of the older version may be in the midst of a commit: fence it, and look again
+                older = self._clients.producer(former.application_id)
+                try:
+                    older.init(self._deadline)
+                finally:
+                    older.close()
+                found = self._clients.group_offsets(former.application_id, wanted, self._deadline)
+                translated = self._translated(found)
+        if translated is None:
+            return held
+        return Held.of(held.application_id, {**held.offsets, request.anchor: translated})
+
+    def _translated(self, offsets: Mapping[TopicPartition, GroupOffset]) -> GroupOffset | None:
+        """The anchor's offset with a token of format 1 of the same series, under the names of today."""
+        request = self._request
+        offset = offsets.get(request.anchor)
+        token = None if offset is None else Token.decode(offset.metadata)
+        if offset is None or token is None or request.predecessor is None:
+            return None
+        if token.format == FORMAT or token.query_id != request.predecessor.query_id:
+            return None
+        batch = request.batch
+        own = replace(token, application_id=batch.application_id, query_id=batch.query_id)
+        return replace(offset, metadata=own.encode())
+
+    def _refuse_rival(self, token: Token, known: Held | None) -> None:
+        """Fenced: by a rival if the token moved on under its run, else by our own transaction's age."""
+        batch = self._request.batch
+        before = None if known is None else known.token
+        runs = {batch.run_id, before.run_id if before is not None else ""}
+        if token.run_id not in runs:
+            # what we had prepared is dead, and the other run may not look again for weeks
+            self._sinks.settle(token, batch, None, self._deadline)
+            raise _OvertakenError(
+                f"run {token.run_id} of query {token.query_id} took over application.id="
+                f"{token.application_id!r} and has written batch {token.batch_id}; this is run "
+                f"{batch.run_id}, batch {batch.batch_id}.",
+                fix="nothing, if the other run is meant to go on; else stop it and start this query again.",
+            ) from self._fenced
+
+    # -- the three ways to go on -----------------------------------------------------------------
+
+    def _skip(self) -> Result:
+        """Kafka holds the batch, and by now the sinks that its token names hold it too."""
+        self._move(Step.SKIPPED)
+        return Result(Step.SKIPPED, self._begun, settled_by_token=self._unknown is not None)
+
+    def _write_token_only(self, attempt: Attempt) -> Result:
+        """Commits the token of a batch that, as a person says, is in Kafka without one."""
         changed = [str(shard.tp) for shard in self._staged.shards if shard.records]
         if changed:
             raise StateLostError(
                 "onMissingToken=assume_committed, and the state changes of batch "
-                f"{self._order.batch.batch_id} are not in the changelog: {', '.join(changed)}.",
+                f"{attempt.batch.batch_id} are not in the changelog: {', '.join(changed)}.",
                 fix="start with .option('onMissingToken', 'assume_not_committed').",
             )
+        token = replace(self._token(attempt, rows=0), sinks=UNDECIDED)
+        # Crash before the commit ⇒ nothing is visible, and the person is asked again.
+        self._transact(attempt, token, attempt.batch.ends or {}, rows=0)
+        self._finish_sinks(token)
+        self._move(Step.COMMITTED)
+        return Result(Step.SKIPPED, self._begun)
 
-    def _may_go_on(self) -> bool:
-        """Whether the producer at hand is clean and this batch is the one after its last.
+    def _write(self, attempt: Attempt) -> Result:
+        """Commits the batch: records, offsets, state and token in one transaction."""
+        rows, deadline = self._staged.rows, self._deadline
+        check_shards(self._staged.shards, attempt.batch.batch_id, attempt.held)
+        if not self._topics() <= set(self._session.topic_ids):
+            self._session.topic_ids = attempt.producer.topic_ids(self._topics())
+        if rows:
+            # 1. Output topics exist and are wide enough. Crash here ⇒ nothing happened.
+            self._move(Step.CHECK)
+            attempt.producer.check_partitions(self._staged.topics, deadline)
+        # 2. Sinks prepare. Crash here ⇒ the next owner finds work that no token names, and aborts it.
+        self._move(Step.PREPARE)
+        token = self._token(attempt, rows)
+        token = replace(token, sinks=self._sinks.prepare(token.sequence, deadline))
+        failpoints.reach("commit.after_prepare")
+        # 3. The transaction. Crash before its commit ⇒ the next owner's init aborts it, and the sinks' work.
+        self._transact(attempt, token, attempt.batch.ends or {}, rows=rows)
+        # 4. Sinks commit. Crash here ⇒ the token names them, and the next owner commits them.
+        self._finish_sinks(token)
+        # 5. Spark may write its commit log. Crash here ⇒ Spark replays the batch, and the token skips it.
+        self._move(Step.COMMITTED)
+        return Result(Step.COMMITTED, self._begun)
 
-        The token in memory is the one in Kafka: whoever had committed since would have fenced us.
-        """
-        batch, token, producer = self._order.batch, self._owner.token, self._owner.producer
-        if producer is None or token is None or token.query_id != batch.query_id:
+    def _finish_sinks(self, token: Token) -> None:
+        self._move(Step.FINISH)
+        self._sinks.finish(token, self._deadline)
+        failpoints.reach("commit.after_finish")
+
+    # -- the genesis token -----------------------------------------------------------------------
+
+    def _needs_genesis(self, attempt: Attempt) -> bool:
+        """Whether the chain has no beginning yet. Batch writes have none: their versions may have gaps."""
+        batch = attempt.batch
+        if batch.versioned or batch.once or attempt.verdict is not Verdict.WRITE:
             return False
-        is_next = batch.batch_id > token.batch_id if batch.versioned else batch.batch_id == token.batch_id + 1
-        return is_next and producer.is_clean()
+        return attempt.held.token is None or attempt.held.newest_sequence > attempt.held.token.sequence
 
-    def _open(self) -> Verdict:
-        """A fresh producer; only then the token: before init, a dead run's transaction may still commit."""
-        owner, order = self._owner, self._order
-        self._move(Step.INIT)
-        self._sinks.look(self._deadline)
-        failpoints.reach("commit.after_look")
-        owner.producer = self._cluster.producer()
-        owner.producer.init(self._deadline)
-        failpoints.reach("commit.after_init")
-        self._move(Step.TOKEN)
-        found = self._cluster.group_offsets(order.group_id, order.partitions(), self._deadline)
-        owner.cluster_id, owner.topics = owner.producer.cluster(self._deadline)
-        if owner.topics.get(order.anchor.topic, 0) <= order.anchor.partition:
-            raise UnavailableError(
-                f"topic {order.anchor.topic!r}, which is to carry the token, is not on the sink's cluster "
-                f"({owner.cluster_id}), or may not be described.",
-                fix="create it, grant Read and Describe, or set .option('anchor.topic', …) to another topic.",
-            )
-        known, owner.token = owner.token, newest(found.values())
-        failpoints.reach("commit.after_token")
-        if self._fenced is not None and owner.token is not None:
-            self._refuse_rival(owner.token, known)
-        self._inherited = {
-            tp: each
-            for tp, each in found.items()
-            if (held := Token.decode(each.metadata)) is not None and held.query_id != order.batch.query_id
-        }
-        verdict = decide(
-            order.batch_on(owner.cluster_id, owner.topics),
-            owner.token,
-            {tp: each.offset for tp, each in found.items()},
-            missing_token=order.missing_token,
-            foreign_query=order.foreign_query,
+    def _write_genesis(self, attempt: Attempt) -> None:
+        """Commits the first token of a chain in a transaction of its own: it ends where the batch starts.
+
+        From then on a missing token always means that Kafka lost it. Crash before the commit ⇒ nothing
+        happened. Crash after it ⇒ the next start finds the token, and the batch continues it.
+        """
+        batch = attempt.batch
+        is_first = attempt.held.newest_sequence < 0 and not batch.promised
+        token = Token(
+            application_id=batch.application_id,
+            query_id=batch.query_id,
+            run_id=batch.run_id,
+            sequence=0 if is_first else attempt.held.next_sequence(),
+            batch_id=batch.batch_id - 1,
+            start_digest="",
+            end_digest=batch.start.current,
+            rows=0,
         )
-        self._sinks.settle(owner.token, order.batch, verdict, self._deadline)
-        failpoints.reach("commit.after_settle")
-        return verdict
+        self._transact(attempt, token, batch.starts or {}, rows=0, with_shards=False)
+        failpoints.reach("commit.after_genesis")
+        self._move(Step.GENESIS)
 
-    def _refuse_rival(self, token: Token, known: Token | None) -> None:
-        """Fenced: by a rival if the token moved on under its run, else by our own transaction's age."""
-        runs = {self._order.batch.run_id, known.run_id if known is not None else ""}
-        if token.run_id not in runs:
-            # what we had prepared is dead, and the other run may not look again for weeks
-            self._sinks.settle(token, self._order.batch, None, self._deadline)
-            raise _OvertakenError(
-                f"run {token.run_id} of query {token.query_id} took over application.id="
-                f"{token.application_id!r} and has written batch {token.batch_id}; this is run "
-                f"{self._order.batch.run_id}, batch {self._order.batch.batch_id}.",
-                fix="nothing, if the other run is meant to go on; else stop it and start this query again.",
-            ) from self._fenced
+    # -- one transaction -------------------------------------------------------------------------
 
-    def _transact(self, producer: Producer, rows: int, token: Token) -> None:
-        order, deadline = self._order, self._deadline
+    def _token(self, attempt: Attempt, rows: int) -> Token:
+        batch = attempt.batch
+        return Token(
+            application_id=batch.application_id,
+            query_id=batch.query_id,
+            run_id=batch.run_id,
+            sequence=attempt.held.next_sequence(),
+            batch_id=batch.batch_id,
+            start_digest=batch.start.current,
+            end_digest=batch.end.current,
+            rows=rows,
+            transaction_number=self._begun + 1,
+        )
+
+    def _transact(
+        self,
+        attempt: Attempt,
+        token: Token,
+        offsets: Mapping[TopicPartition, int],
+        *,
+        rows: int,
+        with_shards: bool = True,
+    ) -> None:
+        request, session, deadline = self._request, self._session, self._deadline
+        producer = attempt.producer
         failpoints.reach("commit.before_begin")
         self._move(Step.BEGIN)
         producer.begin()
         self._begun += 1
         self._begun_at = time.monotonic()
         if rows:
-            self._move(Step.PRODUCE)
-            for batch in self._staged.batches():
-                producer.send(batch, order.topic, deadline)
-                failpoints.reach("commit.within_produce")
-            for tp, changes in self._staged.changes():
-                producer.send(changes, tp.topic, deadline)
-                failpoints.reach("commit.within_changelog")
-            self._move(Step.FLUSH)
-            producer.flush(deadline)
-            if producer.enqueued != rows:
-                # a record that was refused locally does not fail a commit by itself
-                raise AbortableError(f"{producer.enqueued} records enqueued, {rows} staged")
+            self._produce(producer, rows)
         failpoints.reach("commit.after_flush")
         self._move(Step.OFFSETS)
-        owner = self._owner
-        if any(owner.topics.get(tp.topic, 0) <= tp.partition for tp in order.partitions()):
+        if not all(session.cluster.has(tp) for tp in request.partitions(session.cluster)):
             # a partition is newer than this producer, or gone
-            owner.cluster_id, owner.topics = producer.cluster(deadline)
+            session.cluster = Cluster(*producer.cluster(deadline))
+        self._check_topic_ids(producer, is_written=bool(rows))
+        shards = self._staged.shards if with_shards else ()
+        reported = {shard.tp for shard in shards}
+        inherited = inherited_shards(attempt.held, token.query_id)
+        inherited = [each for each in inherited if each.tp not in reported]
         try:
-            offsets = [
-                *order.offsets(token, owner.cluster_id, owner.topics, self._inherited_elsewhere()),
-                *self._changelog_offsets(producer, token),
+            written = [
+                *request.offsets(token, offsets, session.cluster, inherited),
+                *self._changelog_offsets(producer, token, shards),
             ]
-            producer.send_offsets(offsets, order.group_id, deadline)
+            producer.send_offsets(written, request.group_id, deadline)
         except UnavailableError as error:
             if deadline.expired:
                 raise
-            # a source topic was deleted: the next attempt sees which are left
+            # a topic was deleted: the next attempt sees which are left
             raise AbortableError(error.message) from error
+        self._confirm(attempt)
         failpoints.reach("commit.before_commit")
         self._move(Step.COMMIT)
         producer.commit(deadline)
         failpoints.reach("commit.after_commit")
+        session.held = attempt.held.after(token, {each.tp: each for each in written})
+        session.confirmed = True
 
-    def _inherited_elsewhere(self) -> Mapping[TopicPartition, GroupOffset]:
-        own = {shard.tp for shard in self._staged.shards}
-        return {tp: each for tp, each in self._inherited.items() if tp not in own}
+    def _produce(self, producer: Producer, rows: int) -> None:
+        """Sends the staged records and the changes of state, and proves that none was left out."""
+        deadline = self._deadline
+        self._move(Step.PRODUCE)
+        for batch in self._staged.batches():
+            producer.send(batch, self._request.topic, deadline)
+            failpoints.reach("commit.within_produce")
+        for tp, changes in self._staged.changes():
+            producer.send(changes, tp.topic, deadline)
+            failpoints.reach("commit.within_changelog")
+        self._move(Step.FLUSH)
+        producer.flush(deadline)
+        if producer.enqueued != rows:
+            # a record that was refused locally does not fail a commit by itself
+            raise AbortableError(f"{producer.enqueued} records enqueued, {rows} staged")
 
-    def _changelog_offsets(self, producer: Producer, token: Token) -> list[GroupOffset]:
-        """How far each shard's changelog is committed, and by which attempt.
+    def _confirm(self, attempt: Attempt) -> None:
+        """Reads the token again from a coordinator that has just taken an offset commit of ours.
+
+        OffsetFetch is no quorum read: a coordinator that is cut off from the others may have answered with
+        an old token. One that took our offsets was not cut off.
+        """
+        request, session = self._request, self._session
+        if session.confirmed or request.new_group:
+            return
+        partitions = request.partitions(session.cluster)
+        found = self._clients.committed_now(request.group_id, partitions, self._deadline)
+        token = newest(found.values(), attempt.batch.application_id)
+        if token != attempt.token_in_group:
+            raise AbortableError(
+                f"the token of application.id={attempt.batch.application_id!r} is not the one that was read "
+                "before the transaction: the group coordinator that answered then was out of date."
+            )
+
+    def _topics(self) -> set[str]:
+        """Topics whose ids matter: those that the batch reads on this cluster, and those that it writes."""
+        read = self._request.own(self._session.cluster).topic_ids
+        return {*read, *self._staged.topics}
+
+    def _check_topic_ids(self, producer: Producer, *, is_written: bool) -> None:
+        """No topic was deleted and created again since the batch was planned, or while it was written.
+
+        Topic ids never recur. So if the ids after the last acknowledged record are those from before the
+        first one, all records went to the same topics.
+
+        Raises:
+            DataLossError: a source topic is another one than the batch was planned for.
+            AbortableError: an output topic was replaced while the transaction was written.
+        """
+        own = self._request.own(self._session.cluster)
+        before, now = self._session.topic_ids, producer.topic_ids(self._topics())
+        self._session.topic_ids = now
+        for topic, planned in sorted(own.topic_ids.items()):
+            if now.get(topic, planned) == planned:
+                continue
+            if topic in own.lossy_topics:
+                _log.warning("topic %r was deleted and created again (failOnDataLoss=false)", topic)
+                continue
+            raise DataLossError(
+                f"TOPIC_RECREATED: topic {topic!r} was deleted and created again after batch "
+                f"{self._request.batch.batch_id} was planned: its id was {planned} and is {now[topic]}. What "
+                "was read may be of either one. Nothing of the batch was committed.",
+                fix="if that is expected, restart with .option('failOnDataLoss', 'false') on the source.",
+            )
+        if not is_written:
+            return
+        for topic in sorted(self._staged.topics):
+            if now.get(topic) != before.get(topic, now.get(topic)):
+                raise AbortableError(f"output topic {topic!r} was deleted and created again meanwhile")
+
+    # -- state of operators ----------------------------------------------------------------------
+
+    def _changelog_offsets(
+        self, producer: Producer, token: Token, shards: Iterable[ShardReport]
+    ) -> list[GroupOffset]:
+        """How far each shard's changelog is committed, and by which task attempt.
 
         The log's end is asked for after the flush: nobody else writes there, for this producer has fenced all
         others and its transaction is the only one open.
         """
-        changed = [shard.tp for shard in self._staged.shards if shard.records]
+        changed: Collection[TopicPartition] = [shard.tp for shard in shards if shard.records]
         ends = producer.ends(changed) if changed else {}
-        for shard in self._staged.shards:
+        for shard in shards:
             if shard.tp in ends:
-                _check_same_log(shard, ends[shard.tp])
+                check_same_log(shard, ends[shard.tp])
         return [
             GroupOffset(
                 shard.tp,
                 ends.get(shard.tp, shard.next_offset),
-                replace(token, shard=mark_of(shard)).encode(),
+                replace(token, shard=progress_of(shard)).encode(),
             )
-            for shard in self._staged.shards
+            for shard in shards
         ]
 
-    def _remember(self, error: KafkaEosError) -> None:
-        """What the next attempt must know, and the rule of the second fencing."""
+    # -- the end of an attempt -------------------------------------------------------------------
+
+    def _record_failure(self, error: KafkaEosError) -> None:
+        """Keeps what the next attempt must know, and applies the rule of the second fencing."""
         if isinstance(error, OutcomeUnknownError):
             self._unknown = error
             fenced = error.__cause__ if isinstance(error.__cause__, FencedError) else None
@@ -322,22 +587,23 @@ class Commit:
             fenced = error if isinstance(error, FencedError) else None
         if fenced is None:
             return
+        batch = self._request.batch
         if self._fenced is not None:
             raise FencedError(
-                f"fenced twice while committing batch {self._order.batch.batch_id} of application.id="
-                f"{self._order.batch.application_id!r}: another driver commits under it at this moment, or "
+                f"fenced twice while committing batch {batch.batch_id} of application.id="
+                f"{batch.application_id!r}: another driver commits under it at this moment, or "
                 f"the transaction timed out (begun {time.monotonic() - self._begun_at:.0f} s ago).",
                 fix="let only one query use this application.id, and only one driver this checkpoint; if "
                 "that is so, raise kafka.transaction.timeout.ms or make batches smaller.",
             ) from fenced
         self._fenced = fenced
 
-    def _lose(self) -> None:
-        """Ends this attempt: abort what may be aborted, and never use this producer again."""
-        if self._owner.producer is not None and self._step in ABORTED_ON_ERROR:
+    def _end_attempt(self) -> None:
+        """Aborts what may be aborted, and never uses this producer again."""
+        if self._session.producer is not None and self._step in ABORTED_ON_ERROR:
             failpoints.reach("commit.before_abort")
-            self._owner.producer.abort(self._deadline)
-        self._owner.drop()
+            self._session.producer.abort(self._deadline)
+        self._session.drop()
         if self._step in ROLLED_BACK_ON_ERROR:
             self._sinks.roll_back(self._deadline)
         if self._step not in (Step.LOST, Step.COMMITTED, Step.SKIPPED):
@@ -347,22 +613,6 @@ class Commit:
         if to not in MOVES[self._step]:
             raise AssertionError(f"commit cannot go from {self._step.name} to {to.name}")
         self._step = to
-
-
-def _check_same_log(shard: ShardReport, end: int) -> None:
-    """The changes stand behind the state that they are made to, else the changelog would hold a part of it.
-
-    Raises:
-        StateLostError: they do not.
-    """
-    if end < shard.next_offset + shard.records:
-        raise StateLostError(
-            f"changelog {shard.tp} ends at offset {end}, with {shard.records} changes of this batch in it; "
-            f"the state that they are made to is that of offset {shard.next_offset}: the topic was deleted "
-            "and made anew while the query ran.",
-            fix="nothing of this batch is in Kafka. Put the topic back from a copy, or start anew with a new "
-            "checkpoint and application.id.",
-        )
 
 
 def _out_of_time(error: KafkaEosError, deadline: Deadline) -> KafkaEosError:

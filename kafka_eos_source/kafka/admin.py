@@ -48,6 +48,8 @@ _MISSING = frozenset(
         KafkaError.UNKNOWN_TOPIC_ID,
     }
 )
+#: Topics that are not there for us.
+_UNSEEN = _MISSING | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
 #: A leader is being chosen, or is not ready yet: its high watermark is that of before (KIP-207).
 _LEADERS = frozenset(
     {
@@ -119,6 +121,27 @@ class SourceAdmin:
         return self._ask(
             f"looking up the topics {', '.join(wanted)}", lambda client: self._describe(client, wanted)
         )
+
+    def ids(self, topics: Iterable[str]) -> Mapping[str, str]:
+        """The ids (KIP-516) of these topics; one that does not exist or may not be described is left out.
+
+        Raises:
+            UnavailableError: no broker answers.
+        """
+        wanted = sorted(set(topics))
+
+        def ask(client: Any) -> Mapping[str, str]:
+            found: dict[str, str] = {}
+            futures = client.describe_topics(TopicCollection(wanted), request_timeout=_REQUEST_SECONDS)
+            for name, future in futures.items():
+                try:
+                    found[name] = str(self._answer(client, future).topic_id)
+                except KafkaException as failure:
+                    if kafka_error(failure).code() not in _UNSEEN:
+                        raise
+            return found
+
+        return self._ask(f"looking up the ids of the topics {', '.join(wanted)}", ask) if wanted else {}
 
     def matching(self, pattern: str) -> Topics:
         """Every topic in whose name ``pattern`` is found (Java's ``find``, as in Spark), but no internal one.

@@ -82,6 +82,16 @@ class GroupOffsets:
             found.update(offsets)
         return found, pending
 
+    def committed_now(
+        self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
+    ) -> dict[TopicPartition, GroupOffset]:
+        """What is committed at this moment for these partitions, without what open transactions will commit.
+
+        Raises:
+            UnavailableError, AuthorizationError: as `fetch`.
+        """
+        return self._retried(group_id, certainly, deadline, stable=False) or {}
+
     def forget(self, group_id: str, deadline: Deadline) -> None:
         """Deletes the group, if it is there.
 

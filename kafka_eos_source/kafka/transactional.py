@@ -155,9 +155,15 @@ class TransactionalProducer(RecordProducer):
         Raises:
             UnavailableError: a partition is gone, or no broker answers.
         """
-        if self._admin is None:
-            self._admin = SourceAdmin(self._connection, "read_committed", _LOOK_RETRIES, _LOOK_PAUSE_MS)
-        return self._admin.high_watermarks(partitions)
+        return self._look_up().high_watermarks(partitions)
+
+    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
+        """The ids (KIP-516) of topics as they are now; one that is gone is left out.
+
+        Raises:
+            UnavailableError: no broker answers.
+        """
+        return self._look_up().ids(topics)
 
     def send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None:
         """Makes ``offsets`` of the group part of the transaction (TxnOffsetCommit, KIP-98 and KIP-447)."""
@@ -202,6 +208,11 @@ class TransactionalProducer(RecordProducer):
             )
         except (KafkaException, RetriableError) as error:
             _log.info("abort of %s: %s", self.transactional_id, error)
+
+    def _look_up(self) -> SourceAdmin:
+        if self._admin is None:
+            self._admin = SourceAdmin(self._connection, "read_committed", _LOOK_RETRIES, _LOOK_PAUSE_MS)
+        return self._admin
 
     def _writing(self) -> str:
         return f"{super()._writing()} under transactional id {self.transactional_id!r}"

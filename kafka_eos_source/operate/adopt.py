@@ -13,12 +13,12 @@ from enum import Enum
 
 import pyarrow as pa
 
-from kafka_eos_source.commit.decide import Batch, decide
-from kafka_eos_source.commit.order import Order
-from kafka_eos_source.commit.parties import Owner, UndecidedSinks
-from kafka_eos_source.commit.session import KafkaCluster
+from kafka_eos_source.commit.parties import ProducerSession, UndecidedSinks
+from kafka_eos_source.commit.request import CommitRequest
+from kafka_eos_source.commit.session import KafkaClients, digests
 from kafka_eos_source.commit.sources import SourceRange, ranges
 from kafka_eos_source.commit.transaction import Commit, Result
+from kafka_eos_source.commit.verdict import Batch, batch_verdict
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, TokenMissingError
 from kafka_eos_source.model import ShardReport, TopicPartition
 from kafka_eos_source.operate.checkpoint import Checkpoint
@@ -27,7 +27,6 @@ from kafka_eos_source.operate.inspect import Inspection
 from kafka_eos_source.operate.target import Target
 from kafka_eos_source.operate.verdict import Finding, short_name
 from kafka_eos_source.protocol import offset_log
-from kafka_eos_source.protocol.offset_log import LoggedOffsets
 from kafka_eos_source.runtime.deadline import Deadline
 
 #: In the token, in place of Spark's run id.
@@ -48,13 +47,13 @@ class Adoption:
 
     Attributes:
         text: what is the matter, in sentences.
-        order: the empty batch to be committed; None = there is nothing that can be written.
+        request: the empty batch to be committed; None = there is nothing that can be written.
         options: of the query, to be set by a person.
         refused: why nothing can be written although something is wrong.
     """
 
     text: Sequence[str]
-    order: Order | None = None
+    request: CommitRequest | None = None
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     refused: Finding | None = None
 
@@ -98,24 +97,28 @@ def plan(inspection: Inspection, target: Target, said: Said | None) -> Adoption:
     return _hand_over(inspection, target, kafka, checkpoint, stands)
 
 
-def perform(adoption: Adoption, kafka: Mapping[str, str], deadline: Deadline) -> Result:
+def perform(
+    adoption: Adoption, kafka: Mapping[str, str], deadline: Deadline, *, sinks_finished: bool = False
+) -> Result:
     """Writes the token; whoever runs under the ``application.id`` now is fenced.
 
     Args:
-        adoption: with an order.
+        adoption: with a request.
         kafka: librdkafka properties of a producer.
         deadline: for all of it.
+        sinks_finished: whether a person said that the sinks outside Kafka which the token names have
+            committed; otherwise a token that names sinks is not replaced.
 
     Raises:
         KafkaEosError: as a commit; `ForeignQueryError` and the like if Kafka holds something else by now.
     """
-    assert adoption.order is not None
-    owner = Owner()
-    cluster = KafkaCluster(kafka, adoption.order.batch.application_id)
+    assert adoption.request is not None
+    session = ProducerSession()
+    sinks = UndecidedSinks(finished=sinks_finished)
     try:
-        return Commit(adoption.order, NoRows(), cluster, owner, deadline, UndecidedSinks()).run()
+        return Commit(adoption.request, NoRows(), KafkaClients(kafka), session, deadline, sinks).run()
     finally:
-        owner.drop()
+        session.drop()
 
 
 def _hand_over(
@@ -126,12 +129,12 @@ def _hand_over(
         checkpoint.next(inspection.application_id, kafka.own),
         run_id=RUN,
         batch_id=checkpoint.next_batch - 1,
-        end_digest=_digest(checkpoint.before if checkpoint.replays else checkpoint.logged),
+        end=digests(checkpoint.before if checkpoint.replays else checkpoint.logged, checkpoint.query_id),
         ends=None,
         comparable=False,
     )
     try:
-        decide(batch, kafka.token, kafka.committed, foreign_query="adopt")
+        batch_verdict(batch, kafka.held, kafka.anchor, foreign_query="adopt")
     except KafkaEosError as error:
         return Adoption(stands, options=_options(inspection, None, adopts=True), refused=Finding.of(error))
     starts = kafka.own.starts or {}
@@ -154,7 +157,7 @@ def _hand_over(
         text.append("It reads nothing from this cluster, so that nothing could be compared.")
     return Adoption(
         text,
-        order=Order(
+        request=CommitRequest(
             batch=batch,
             group_id=inspection.group_id,
             anchor=_anchor(target.anchor_topic, kafka),
@@ -199,15 +202,15 @@ def _without_token(inspection: Inspection, target: Target, kafka: KafkaView, sai
     text.append(f"Batch {batch_id} is {said.value}: Kafka is told that it holds batch {marked}.")
     return Adoption(
         text,
-        order=Order(
+        request=CommitRequest(
             batch=Batch(
                 application_id=inspection.application_id,
                 query_id=checkpoint.query_id,
                 run_id=RUN,
                 batch_id=marked,
-                start_digest=_digest(before),
-                end_digest=logged.digest,
-                first_batch=checkpoint.mark.first_batch if checkpoint.mark is not None else None,
+                start=digests(before, checkpoint.query_id),
+                end=digests(logged, checkpoint.query_id),
+                promised=True,
             ),
             group_id=inspection.group_id,
             anchor=_anchor(target.anchor_topic, kafka),
@@ -216,10 +219,6 @@ def _without_token(inspection: Inspection, target: Target, kafka: KafkaView, sai
             source_cluster=target.source_cluster,
         ),
     )
-
-
-def _digest(logged: LoggedOffsets | None) -> str:
-    return logged.digest if logged is not None else ""
 
 
 def _anchor(stated: str | None, kafka: KafkaView) -> TopicPartition:

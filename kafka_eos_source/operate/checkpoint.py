@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import pyarrow.fs as pafs
 
-from kafka_eos_source.checked_options import derived_application_id
-from kafka_eos_source.commit import identity
-from kafka_eos_source.commit.decide import Batch
-from kafka_eos_source.commit.identity import Mark
+from kafka_eos_source.commit.first_batch import FirstBatch, read_first_batch
+from kafka_eos_source.commit.session import digests
 from kafka_eos_source.commit.sources import OwnOffsets, SourceRange, ranges
+from kafka_eos_source.commit.verdict import Batch, Digests
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.protocol import offset_log
+from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.protocol.offset_log import LoggedOffsets
 from kafka_eos_source.runtime.file_systems import file_system
 
@@ -28,7 +28,7 @@ class Checkpoint:
         planned: newest batch in Spark's offset log, written before a batch runs; None = none yet.
         planned_at_seconds: when that entry was written, since 1970.
         committed: newest batch in Spark's commit log, written after a batch ended; None = none yet.
-        mark: since when it is committed through us; None = never.
+        first_batch: its first-batch file; None = it was never committed through this package.
         logged: offsets of the batch ``planned``.
         before: offsets of the batch before it, where the log has them.
     """
@@ -38,7 +38,7 @@ class Checkpoint:
     planned: int | None = None
     planned_at_seconds: float | None = None
     committed: int | None = None
-    mark: Mark | None = None
+    first_batch: FirstBatch | None = None
     logged: LoggedOffsets | None = None
     before: LoggedOffsets | None = None
 
@@ -76,12 +76,12 @@ class Checkpoint:
             query_id=self.query_id,
             run_id="",
             batch_id=self.next_batch,
-            start_digest=start.digest if start is not None else "",
-            end_digest=self.logged.digest if known and self.logged is not None else "",
+            start=digests(start, self.query_id),
+            end=digests(self.logged, self.query_id) if known else Digests(),
             starts=own.starts,
             ends=own.ends if known else None,
             comparable=own.comparable and known,
-            first_batch=self.mark.first_batch if self.mark is not None else None,
+            promised=self.first_batch is not None and self.first_batch.promises_token(self.next_batch),
         )
 
 
@@ -106,7 +106,7 @@ def read(location: str) -> Checkpoint | None:
         planned=planned,
         planned_at_seconds=planned_at_seconds,
         committed=_newest(fs, f"{path}/commits")[0],
-        mark=identity.read_mark(location),
+        first_batch=read_first_batch(location),
         logged=logged,
         before=before,
     )
@@ -125,9 +125,9 @@ def application_id(given: str | None, checkpoint: Checkpoint | None) -> str:
             "there is no checkpoint that tells the application.id.",
             fix="correct --checkpoint, or give --application-id.",
         )
-    mark = checkpoint.mark
-    if mark is not None and mark.query_id == checkpoint.query_id:
-        return mark.application_id
+    first_batch = checkpoint.first_batch
+    if first_batch is not None and first_batch.query_id == checkpoint.query_id:
+        return first_batch.application_id
     return derived_application_id(checkpoint.query_id)
 
 

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kafka_eos_source.commit.sources import OwnOffsets, on_cluster
+from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.kafka.look import LogEnds
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate.checkpoint import Checkpoint
 from kafka_eos_source.plan.loss import Loss, reconcile
+from kafka_eos_source.protocol.identity import anchor as anchor_of
 from kafka_eos_source.protocol.offset_log import LoggedOffsets
 from kafka_eos_source.protocol.source_position import SourcePosition, is_kafka_offset_json
-from kafka_eos_source.protocol.token import Token, newest
+from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
 
 #: Where tokens go for want of a topic; its log is nobody's to look at.
@@ -63,9 +65,9 @@ class KafkaView:
     Attributes:
         cluster_id: Kafka's id of the cluster.
         topics: all of its topics, with their number of partitions.
-        token: newest token in the group; None = there is none.
+        held: what the group holds of the application.
+        anchor: partition of the full token, as far as it is known.
         pending: whether an unfinished transaction is about to change the group's offsets.
-        offsets: the group's, committed.
         own: the next batch's offsets on this cluster.
         partitions: that the query reads, writes, or has an offset of.
         losses: what the next batch would not find any more.
@@ -73,16 +75,27 @@ class KafkaView:
 
     cluster_id: str
     topics: Mapping[str, int]
-    token: Token | None
+    held: Held
+    anchor: TopicPartition
     pending: bool
-    offsets: Mapping[TopicPartition, GroupOffset]
     own: OwnOffsets
     partitions: Sequence[PartitionView] = ()
     losses: Sequence[Loss] = ()
 
     @property
+    def token(self) -> Token | None:
+        """The newest token of the application; None = there is none."""
+        return self.held.token
+
+    @property
+    def offsets(self) -> Mapping[TopicPartition, GroupOffset]:
+        """The committed offsets of the group."""
+        return self.held.offsets
+
+    @property
     def committed(self) -> dict[TopicPartition, int]:
-        return {tp: each.offset for tp, each in self.offsets.items()}
+        """The committed offsets without their metadata."""
+        return self.held.committed
 
 
 def view(
@@ -91,6 +104,7 @@ def view(
     group_id: str,
     checkpoint: Checkpoint | None,
     *,
+    application_id: str,
     anchor_topic: str | None = None,
     source_cluster: str = "auto",
 ) -> KafkaView:
@@ -103,11 +117,12 @@ def view(
     cluster_id, topics = look.topics(deadline)
     sources = checkpoint.sources() if checkpoint is not None else ()
     own = on_cluster(sources, cluster_id, topics, source_cluster)
-    anchor = {TopicPartition(anchor_topic, 0)} if anchor_topic is not None else set()
-    offsets, pending = look.group(group_id, {*own.ends, *anchor}, deadline)
+    anchor = anchor_of(anchor_topic, None)
+    stated = {anchor} if anchor_topic is not None else set()
+    offsets, pending = look.group(group_id, {*own.ends, *stated}, deadline)
     read = {*own.ends, *(own.starts or {})}
     tokens = {tp: Token.decode(each.metadata) for tp, each in offsets.items()}
-    written = {tp.topic for tp in {*offsets, *anchor} - read}
+    written = {tp.topic for tp in {*offsets, *stated} - read}
     shown = {*read, *offsets, *(TopicPartition(t, n) for t in written for n in range(topics.get(t, 0)))}
     there = {tp for tp in shown if tp.partition < topics.get(tp.topic, 0)}
     logs = look.logs({tp for tp in there if not tp.topic.startswith(_INTERNAL)})
@@ -115,9 +130,9 @@ def view(
     return KafkaView(
         cluster_id=cluster_id,
         topics=topics,
-        token=newest(offsets.values()),
+        held=Held.of(application_id, offsets),
+        anchor=anchor,
         pending=pending,
-        offsets=offsets,
         own=own,
         partitions=[
             PartitionView(

@@ -80,8 +80,13 @@ def fence(application_id: str, yes: bool, timeout: str, **given: Any) -> None:
     "--committed", "said", flag_value="COMMITTED", help="The batch without a token is in the output."
 )
 @click.option("--not-committed", "said", flag_value="NOT_COMMITTED", help="It is not in the output.")
+@click.option(
+    "--sinks-finished", is_flag=True, help="The sinks that the old token names have committed its batch."
+)
 @click.pass_context
-def adopt(ctx: click.Context, /, said: str | None, yes: bool, timeout: str, **given: Any) -> None:
+def adopt(
+    ctx: click.Context, /, said: str | None, sinks_finished: bool, yes: bool, timeout: str, **given: Any
+) -> None:
     """Lets a checkpoint's query go on where Kafka stands: FOREIGN_QUERY and TOKEN_MISSING.
 
     For a new checkpoint in place of a lost one: shows where the group stands and the options to start with;
@@ -97,16 +102,16 @@ def adopt(ctx: click.Context, /, said: str | None, yes: bool, timeout: str, **gi
     view.show_adoption(view.console(), adoption)
     if adoption.refused is not None:
         ctx.exit(NEEDS_A_PERSON)
-    if adoption.order is None:
+    if adoption.request is None:
         return
-    batch = adoption.order.batch
+    batch = adoption.request.batch
     if not yes:
         click.echo(
             f"With --yes: the token of query {batch.query_id}, batch {batch.batch_id}, is written and no "
             "record; whoever runs under the application.id is fenced. Then start the query."
         )
         return
-    adopting.perform(adoption, target.kafka or {}, deadline)
+    adopting.perform(adoption, target.kafka or {}, deadline, sinks_finished=sinks_finished)
     click.echo(f"Done: Kafka holds batch {batch.batch_id} of query {batch.query_id}. Start the query.")
 
 

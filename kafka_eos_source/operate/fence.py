@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kafka_eos_source.commit.session import KafkaCluster
+from kafka_eos_source.commit.session import KafkaClients
 from kafka_eos_source.runtime.deadline import Deadline
 
 
@@ -24,7 +24,7 @@ def fence(kafka: Mapping[str, str], application_id: str, deadline: Deadline) -> 
         UnavailableError: no broker or coordinator answered before ``deadline``.
         AuthorizationError: the ACL on the transactional id is missing.
     """
-    producer = KafkaCluster(kafka, application_id).producer()
+    producer = KafkaClients(kafka).producer(application_id)
     try:
         producer.init(deadline)
     finally:

@@ -70,6 +70,7 @@ def inspect(target: Target, look: Look | None, deadline: Deadline) -> Inspection
                 deadline,
                 group_id,
                 checkpoint,
+                application_id=application_id,
                 anchor_topic=target.anchor_topic,
                 source_cluster=target.source_cluster,
             )

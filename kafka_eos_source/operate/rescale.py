@@ -43,7 +43,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from kafka_eos_source import failpoints
-from kafka_eos_source.commit.session import KafkaCluster
+from kafka_eos_source.commit.session import KafkaClients
 from kafka_eos_source.errors import (
     AbortableError,
     ChangelogError,
@@ -116,9 +116,7 @@ class Rescale:
         self._timeout_ms = timeout_ms
         self._say = say
         self._connection = admin_config(kafka)
-        self._cluster = KafkaCluster(
-            {"transaction.timeout.ms": str(TRANSACTION_MS), **kafka}, transactional_id=application_id
-        )
+        self._clients = KafkaClients({"transaction.timeout.ms": str(TRANSACTION_MS), **kafka})
         self._changelog = changelog_name(application_id, store)
         self._copy = copy_name(application_id, store)
         self._pause = threading.Event()  # never set
@@ -328,7 +326,7 @@ class Rescale:
     @contextmanager
     def _transaction(self) -> Iterator[TransactionalProducer]:
         """A producer that owns the transactional id; whatever it leaves open is aborted."""
-        producer = self._cluster.producer()
+        producer = self._clients.producer(self._application_id)
         try:
             producer.init(self._soon())
             failpoints.reach("rescale.after_init")

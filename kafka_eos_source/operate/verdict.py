@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kafka_eos_source.commit.decide import Verdict, decide
+from kafka_eos_source.commit.verdict import Verdict, batch_verdict
 from kafka_eos_source.errors import DataLossError, InvalidOptionError, KafkaEosError
 from kafka_eos_source.operate.checkpoint import Checkpoint
 from kafka_eos_source.operate.cluster import KafkaView
@@ -50,7 +50,7 @@ def findings(application_id: str, checkpoint: Checkpoint | None, kafka: KafkaVie
     else:
         found.append(_restart(application_id, checkpoint, kafka))
     if checkpoint is not None:
-        found += _mark(application_id, checkpoint)
+        found += _first_batch_file(application_id, checkpoint)
     if kafka is not None:
         found += _transactions(application_id, kafka)
         if kafka.losses:
@@ -67,7 +67,7 @@ def findings(application_id: str, checkpoint: Checkpoint | None, kafka: KafkaVie
 def _restart(application_id: str, checkpoint: Checkpoint, kafka: KafkaView) -> Finding:
     batch = checkpoint.next(application_id, kafka.own)
     try:
-        verdict = decide(batch, kafka.token, kafka.committed)
+        verdict = batch_verdict(batch, kafka.held, kafka.anchor)
     except KafkaEosError as error:
         return Finding.of(error)
     if verdict is Verdict.SKIP:
@@ -101,23 +101,26 @@ def _without_checkpoint(application_id: str, kafka: KafkaView) -> Finding:
     )
 
 
-def _mark(application_id: str, checkpoint: Checkpoint) -> list[Finding]:
-    mark = checkpoint.mark
-    if mark is None:
+def _first_batch_file(application_id: str, checkpoint: Checkpoint) -> list[Finding]:
+    first = checkpoint.first_batch
+    if first is None:
         if checkpoint.planned is None:
             return []
         return [Finding("the checkpoint was never committed through kafka-eos: its first batch is written.")]
-    if mark.query_id != checkpoint.query_id:
-        return [
-            Finding(f"the checkpoint's mark is of query {mark.query_id}: its folder was copied from there.")
-        ]
-    if mark.application_id != application_id:
+    if first.query_id != checkpoint.query_id:
         return [
             Finding(
-                f"the checkpoint was committed with application.id={mark.application_id!r}, "
+                f"the checkpoint's first-batch file is that of query {first.query_id}: the folder was copied "
+                "from there."
+            )
+        ]
+    if first.application_id != application_id:
+        return [
+            Finding(
+                f"the checkpoint was committed with application.id={first.application_id!r}, "
                 f"not {application_id!r}.",
                 short_name(InvalidOptionError),
-                f"set .option('application.id', {mark.application_id!r}), or use a new checkpoint.",
+                f"set .option('application.id', {first.application_id!r}), or use a new checkpoint.",
             )
         ]
     return []

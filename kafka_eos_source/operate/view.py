@@ -113,7 +113,7 @@ def inspection_json(found: Inspection) -> str:
 
 
 def _checkpoint_json(checkpoint: Checkpoint) -> dict[str, Any]:
-    mark = checkpoint.mark
+    first = checkpoint.first_batch
     return {
         "location": checkpoint.location,
         "query_id": checkpoint.query_id,
@@ -122,11 +122,12 @@ def _checkpoint_json(checkpoint: Checkpoint) -> dict[str, Any]:
         "committed": checkpoint.committed,
         "next_batch": checkpoint.next_batch,
         "replays": checkpoint.replays,
-        "mark": mark
+        "first_batch_file": first
         and {
-            "application_id": mark.application_id,
-            "query_id": mark.query_id,
-            "first_batch": mark.first_batch,
+            "application_id": first.application_id,
+            "query_id": first.query_id,
+            "first_batch": first.first_batch,
+            "genesis": first.genesis,
         },
     }
 
@@ -167,15 +168,19 @@ def _facts(found: Inspection) -> Iterable[tuple[str, str]]:
         yield "query", checkpoint.query_id
         yield "Spark's offset log", _batch(checkpoint.planned, checkpoint.planned_at_seconds)
         yield "Spark's commit log", _batch(checkpoint.committed)
-        if checkpoint.mark is not None:
-            yield "committed here since", f"batch {checkpoint.mark.first_batch}"
+        if checkpoint.first_batch is not None:
+            yield "committed here since", f"batch {checkpoint.first_batch.first_batch}"
     if kafka is not None:
         yield "cluster", kafka.cluster_id
         token = kafka.token
         if token is None:
             yield "token", "none"
         else:
-            yield "token", f"batch {token.batch_id}, {token.rows:,} rows, attempt {token.transaction_number}"
+            yield (
+                "token",
+                f"transaction {token.sequence}, batch {token.batch_id}, {token.rows:,} rows, try "
+                f"{token.transaction_number}",
+            )
             yield "  of query", f"{token.query_id}, run {token.run_id or 'unknown'}"
             yield "  digests", f"start {token.start_digest or '-'}, end {token.end_digest or '-'}"
         yield (

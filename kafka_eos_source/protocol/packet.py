@@ -25,7 +25,7 @@ from kafka_eos_source.protocol.ipc import to_stream
 #: The reserved column of an operator's result; its type is binary.
 CHANGELOG = "__kafka_eos_changelog"
 
-_VERSION = 1
+_VERSION = 2
 _LENGTH = struct.Struct(">I")
 
 
@@ -75,7 +75,10 @@ def pack(report: ShardReport, changes: Iterable[pa.RecordBatch]) -> Iterator[byt
         "next": report.next_offset,
         "time": report.time_ms,
         "event": report.event_time_ms,
+        "sequence": report.sequence,
         "skipped": report.skipped,
+        "gap": report.accepts_gap,
+        "failure": report.failure,
         "pressure": round(report.pressure, 4),
         "counts": dict(report.counts),
     }
@@ -142,7 +145,10 @@ def _report(tp: TopicPartition, attempt: str, found: dict[str, object] | None) -
         event_time_ms=None if found["event"] is None else int(str(found["event"])),
         packets=int(str(found["packets"])),
         records=int(str(found["records"])),
+        sequence=int(str(found["sequence"])),
         skipped=bool(found["skipped"]),
+        accepts_gap=bool(found["gap"]),
+        failure=str(found["failure"]),
         pressure=float(str(found["pressure"])),
         counts=_counts(found["counts"]),
     )

@@ -46,6 +46,7 @@ class SourcePosition:
         topic_ids: per topic, where the brokers told.
         tick: number of an empty micro-batch that only renews the token; 0 = the batch is an ordinary one.
         jump: whether the batch passes over records that Kafka holds already, and reads none.
+        lossy: whether the user accepts that records are lost (``failOnDataLoss=false``).
     """
 
     end: Offsets
@@ -54,6 +55,7 @@ class SourcePosition:
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     tick: int = 0
     jump: bool = False
+    lossy: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Sorted, so that equal positions have equal JSON."""
@@ -68,6 +70,8 @@ class SourcePosition:
             ours["tick"] = self.tick
         if self.jump:
             ours["jump"] = True
+        if self.lossy:
+            ours["lossy"] = True
         return {**({OURS: ours} if ours else {}), **_nested(self.end)}
 
     def to_json(self) -> str:
@@ -94,6 +98,7 @@ class SourcePosition:
             topic_ids=ours.get("topics", {}),
             tick=ours.get("tick", 0),
             jump=ours.get("jump", False),
+            lossy=ours.get("lossy", False),
         )
 
     @classmethod
@@ -157,6 +162,7 @@ def _is_ours(entry: object) -> bool:
         and all(isinstance(topic_id, str) for topic_id in topics.values())
         and isinstance(entry.get("tick", 0), int)
         and isinstance(entry.get("jump", False), bool)
+        and isinstance(entry.get("lossy", False), bool)
     )
 
 

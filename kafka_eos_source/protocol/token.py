@@ -19,6 +19,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field
+from functools import lru_cache
 
 from kafka_eos_source.errors import OperatorError, StateError
 from kafka_eos_source.model import GroupOffset
@@ -216,6 +217,7 @@ class Mark:
         return None if token is None else cls.of(token)
 
 
+@lru_cache(maxsize=64)
 def application_hash(application_id: str) -> str:
     """A short name of an application in marks: the first 48 bits of the SHA-256 of its id, in hex."""
     return hashlib.sha256(application_id.encode()).hexdigest()[:12]

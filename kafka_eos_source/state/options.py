@@ -7,10 +7,10 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kafka_eos_source.checked_options import derived_application_id
 from kafka_eos_source.kafka import config
 from kafka_eos_source.option import OPERATOR
 from kafka_eos_source.options import parse_table, take_group_id
+from kafka_eos_source.protocol.identity import derived_application_id
 
 
 @dataclass(frozen=True)

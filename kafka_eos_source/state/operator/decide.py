@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
-from kafka_eos_source.errors import ForeignQueryError, StateLostError, TokenMissingError
+from kafka_eos_source.errors import ForeignQueryError, TokenMissingError
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.state.model import BatchRecord, PendingBatch
 
@@ -47,11 +47,13 @@ class Local:
     pending: Collection[PendingBatch] = ()
 
 
-def is_in_kafka(spark: Spark, token: Token | None, *, missing_state: str, foreign_query: str) -> bool:
-    """Whether the batch is in Kafka already, so that the operator makes nothing of it.
+def check_owner(spark: Spark, token: Token | None, *, missing_state: str, foreign_query: str) -> None:
+    """Refuses a changelog whose state cannot be the one that the batch starts from.
 
-    Also true for a batch *before* the token's: the sink knows whether that is a harmless replay or a
-    checkpoint that was rolled back.
+    A shard does not decide whether its batch is in Kafka already: it knows the batch id, and Spark uses one
+    number for two different batches after a checkpoint was restored from a copy. It changes the state that
+    the token says, and reports which one that is; the commit compares, and drops the changes of a batch
+    that Kafka holds.
 
     Args:
         spark: the batch at hand.
@@ -61,7 +63,6 @@ def is_in_kafka(spark: Spark, token: Token | None, *, missing_state: str, foreig
 
     Raises:
         ForeignQueryError: the changelog is another query's.
-        StateLostError: batches were committed without their state.
         TokenMissingError: a query that has run has no token on its changelog.
     """
     if token is None:
@@ -74,10 +75,8 @@ def is_in_kafka(spark: Spark, token: Token | None, *, missing_state: str, foreig
                 "start once with onMissingState=changelog; else start anew with a new checkpoint and "
                 "application.id.",
             )
-        return False
-    if token.query_id != spark.query_id:
-        if foreign_query == "adopt":
-            return False
+        return
+    if token.query_id != spark.query_id and foreign_query != "adopt":
         raise ForeignQueryError(
             f"the changelog's state is that of query {token.query_id} (batch {token.batch_id}, run "
             f"{token.run_id or 'unknown'}); this is query {spark.query_id}: another checkpoint, or a new one "
@@ -85,20 +84,9 @@ def is_in_kafka(spark: Spark, token: Token | None, *, missing_state: str, foreig
             fix="give this query an application.id of its own; or, to go on where the other query stopped, "
             "start with startingOffsets=group on the source and onForeignQuery=adopt on operator and sink.",
         )
-    if token.batch_id >= spark.batch_id:
-        return True
-    if token.batch_id < spark.batch_id - 1 and missing_state != "changelog":
-        raise StateLostError(
-            f"the changelog's state is that of batch {token.batch_id}, Spark is at batch {spark.batch_id}: "
-            f"batches {token.batch_id + 1} to {spark.batch_id - 1} were committed without the changes they "
-            "made to the state.",
-            fix="keep the operator's column of changes in what is written; start anew with a new checkpoint "
-            "and application.id, or, to go on with the state as it is, once with onMissingState=changelog.",
-        )
-    return False
 
 
-def decide(local: Local, token: Token | None, end: int) -> Action:
+def shard_action(local: Local, token: Token | None, end: int) -> Action:
     """How the shard's database gets to the state that the batch starts from.
 
     Args:

@@ -2,7 +2,7 @@
 
 ::
 
-    token ──▶ in Kafka already ──▶ nothing to do
+    token
       │
       ▼
     open ──▶ READY │ PROMOTE │ CATCH_UP (again from the beginning, once) │ START ──▶ process ──▶ pending
@@ -38,12 +38,15 @@ from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
 from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.changelog.topic import ChangelogTopic
 from kafka_eos_source.state.model import BatchContext, BatchRecord, StoreIdentity
-from kafka_eos_source.state.operator.decide import Action, Local, Spark, decide, is_in_kafka
+from kafka_eos_source.state.operator.decide import Action, Local, Spark, check_owner, shard_action
 from kafka_eos_source.state.options import StateOptions
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 _log = logging.getLogger(__name__)
+
+#: Characters of a processor's error that travel to the driver.
+_LONGEST_FAILURE = 2_000
 
 
 @dataclass(frozen=True)
@@ -84,10 +87,16 @@ class OpenShard:
     """
 
     def __init__(
-        self, task: Task, store: TransactionalStateStore, end: int, last: BatchRecord | None
+        self,
+        task: Task,
+        store: TransactionalStateStore,
+        end: int,
+        last: BatchRecord | None,
+        token: Token | None,
     ) -> None:
         self._task = task
         self._end = end
+        self._token = token
         self._counted: Mapping[str, int] = {} if last is None else last.counts
         self.store = store
         self.context = _context(task, last)
@@ -109,7 +118,30 @@ class OpenShard:
         self.store.persist_pending(record)
         failpoints.reach("state.after_pending")
         report = _report(self._task, self._end, record.time_ms, record.event_time_ms)
-        return replace(report, pressure=pressure, counts=record.counts), changes
+        return self._based(replace(report, pressure=pressure, counts=record.counts)), changes
+
+    def may_be_in_kafka(self) -> bool:
+        """Whether Kafka may hold the batch already, so that the state may contain it."""
+        spark, token = self._task.spark, self._token
+        return token is not None and token.query_id == spark.query_id and token.batch_id >= spark.batch_id
+
+    def failed(self, why: str) -> ShardReport:
+        """The report of a shard whose processor failed on a batch that may be in Kafka already.
+
+        The processor then met a state that contains the batch. If the commit finds the batch in Kafka, the
+        failure does not matter; if not, the commit raises it.
+        """
+        record_time = self.context.time_ms
+        report = _report(self._task, self._end, record_time, self.context.event_time_ms)
+        return self._based(replace(report, failure=why[:_LONGEST_FAILURE]))
+
+    def _based(self, report: ShardReport) -> ShardReport:
+        """The report with the token that the shard's state stands at."""
+        return replace(
+            report,
+            sequence=-1 if self._token is None else self._token.sequence,
+            accepts_gap=self._task.options.missing_state == "changelog",
+        )
 
     def _pressure(self) -> float:
         limit = self._task.options.uncommitted_max_bytes
@@ -126,12 +158,12 @@ class OpenShard:
 
 @contextmanager
 def open_shard(task: Task) -> Iterator[OpenShard | ShardReport]:
-    """The shard, ready for its batch; or the report that there is nothing to do: the batch is in Kafka.
+    """The shard, ready for its batch; or the report that its changelog holds the batch without a token.
 
     Raises:
         StateLockedError: another process has the database open for longer than ``state.lock.timeout.ms``.
         StateError: the state is not this query's, is lost, or is of a newer format.
-        ForeignQueryError, TokenMissingError: see `decide.is_in_kafka`.
+        ForeignQueryError, TokenMissingError: see `decide.check_owner`.
         UnavailableError: Kafka did not answer within ``state.timeout.ms``.
     """
     options, spark = task.options, task.spark
@@ -144,20 +176,21 @@ def open_shard(task: Task) -> Iterator[OpenShard | ShardReport]:
     with changelog_client(options.kafka, group) as consumer:
         committed = CommittedShard(consumer, group, task.tp, settle=end_dead_transaction).offset(deadline)
         token = None if committed is None else Token.decode(committed.metadata)
-        if is_in_kafka(
-            spark, token, missing_state=options.missing_state, foreign_query=options.foreign_query
-        ):
-            yield _report(task, 0, 0, None, skipped=True)
-            return
+        check_owner(spark, token, missing_state=options.missing_state, foreign_query=options.foreign_query)
         store = _ready(task, consumer, committed, token, deadline, end_dead_transaction)
     try:
         failpoints.reach("state.after_open")
         last = store.last_batch()
-        if last is not None and last.query_id == spark.query_id and last.batch_id >= spark.batch_id:
+        if (
+            token is None
+            and last is not None
+            and last.query_id == spark.query_id
+            and last.batch_id >= spark.batch_id
+        ):
             # no token (`onMissingState=changelog`), but the changelog itself says which batch it holds
             yield _report_of(task, last, store.next_offset(task.tp) or 0)
             return
-        yield OpenShard(task, store, store.next_offset(task.tp) or 0, last)
+        yield OpenShard(task, store, store.next_offset(task.tp) or 0, last, token)
     finally:
         store.close()
 
@@ -214,7 +247,7 @@ def _bring(
 ) -> Restored | WipeNeeded:
     """The store to the token's state, by the shortest way."""
     local = Local(store.last_batch(), store.next_offset(task.tp), store.pending())
-    action = decide(local, token, end)
+    action = shard_action(local, token, end)
     _log.info("shard %s, batch %d: %s", task.tp, task.spark.batch_id, action.value)
     record = record_of(token)
     outcome: Restored | WipeNeeded = _NOTHING_READ

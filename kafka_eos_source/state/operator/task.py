@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from kafka_eos_source.state.parcels import PARCEL, SHARD, unpack
 from kafka_eos_source.state.store.handle import StateHandle
 from kafka_eos_source.streaming_task import StreamingTask, running_task
 from kafka_eos_source.worker import task_begins
+
+_log = logging.getLogger(__name__)
 
 #: Changelog topics that this process has looked at, and for which run of the query. A worker outlives a run,
 #: and a topic may be made anew between two of them, with as many partitions.
@@ -72,10 +75,18 @@ class Operator:
                     continue
                 yield from self._packets(packets_before, shard, ())
                 return
-            for output in self.processor.process(rows, StateHandle(shard.store), shard.context):
-                yield self._with_packet(output)
-            failpoints.reach("state.after_process")
-            report, changes = shard.keep()
+            changes: Iterable[pa.RecordBatch] = ()
+            try:
+                for output in self.processor.process(rows, StateHandle(shard.store), shard.context):
+                    yield self._with_packet(output)
+            except Exception as error:
+                if not shard.may_be_in_kafka():
+                    raise
+                _log.warning("shard %s failed on a batch that Kafka may hold: %s", task.tp, error)
+                report = shard.failed(f"{type(error).__name__}: {error}")
+            else:
+                failpoints.reach("state.after_process")
+                report, changes = shard.keep()
         yield from self._packets(packets_before, report, changes)
         failpoints.reach("state.after_emit")
 

@@ -39,7 +39,7 @@ from kafka_eos_source.state.changelog.committed import changelog_client
 from kafka_eos_source.state.changelog.restore import restore
 from kafka_eos_source.state.changelog.restore_plan import WipeNeeded
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
-from kafka_eos_source.state.operator.decide import Action, Local, decide
+from kafka_eos_source.state.operator.decide import Action, Local, shard_action
 from kafka_eos_source.state.reading.cut import Changelog, Cut, newest_batch
 from kafka_eos_source.state.reading.local import StoreFolder
 from kafka_eos_source.state.store.reader import CommittedReader
@@ -217,7 +217,7 @@ def _at(reader: CommittedReader, shard: int, cut: Cut) -> StateView | None:
     if batch is None:
         is_empty = local.batch is None or local.batch.batch_id < 0
         return reader if is_empty else None
-    action = decide(local, token_of(batch), end)
+    action = shard_action(local, token_of(batch), end)
     if action is Action.PROMOTE:
         return reader.promoted(batch, {tp: end})
     return reader if action is Action.READY else None

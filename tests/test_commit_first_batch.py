@@ -1,0 +1,93 @@
+"""The first-batch file, which says in a checkpoint that Kafka must hold a token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafka_eos_source.commit import first_batch
+from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile, read_first_batch
+from kafka_eos_source.errors import InvalidOptionError, OperatorError
+from kafka_eos_source.runtime.file_systems import file_system
+
+OURS = FirstBatch("app", "query", 3)
+WRITTEN = FirstBatch("app", "query", 3, genesis=True)
+
+
+def test_nothing_is_promised_before_the_file_is_written(tmp_path: Path) -> None:
+    file = FirstBatchFile(str(tmp_path), OURS)
+    assert not file.promises_token(3)
+    file.write()
+    assert file.promises_token(3)
+    assert read_first_batch(str(tmp_path)) == WRITTEN
+
+
+def test_the_first_one_stays(tmp_path: Path) -> None:
+    FirstBatchFile(str(tmp_path), OURS).write()
+    later = FirstBatchFile(str(tmp_path), FirstBatch("app", "query", 7))
+    later.write()
+    assert later.found == read_first_batch(str(tmp_path)) == WRITTEN
+
+
+def test_a_file_of_format_1_promises_nothing_for_its_first_batch(tmp_path: Path) -> None:
+    """It was written before the first batch was committed, so that batch may have no token."""
+    (tmp_path / "kafka-eos").mkdir()
+    old = {"application_id": "app", "query_id": "query", "first_batch": 3}
+    (tmp_path / "kafka-eos/identity.json").write_text(json.dumps(old))
+    file = FirstBatchFile(str(tmp_path), FirstBatch("app", "query", 4))
+    assert not file.promises_token(3)
+    assert file.promises_token(4)
+    file.write()
+    assert read_first_batch(str(tmp_path)) == WRITTEN
+
+
+def test_another_application_id_is_refused(tmp_path: Path) -> None:
+    FirstBatchFile(str(tmp_path), OURS).write()
+    with pytest.raises(InvalidOptionError, match=r"committed with application\.id='app'"):
+        FirstBatchFile(str(tmp_path), FirstBatch("other", "query", 0))
+
+
+def test_the_file_of_a_copied_folder_promises_nothing(tmp_path: Path) -> None:
+    FirstBatchFile(str(tmp_path), OURS).write()
+    copied = FirstBatchFile(str(tmp_path), FirstBatch("other", "another query", 0))
+    assert not copied.promises_token(5)
+    copied.write()
+    assert read_first_batch(str(tmp_path)) == FirstBatch("other", "another query", 0, genesis=True)
+
+
+def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "kafka-eos").mkdir()
+    (tmp_path / "kafka-eos/identity.json").write_text("{")
+    with pytest.raises(OperatorError, match=r"identity\.json is damaged"):
+        FirstBatchFile(str(tmp_path), OURS)
+
+
+class Meanwhile:
+    """A file system on which another driver writes the file just before this one moves its own there."""
+
+    def __init__(self, checkpoint: str) -> None:
+        self._fs: Any = file_system(checkpoint)[0]
+        self._checkpoint = checkpoint
+
+    def move(self, source: str, target: str) -> None:
+        FirstBatchFile(self._checkpoint, OURS).write()
+        self._fs.move(source, target)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fs, name)
+
+
+def test_two_drivers_that_write_at_the_same_moment_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark's log stops one of them; that none fails here leaves it to that."""
+    real = file_system(str(tmp_path))
+    file = FirstBatchFile(str(tmp_path), OURS)
+    answers = iter([(Meanwhile(str(tmp_path)), real[1])])
+    monkeypatch.setattr(first_batch, "file_system", lambda _location: next(answers, real))
+    file.write()
+    assert read_first_batch(str(tmp_path)) == WRITTEN
+    assert [each.name for each in (tmp_path / "kafka-eos").iterdir()] == ["identity.json"]
