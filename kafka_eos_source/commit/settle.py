@@ -12,10 +12,10 @@ else runs at this moment.
     names another, or none                   any                      ABORT   (AbortFromToken)
     there is none                            any                      LEAVE   (UnknownLeaveAsIs)
 
-The token names an id by the application, the sequence number of the transaction, the attempt and the names of
-the sinks; a token of format 1 names the old form of the id. Without a token nothing relates the sequence in an
-id to the batch at hand, so a person decides, even where the batch is about to be written. An old id has Spark's
-batch id in it: if that batch is written now, the id is aborted.
+The token names an id by the application, the sequence number of the transaction, the attempt and the names
+of the sinks; a token of format 1 names the old form of the id. Without a token nothing relates the sequence
+in an id to the batch at hand, so a person decides, even where the batch is about to be written. An old id has
+Spark's batch id in it: if that batch is written now, the id is aborted.
 
 A token that a person had written in place of a lost one (`token.UNDECIDED`) counts as none: whoever wrote it
 said what is in Kafka, and not what sinks were to do.

@@ -144,8 +144,8 @@ class SinkWork:
     def finish(self, token: Token, deadline: Deadline) -> None:
         """Lets every sink commit what the token names, and holds the query back until all of them have.
 
-        It does not matter which checkpoint wrote the token. A sink that neither holds the id prepared nor knows
-        it as committed fails the query by name: its rows of that batch may be lost.
+        It does not matter which checkpoint wrote the token. A sink that neither holds the id prepared nor
+        knows it as committed fails the query by name: its rows of that batch may be lost.
 
         Raises:
             SinkUnfinishedError: one of them cannot be reached until the deadline.
@@ -163,8 +163,8 @@ class SinkWork:
     def _commit(self, left: Mapping[str, SinkTxn], deadline: Deadline) -> None:
         """Commits in every sink, again and again: the batch is in Kafka, so there is no way back.
 
-        Every sink is asked before the first failure is raised. A failure that no retry helps is raised at once
-        after that, though other sinks may be down: they keep the batch prepared for the next start.
+        Every sink is asked before the first failure is raised. A failure that no retry helps is raised at
+        once after that, though other sinks may be down: they keep the batch prepared for the next start.
         """
         pause, begun = _FIRST_PAUSE_SECONDS, time.monotonic()
         while left:
@@ -194,8 +194,8 @@ class SinkWork:
                 if deadline.expired:
                     raise _unfinished(left, reasons, deadline)
                 _log.warning(
-                    "the batch of %s is in Kafka; the query is held back %.0f s by now, waiting for sinks: %s",
-                    _ids(left.values()),
+                    "batch %d is in Kafka; the query is held back %.0f s by now, waiting for sinks: %s",
+                    self._batch_id,
                     time.monotonic() - begun,
                     reasons,
                 )

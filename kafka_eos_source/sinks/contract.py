@@ -13,10 +13,10 @@
 
     at a start  recover   lists the ids that are prepared, and neither committed nor aborted
 
-An id is ``<application.id>-<sink>-<sequence>-<attempt>``. It carries the name of the sink, so that two sinks of
-one query, or of two queries, never share an id; everything that a sink stores is named by the id, or by the
-application id and the sink together. The sequence is that of the Kafka transaction that commits the batch. It
-only grows, while Spark's batch id goes back when a checkpoint is restored.
+An id is ``<application.id>-<sink>-<sequence>-<attempt>``. It carries the name of the sink, so that two sinks
+of one query, or of two queries, never share an id; everything that a sink stores is named by the id, or by
+the application id and the sink together. The sequence is that of the Kafka transaction that commits the
+batch. It only grows, while Spark's batch id goes back when a checkpoint is restored.
 
 **An id is prepared under one owner of the transactional id and never under two**: after every
 `init_transactions` there is a new attempt. So a new owner that lists what is prepared *before* it fences the
@@ -70,9 +70,10 @@ class SinkTxn:
     Attributes:
         application_id: option ``application.id``, or the id that is derived from the query.
         sink: name of the sink. Empty in an old id; see `is_old`.
-        sequence: sequence number of the Kafka transaction that commits the batch. In an old id it is Spark's
-            batch id.
-        attempt: 20 random digits of lower-case hex, new each time that the batch is prepared. An old id has 16.
+        sequence: sequence number of the Kafka transaction that commits the batch; Spark's batch id in an old
+            id.
+        attempt: 20 random digits of lower-case hex, new each time that the batch is prepared; 16 in an old
+            id.
     """
 
     application_id: str
@@ -296,7 +297,7 @@ class TwoPhaseSink(ABC):
 
     @abstractmethod
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
-        """Every id that this sink of this query prepared, wholly or half, and did not end; and half-ended ones.
+        """Every id that this sink of this query prepared, wholly or half, and did not wholly end.
 
         Must ask the outside system (or the context's store, if prepared work lies there): an empty answer
         that is not true loses a batch.
@@ -305,8 +306,8 @@ class TwoPhaseSink(ABC):
     def tidy(self, batch_id: int, deadline: Deadline) -> None:
         """Deletes what tasks staged for this batch and for those before it, which is finished everywhere.
 
-        A failure is logged, and has no other effect. Batch ids go back when a checkpoint is restored, and then
-        a driver of the time before may still call this: whatever is prepared must be spared.
+        A failure is logged, and has no other effect. Batch ids go back when a checkpoint is restored, and
+        then a driver of the time before may still call this: whatever is prepared must be spared.
 
         Args:
             batch_id: Spark's batch id, by which tasks stage.

@@ -26,8 +26,8 @@ HELD_BYTES = 128 << 20
 STAGE_SECONDS = 60.0
 
 _RESTORE = (
-    "restore the file, or bring the rows of that batch to the table by hand (Kafka has them); let clean-up spare "
-    "files that are younger than the longest time that a query may be down with a batch in Kafka."
+    "restore the file, or bring the rows of that batch to the table by hand (Kafka has them); let clean-up "
+    "spare files that are younger than the longest time that a query may be down with a batch in Kafka."
 )
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 2.0
 
@@ -68,7 +68,7 @@ class TableFormatSink(TwoPhaseSink, Generic[T]):
 
     @abstractmethod
     def absent(self, table: T, note: Mapping[str, Any]) -> str:
-        """Names the first data file of a note that is not there as its task wrote it; "" = all of them are."""
+        """Names the first data file of a note that is not there as its task wrote it; "" = all are there."""
 
     @abstractmethod
     def publish(self, table: T, txn: SinkTxn, note: Mapping[str, Any]) -> Exception | None:

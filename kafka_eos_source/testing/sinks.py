@@ -353,8 +353,7 @@ class SinkConformance:
             txn = _old_txn(7 + number)
             with opened(system) as sink:
                 staged = stage(sink, rows.slice(number, 1), tasks=1)
-                if sink.prepare(txn, staged, deadline()) != OK:
-                    pytest.skip("this version cannot prepare as the older one did")
+                assert sink.prepare(txn, staged, deadline()) == OK
                 assert list(sink.recover(deadline())) == [txn]
             with opened(system) as sink:
                 assert getattr(sink, end)(txn, deadline()) == OK

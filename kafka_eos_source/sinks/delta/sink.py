@@ -1,11 +1,11 @@
 """The sink: data files at stage, a note of them at prepare, one version of the table at commit.
 
-The commit carries Delta's own transaction identifiers (PROTOCOL.md, Transaction Identifiers): one application id
-for each query and sink, whose version is the sequence number of the Kafka transaction, and another one whose
-version is a hash of the whole id. So the table itself knows the last batch and attempt of each query and sink,
-in two numbers that survive checkpoints and the clean-up of the log. They are compared for equality, never by
-order. A commit is refused by the protocol if another one with the same application id came in since the table
-was looked at: two that finish the same batch cannot both succeed.
+The commit carries Delta's own transaction identifiers (PROTOCOL.md, Transaction Identifiers): one application
+id for each query and sink, whose version is the sequence number of the Kafka transaction, and another one
+whose version is a hash of the whole id. So the table itself knows the last batch and attempt of each query and
+sink, in two numbers that survive checkpoints and the clean-up of the log. They are compared for equality,
+never by order. A commit is refused by the protocol if another one with the same application id came in since
+the table was looked at: two that finish the same batch cannot both succeed.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
         return self._to.load()
 
     def _app_ids(self) -> tuple[str, str]:
-        """Delta's application ids of the last sequence and of its attempt; each query and sink has its own."""
+        """Delta's application ids, of the last sequence and of its attempt, for this query and sink."""
         batch = f"{self.context.application_id}/{self.context.name}"
         return batch, f"{batch}#attempt"
 

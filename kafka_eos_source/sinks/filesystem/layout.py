@@ -9,8 +9,8 @@
     <path>/_kafka_eos/<sink>/ending/<id>/                             gathered, about to be renamed
 
 Spark, Hive and Arrow pass over names that begin with an underscore, and take ``batch=…`` for a partition.
-``<sink>`` is a hash of the application id and the name of the sink, so that an ``application.id`` may have any
-length. Old ids (`SinkTxn.is_old`) lie in a folder that is named by the application id alone.
+``<sink>`` is a hash of the application id and the name of the sink: an ``application.id`` may have any length.
+Old ids (`SinkTxn.is_old`) lie in a folder that is named by the application id alone.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class Layout:
         """Where tasks write the files of a batch, by Spark's batch id."""
         return f"{self.own}/staged/{batch_id}"
 
-    def staged_file(self, txn: SinkTxn, manifest: Mapping[str, Any], name: str) -> str:
-        """A file that a manifest names; those of old ids lie in the folder of their batch."""
-        folder = f"{self.own_before}/staged/{manifest['batch']}" if txn.is_old else f"{self.own}/staged"
-        return f"{folder}/{name}"
+    def staged_file(self, manifest: Mapping[str, Any], name: str) -> str:
+        """A file that a manifest names; an older version's manifest has the folder apart."""
+        own = f"{self.own_before}/staged/{manifest['batch']}" if "batch" in manifest else f"{self.own}/staged"
+        return f"{own}/{name}"
 
     def prepared(self, txn: SinkTxn) -> str:
         return f"{self._own_of(txn)}/prepared/{txn}.json"

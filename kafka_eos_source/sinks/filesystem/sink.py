@@ -121,7 +121,7 @@ class FilesystemSink(TwoPhaseSink):
         # the manifest comes before the look at the files: `tidy` spares those that a manifest names
         at.write(at.prepared(txn), manifest)
         for each in tokens:
-            file = at.staged_file(txn, manifest, each.name)
+            file = at.staged_file(manifest, each.name)
             found = at.fs.get_file_info(file)
             if found.type != pafs.FileType.File or found.size != each.size_bytes:
                 at.delete(at.prepared(txn))
@@ -187,10 +187,10 @@ class FilesystemSink(TwoPhaseSink):
     def _prepared_files(self) -> set[str]:
         """The staged files that a manifest names, whoever prepared it."""
         at = self._at
-        manifests = [(txn, at.read(at.prepared(txn))) for txn in at.txns()]
+        manifests = [at.read(at.prepared(txn)) for txn in at.txns()]
         return {
-            at.staged_file(txn, manifest, each["staged"])
-            for txn, manifest in manifests
+            at.staged_file(manifest, each["staged"])
+            for manifest in manifests
             if manifest is not None
             for each in manifest["files"]
         }
@@ -229,7 +229,7 @@ class FilesystemSink(TwoPhaseSink):
         to = at.ending(txn) if at.renames_folders else at.committed(txn)
         at.fs.create_dir(to, recursive=True)
         for each in manifest["files"]:
-            source = at.staged_file(txn, manifest, each["staged"])
+            source = at.staged_file(manifest, each["staged"])
             try:
                 at.fs.move(source, f"{to}/{each['name']}")
             except FileNotFoundError:

@@ -217,8 +217,8 @@ class HttpSink(TwoPhaseSink):
         if self.mode == TWO_PHASE:
             return ()
         return (
-            f"mode={ONE_REQUEST} sends the rows after Kafka has them: if the service then refuses a batch (a 4xx "
-            f"status), the query stops with SINK_FAILED; with mode={TWO_PHASE} it can refuse before",
+            f"mode={ONE_REQUEST} sends the rows after Kafka has them: if the service then refuses a batch (a "
+            f"4xx status), the query stops with SINK_FAILED; with mode={TWO_PHASE} it can refuse before",
         )
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:

@@ -206,7 +206,7 @@ class IcebergSink(TableFormatSink["Table"]):
         if len(specs) > 1:
             return f"the partition spec of {self._to.identifier!r} changed while tasks staged the batch"
         if not specs <= table.specs().keys():
-            return f"{self._to.identifier!r} has no partition spec {specs.pop()} any more; the batch was staged by it"
+            return f"{self._to.identifier!r} lost the partition spec {specs.pop()}, which the files follow"
         dropped = unknown_partitions(table, specs.pop())
         if dropped:
             return f"{self._to.identifier!r} has no column any more for its partitions {', '.join(dropped)}"
@@ -226,8 +226,8 @@ class IcebergSink(TableFormatSink["Table"]):
         """
         from pyiceberg.exceptions import CommitFailedException
 
-        # a manifest holds files of one spec, which pyiceberg takes to be the table's present one; the catalog is
-        # sent the snapshot alone, so the table keeps the spec that somebody gave it since
+        # a manifest holds files of one spec, which pyiceberg takes to be the table's present one; the catalog
+        # is sent the snapshot alone, so the table keeps the spec that somebody gave it since
         (spec,) = {file["spec"] for file in note["files"]}
         table.metadata = table.metadata.model_copy(update={"default_spec_id": spec})
         merge = table.properties.get("commit.manifest-merge.enabled", "false").lower() == "true"

@@ -2,15 +2,15 @@
 
 ::
 
-    <path>/batch=<application.id>-<sink>.<batch>/part-<task attempt>.parquet   appears when its upload is completed
+    <path>/batch=<application.id>-<sink>.<batch>/part-<task attempt>.parquet   an upload that was completed
     <path>/_manifests/<id>.json                                               comes last: the batch is whole
     <path>/_kafka_eos/<sink>/prepared/<id>.json                               uploads that are the batch
 
 An upload has its key from its first part on, before the batch has an id. So keys of rows are made of Spark's
-batch id and the task attempt, which is unique: after a checkpoint was restored, two batches may share a folder,
-and neither overwrites an object of the other. Only one id of a batch is ever committed, and only its uploads
-are ever completed. Spark, Hive and Arrow pass over names that begin with an underscore. ``<sink>`` is a hash of
-the application id and the name of the sink, as in the filesystem sink.
+batch id and the task attempt, which is unique: after a checkpoint was restored, two batches may share a
+folder, and neither overwrites an object of the other. Only one id of a batch is ever committed, and only its
+uploads are ever completed. Spark, Hive and Arrow pass over names that begin with an underscore. ``<sink>`` is
+a hash of the application id and the name of the sink, as in the filesystem sink.
 
 Old ids (`SinkTxn.is_old`) have other keys::
 
@@ -67,9 +67,11 @@ class Layout:
         return f"{self.rows_of_query}{self.context.name}.{batch_id}/part-{attempt}{ending}"
 
     def manifest(self, txn: SinkTxn) -> str:
-        if txn.is_old:
-            return f"{self.rows_of_query}{txn.sequence}/_manifest-{txn.attempt}.json"
         return f"{self.prefix}{MANIFESTS}{txn}.json"
+
+    def old_manifest(self, txn: SinkTxn) -> str:
+        """Where an older version wrote the manifest of an old id."""
+        return f"{self.rows_of_query}{txn.sequence}/_manifest-{txn.attempt}.json"
 
     def prepared(self, txn: SinkTxn) -> str:
         return f"{self.prepared_folders[txn.is_old]}{txn}.json"

@@ -207,7 +207,7 @@ class S3Sink(TwoPhaseSink):
         if not self._is_committed(txn):
             at_once(partial(complete, self._bucket, deadline), map(_staged, note["uploads"]))
             failpoints.reach("sink.s3.before_manifest")
-            self._bucket.put(self._at.manifest(txn), self._manifest(txn, note))
+            self._bucket.put(self._at.manifest(txn), self._manifest(note))
         self._bucket.delete(self._at.prepared(txn))
         return OK
 
@@ -247,7 +247,8 @@ class S3Sink(TwoPhaseSink):
         return [txn for txn in map(self._at.txn, keys) if txn is not None]
 
     def _is_committed(self, txn: SinkTxn) -> bool:
-        return self._bucket.head(self._at.manifest(txn)) is not None
+        keys = [self._at.manifest(txn), *([self._at.old_manifest(txn)] if txn.is_old else [])]
+        return any(self._bucket.head(key) is not None for key in keys)
 
     def _ended(self, txn: SinkTxn) -> bool:
         """Committed, and its preparation not yet forgotten: it is now."""
@@ -256,11 +257,11 @@ class S3Sink(TwoPhaseSink):
         self._bucket.delete(self._at.prepared(txn))
         return True
 
-    def _manifest(self, txn: SinkTxn, note: Mapping[str, Any]) -> dict[str, Any]:
-        """As the filesystem sink's; names are relative to the path, in an old one to the manifest."""
+    def _manifest(self, note: Mapping[str, Any]) -> dict[str, Any]:
+        """As the filesystem sink's; names are relative to the path."""
         files = [
             {
-                "name": each["key"].rpartition("/")[2] if txn.is_old else self._at.name_of(each["key"]),
+                "name": self._at.name_of(each["key"]),
                 "rows": each["rows"],
                 "bytes": each["size_bytes"],
             }

@@ -193,9 +193,9 @@ class SqlSink(TwoPhaseSink):
             return ()
         why_not = self._why_not or "two.phase is never"
         return (
-            f"{why_not}: rows are written after Kafka has them. If another writer adds rows after a batch was "
-            "tried out, and the two break a constraint, the query stops with SINK_FAILED; two.phase=require "
-            "refuses such a database",
+            f"{why_not}: rows are written after Kafka has them. If another writer adds rows after a batch "
+            "was tried out, and the two break a constraint, the query stops with SINK_FAILED; "
+            "two.phase=require refuses such a database",
         )
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
@@ -312,8 +312,8 @@ class SqlSink(TwoPhaseSink):
         if listed:
             return Retryable(said)
         if not self._by.is_exact:
-            # another process may be committing it, and it may be neither listed nor seen yet; but its rows are
-            # locked until it has ended
+            # another process may be committing it, and it may be neither listed nor seen yet; but its rows
+            # are locked until it has ended
             with two_phase.autocommit(self._engine) as connection:
                 self._by.await_end(connection, _END_SECONDS)
                 if ledger.has(connection, self._ledger, gid, locking=True):
