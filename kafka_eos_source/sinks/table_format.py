@@ -99,6 +99,9 @@ class TableFormatSink(TwoPhaseSink, Generic[T]):
             # a clean-up of the table may have deleted what no version of it named yet
             absent = self.absent(table, note)
             if absent:
+                table = self.load()
+                if table is not None and self.is_committed(table, txn):
+                    break  # by another process at this moment, and rewritten since
                 return Fatal(absent, _RESTORE)
             conflict = self.publish(table, txn, note)
             if conflict is None:

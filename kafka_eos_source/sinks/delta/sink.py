@@ -2,8 +2,8 @@
 
 The commit carries Delta's own transaction identifiers (PROTOCOL.md, Transaction Identifiers): one application
 id for each query and sink, whose version is the sequence number of the Kafka transaction, and another one
-whose version is a hash of the whole id. So the table itself knows the last batch and attempt of each query and
-sink, in two numbers that survive checkpoints and the clean-up of the log. They are compared for equality,
+whose version is a hash of the whole id. So the table itself knows the last batch and attempt of each query
+and sink, in two numbers that survive checkpoints and the clean-up of the log. They are compared for equality,
 never by order. A commit is refused by the protocol if another one with the same application id came in since
 the table was looked at: two that finish the same batch cannot both succeed.
 """

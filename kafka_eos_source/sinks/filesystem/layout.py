@@ -9,8 +9,8 @@
     <path>/_kafka_eos/<sink>/ending/<id>/                             gathered, about to be renamed
 
 Spark, Hive and Arrow pass over names that begin with an underscore, and take ``batch=…`` for a partition.
-``<sink>`` is a hash of the application id and the name of the sink: an ``application.id`` may have any length.
-Old ids (`SinkTxn.is_old`) lie in a folder that is named by the application id alone.
+``<sink>`` is a hash of the application id and the name of the sink: an ``application.id`` may be of any
+length. Old ids (`SinkTxn.is_old`) lie in a folder that is named by the application id alone.
 """
 
 from __future__ import annotations
