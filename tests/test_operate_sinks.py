@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,21 +14,25 @@ from click.testing import CliRunner
 
 from kafka_eos_source.cli import main
 from kafka_eos_source.commit.sources import OwnOffsets
+from kafka_eos_source.commit.verdict import Held
+from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate import sinks as operating
 from kafka_eos_source.operate.cluster import KafkaView
 from kafka_eos_source.protocol.token import PreparedSinks, Token
 from kafka_eos_source.sinks.contract import SinkTxn
 from kafka_eos_source.sinks.memory import SYSTEMS, Memory
 
-ATTEMPT = "0123456789abcdef"
-TXN = SinkTxn("app", 7, ATTEMPT)
+ATTEMPT = "0123456789abcdef0123"
+TXN = SinkTxn("app", "box", 7, ATTEMPT)
+ANCHOR = TopicPartition("out", 0)
+OLD = SinkTxn("app", "", 7, ATTEMPT[:16])
 
 
 @pytest.fixture
 def memory() -> Memory:
     name = uuid.uuid4().hex
     SYSTEMS[name] = Memory({TXN: pa.table({"id": [1]})})
-    SYSTEMS[name].prepared[SinkTxn("other", 1, ATTEMPT)] = pa.table({"id": [1]})
+    SYSTEMS[name].prepared[SinkTxn("other", "box", 1, ATTEMPT)] = pa.table({"id": [1]})
     return SYSTEMS[name]
 
 
@@ -46,7 +51,7 @@ def file(memory: Memory, tmp_path: Path) -> Path:
 
 
 def kafka(token: Token | None) -> KafkaView:
-    return KafkaView("cluster", {}, token, False, {}, OwnOffsets({}, {}, True))
+    return KafkaView("cluster", {}, Held("app", {}, token), ANCHOR, False, OwnOffsets({}, {}, True))
 
 
 def run(monkeypatch: pytest.MonkeyPatch, token: Token | None, *arguments: str) -> tuple[int, str]:
@@ -74,6 +79,18 @@ def test_what_is_held_and_what_becomes_of_it(
     assert found[0] == code
     assert f"box\t{TXN}\t{said}" in found[1]
     assert "other" not in found[1]
+
+
+def test_what_an_older_version_prepared_is_decided_by_its_token(
+    monkeypatch: pytest.MonkeyPatch, file: Path, memory: Memory
+) -> None:
+    memory.prepared[OLD] = memory.prepared.pop(TXN)
+    named = token(PreparedSinks(OLD.attempt, ("box",)))
+    assert (
+        f"{OLD}\ta start: commit"
+        in run(monkeypatch, replace(named, format=1), "list", "--options", str(file))[1]
+    )
+    assert f"{OLD}\ta start: abort" in run(monkeypatch, named, "list", "--options", str(file))[1]
 
 
 @pytest.mark.parametrize("word", ["commit", "abort"])

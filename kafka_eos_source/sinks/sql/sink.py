@@ -423,8 +423,10 @@ _LOST = "see docs/runbooks.md, SINK_FAILED: what was prepared is not in that dat
 
 
 def _check_foreign_keys(connection: Any, table: str) -> None:
-    """SQLite checks deferred foreign keys at the commit, if at all."""
-    if not connection.exec_driver_sql("PRAGMA foreign_keys").scalar():
+    """SQLite checks deferred foreign keys at the commit, if at all. To check them now it reads the table."""
+    definition = "SELECT upper(sql) FROM sqlite_master WHERE name = ?"
+    defined = str(connection.exec_driver_sql(definition, (table,)).scalar())
+    if "DEFERRED" not in defined or not connection.exec_driver_sql("PRAGMA foreign_keys").scalar():
         return
     quoted = connection.dialect.identifier_preparer.quote_identifier(table)
     broken = connection.exec_driver_sql(f"PRAGMA foreign_key_check({quoted})").first()
