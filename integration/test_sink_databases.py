@@ -119,7 +119,7 @@ class TestMariaDb(_OnServer):
 
 
 def _is_committing(server: Server) -> bool:
-    found = server.run("SELECT state FROM information_schema.processlist WHERE info LIKE 'XA COMMIT%'")
+    found = server.run("SELECT state FROM information_schema.processlist WHERE info LIKE 'XA COMMIT%%'")
     return any("backup lock" in str(state) for (state,) in found)
 
 
@@ -128,7 +128,8 @@ def _refused_by_prepare(server: Server, system: System) -> None:
     names, table = server.new_table(), _table_of(system)
     server.run(
         f"CREATE TABLE {names} (name TEXT PRIMARY KEY)",
-        f"CREATE TABLE {table} (id BIGINT, name TEXT REFERENCES {names} (name) DEFERRABLE INITIALLY DEFERRED)",
+        f"CREATE TABLE {table} "
+        f"(id BIGINT, name TEXT REFERENCES {names} (name) DEFERRABLE INITIALLY DEFERRED)",
         f"INSERT INTO {names} VALUES ('a')",
     )
     good, bad = (pa.table({"id": [number], "name": [name]}) for number, name in ((1, "a"), (2, "b")))
