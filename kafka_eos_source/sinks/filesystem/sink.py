@@ -114,8 +114,8 @@ class FilesystemSink(TwoPhaseSink):
         if at.is_committed(txn):
             return OK
         tokens: Sequence[StagedFile] = staged.tokens
-        if at.is_folder(at.ending(txn)) and at.is_file(at.prepared(txn)):
-            return OK  # a commit has begun
+        if at.is_file(at.prepared(txn)):
+            return OK
         manifest = self._manifest(txn, tokens, staged)
         failpoints.reach("sink.filesystem.before_manifest")
         # the manifest comes before the look at the files: `tidy` spares those that a manifest names

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from kafka_eos_source import failpoints
 from kafka_eos_source import option_values as values
+from kafka_eos_source.errors import SinkFailedError
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import (
     OK,
@@ -181,10 +182,12 @@ class S3Sink(TwoPhaseSink):
         return ObjectStage(stream, key, context.attempt, self.format, context.schema, self.compression)
 
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
-        if self._is_committed(txn) or self._bucket.head(self._at.prepared(txn)) is not None:
+        if self._is_committed(txn):
+            return OK
+        if self._bucket.head(self._at.prepared(txn)) is not None:
             return OK
         tokens: Sequence[StagedObject] = staged.tokens
-        at_once(partial(verify, self._bucket, deadline), tokens)
+        # the note comes before the look at the uploads: `tidy` spares those that a note names
         self._bucket.put(
             self._at.prepared(txn),
             {
@@ -197,6 +200,11 @@ class S3Sink(TwoPhaseSink):
                 "uploads": [asdict(each) for each in tokens],
             },
         )
+        try:
+            at_once(partial(verify, self._bucket, deadline), tokens)
+        except SinkFailedError:
+            self._bucket.delete(self._at.prepared(txn))
+            raise
         return OK
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
