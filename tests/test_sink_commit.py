@@ -214,7 +214,8 @@ def test_only_what_the_token_names_is_committed_and_nothing_is_guessed(
     )
     assert (decided is Fate.COMMIT) is bool(names)
     written_now = verdict is Verdict.WRITE and is_old and number == BATCH.batch_id
-    assert (decided is Fate.LEAVE) is (not speaks and not written_now)
+    after_it = read is not None and not is_old and number > read.sequence
+    assert (decided is Fate.LEAVE) is (not speaks and not written_now and not after_it)
 
 
 def test_a_token_tells_nothing_to_a_sink_that_it_does_not_name() -> None:

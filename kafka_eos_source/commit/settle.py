@@ -10,15 +10,18 @@ else runs at this moment.
     token                                    prepared id              fate
     names the id                             that one                 COMMIT  (CommitFromToken)
     names another, or none                   any                      ABORT   (AbortFromToken)
-    there is none                            any                      LEAVE   (UnknownLeaveAsIs)
+    a person wrote it                        of a later sequence      ABORT
+    a person wrote it                        any other                LEAVE   (UnknownLeaveAsIs)
+    there is none                            any                      LEAVE
 
 The token names an id by the application, the sequence number of the transaction, the attempt and the names
 of the sinks; a token of format 1 names the old form of the id. Without a token nothing relates the sequence
 in an id to the batch at hand, so a person decides, even where the batch is about to be written. An old id has
 Spark's batch id in it: if that batch is written now, the id is aborted.
 
-A token that a person had written in place of a lost one (`token.UNDECIDED`) counts as none: whoever wrote it
-said what is in Kafka, and not what sinks were to do.
+A token that a person had written in place of a lost one (`token.UNDECIDED`) says what is in Kafka, and not
+what sinks were to do. An id of a later sequence was prepared after it, for a transaction that Kafka does not
+have, or its token would be there instead.
 
 A token of a later batch cannot hide one that is unfinished: the next batch begins only when every sink has
 committed the one before.
@@ -67,6 +70,8 @@ def fate(sink: str, txn: SinkTxn, token: Token | None, batch: Batch, verdict: Ve
     """
     if token is not None and token.sinks != UNDECIDED:
         return Fate.COMMIT if txn == named_by(token, sink) else Fate.ABORT
+    if token is not None and not txn.is_old and txn.sequence > token.sequence:
+        return Fate.ABORT
     if verdict is Verdict.WRITE and txn.is_old and txn.sequence == batch.batch_id:
         return Fate.ABORT
     return Fate.LEAVE
