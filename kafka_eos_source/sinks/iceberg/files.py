@@ -102,10 +102,9 @@ def described(table: Table, file: DataFile) -> dict[str, Any]:
     from pyiceberg.conversions import to_bytes
 
     spec = table.spec()  # by which it was written: pyiceberg tells only once the file is in a snapshot
-    kinds = _partition_types(table, spec.spec_id)
     partition = [
         None if file.partition[at] is None else _text(to_bytes(kind, file.partition[at]))
-        for at, kind in enumerate(kinds)
+        for at, kind in enumerate(_partition_types(table, spec.spec_id))
     ]
     return {
         "path": file.file_path,
@@ -114,7 +113,6 @@ def described(table: Table, file: DataFile) -> dict[str, Any]:
         "bytes": file.file_size_in_bytes,
         "spec": spec.spec_id,
         "partition": partition,
-        "types": [str(kind) for kind in kinds],  # a column may be widened before the file is in a snapshot
         "splits": file.split_offsets,
         **{name: dict(getattr(file, name) or {}) for name in _COUNTS},
         **{
@@ -130,12 +128,9 @@ def data_file(table: Table, told: Mapping[str, Any]) -> DataFile:
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
     from pyiceberg.typedef import Record
 
-    kinds = (
-        [_type(each) for each in told["types"]] if "types" in told else _partition_types(table, told["spec"])
-    )
     values = [
         None if text is None else from_bytes(kind, base64.b64decode(text))
-        for kind, text in zip(kinds, told["partition"], strict=True)
+        for kind, text in zip(_partition_types(table, told["spec"]), told["partition"], strict=True)
     ]
     by_column: dict[str, Any] = {
         name: {int(column): each for column, each in told[name].items()} for name in _COUNTS
@@ -165,12 +160,6 @@ def unknown_partitions(table: Table, spec_id: int) -> list[str]:
 
     fields = table.specs()[spec_id].partition_type(table.schema()).fields
     return [each.name for each in fields if isinstance(each.field_type, UnknownType)]
-
-
-def _type(text: str) -> PrimitiveType:
-    from pyiceberg.types import IcebergType
-
-    return cast("PrimitiveType", IcebergType.model_validate(text))
 
 
 def _partition_types(table: Table, spec_id: int) -> list[PrimitiveType]:
