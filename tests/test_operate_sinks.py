@@ -18,7 +18,7 @@ from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate import sinks as operating
 from kafka_eos_source.operate.cluster import KafkaView
-from kafka_eos_source.protocol.token import PreparedSinks, Token
+from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
 from kafka_eos_source.sinks.contract import SinkTxn
 from kafka_eos_source.sinks.memory import SYSTEMS, Memory
 
@@ -91,6 +91,17 @@ def test_what_an_older_version_prepared_is_decided_by_its_token(
         in run(monkeypatch, replace(named, format=1), "list", "--options", str(file))[1]
     )
     assert f"{OLD}\ta start: abort" in run(monkeypatch, named, "list", "--options", str(file))[1]
+
+
+@pytest.mark.parametrize(("sequence", "said"), [(6, "a start: abort"), (7, "no token")])
+def test_a_token_that_a_person_wrote_decides_what_was_prepared_after_it(
+    monkeypatch: pytest.MonkeyPatch, file: Path, memory: Memory, sequence: int, said: str
+) -> None:
+    written = replace(token(UNDECIDED), sequence=sequence)
+    assert f"box\t{TXN}\t{said}" in run(monkeypatch, written, "list", "--options", str(file))[1]
+    given = ["abort", "--options", str(file), "--sink", "box", "--id", str(TXN), "--yes"]
+    assert run(monkeypatch, written, *given)[0] == (1 if sequence == 6 else 0)
+    assert (TXN in memory.prepared) is (sequence == 6)
 
 
 @pytest.mark.parametrize("word", ["commit", "abort"])

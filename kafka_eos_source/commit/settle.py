@@ -58,20 +58,33 @@ def named_by(token: Token, sink: str) -> SinkTxn | None:
     return SinkTxn(token.application_id, sink, token.sequence, prepared.sink_transaction_id)
 
 
+def fate_by_token(sink: str, txn: SinkTxn, token: Token | None) -> Fate:
+    """Decides what becomes of ``txn`` by the token alone.
+
+    Args:
+        sink: name of the sink that holds it.
+        txn: prepared before the token was read.
+        token: None if there is none.
+    """
+    if token is None:
+        return Fate.LEAVE
+    if token.sinks != UNDECIDED:
+        return Fate.COMMIT if txn == named_by(token, sink) else Fate.ABORT
+    return Fate.ABORT if not txn.is_old and txn.sequence > token.sequence else Fate.LEAVE
+
+
 def fate(sink: str, txn: SinkTxn, token: Token | None, batch: Batch, verdict: Verdict | None) -> Fate:
-    """Decides what becomes of ``txn``.
+    """Decides what becomes of ``txn`` when a batch is committed.
 
     Args:
         sink: name of the sink that holds it.
         txn: prepared before this owner initialised.
         token: read after that; None if there is none.
         batch: the one at hand.
-        verdict: on it, by `decide.decide`; None if this owner was overtaken, and the token is the other's.
+        verdict: on it, by `verdict.batch_verdict`; None if this owner was overtaken, and the token is the
+            other's.
     """
-    if token is not None and token.sinks != UNDECIDED:
-        return Fate.COMMIT if txn == named_by(token, sink) else Fate.ABORT
-    if token is not None and not txn.is_old and txn.sequence > token.sequence:
+    found = fate_by_token(sink, txn, token)
+    if found is Fate.LEAVE and verdict is Verdict.WRITE and txn.is_old and txn.sequence == batch.batch_id:
         return Fate.ABORT
-    if verdict is Verdict.WRITE and txn.is_old and txn.sequence == batch.batch_id:
-        return Fate.ABORT
-    return Fate.LEAVE
+    return found
