@@ -63,6 +63,16 @@ class GroupOffsets:
             found.update(self._stable(group_id, missing, deadline))
         return found
 
+    def fetch_named(
+        self, group_id: str, partitions: Collection[TopicPartition], deadline: Deadline
+    ) -> dict[TopicPartition, GroupOffset]:
+        """What the group holds of these partitions, in one request; waits for pending transactions.
+
+        Raises:
+            UnavailableError, AuthorizationError: as `fetch`.
+        """
+        return self._stable(group_id, partitions, deadline) if partitions else {}
+
     def now(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> tuple[dict[TopicPartition, GroupOffset], bool]:
