@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kafka_eos_source import failpoints
+from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.sinks import OK, SinkTxn
 from kafka_eos_source.sinks.filesystem import FilesystemSink, committed_files
 from kafka_eos_source.testing.sinks import System, deadline, new_txn, opened, stage
@@ -108,6 +109,19 @@ def test_the_layout_of_the_older_version_is_finished(tmp_path: Path, end: str) -
     found = [pq.read_table(each).num_rows for each in committed_files(str(tmp_path))]
     assert found == ([3] if end == "commit" else [])
     assert not list(hidden.glob("*/*")), "nothing of the older version is left"
+
+
+def test_names_that_no_file_can_have_are_refused_at_the_start(tmp_path: Path) -> None:
+    """At prepare it would look like a disk that is down for a moment."""
+    system = System(sink=lambda: FilesystemSink(str(tmp_path)), visible=list)
+    longest, name = "a" * (176 - 4), "sink"
+    with opened(system, longest, name) as sink:
+        sink.check(ROWS.schema, deadline())
+        txn = SinkTxn(longest, name, 10**13 - 1, SinkTxn.new_attempt())
+        assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+        assert sink.commit(txn, deadline()) == OK
+    with opened(system, f"{longest}a", name) as sink, pytest.raises(InvalidOptionError, match="177 bytes"):
+        sink.check(ROWS.schema, deadline())
 
 
 def test_the_path_of_two_formats_holds_the_rows_of_both(tmp_path: Path) -> None:

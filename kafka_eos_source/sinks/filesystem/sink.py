@@ -12,7 +12,7 @@ import pyarrow.fs as pafs
 
 from kafka_eos_source import failpoints
 from kafka_eos_source import option_values as values
-from kafka_eos_source.errors import UnavailableError
+from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import (
     OK,
@@ -33,6 +33,9 @@ from kafka_eos_source.sinks.targets import location
 _log = logging.getLogger(__name__)
 
 _TRIES = 10
+#: Bytes of application id and name of the sink. A file name has 255 at most; sequence, attempt, hyphens and
+#: the ending of a half-written manifest take the rest.
+_LONGEST_NAMES = 176
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,13 @@ class FilesystemSink(TwoPhaseSink):
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
         formats.check(self.format, schema)
+        own = f"{self.context.application_id}{self.context.name}".encode()
+        if self._at.renames_folders and len(own) > _LONGEST_NAMES:
+            raise InvalidOptionError(
+                f"sink {self.context.name!r}: its name and application.id have {len(own)} bytes together; "
+                f"files are named by them, so that {_LONGEST_NAMES} are the most.",
+                fix="choose a shorter application.id before the first batch.",
+            )
         try:
             self._at.fs.create_dir(self._at.own, recursive=True)
         except PermissionError as error:
