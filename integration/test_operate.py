@@ -200,9 +200,10 @@ def test_adopt_hands_an_application_id_over(
     new.plan(0, start=60)
     with pytest.raises(ForeignQueryError):
         new.commit(0, rows(60, 80), restarted=True)
-    assert "With --yes" in command("adopt", new).output
-    assert command("inspect", new).exit_code == 3, "a dry run hands nothing over"
-    assert "Start the query" in command("adopt", new, "--yes").output
+    named = "--application-id", new.application_id
+    assert "With --yes" in command("adopt", new, *named).output
+    assert command("inspect", new, *named).exit_code == 3, "a dry run hands nothing over"
+    assert "Start the query" in command("adopt", new, *named, "--yes").output
     assert new.commit(0, rows(60, 80), restarted=True) is Step.COMMITTED
     assert new.commit(0, rows(60, 80), restarted=True) is Step.SKIPPED
     new.made.log_commit(0)

@@ -36,7 +36,7 @@ class Restored:
         self._own = {"application.id": f"app-{query.sink}"}
 
     def run(self, *topics: str, of_source: bool = True, **limits: str) -> None:
-        own = self._own if of_source else {}
+        own = {**self._own, "onRolledBackCheckpoint": "jump"} if of_source else {}
         frames = [self.query.frame(each, **own, **limits) for each in topics or (self.query.source,)]
         frame = frames[0]
         for each in frames[1:]:

@@ -28,6 +28,7 @@ class ReadOptions:
     min_offsets_per_trigger: int | None
     max_trigger_delay_ms: int
     token_renewal_interval_ms: int
+    rolled_back_checkpoint: str
     min_partitions: int | None
     max_records_per_partition: int | None
     fail_on_data_loss: bool
@@ -70,4 +71,5 @@ class WriteOptions:
     anchor_topic: str | None
     kafka: Mapping[str, str] = field(repr=False)
     query_name: str | None = None
+    token_topic: str | None = None
     sinks: tuple[SinkSpec, ...] = ()

@@ -11,7 +11,7 @@ from types import FrameType
 import click
 
 from kafka_eos_source.errors import KafkaEosError
-from kafka_eos_source.operate import commands, sink_commands, state_commands
+from kafka_eos_source.operate import commands, sink_commands, state_commands, token_topic_commands
 
 _LOOK_SECONDS = 0.1
 
@@ -80,6 +80,7 @@ for _each in (
     commands.sweep,
     state_commands.state,
     sink_commands.sinks,
+    token_topic_commands.group,
 ):
     main.add_command(_each)
 

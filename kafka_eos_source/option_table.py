@@ -155,6 +155,17 @@ OPTIONS: tuple[Option, ...] = (
         idle=(BATCH_READ,),
     ),
     Option(
+        "onRolledBackCheckpoint",
+        (STREAM_READ,),
+        values.choice("read", "jump"),
+        "read",
+        "`read`, `jump`",
+        "When the checkpoint is older than the offsets that the query committed in Kafka: `read` reads them again, and "
+        "the sink skips or refuses what the output holds; `jump` continues from the committed offsets. `jump` needs the "
+        "`application.id` of the query's own `kafka-eos` sink: with any other sink it would lose records.",
+        idle=(BATCH_READ,),
+    ),
+    Option(
         "minPartitions",
         READ,
         values.integer(1),
@@ -403,6 +414,16 @@ OPTIONS: tuple[Option, ...] = (
         "text",
         "Topic whose partition 0 carries the token in the group's offsets.",
         "`topic`, else `__consumer_offsets`",
+    ),
+    Option(
+        "token.topic",
+        WRITE,
+        values.topic,
+        None,
+        "text",
+        "Compacted topic that also holds the token, and outlives the consumer group: see "
+        "[token-topic.md](token-topic.md). A batch write needs `txnAppId` with it.",
+        "none",
     ),
     *OPTIONS_OF_STATE,
 )

@@ -87,6 +87,7 @@ def parse_read(
         min_offsets_per_trigger=minimum,
         max_trigger_delay_ms=found["maxTriggerDelay"],
         token_renewal_interval_ms=found["token.renewal.interval.ms"],
+        rolled_back_checkpoint=found["onRolledBackCheckpoint"],
         min_partitions=found["minPartitions"],
         max_records_per_partition=found["maxRecordsPerPartition"],
         fail_on_data_loss=found["failOnDataLoss"],
@@ -143,8 +144,33 @@ def parse_write(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         anchor_topic=found["anchor.topic"],
         kafka=config.check_producer(kafka, exactly_once=exactly_once),
         query_name=found["queryName"],
+        token_topic=_token_topic(found, streaming=streaming),
         sinks=registry.parse(found["sinks"], _of_sinks(options)),
     )
+
+
+def _token_topic(found: Mapping[str, Any], *, streaming: bool) -> str | None:
+    """The option ``token.topic``, where the write has a token to keep and no other use for the topic."""
+    name: str | None = found["token.topic"]
+    if name is None:
+        return None
+    if found["processing.guarantee"] != "exactly_once":
+        raise values.invalid(
+            "processing.guarantee", "at_least_once", "exactly_once together with 'token.topic'"
+        )
+    if not streaming and found["txnAppId"] is None:
+        raise InvalidOptionError(
+            f"option 'token.topic' has the value {name!r}, and 'txnAppId' is not set: a write without a "
+            "version has no token to keep.",
+            fix="set 'txnAppId' and 'txnVersion', or remove 'token.topic'.",
+        )
+    if found["topic"] == name:
+        raise InvalidOptionError(
+            f"options 'token.topic' and 'topic' have the same value {name!r}; the token topic takes only "
+            "tokens.",
+            fix="give 'token.topic' a topic of its own: kafka-eos token-topic create.",
+        )
+    return name
 
 
 def _of_sinks(options: Mapping[str, str]) -> dict[str, str]:

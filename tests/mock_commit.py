@@ -18,6 +18,7 @@ from mock_cluster import MockCluster
 from mock_log import Entry, commits, committed, read
 
 from kafka_eos_source.commit.parties import ProducerSession
+from kafka_eos_source.commit.recovered import TokenRecords
 from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.session import KafkaClients
 from kafka_eos_source.commit.sources import SourceRange
@@ -67,6 +68,9 @@ class MockKafka:
     # parties.Clients
     def producer(self, transactional_id: str) -> WatchedProducer:
         return WatchedProducer(self._clients.producer(transactional_id), self)
+
+    def token_records(self, name: str, deadline: Deadline) -> TokenRecords:
+        return self._clients.token_records(name, deadline)
 
     def committed_now(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline

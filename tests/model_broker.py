@@ -12,9 +12,11 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import FencedError, KafkaEosError, OutcomeUnknownError
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
+from kafka_eos_source.protocol.token_record import TokenRecord
 from kafka_eos_source.runtime.deadline import Deadline
 
 CLUSTER_ID = "model-cluster"
+TOKENS = "tokens"
 
 
 @dataclass
@@ -38,10 +40,13 @@ class ModelBroker:
     open_epoch: int | None = None
     open_rows: list[str] = field(default_factory=list)
     open_offsets: dict[TopicPartition, GroupOffset] = field(default_factory=dict)
+    records: dict[str, TokenRecord] = field(default_factory=dict)
+    open_records: dict[str, TokenRecord] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     clean: bool = True
     lose_rows: int = 0
+    lose_records: int = 0
     dead: bool = False
 
     # parties.Clients
@@ -61,8 +66,14 @@ class ModelBroker:
         self.reach("group_offsets", after=False)
         return dict(self.group)
 
+    def token_records(self, name: str, deadline: Deadline) -> ModelTokens:
+        assert name == TOKENS
+        self.reach("token_records", after=False)
+        return ModelTokens(self)
+
     def settle(self) -> None:
         self.open_epoch, self.open_rows, self.open_offsets = None, [], {}
+        self.open_records = {}
 
     def reach(self, call: str, *, after: bool) -> None:
         if not after:
@@ -72,6 +83,26 @@ class ModelBroker:
                 self.faults.remove(fault)
                 self.dead = not isinstance(fault.error, Exception)
                 raise fault.error
+
+
+@dataclass
+class ModelTokens:
+    """The token topic, as the commit sees it."""
+
+    broker: ModelBroker
+    name: str = TOKENS
+
+    @property
+    def topic_id(self) -> str:
+        return self.broker.ids.get(TOKENS, f"id-{TOKENS}")
+
+    def partition_of(self, application_id: str) -> int:
+        return 0
+
+    def last(self, application_id: str, deadline: Deadline, *, certain: bool) -> TokenRecord | None:
+        assert self.broker.open_epoch is None, "the record was read while a transaction was open"
+        self.broker.reach("last_record" if certain else "quick_record", after=False)
+        return self.broker.records.get(application_id)
 
 
 class ModelProducer:
@@ -109,6 +140,14 @@ class ModelProducer:
         self._reach("send")
         self._fence()
         self.broker.open_epoch = self.epoch
+        if topic == TOKENS:
+            kept = rows.num_rows - self.broker.lose_records
+            self.broker.lose_records = 0
+            self.enqueued += kept
+            for row in rows.to_pylist()[:kept]:
+                record = TokenRecord.decode(row["key"], row["value"])
+                self.broker.open_records[record.token.application_id] = record
+            return
         values = rows.column("value").to_pylist()
         kept = values[: len(values) - self.broker.lose_rows]
         self.broker.lose_rows = 0
@@ -139,6 +178,7 @@ class ModelProducer:
             raise OutcomeUnknownError("no answer") from error
         self.broker.log += self.broker.open_rows
         self.broker.group.update(self.broker.open_offsets)
+        self.broker.records.update(self.broker.open_records)
         self.broker.settle()
         try:
             self.broker.reach("commit", after=True)

@@ -58,6 +58,44 @@ def test_the_file_of_a_copied_folder_promises_nothing(tmp_path: Path) -> None:
     assert read_first_batch(str(tmp_path)) == FirstBatch("other", "another query", 0, genesis=True)
 
 
+def with_topic(token_topic: str | None) -> FirstBatch:
+    return FirstBatch("app", "query", 9, token_topic=token_topic)
+
+
+def test_a_new_file_names_the_token_topic_of_the_query(tmp_path: Path) -> None:
+    file = FirstBatchFile(str(tmp_path), with_topic("tokens"))
+    assert file.has_all_tokens("tokens"), "nothing was committed yet"
+    file.write()
+    assert FirstBatchFile(str(tmp_path), with_topic("tokens")).has_all_tokens("tokens")
+    assert not FirstBatchFile(str(tmp_path), with_topic("tokens")).has_all_tokens("others")
+
+
+@pytest.mark.parametrize("later", [None, "others"])
+def test_a_batch_without_a_record_withdraws_the_token_topic_before_it_is_written(
+    tmp_path: Path, later: str | None
+) -> None:
+    FirstBatchFile(str(tmp_path), with_topic("tokens")).write()
+    FirstBatchFile(str(tmp_path), with_topic(later)).write()
+    again = FirstBatchFile(str(tmp_path), with_topic("tokens"))
+    assert not again.has_all_tokens("tokens")
+    again.write()
+    assert not again.has_all_tokens("tokens"), "only a transaction with a record brings it back"
+    again.confirm_token_topic()
+    found = FirstBatchFile(str(tmp_path), with_topic("tokens"))
+    assert found.has_all_tokens("tokens")
+    assert found.found == FirstBatch("app", "query", 9, genesis=True, token_topic="tokens")
+
+
+def test_a_file_from_before_the_token_topic_has_none(tmp_path: Path) -> None:
+    FirstBatchFile(str(tmp_path), OURS).write()
+    file = FirstBatchFile(str(tmp_path), with_topic("tokens"))
+    file.write()
+    assert not file.has_all_tokens("tokens")
+    file.confirm_token_topic()
+    wanted = FirstBatch("app", "query", 3, genesis=True, token_topic="tokens")
+    assert read_first_batch(str(tmp_path)) == wanted
+
+
 def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "kafka-eos").mkdir()
     (tmp_path / "kafka-eos/identity.json").write_text("{")

@@ -437,6 +437,8 @@ def test_defaults_of_a_sink() -> None:
     assert options.guarantee == "exactly_once"
     assert options.staging_inline_bytes == 262_144
     assert options.commit_timeout_ms == 300_000
+    assert options.token_topic is None
+    assert write(topic="t", token__topic=" tokens ").token_topic == "tokens"
     assert (options.missing_token, options.foreign_query, options.source_cluster) == ("fail", "fail", "auto")
 
 
@@ -459,6 +461,10 @@ BAD_WRITES: list[tuple[bool, dict[str, str], str]] = [
     (False, {"txnVersion": "1"}, "'txnVersion' is set and 'txnAppId' is not"),
     (False, {"txnAppId": "a", "txnVersion": "-1"}, "0 or more"),
     (False, {"txnAppId": "a", "txnVersion": "1", "processing.guarantee": "at_least_once"}, "exactly_once"),
+    (True, {"token.topic": "t", "processing.guarantee": "at_least_once"}, "exactly_once together"),
+    (True, {"token.topic": "out", "topic": "out"}, "takes only"),
+    (True, {"token.topic": "a topic"}, "a topic name"),
+    (False, {"token.topic": "tokens"}, "'txnAppId' is not set"),
     (True, {"processing.guarantee": "best_effort"}, "exactly_once or at_least_once"),
     (True, {"commitTimeoutMs": "10"}, "1000 or more"),
     (True, {"onMissingToken": "guess"}, "fail or assume_committed or assume_not_committed"),

@@ -19,6 +19,7 @@ from kafka_eos_source.protocol.token import MOVING, Mark, Token, application_has
 from kafka_eos_source.stream_reader import ReadLimit, _UnlimitedStreamReader, stream_reader
 
 APPLICATION = "orders"
+JUMP = {"application.id": APPLICATION, "onRolledBackCheckpoint": "jump"}
 MARK = Mark(application_hash(APPLICATION), 7).encode()
 OTHERS_MARK = Mark(application_hash("other"), 7).encode()
 TOKEN = Token(APPLICATION, "query", "run", 7, 7, "s", "e", 1).encode()
@@ -33,7 +34,7 @@ def cluster(*committed: tuple[TopicPartition, int, str]) -> Cluster:
 
 
 def source(made: Cluster, **options: str) -> SourcePlan:
-    return plan(made, **{"application.id": APPLICATION, **options})
+    return plan(made, **{**JUMP, **options})
 
 
 def test_an_old_checkpoint_continues_from_the_committed_offsets(caplog: pytest.LogCaptureFixture) -> None:
@@ -168,7 +169,15 @@ def test_only_the_first_batch_of_a_run_may_jump() -> None:
 
 def test_without_an_application_id_nothing_is_asked() -> None:
     made = cluster(*BEHIND)
-    assert not plan(made, **{"kafka.group.id": APPLICATION}).latest(OLD).jump
+    options = {"kafka.group.id": APPLICATION, "onRolledBackCheckpoint": "jump"}
+    assert not plan(made, **options).latest(OLD).jump
+    assert "committed" not in made.requests
+
+
+def test_a_source_jumps_only_when_the_user_says_so() -> None:
+    """It cannot see its sink. With one that is not `kafka-eos`, a jump would lose the records in between."""
+    made = cluster(*BEHIND)
+    assert not plan(made, **{"application.id": APPLICATION}).latest(OLD).jump
     assert "committed" not in made.requests
 
 
@@ -195,7 +204,7 @@ def test_once_never_jumps() -> None:
 def test_before_pyspark_4_2_a_source_never_jumps() -> None:
     """There it cannot tell Trigger.Once and AvailableNow, which ask once, from others."""
     made = cluster(*BEHIND)
-    reader = _UnlimitedStreamReader(read_options(**{"application.id": APPLICATION}))
+    reader = _UnlimitedStreamReader(read_options(**JUMP))
     reader._made = Planning(SourcePlan(reader._options, made), made)  # type: ignore[arg-type]
     reader.partitions(OLD.to_dict(), OLD.to_dict())
     assert "jump" not in reader.latestOffset()["@"]
@@ -209,7 +218,7 @@ def test_spark_says_read_all_with_trigger_once_only(limits: dict[str, str]) -> N
     made = cluster(*BEHIND)
 
     def reader() -> Any:
-        found = stream_reader(read_options(**{"application.id": APPLICATION, **limits}))
+        found = stream_reader(read_options(**{**JUMP, **limits}))
         found._made = Planning(SourcePlan(found._options, made), made)  # type: ignore[attr-defined]
         return found
 

@@ -66,14 +66,18 @@ def test_t60_batches_within_the_output_are_skipped_and_the_others_refused(
         assert found.exactly_once, found
 
 
-@pytest.mark.fault("T61", "the same, and the source has the application.id", "restart")
+@pytest.mark.fault("T61", "the same, with onRolledBackCheckpoint=jump", "restart")
 @pytest.mark.parametrize("limit", [20, 70, 300])
 def test_t61_a_restored_checkpoint_heals_by_a_jump(scenario: Scenario, limit: int) -> None:
     """The source continues where Kafka stands, whatever the limit; the batch that says so is skipped."""
     copy = backed_up(scenario)
     restore(scenario, copy)
     scenario.feed(30)
-    source = {"maxOffsetsPerTrigger": str(limit), "application.id": scenario.application_id}
+    source = {
+        "maxOffsetsPerTrigger": str(limit),
+        "application.id": scenario.application_id,
+        "onRolledBackCheckpoint": "jump",
+    }
     scenario.run(source=source)
     found = scenario.outcome()
     assert found.exactly_once, found

@@ -44,7 +44,8 @@ class Admin:
     """Topics and groups of one cluster."""
 
     def __init__(self, bootstrap: str, **config: Any) -> None:
-        self.client = AdminClient({"bootstrap.servers": bootstrap, **config})
+        self._config = {"bootstrap.servers": bootstrap, **config}
+        self.client = AdminClient(self._config)
 
     def create(self, name: str, partitions: int = 1, **config: str) -> str:
         topic = NewTopic(name, partitions, -1, config={k.replace("_", "."): v for k, v in config.items()})
@@ -78,9 +79,12 @@ class Admin:
             TopicPartition(topic, number, offset, metadata)
             for (topic, number), (offset, metadata) in offsets.items()
         ]
-        asked = [ConsumerGroupTopicPartitions(group_id, partitions)]
-        for future in self.client.alter_consumer_group_offsets(asked).values():
-            future.result(TIMEOUT_SECONDS)
+        # the admin client's alter_consumer_group_offsets drops the metadata
+        consumer = Consumer({**self._config, "group.id": group_id})
+        try:
+            consumer.commit(offsets=partitions, asynchronous=False)
+        finally:
+            consumer.close()
 
     def stable_offsets(self, name: str) -> dict[int, int]:
         """Last stable offsets: with no transaction open they are the high watermarks."""

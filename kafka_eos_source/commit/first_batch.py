@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from kafka_eos_source.errors import InvalidOptionError, OperatorError, UnavailableError
 from kafka_eos_source.runtime.file_systems import file_system
@@ -27,12 +27,15 @@ class FirstBatch:
         first_batch: the first batch that was, or was about to be, committed.
         genesis: whether a genesis token was committed before the file was written. Format 1 wrote the file
             first, so there the first batch itself may have no token yet.
+        token_topic: the topic that holds a record of every transaction since this name was written; None =
+            transactions may have been committed without a record, so a record may be out of date.
     """
 
     application_id: str
     query_id: str
     first_batch: int
     genesis: bool = False
+    token_topic: str | None = None
 
     def promises_token(self, batch_id: int) -> bool:
         """Whether Kafka must hold a token when ``batch_id`` is about to be committed."""
@@ -68,18 +71,38 @@ class FirstBatchFile:
         """Whether Kafka must hold a token before this batch is committed."""
         return self.found is not None and self.found.promises_token(batch_id)
 
+    def has_all_tokens(self, token_topic: str) -> bool:
+        """Whether this topic has a record of every transaction that was committed from this checkpoint."""
+        return self.found is None or self.found.token_topic == token_topic
+
     def write(self) -> None:
         """Writes the file if there is none. The genesis token is in Kafka by now.
+
+        The commit calls this before it writes a batch. If the batch will have no record in the token topic
+        that the file names, the name is taken out, so that a record is never believed that is out of date.
 
         Raises:
             UnavailableError: the checkpoint cannot be written.
         """
-        if self.found is not None and self.found.genesis:
-            return
+        found, wanted = self.found, self._wanted
+        if found is None:
+            self._write(replace(wanted, genesis=True))
+        elif not found.genesis or found.token_topic not in (None, wanted.token_topic):
+            kept = found.token_topic if found.token_topic == wanted.token_topic else None
+            self._write(replace(found, genesis=True, token_topic=kept))
+
+    def confirm_token_topic(self) -> None:
+        """Names the token topic in the file. A transaction with a record in it is in Kafka by now.
+
+        Raises:
+            UnavailableError: the checkpoint cannot be written.
+        """
+        if self.found is not None and self.found.token_topic != self._wanted.token_topic:
+            self._write(replace(self.found, token_topic=self._wanted.token_topic))
+
+    def _write(self, content: FirstBatch) -> None:
         fs, root = file_system(self._checkpoint)
         path = f"{root}/{_FILE}"
-        first = self._wanted.first_batch if self.found is None else self.found.first_batch
-        content = FirstBatch(self._wanted.application_id, self._wanted.query_id, first, genesis=True)
         try:
             fs.create_dir(path.rsplit("/", 1)[0], recursive=True)
             # another driver may write it at the same moment, until Spark's log or Kafka stops one of the two

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from kafka_eos_source.commit.recovered import TokenRecords
 from kafka_eos_source.commit.request import Cluster
 from kafka_eos_source.commit.verdict import Batch, Held, Verdict
 from kafka_eos_source.errors import InvalidOptionError
@@ -52,6 +53,9 @@ class Clients(Protocol):
     ) -> Mapping[TopicPartition, GroupOffset]:
         """The offsets that are committed at this moment, whatever open transactions will make of them."""
 
+    def token_records(self, name: str, deadline: Deadline) -> TokenRecords:
+        """The checked token topic, as `kafka.token_topic_reader.TopicRecords.checked`."""
+
 
 class FirstBatchMarker(Protocol):
     """The checkpoint's first-batch file, as `commit.first_batch.FirstBatchFile`."""
@@ -59,11 +63,23 @@ class FirstBatchMarker(Protocol):
     def write(self) -> None:
         """Says in the checkpoint that a genesis token is in Kafka. Does nothing if it is said already."""
 
+    def has_all_tokens(self, token_topic: str) -> bool:
+        """Whether the topic has a record of every transaction, so that its newest record is up to date."""
+
+    def confirm_token_topic(self) -> None:
+        """Says in the checkpoint that the token topic of the query has a record of the newest transaction."""
+
 
 class NoCheckpoint:
     """`FirstBatchMarker` of a batch write, which has no checkpoint."""
 
     def write(self) -> None:
+        return
+
+    def has_all_tokens(self, token_topic: str) -> bool:
+        return True
+
+    def confirm_token_topic(self) -> None:
         return
 
 
@@ -171,6 +187,7 @@ class ProducerSession:
         cluster: the cluster as it was last listed.
         topic_ids: ids of topics, as they were last looked up.
         confirmed: whether the group coordinator that answered for ``held`` also took a commit of ours.
+        token_records: the token topic as the last initialisation saw it; None = the query has none.
     """
 
     producer: Producer | None = None
@@ -178,6 +195,7 @@ class ProducerSession:
     cluster: Cluster = field(default_factory=Cluster)
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     confirmed: bool = False
+    token_records: TokenRecords | None = None
 
     def drop(self) -> None:
         """Closes the producer; the next one raises the epoch."""

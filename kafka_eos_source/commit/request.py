@@ -44,6 +44,7 @@ class CommitRequest:
         has_native_state: tells whether Spark keeps state of its own for the query. Its output then depends on
             the boundaries of batches, so that offsets alone can never identify a batch.
         predecessor: names of a series of writes in format 1; None = it cannot have had any.
+        token_topic: option ``token.topic``.
     """
 
     batch: Batch
@@ -58,6 +59,7 @@ class CommitRequest:
     new_group: bool = False
     has_native_state: Callable[[], bool] = lambda: False
     predecessor: Predecessor | None = None
+    token_topic: str | None = None
 
     def own(self, cluster: Cluster) -> OwnOffsets:
         """The offsets of the batch on the sink's cluster."""

@@ -18,6 +18,7 @@ from kafka_eos_source.checked_options import WriteOptions
 from kafka_eos_source.commit import sink_session
 from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile
 from kafka_eos_source.commit.parties import ProducerSession, Sinks
+from kafka_eos_source.commit.recovered import TokenRecords
 from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.sources import SourceRange, ranges
 from kafka_eos_source.commit.steps import Step
@@ -65,6 +66,11 @@ class KafkaClients:
     ) -> Mapping[TopicPartition, GroupOffset]:
         return GroupOffsets(admin_config(self.kafka)).committed_now(group_id, certainly, deadline)
 
+    def token_records(self, name: str, deadline: Deadline) -> TokenRecords:
+        from kafka_eos_source.kafka.token_topic_reader import TopicRecords
+
+        return TopicRecords.checked(self.kafka, name, deadline)
+
 
 def commit_micro_batch(
     options: WriteOptions,
@@ -101,7 +107,9 @@ def commit_micro_batch(
     logged = _logged(checkpoint, batch_id)
     before = _logged(checkpoint, batch_id - 1) if batch_id > 0 else None
     who = of_stream(options, query_id)
-    first_batch = FirstBatchFile(checkpoint, FirstBatch(who.application_id, query_id, batch_id))
+    first_batch = FirstBatchFile(
+        checkpoint, FirstBatch(who.application_id, query_id, batch_id, token_topic=options.token_topic)
+    )
     request = _request(
         options,
         who,
@@ -303,6 +311,7 @@ def _request(
         new_group=who.disposable,
         has_native_state=has_native_state,
         predecessor=who.predecessor,
+        token_topic=options.token_topic,
     )
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kafka_eos_source import failpoints
@@ -32,6 +32,7 @@ from kafka_eos_source.commit.parties import (
     Sinks,
     Staged,
 )
+from kafka_eos_source.commit.recovered import recover
 from kafka_eos_source.commit.request import Cluster, CommitRequest, inherited_shards, progress_of
 from kafka_eos_source.commit.shard_checks import check_same_log, check_shards, stand_at
 from kafka_eos_source.commit.steps import ABORTED_ON_ERROR, MOVES, ROLLED_BACK_ON_ERROR, Step
@@ -51,6 +52,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
 from kafka_eos_source.protocol.token import FORMAT, UNDECIDED, Token
+from kafka_eos_source.protocol.token_record import TokenRecord, record_batch
 from kafka_eos_source.runtime.deadline import Deadline
 
 _log = logging.getLogger(__name__)
@@ -198,6 +200,9 @@ class Commit:
         batch, producer, held = request.batch, session.producer, session.held
         if producer is None:
             return None
+        records = session.token_records
+        if request.token_topic != (None if records is None else records.name):
+            return None  # a restart in the same process set, changed or removed the option
         if request.new_group:
             if self._begun or not producer.is_clean():
                 return None
@@ -239,7 +244,8 @@ class Commit:
             )
         partitions = request.partitions(session.cluster)
         found = self._clients.group_offsets(request.group_id, partitions, self._deadline)
-        known, held = session.held, self._with_predecessor(Held.of(request.batch.application_id, found))
+        held = self._with_record(Held.of(request.batch.application_id, found))
+        known, held = session.held, self._with_predecessor(held)
         session.held = held
         failpoints.reach("commit.after_token")
         if self._fenced is not None and held.token is not None:
@@ -262,6 +268,7 @@ class Commit:
                 missing_token=request.missing_token,
                 foreign_query=request.foreign_query,
                 moved_offsets=request.moved_offsets,
+                token_topic=request.token_topic,
             )
         except ForeignQueryError:
             raise  # the sinks that the token names are the other query's
@@ -286,6 +293,22 @@ class Commit:
         """Commits what the token names in sinks, whoever wrote it, and takes back what nothing names."""
         self._sinks.settle(token, batch, verdict, self._deadline)
         self._sinks.finish(token, self._deadline)
+
+    def _with_record(self, held: Held) -> Held:
+        """Finds the token in the token topic if the group lost it."""
+        request, session = self._request, self._session
+        session.token_records = None
+        if request.token_topic is None:
+            return held
+        session.token_records = self._clients.token_records(request.token_topic, self._deadline)
+        return recover(
+            held,
+            request.group_id,
+            session.token_records,
+            self._deadline,
+            missing_token=request.missing_token,
+            is_complete=self._first_batch.has_all_tokens(request.token_topic),
+        )
 
     def _with_predecessor(self, held: Held) -> Held:
         """Finds the token that a series of batch writes left under its names of format 1."""
@@ -452,23 +475,24 @@ class Commit:
         producer.begin()
         self._begun += 1
         self._begun_at = time.monotonic()
-        if rows:
+        shards = self._staged.shards if with_shards else ()
+        written: list[GroupOffset] | None = None
+        if rows and not any(shard.records for shard in shards):
+            # all offsets are known already, so the record for the token topic travels with the rows
+            written = self._group_offsets(attempt, token, offsets, shards)
+            self._produce(producer, rows, self._record(token, written))
+        elif rows:
             self._produce(producer, rows)
         failpoints.reach(f"{point}.after_flush")
         self._move(Step.OFFSETS)
-        if not all(session.cluster.has(tp) for tp in request.partitions(session.cluster)):
-            # a partition is newer than this producer, or gone
-            session.cluster = Cluster(*producer.cluster(deadline))
         self._check_topic_ids(producer, is_written=bool(rows))
-        shards = self._staged.shards if with_shards else ()
-        reported = {shard.tp for shard in shards}
-        inherited = inherited_shards(attempt.held, token.query_id)
-        inherited = [each for each in inherited if each.tp not in reported]
         try:
-            written = [
-                *request.offsets(token, offsets, session.cluster, inherited),
-                *self._changelog_offsets(producer, token, shards),
-            ]
+            if written is None:
+                written = self._group_offsets(attempt, token, offsets, shards)
+                record = self._record(token, written)
+                if record is not None:
+                    self._send_record(producer, record)
+                    producer.flush(deadline)
             producer.send_offsets(written, request.group_id, deadline)
         except UnavailableError as error:
             if deadline.expired:
@@ -482,11 +506,37 @@ class Commit:
         failpoints.reach(f"{point}.after_commit")
         session.held = attempt.held.after(token, {each.tp: each for each in written})
         session.confirmed = True
+        # Crash here ⇒ the record is not believed if the group is lost now; the next batch says it again.
+        if session.token_records is not None:
+            self._first_batch.confirm_token_topic()
 
-    def _produce(self, producer: Producer, rows: int) -> None:
+    def _group_offsets(
+        self,
+        attempt: Attempt,
+        token: Token,
+        offsets: Mapping[TopicPartition, int],
+        shards: Sequence[ShardReport],
+    ) -> list[GroupOffset]:
+        """All offsets of one transaction. The changes of shards must have been flushed."""
+        request, session, producer = self._request, self._session, attempt.producer
+        if not all(session.cluster.has(tp) for tp in request.partitions(session.cluster)):
+            # a partition is newer than this producer, or gone
+            session.cluster = Cluster(*producer.cluster(self._deadline))
+        reported = {shard.tp for shard in shards}
+        inherited = inherited_shards(attempt.held, token.query_id)
+        inherited = [each for each in inherited if each.tp not in reported]
+        return [
+            *request.offsets(token, offsets, session.cluster, inherited),
+            *self._changelog_offsets(producer, token, shards),
+        ]
+
+    def _produce(self, producer: Producer, rows: int, record: TokenRecord | None = None) -> None:
         """Sends the staged records and the changes of state, and proves that none was left out."""
         deadline = self._deadline
         self._move(Step.PRODUCE)
+        if record is not None:
+            self._send_record(producer, record)
+        sent = producer.enqueued
         for batch in self._staged.batches():
             producer.send(batch, self._request.topic, deadline)
             failpoints.reach("commit.within_produce")
@@ -495,9 +545,33 @@ class Commit:
             failpoints.reach("commit.within_changelog")
         self._move(Step.FLUSH)
         producer.flush(deadline)
-        if producer.enqueued != rows:
+        if producer.enqueued - sent != rows:
             # a record that was refused locally does not fail a commit by itself
-            raise AbortableError(f"{producer.enqueued} records enqueued, {rows} staged")
+            raise AbortableError(f"{producer.enqueued - sent} records enqueued, {rows} staged")
+
+    def _record(self, token: Token, offsets: Iterable[GroupOffset]) -> TokenRecord | None:
+        """The record for the token topic, which holds what the transaction writes to the group."""
+        request, records = self._request, self._session.token_records
+        if records is None:
+            return None
+        return TokenRecord.of(
+            token,
+            offsets,
+            request.anchor,
+            request.group_id,
+            records.topic_id,
+            records.partition_of(token.application_id),
+            time.time_ns() // 1_000_000,
+        )
+
+    def _send_record(self, producer: Producer, record: TokenRecord) -> None:
+        records = self._session.token_records
+        assert records is not None, "there is a record"
+        before = producer.enqueued
+        producer.send(record_batch(record), records.name, self._deadline)
+        if producer.enqueued != before + 1:
+            raise AbortableError(f"the record for token.topic={records.name!r} was not enqueued")
+        failpoints.reach("commit.after_token_record")
 
     def _confirm(self, attempt: Attempt) -> None:
         """Reads the offsets again from a coordinator that has just taken an offset commit of ours.
@@ -524,7 +598,8 @@ class Commit:
     def _topics(self) -> set[str]:
         """Topics whose ids matter: those that the batch reads on this cluster, and those that it writes."""
         read = self._request.own(self._session.cluster).topic_ids
-        return {*read, *self._staged.topics}
+        records = self._session.token_records
+        return {*read, *self._staged.topics, *(() if records is None else (records.name,))}
 
     def _topic_ids(self, producer: Producer) -> Mapping[str, str]:
         """The ids of those topics as they are now. A cluster that does not answer costs the attempt."""
@@ -562,6 +637,9 @@ class Commit:
                 "this batch was planned before that option was set, also delete "
                 f"offsets/{self._request.batch.batch_id} in the checkpoint, so that it is planned again.",
             )
+        records = self._session.token_records
+        if records is not None and now.get(records.name, records.topic_id) != records.topic_id:
+            raise AbortableError(f"token.topic={records.name!r} was deleted and created again meanwhile")
         if not is_written:
             return
         for topic in sorted(self._staged.topics):

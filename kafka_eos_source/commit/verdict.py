@@ -177,6 +177,7 @@ def batch_verdict(
     missing_token: str = "fail",
     foreign_query: str = "fail",
     moved_offsets: str = "fail",
+    token_topic: str | None = None,
 ) -> Verdict:
     """Decides what to do with ``batch``, given what Kafka holds.
 
@@ -187,6 +188,7 @@ def batch_verdict(
         missing_token: option ``onMissingToken``: ``fail``, ``assume_committed``, ``assume_not_committed``.
         foreign_query: option ``onForeignQuery``: ``fail`` or ``adopt``.
         moved_offsets: option ``onMovedOffsets``: ``fail`` or ``overwrite``.
+        token_topic: option ``token.topic``, for messages: ``held`` says what was found there.
 
     Raises:
         TokenMissingError: Kafka lost the token.
@@ -198,7 +200,7 @@ def batch_verdict(
     _refuse_shared_group(batch, held, anchor)
     token = held.token
     if token is None or held.newest_sequence > token.sequence:
-        return _without_token(batch, held, missing_token)
+        return _without_token(batch, held, missing_token, token_topic)
     if batch.once:
         if not token.query_id.startswith(ONCE):
             raise _foreign(batch, token)
@@ -236,18 +238,19 @@ def _refuse_shared_group(batch: Batch, held: Held, anchor: TopicPartition) -> No
         )
 
 
-def _without_token(batch: Batch, held: Held, missing_token: str) -> Verdict:
+def _without_token(batch: Batch, held: Held, missing_token: str, token_topic: str | None) -> Verdict:
     # an offset with a mark proves that there was a token, whatever the checkpoint says
     lost = batch.promised or held.newest_sequence >= 0
     if batch.once or not lost or missing_token == "assume_not_committed":
         return Verdict.WRITE
     if missing_token == "assume_committed" and not batch.versioned:
         return Verdict.WRITE_TOKEN_ONLY
+    places = "" if token_topic is None else f", in the consumer group or in token.topic={token_topic!r}"
     raise TokenMissingError(
-        f"Kafka holds no token of application.id={batch.application_id!r}, although batches of this query "
-        f"were committed: whether batch {batch.batch_id} is in the output cannot be told. The consumer "
-        "group was deleted, its offsets expired (offsets.retention.minutes), or the topic that carried the "
-        "token was deleted.",
+        f"Kafka holds no token of application.id={batch.application_id!r}{places}, although batches of "
+        f"this query were committed: whether batch {batch.batch_id} is in the output cannot be told. The "
+        "consumer group was deleted, its offsets expired (offsets.retention.minutes), or the topic that "
+        "carried the token was deleted.",
         fix="look whether the batch is in the output; then restart once with "
         ".option('onMissingToken', 'assume_committed') or 'assume_not_committed'.",
     )
@@ -369,8 +372,8 @@ def _not_continued(batch: Batch, token: Token, held: Held) -> KafkaEosError:
     )
     return CheckpointRolledBackError(
         f"{text} {why}",
-        fix="restore the newest checkpoint; or set the option application.id on the source too, so that it "
-        "continues where Kafka stands; or start a new checkpoint with startingOffsets=group and "
+        fix="restore the newest checkpoint; or set application.id and onRolledBackCheckpoint=jump on the "
+        "source, so that it continues where Kafka stands; or start a new checkpoint with startingOffsets=group and "
         ".option('onForeignQuery', 'adopt').",
     )
 

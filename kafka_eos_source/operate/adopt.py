@@ -217,6 +217,7 @@ def _without_token(inspection: Inspection, target: Target, kafka: KafkaView, sai
             sources=tuple(ranges(logged, before)),
             missing_token="assume_committed",
             source_cluster=target.source_cluster,
+            token_topic=None if checkpoint.first_batch is None else checkpoint.first_batch.token_topic,
         ),
     )
 

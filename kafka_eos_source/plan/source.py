@@ -162,7 +162,9 @@ class SourcePlan:
         A new query never jumps: its starting options say where it begins.
         """
         options = self._options
-        if options.application_id is None or not start.end or start == self._initial:
+        if options.rolled_back_checkpoint != "jump" or options.application_id is None:
+            return None
+        if not start.end or start == self._initial:
             return None
         if not is_comparable(start, topics.partitions, topics.ids, topics.cluster_id):
             return None
@@ -173,7 +175,7 @@ class SourcePlan:
             _log.warning(
                 "the source may not read the offsets of group %r. If the checkpoint is an old copy, the "
                 "source cannot continue from them, and the sink refuses the checkpoint. Grant Describe on "
-                "the group, or remove the option application.id from the source. %s",
+                "the group, or set onRolledBackCheckpoint=read. %s",
                 group_id,
                 refused.message,
             )

@@ -124,6 +124,11 @@ def of_series(
     )
 
 
+def is_series(query_id: str) -> bool:
+    """Whether this is the identity of batch writes with ``txnAppId``, which have no checkpoint."""
+    return query_id.startswith(_SERIES)
+
+
 def of_one_write(
     write_id: str,
     *,

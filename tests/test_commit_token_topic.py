@@ -1,0 +1,318 @@
+"""The commit with a token topic, against a model of Kafka whose groups get lost at any time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_broker import TOKENS, Fault, ModelBroker, ModelRows
+from test_commit_transaction import IN, OUT, Killed, begun, committed, request, rows
+
+from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile
+from kafka_eos_source.commit.parties import ProducerSession
+from kafka_eos_source.commit.steps import Step
+from kafka_eos_source.commit.transaction import Commit, Result
+from kafka_eos_source.commit.verdict import Held
+from kafka_eos_source.errors import (
+    AbortableError,
+    FencedError,
+    OffsetsMovedError,
+    RetriableError,
+    TokenMissingError,
+)
+from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
+from kafka_eos_source.operate.token_topics import restore
+from kafka_eos_source.protocol.token import Token, newest
+from kafka_eos_source.runtime.deadline import Deadline
+
+
+def commit(
+    broker: ModelBroker,
+    session: ProducerSession,
+    batch_id: int,
+    run_id: str = "run-1",
+    staged: ModelRows | None = None,
+    **batch: object,
+) -> Result:
+    machine = Commit(
+        replace(request(batch_id, run_id, **batch), token_topic=TOKENS),
+        ModelRows(rows(batch_id)) if staged is None else staged,
+        broker,
+        session,
+        Deadline.after_seconds(30),
+    )
+    machine._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
+    return machine.run()
+
+
+def test_the_record_is_committed_with_the_batch_and_says_the_same() -> None:
+    broker, session = begun(), ProducerSession()
+    for batch_id in range(3):
+        commit(broker, session, batch_id)
+        record = broker.records["app"]
+        assert record.token == committed(broker)
+        assert record.group_offsets().keys() == broker.group.keys()
+        assert {tp: broker.group[tp].offset for tp in broker.group} == record.ends
+        assert (record.group_id, record.anchor, record.topic_id) == ("app", OUT, f"id-{TOKENS}")
+    assert broker.log == rows(0) + rows(1) + rows(2)
+    looks = [call for call in broker.calls if call.endswith("_record")]
+    assert looks == ["quick_record"], "the owner of the newest token needs no other look"
+
+
+def test_the_genesis_token_has_a_record_too() -> None:
+    broker = ModelBroker(faults=[Fault("check_partitions", Killed())])
+    with pytest.raises(Killed):
+        commit(broker, ProducerSession(), 0, promised=False)
+    assert broker.records["app"].token == committed(broker)
+    assert committed(broker).sequence == 0
+    broker.dead = False
+    broker.group.clear()
+    commit(broker, ProducerSession(), 0, "run-2")
+    assert (broker.log, committed(broker).sequence) == (rows(0), 1)
+
+
+def test_a_batch_whose_group_was_lost_is_skipped_and_the_next_one_restores_the_group() -> None:
+    broker = begun()
+    commit(broker, ProducerSession(), 0)
+    broker.group.clear()
+    session = ProducerSession()
+    assert commit(broker, session, 0, "run-2").step is Step.SKIPPED
+    assert not broker.group
+    assert commit(broker, session, 1, "run-2").step is Step.COMMITTED
+    assert broker.log == rows(0) + rows(1)
+    assert broker.group[IN].offset == 20
+    assert newest(broker.group.values()) == broker.records["app"].token
+
+
+def test_without_a_record_a_lost_group_is_an_error_that_names_both_places() -> None:
+    broker = ModelBroker()
+    with pytest.raises(TokenMissingError, match=r"in the consumer group or in token\.topic='tokens'"):
+        commit(broker, ProducerSession(), 0)
+    assert broker.log == []
+
+
+def test_offsets_that_were_reset_after_the_loss_are_refused() -> None:
+    broker = begun()
+    commit(broker, ProducerSession(), 0)
+    broker.group = {IN: GroupOffset(IN, 3, "")}
+    with pytest.raises(OffsetsMovedError, match="in-0 at 3"):
+        commit(broker, ProducerSession(), 1)
+    assert broker.log == rows(0)
+
+
+def test_versions_are_written_once_though_the_group_was_deleted() -> None:
+    broker = ModelBroker()
+    versioned = {"versioned": True, "promised": False, "query_id": "txnAppId:job"}
+    for version in (1, 2):
+        assert commit(broker, ProducerSession(), version, **versioned).step is Step.COMMITTED
+        broker.group.clear()
+        assert commit(broker, ProducerSession(), version, **versioned).step is Step.SKIPPED
+        assert commit(broker, ProducerSession(), 1, **versioned).step is Step.SKIPPED
+    assert broker.log == rows(1) + rows(2)
+
+
+def test_the_record_of_a_transaction_that_fails_is_not_kept() -> None:
+    for call in ("flush", "send_offsets", "send"):
+        broker = begun(faults=[Fault(call, AbortableError("broken"))])
+        assert commit(broker, ProducerSession(), 0) == Result(Step.COMMITTED, 2)
+        assert broker.records["app"].token == committed(broker)
+        assert broker.records["app"].token.transaction_number == 2
+
+
+def test_a_record_that_the_client_did_not_take_fails_the_transaction() -> None:
+    broker = begun(lose_records=1)
+    assert commit(broker, ProducerSession(), 0) == Result(Step.COMMITTED, 2)
+    assert broker.records["app"].token == committed(broker)
+
+
+def test_a_token_topic_that_was_created_again_is_looked_at_again() -> None:
+    broker, session = begun(), ProducerSession()
+    commit(broker, session, 0)
+    broker.ids[TOKENS] = "another id"
+    broker.records.clear()
+    assert commit(broker, session, 1).step is Step.COMMITTED
+    assert broker.records["app"].topic_id == "another id"
+    assert broker.log == rows(0) + rows(1)
+
+
+def test_the_progress_of_shards_is_part_of_the_record() -> None:
+    broker = begun(topics={"in": 2, "out": 2, "state": 1, "__consumer_offsets": 5})
+    shard = TopicPartition("state", 0)
+    report = ShardReport(shard, "attempt", 1, "query", 0, 0, 1000, sequence=-1, records=2)
+    commit(broker, ProducerSession(), 0, staged=ModelRows(rows(0), [report]))
+    record = broker.records["app"]
+    assert record.ends[shard] == 2
+    assert record.shards[shard].task_attempt_id == "attempt"
+    own = Token.decode(record.group_offsets()[shard].metadata)
+    assert own is not None
+    assert own.shard == record.shards[shard]
+
+
+def test_an_option_that_is_set_or_removed_in_a_running_process_takes_effect_at_once() -> None:
+    broker, session = begun(), ProducerSession()
+    for batch_id, topic in ((0, None), (1, TOKENS), (2, None), (3, TOKENS)):
+        wanted = replace(request(batch_id), token_topic=topic)
+        staged, deadline = ModelRows(rows(batch_id)), Deadline.after_seconds(30)
+        Commit(wanted, staged, broker, session, deadline).run()
+        record = broker.records.get("app")
+        assert (record is not None and record.token.batch_id == batch_id) is (topic is not None)
+
+
+def test_without_the_option_nothing_is_written_or_asked() -> None:
+    broker = begun()
+    Commit(request(0), ModelRows(rows(0)), broker, ProducerSession(), Deadline.after_seconds(30)).run()
+    assert not broker.records
+    assert "token_records" not in broker.calls
+
+
+_CALLS = st.sampled_from(
+    [
+        *("init", "group_offsets", "quick_record", "last_record", "check_partitions", "begin"),
+        *("send", "flush", "send_offsets", "committed_now", "commit"),
+    ]
+)
+_ERRORS = st.sampled_from([RetriableError, AbortableError, FencedError, Killed])
+_FAULTS = st.lists(st.tuples(_CALLS, _ERRORS, st.booleans()), max_size=4)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.tuples(_FAULTS, st.booleans(), st.integers(0, 1), st.integers(0, 2)), min_size=1, max_size=6),
+    st.data(),
+)
+def test_exactly_once_though_the_group_is_lost_at_any_time(
+    schedule: list[tuple[list[tuple[str, type[BaseException], bool]], bool, int, int]], data: st.DataObject
+) -> None:
+    """As without losses, where the group is deleted while the query is stopped, as often as one likes."""
+    broker = ModelBroker()
+    processes = [ProducerSession(), ProducerSession()]
+    run, promised = 0, False
+    for batch_id, (faults, clean, process, lost_rows) in enumerate(schedule):
+        broker.clean, broker.lose_rows = clean, lost_rows
+        broker.faults = [Fault(call, error("fault"), after) for call, error, after in faults]
+        while True:
+            try:
+                commit(broker, processes[process], batch_id, f"run-{run}", promised=promised)
+                break
+            except (Killed, FencedError):
+                # the driver is gone, and all its processes
+                processes = [ProducerSession(), ProducerSession()]
+                broker.dead = False
+                run += 1
+                promised = bool(broker.records)
+                if data.draw(st.booleans()):
+                    broker.settle()
+                    broker.group.clear()
+        promised = True
+        if data.draw(st.booleans()):
+            processes = [ProducerSession(), ProducerSession()]
+            run += 1
+            broker.group.clear()
+        assert broker.records["app"].token.batch_id == batch_id
+    assert broker.log == [row for batch_id in range(len(schedule)) for row in rows(batch_id)]
+
+
+@dataclass
+class Run:
+    """One run of a query, of one batch.
+
+    Attributes:
+        with_topic: whether the query has its token topic.
+        dies: whether the driver dies after Kafka's commit, so that Spark replays the batch.
+        group_is_lost: whether the group is deleted afterwards.
+    """
+
+    with_topic: bool
+    dies: bool
+    group_is_lost: bool
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.builds(Run, st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=8))
+def test_an_option_that_comes_and_goes_never_doubles_a_batch(schedule: list[Run]) -> None:
+    """A refusal by name is allowed, and ends the schedule."""
+    broker, batch_id = ModelBroker(), 0
+    with TemporaryDirectory() as checkpoint:
+        for run in schedule:
+            name = TOKENS if run.with_topic else None
+            file = FirstBatchFile(checkpoint, FirstBatch("app", "query", batch_id, token_topic=name))
+            wanted = request(batch_id, promised=file.promises_token(batch_id))
+            staged, deadline = ModelRows(rows(batch_id)), Deadline.after_seconds(30)
+            machine = Commit(
+                replace(wanted, token_topic=name), staged, broker, ProducerSession(), deadline, None, file
+            )
+            try:
+                machine.run()
+            except TokenMissingError:
+                break
+            if not run.dies:
+                batch_id += 1
+            if run.group_is_lost:
+                broker.group.clear()
+    written = len(broker.log) // len(rows(0))
+    assert broker.log == [row for number in range(written) for row in rows(number)]
+    assert written in (batch_id, batch_id + 1)
+
+
+# -- kafka-eos token-topic restore
+
+
+def restored(broker: ModelBroker, *, is_complete: bool = True) -> Held | None:
+    return restore(
+        broker,
+        broker.token_records(TOKENS, Deadline.after_seconds(30)),
+        "app",
+        "app",
+        Deadline.after_seconds(30),
+        is_complete=is_complete,
+    )
+
+
+def test_a_lost_group_is_restored_with_the_progress_of_its_shards() -> None:
+    broker = begun(topics={"in": 2, "out": 2, "state": 1, "__consumer_offsets": 5})
+    shard = TopicPartition("state", 0)
+    report = ShardReport(shard, "attempt", 1, "query", 0, 0, 1000, sequence=-1, records=2)
+    commit(broker, ProducerSession(), 0, staged=ModelRows(rows(0), [report]))
+    before = dict(broker.group)
+    broker.group.clear()
+    found = restored(broker)
+    assert found is not None
+    assert found.token == newest(before.values())
+    assert {tp: each.offset for tp, each in broker.group.items()} == {tp: before[tp].offset for tp in before}
+    assert Held.of("app", broker.group) == found
+    for tp in (OUT, shard):
+        assert broker.group[tp] == before[tp], "with the full token"
+    assert restored(broker) is None, "nothing is lost any more"
+
+
+def test_a_topic_that_was_deleted_is_left_out_of_a_restored_group() -> None:
+    broker = begun()
+    commit(broker, ProducerSession(), 0)
+    broker.group.clear()
+    del broker.topics["in"]
+    restored(broker)
+    assert set(broker.group) == {OUT}
+
+
+def test_a_record_that_may_be_out_of_date_restores_nothing() -> None:
+    broker = begun()
+    commit(broker, ProducerSession(), 0)
+    broker.group.clear()
+    with pytest.raises(TokenMissingError, match="committed without a record"):
+        restored(broker, is_complete=False)
+    assert not broker.group
+    broker.records.clear()
+    assert restored(broker) is None
+
+
+def test_a_driver_that_still_runs_is_fenced_by_a_restore() -> None:
+    broker, session = begun(), ProducerSession()
+    commit(broker, session, 0)
+    epoch = broker.epoch
+    assert restored(broker) is None
+    assert broker.epoch == epoch + 1
+    assert commit(broker, session, 1).step is Step.COMMITTED
+    assert broker.log == rows(0) + rows(1)
