@@ -54,7 +54,7 @@ def by_sink(sink: TwoPhaseSink, rows: pa.Table, folder: Path) -> float:
     sink.open(SinkContext("bench", "bench", Store(str(folder / "store"))))
     deadline = Deadline.after_seconds(600)
     sink.check(rows.schema, deadline)
-    txn = SinkTxn("bench", 1, uuid.uuid4().hex[:16])
+    txn = SinkTxn("bench", "bench", 1, SinkTxn.new_attempt())
     begun = time.perf_counter()
     stage = sink.stage(
         StageContext(1, uuid.uuid4().hex, rows.schema, lambda: PartStage(rows.schema, staging, "1", 262_144))

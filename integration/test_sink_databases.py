@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
+import pyarrow as pa
 import pytest
 
 from integration.support.databases import MariaDb, Postgres, PostgresAlone, Server
-from kafka_eos_source.testing.sinks import SinkConformance, System
+from integration.support.processes import await_condition
+from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.sinks.contract import OK, Fatal, Retryable
+from kafka_eos_source.testing.sinks import ROWS, SinkConformance, System, deadline, new_txn, opened, stage
 
 
 class _OnServer(SinkConformance):
@@ -40,6 +45,9 @@ class _OnServer(SinkConformance):
 class TestPostgres(_OnServer):
     kind = Postgres
 
+    def test_a_deferred_constraint_is_checked_by_prepare(self, server: Server, system: System) -> None:
+        _refused_by_prepare(server, system)
+
 
 @pytest.mark.long
 class TestPostgresUpsert(_OnServer):
@@ -53,8 +61,92 @@ class TestPostgresWithoutPreparedTransactions(_OnServer):
     kind = PostgresAlone
     most_kills = 3
 
+    def test_a_deferred_constraint_is_checked_by_prepare(self, server: Server, system: System) -> None:
+        _refused_by_prepare(server, system)
+
 
 @pytest.mark.long
 class TestMariaDb(_OnServer):
     kind = MariaDb
     most_kills = 4
+
+    @pytest.mark.parametrize("listed", [True, False])
+    def test_a_slow_commit_of_a_zombie_is_waited_for(
+        self, server: Server, system: System, monkeypatch: pytest.MonkeyPatch, listed: bool
+    ) -> None:
+        """Its XA COMMIT hangs in the server; some servers do not list the id any more by then."""
+        import sqlalchemy as sa
+
+        from kafka_eos_source.sinks.sql import sink as module
+        from kafka_eos_source.sinks.sql import two_phase
+
+        txn, ended = new_txn(), []
+        with opened(system) as sink:
+            assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+        engine = sa.create_engine(server.url, poolclass=sa.pool.NullPool)
+
+        def commit() -> None:
+            with opened(system) as zombie:
+                ended.append(zombie.commit(txn, deadline()))
+
+        thread = threading.Thread(target=commit)
+        with engine.connect() as lock:
+            lock.exec_driver_sql("FLUSH TABLES WITH READ LOCK")  # commits wait for it
+            thread.start()
+            await_condition(lambda: _is_committing(server), 30, "the zombie's XA COMMIT is under way")
+            monkeypatch.setattr(module, "_END_SECONDS", 1)
+            if not listed:
+                monkeypatch.setattr(two_phase.MySql, "prepared", lambda *_: [])
+            with opened(system) as sink:
+                outcome = sink.commit(txn, deadline())
+            assert isinstance(outcome, Retryable), f"the batch is not lost, it is on its way: {outcome}"
+            lock.exec_driver_sql("UNLOCK TABLES")
+        thread.join()
+        monkeypatch.undo()
+        assert ended == [OK]
+        with opened(system) as sink:
+            assert sink.commit(txn, deadline()) == OK
+        assert self.times(system) == 1
+
+    def test_a_table_without_transactions_is_refused_at_the_start(
+        self, server: Server, system: System
+    ) -> None:
+        with opened(system) as sink:
+            table = _table_of(system)
+            server.run(f"CREATE TABLE {table} (id BIGINT, name TEXT, amount DOUBLE) ENGINE = MyISAM")
+            with pytest.raises(InvalidSchemaError, match="MyISAM, which has no transactions"):
+                sink.check(ROWS.schema, deadline())
+
+
+def _is_committing(server: Server) -> bool:
+    found = server.run("SELECT state FROM information_schema.processlist WHERE info LIKE 'XA COMMIT%%'")
+    return any("backup lock" in str(state) for (state,) in found)
+
+
+def _refused_by_prepare(server: Server, system: System) -> None:
+    """It is checked at the end of the transaction, which would be after Kafka has the batch."""
+    names, table = server.new_table(), _table_of(system)
+    server.run(
+        f"CREATE TABLE {names} (name TEXT PRIMARY KEY)",
+        f"CREATE TABLE {table} "
+        f"(id BIGINT, name TEXT REFERENCES {names} (name) DEFERRABLE INITIALLY DEFERRED)",
+        f"INSERT INTO {names} VALUES ('a')",
+    )
+    good, bad = (pa.table({"id": [number], "name": [name]}) for number, name in ((1, "a"), (2, "b")))
+    with opened(system) as sink:
+        first, second = new_txn(1), new_txn(2)
+        assert sink.prepare(first, stage(sink, good), deadline()) == OK
+        assert sink.commit(first, deadline()) == OK
+        outcome = sink.prepare(second, stage(sink, bad), deadline())
+        assert isinstance(outcome, Fatal)
+        assert "foreign key" in outcome.why
+        assert list(sink.recover(deadline())) == []
+    assert [row["id"] for row in server.rows(table)] == [1]
+
+
+def _table_of(system: System) -> str:
+    from kafka_eos_source.sinks.sql import SqlSink
+
+    sink = system.sink()
+    assert isinstance(sink, SqlSink)
+    return sink.table

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from integration.support.kafka import produce, read_back, values
@@ -78,6 +80,34 @@ def test_rows_are_routed_and_a_replay_changes_nothing(
     found = spark.read.parquet(str(archive))
     assert "batch" in found.columns, "a batch is a partition of the folder"
     assert found.count() == 70
+
+
+def test_two_sinks_on_one_target_are_refused_at_the_start(
+    spark: SparkSession, broker: str, topic: Callable[..., str], checkpoint: str, tmp_path: Path
+) -> None:
+    """Parquet and JSON in one folder: before ids had names of sinks, one took the other's rows."""
+    source = topic(1)
+    produce(broker, source, rows(0, 40))
+    frame = spark.readStream.format("kafka-eos").option("kafka.bootstrap.servers", broker)
+    frame = frame.option("subscribe", source).option("startingOffsets", "earliest").load()
+
+    def run(second: str) -> None:
+        writer = frame.selectExpr("CAST(value AS STRING) AS text").writeStream.format("kafka-eos")
+        writer = writer.option("kafka.bootstrap.servers", broker).option("checkpointLocation", checkpoint)
+        writer = writer.option("sinks", "parquet,json")
+        for name, path in (("parquet", str(tmp_path / "rows")), ("json", second)):
+            writer = writer.option(f"sink.{name}.type", "filesystem").option(f"sink.{name}.path", path)
+        writer = writer.option("sink.json.format", "json")
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    with pytest.raises(StreamingQueryException, match="'parquet' and 'json' write to the same target"):
+        run(f"file://{tmp_path}/rows/")
+    assert not committed_files(str(tmp_path / "rows")), "nothing was written"
+    run(str(tmp_path / "lines"))
+    columns = [pq.ParquetFile(file).read()["text"] for file in committed_files(str(tmp_path / "rows"))]
+    lines = [Path(file).read_text().splitlines() for file in committed_files(str(tmp_path / "lines"))]
+    assert sorted(text for column in columns for text in column.to_pylist()) == rows(0, 40)
+    assert sorted(json.loads(line)["text"] for each in lines for line in each) == rows(0, 40)
 
 
 def test_a_query_without_an_output_topic_and_with_a_sink_as_an_object(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -20,7 +21,7 @@ from integration.support import s3_server
 from integration.support.s3_server import Lossy, S3Server
 from kafka_eos_source.errors import SinkFailedError, SinkRetryableError
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable, StageContext
+from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable, SinkTxn, StageContext
 from kafka_eos_source.sinks.s3 import S3Sink, committed_files
 from kafka_eos_source.sinks.s3.client import Service, client
 from kafka_eos_source.sinks.s3.uploading import LEAST_PART_BYTES
@@ -68,6 +69,11 @@ class Store:
     def uploads(self) -> list[str]:
         return [each["Key"] for each in self.s3.list_multipart_uploads(Bucket=self.bucket).get("Uploads", ())]
 
+    def abort_uploads(self) -> None:
+        """As a lifecycle rule of the bucket does."""
+        for each in self.s3.list_multipart_uploads(Bucket=self.bucket).get("Uploads", ()):
+            self.s3.abort_multipart_upload(Bucket=self.bucket, Key=each["Key"], UploadId=each["UploadId"])
+
     def visible(self) -> Rows:
         """An object never changes: each is read once."""
         uris = committed_files(self.path, endpoint=self.url, region=REGION, path_style=True)
@@ -75,6 +81,17 @@ class Store:
             if uri not in self.seen:
                 self.seen[uri] = self._read(uri.removeprefix(f"s3://{self.bucket}/"))
         return [row for uri in uris for row in self.seen[uri]]
+
+    def put(self, key: str, content: object) -> None:
+        self.s3.put_object(Bucket=self.bucket, Key=key, Body=json.dumps(content).encode())
+
+    def complete(self, key: str, upload: str, part: str) -> None:
+        self.s3.complete_multipart_upload(
+            Bucket=self.bucket,
+            Key=key,
+            UploadId=upload,
+            MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": part}]},
+        )
 
     def _read(self, key: str) -> Rows:
         body = self.s3.get_object(Bucket=self.bucket, Key=key)["Body"].read()
@@ -128,7 +145,7 @@ def _times(lost: str, method: str, part: str, times: int) -> Any:
 
 @pytest.mark.parametrize("kind", ["json", "csv", "parquet"])
 def test_the_objects_are_named_by_the_batch_and_listed_by_its_manifest(store: Store, kind: str) -> None:
-    txn = new_txn(batch_id=42)
+    txn = new_txn(50)
     system = System(lambda: store.sink(format=kind), store.visible)
     with opened(system) as sink:
         sink.check(ROWS.schema, deadline())
@@ -137,13 +154,13 @@ def test_the_objects_are_named_by_the_batch_and_listed_by_its_manifest(store: St
             "before the commit there is no object"
         )
         assert sink.commit(txn, deadline()) == OK
-    folder = "in/here/batch=conformance-42"
-    manifest = json.loads(
-        store.s3.get_object(Bucket=store.bucket, Key=f"{folder}/_manifest-{txn.attempt}.json")["Body"].read()
-    )
-    assert (manifest["id"], manifest["batch"], manifest["rows"]) == (str(txn), 42, ROWS.num_rows)
-    names = [f"{folder}/{each['name']}" for each in manifest["files"]]
-    assert sorted(store.all_keys()) == sorted([*names, f"{folder}/_manifest-{txn.attempt}.json"])
+    key = f"in/here/_manifests/{txn}.json"
+    manifest = json.loads(store.s3.get_object(Bucket=store.bucket, Key=key)["Body"].read())
+    assert (manifest["id"], manifest["sink"], manifest["sequence"]) == (str(txn), "conformance", 50)
+    assert manifest["rows"] == ROWS.num_rows
+    assert all(each["name"].startswith("batch=conformance-conformance.42/") for each in manifest["files"])
+    names = [f"in/here/{each['name']}" for each in manifest["files"]]
+    assert sorted(store.all_keys()) == sorted([*names, key])
     assert store.uploads() == []
 
 
@@ -230,6 +247,7 @@ def test_uploads_that_are_gone_are_a_named_failure(store: Store) -> None:
         assert list(sink.recover(deadline())) == []
         assert sink.prepare(after, stage(sink, ROWS, 2), deadline()) == OK
         sink.tidy(2, deadline())
+        store.abort_uploads()
         with pytest.raises(SinkFailedError, match="and there is no object"):
             sink.commit(after, deadline())
         assert list(sink.recover(deadline())) == [after]
@@ -253,7 +271,7 @@ def test_an_object_that_is_anothers_is_not_taken_for_ours(store: Store) -> None:
     with opened(system) as sink:
         staged = stage(sink, ROWS, tasks=1)
         assert sink.prepare(txn, staged, deadline()) == OK
-        sink.tidy(txn.batch_id, deadline())
+        store.abort_uploads()
         store.s3.put_object(
             Bucket=store.bucket, Key=staged.tokens[0].key, Body=b"x" * staged.tokens[0].size_bytes
         )
@@ -279,12 +297,59 @@ def test_left_overs_of_finished_batches_are_aborted_and_no_others(store: Store) 
         txn = new_txn(6)
         assert sink.prepare(txn, stage(sink, ROWS, 6), deadline()) == OK
         assert sink.commit(txn, deadline()) == OK
-        assert any("conformance-5/" in key for key in store.uploads())
+        assert any("conformance.5/" in key for key in store.uploads())
         sink.tidy(6, deadline())
     assert sorted(key.split("/")[2] for key in store.uploads()) == [
-        "batch=conformance-7",
-        "batch=conformance-7-3",
+        "batch=conformance-7-conformance.3",
+        "batch=conformance-conformance.7",
     ]
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_the_layout_of_the_older_version_is_finished(store: Store, end: str) -> None:
+    """Its keys of rows, of what is prepared, and of manifests."""
+    done, txn = (SinkTxn("conformance", "", batch, "0123456789abcdef") for batch in (6, 7))
+    hidden = hashlib.sha256(b"conformance").hexdigest()[:16]
+    for each in (done, txn):
+        key = f"in/here/batch=conformance-{each.sequence}/part-ab.json"
+        part, upload = _uploaded(store, key)
+        if each is done:
+            store.complete(key, upload, part)
+            file = {"name": "part-ab.json", "rows": 1, "bytes": 9}
+            store.put(
+                f"in/here/batch=conformance-6/_manifest-{each.attempt}.json",
+                {"id": str(each), "batch": 6, "rows": 1, "schema": {}, "files": [file]},
+            )
+            continue
+        token = {
+            "key": key,
+            "upload_id": upload,
+            "etags": [part],
+            "attempt": "ab",
+            "rows": 1,
+            "size_bytes": 9,
+        }
+        store.put(
+            f"in/here/_kafka_eos/{hidden}/prepared/{txn}.json",
+            {"id": str(txn), "batch": 7, "rows": 1, "schema": {}, "uploads": [token]},
+        )
+    with opened(System(lambda: store.sink(format="json"), store.visible)) as sink:
+        assert list(sink.recover(deadline())) == [txn]
+        sink.tidy(9, deadline())
+        assert sink.commit(done, deadline()) == OK, "the older version's own manifest"
+        assert getattr(sink, end)(txn, deadline()) == OK
+        assert list(sink.recover(deadline())) == []
+        sink.tidy(9, deadline())
+    assert len(store.visible()) == (2 if end == "commit" else 1)
+    assert store.uploads() == []
+
+
+def _uploaded(store: Store, key: str) -> tuple[str, str]:
+    """One part with one row, as a task of the older version left it."""
+    at = {"Bucket": store.bucket, "Key": key}
+    upload = store.s3.create_multipart_upload(**at, Metadata={"kafka-eos-attempt": "ab"})["UploadId"]
+    answer = store.s3.upload_part(**at, UploadId=upload, PartNumber=1, Body=b'{"id": 1}')
+    return answer["ETag"], upload
 
 
 def test_a_task_that_fails_leaves_no_upload(store: Store) -> None:

@@ -14,11 +14,9 @@ from model_broker import Fault, ModelBroker, ModelRows
 from test_commit_transaction import Killed, begun, committed, request, rows
 
 from kafka_eos_source.commit.parties import ProducerSession, UndecidedSinks
-from kafka_eos_source.commit.settle import Fate, fate
 from kafka_eos_source.commit.sinks import SinkWork
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.transaction import Commit, Result
-from kafka_eos_source.commit.verdict import Batch, Verdict
 from kafka_eos_source.errors import (
     FencedError,
     InvalidOptionError,
@@ -31,7 +29,6 @@ from kafka_eos_source.errors import (
     SinkUndecidedError,
     SinkUnfinishedError,
 )
-from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import (
     OK,
@@ -188,7 +185,9 @@ def test_each_batch_is_in_kafka_and_in_every_sink_once(world: World) -> None:
     token = committed(world.broker)
     assert token.sinks is not None
     assert token.sinks.names == NAMES
-    assert list(world.systems["files"].committed)[-1] == SinkTxn("app", 2, token.sinks.sink_transaction_id)
+    assert list(world.systems["files"].committed)[-1] == SinkTxn(
+        "app", "files", token.sequence, token.sinks.sink_transaction_id
+    )
     assert world.broker.epoch == 1, "one session, listed once"
 
 
@@ -200,7 +199,7 @@ def test_a_sink_that_cannot_prepare_now_is_asked_again_and_the_others_are_rolled
 
 def test_a_sink_that_cannot_prepare_in_time_leaves_nothing(world: World) -> None:
     world.systems["database"].answers["prepare"] = [Retryable("down")]
-    with pytest.raises(SinkUnavailableError, match=r"'database' cannot prepare app-0-.*down"):
+    with pytest.raises(SinkUnavailableError, match=r"'database' cannot prepare app-database-1-.*down"):
         world.commit(ProducerSession(), 0, seconds=0)
     world.same_everywhere(0)
 
@@ -391,45 +390,12 @@ def test_a_person_says_that_the_batch_is_not_in_kafka(world: World) -> None:
     with pytest.raises(OutcomeUnknownError):
         world.commit(ProducerSession(), 1, seconds=0)
     world.broker.group.clear()
+    with pytest.raises(SinkUndecidedError, match="sinks abort"):  # which batch it was nobody knows any more
+        world.commit(ProducerSession(), 1, "run-2", missing_token="assume_not_committed")
+    for system in world.systems.values():  # what `kafka-eos sinks abort` does
+        system.prepared.clear()
     world.commit(ProducerSession(), 1, "run-2", missing_token="assume_not_committed")
     world.same_everywhere(2)
-
-
-BATCH = Batch("app", "query", "run", 5)
-MARK = PreparedSinks("a" * 16, NAMES)
-
-
-@given(
-    token_batch=st.none() | st.integers(0, 9),
-    mark=st.none() | st.just(MARK) | st.just(UNDECIDED),
-    prepared_batch=st.integers(0, 9),
-    attempt=st.sampled_from(["a" * 16, "b" * 16]),
-    verdict=st.none() | st.sampled_from(list(Verdict)),
-)
-def test_only_what_the_token_names_is_committed_and_nothing_is_guessed(
-    token_batch: int | None,
-    mark: PreparedSinks | None,
-    prepared_batch: int,
-    attempt: str,
-    verdict: Verdict | None,
-) -> None:
-    txn = SinkTxn("app", prepared_batch, attempt)
-    token = (
-        None
-        if token_batch is None
-        else Token("app", "query", "run", token_batch, token_batch, "", "", 1, sinks=mark)
-    )
-    decided = fate(txn, token, BATCH, verdict)
-    named = (
-        token is not None
-        and mark is not None
-        and (token_batch, mark.sink_transaction_id) == (prepared_batch, attempt)
-    )
-    assert (decided is Fate.COMMIT) is named
-    assert (decided is Fate.LEAVE) is (
-        (token is None or token.sinks == UNDECIDED)
-        and not (verdict is Verdict.WRITE and prepared_batch == BATCH.batch_id)
-    )
 
 
 CALLS = st.sampled_from(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,20 +18,21 @@ from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate import sinks as operating
 from kafka_eos_source.operate.cluster import KafkaView
-from kafka_eos_source.protocol.token import PreparedSinks, Token
+from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
 from kafka_eos_source.sinks.contract import SinkTxn
 from kafka_eos_source.sinks.memory import SYSTEMS, Memory
 
-ATTEMPT = "0123456789abcdef"
+ATTEMPT = "0123456789abcdef0123"
+TXN = SinkTxn("app", "box", 7, ATTEMPT)
 ANCHOR = TopicPartition("out", 0)
-TXN = SinkTxn("app", 7, ATTEMPT)
+OLD = SinkTxn("app", "", 7, ATTEMPT[:16])
 
 
 @pytest.fixture
 def memory() -> Memory:
     name = uuid.uuid4().hex
     SYSTEMS[name] = Memory({TXN: pa.table({"id": [1]})})
-    SYSTEMS[name].prepared[SinkTxn("other", 1, ATTEMPT)] = pa.table({"id": [1]})
+    SYSTEMS[name].prepared[SinkTxn("other", "box", 1, ATTEMPT)] = pa.table({"id": [1]})
     return SYSTEMS[name]
 
 
@@ -77,6 +79,29 @@ def test_what_is_held_and_what_becomes_of_it(
     assert found[0] == code
     assert f"box\t{TXN}\t{said}" in found[1]
     assert "other" not in found[1]
+
+
+def test_what_an_older_version_prepared_is_decided_by_its_token(
+    monkeypatch: pytest.MonkeyPatch, file: Path, memory: Memory
+) -> None:
+    memory.prepared[OLD] = memory.prepared.pop(TXN)
+    named = token(PreparedSinks(OLD.attempt, ("box",)))
+    assert (
+        f"{OLD}\ta start: commit"
+        in run(monkeypatch, replace(named, format=1), "list", "--options", str(file))[1]
+    )
+    assert f"{OLD}\ta start: abort" in run(monkeypatch, named, "list", "--options", str(file))[1]
+
+
+@pytest.mark.parametrize(("sequence", "said"), [(6, "a start: abort"), (7, "no token")])
+def test_a_token_that_a_person_wrote_decides_what_was_prepared_after_it(
+    monkeypatch: pytest.MonkeyPatch, file: Path, memory: Memory, sequence: int, said: str
+) -> None:
+    written = replace(token(UNDECIDED), sequence=sequence)
+    assert f"box\t{TXN}\t{said}" in run(monkeypatch, written, "list", "--options", str(file))[1]
+    given = ["abort", "--options", str(file), "--sink", "box", "--id", str(TXN), "--yes"]
+    assert run(monkeypatch, written, *given)[0] == (1 if sequence == 6 else 0)
+    assert (TXN in memory.prepared) is (sequence == 6)
 
 
 @pytest.mark.parametrize("word", ["commit", "abort"])

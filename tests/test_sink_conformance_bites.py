@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, SinkTxn, Staged
+from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, SinkTxn, Stage, StageContext, Staged
 from kafka_eos_source.sinks.memory import SYSTEMS, MemorySink
 from kafka_eos_source.testing.sinks import SinkConformance, System
 
@@ -24,7 +25,7 @@ class CommitsTwice(MemorySink):
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         if txn in self.memory.committed:
-            again = SinkTxn(txn.application_id, txn.batch_id, uuid.uuid4().hex[:16])
+            again = SinkTxn(txn.application_id, txn.sink, txn.sequence, SinkTxn.new_attempt())
             self.memory.committed[again] = self.memory.committed[txn]
         return super().commit(txn, deadline)
 
@@ -61,6 +62,66 @@ class ForgetsBeforeItCommits(MemorySink):
         return OK if txn in self.memory.committed else Fatal("nothing")
 
 
+class SharesIds(MemorySink):
+    """As if ids had no name of a sink in them."""
+
+    def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
+        return super().prepare(_shared(txn), staged, deadline)
+
+    def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        return super().commit(_shared(txn), deadline)
+
+    def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        return super().abort(_shared(txn), deadline)
+
+    def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
+        own, name = self.context.application_id, self.context.name
+        return [replace(txn, sink=name) for txn in self.memory.prepared if txn.application_id == own]
+
+
+class ListsItsNeighbours(MemorySink):
+    def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
+        return sorted(
+            txn for txn in self.memory.prepared if txn.application_id == self.context.application_id
+        )
+
+
+class KnowsSequencesOnly(MemorySink):
+    """Takes a sequence that it has seen for one that it committed."""
+
+    def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        if any(each.sequence >= txn.sequence for each in self.memory.committed):
+            return OK
+        return super().commit(txn, deadline)
+
+
+class SkipsOldBatches(MemorySink):
+    """Goes by Spark's batch id, which goes back."""
+
+    def stage(self, context: StageContext) -> Stage:
+        self.batch_id = context.batch_id
+        return super().stage(context)
+
+    def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        newest = _NEWEST.setdefault(self.system, -1)
+        if self.batch_id <= newest:
+            return OK
+        _NEWEST[self.system] = self.batch_id
+        return super().commit(txn, deadline)
+
+
+class IgnoresOldIds(MemorySink):
+    def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
+        return [txn for txn in super().recover(deadline) if not txn.is_old]
+
+
+_NEWEST: dict[str, int] = {}
+
+
+def _shared(txn: SinkTxn) -> SinkTxn:
+    return replace(txn, sink="shared")
+
+
 class LosesARow(MemorySink):
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         outcome = super().prepare(txn, staged, deadline)
@@ -81,6 +142,12 @@ class LosesARow(MemorySink):
         (CommitsNothingGladly, SinkConformance.test_every_order_of_calls),
         (ForgetsBeforeItCommits, SinkConformance.test_killed_while_it_commits),
         (LosesARow, SinkConformance.test_every_value_arrives),
+        (SharesIds, SinkConformance.test_two_sinks_of_one_query_do_not_meet),
+        (ListsItsNeighbours, SinkConformance.test_two_sinks_of_one_query_do_not_meet),
+        (CommitsNothingGladly, SinkConformance.test_what_it_does_not_know_is_never_called_committed),
+        (KnowsSequencesOnly, SinkConformance.test_what_it_does_not_know_is_never_called_committed),
+        (SkipsOldBatches, SinkConformance.test_batch_ids_that_go_back_lose_nothing),
+        (IgnoresOldIds, SinkConformance.test_what_an_older_version_prepared_is_finished),
     ],
     ids=lambda each: each.__name__,
 )

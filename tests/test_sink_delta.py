@@ -212,7 +212,7 @@ def test_killed_between_the_version_and_its_note(lake: Lake, monkeypatch: pytest
             patch.setattr(Store, "remove", _die)
             with pytest.raises(KeyboardInterrupt):
                 sink.commit(txn, deadline())
-    store = Store(str(lake.folder / "checkpoint"))
+    store = Store(str(lake.folder / "checkpoint" / "conformance"))
     assert store.names() == [str(txn)]
     with opened(lake.system()) as sink:
         assert list(sink.recover(deadline())) == []
@@ -228,7 +228,7 @@ def test_a_driver_that_is_killed_in_the_commit(lake: Lake, moment: str) -> None:
     with opened(lake.system()) as sink:
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
     killed = subprocess.run(
-        [sys.executable, "-c", _COMMIT, lake.path, str(lake.folder / "checkpoint"), str(txn)],
+        [sys.executable, "-c", _COMMIT, lake.path, str(lake.folder / "checkpoint" / "conformance"), str(txn)],
         env={**os.environ, failpoints.ENVIRONMENT_VARIABLE: f"sink.delta.{moment}=kill-worker"},
         timeout=120,
         check=False,
@@ -281,6 +281,27 @@ def test_the_answer_to_a_commit_is_lost(lake: Lake, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(DeltaTable, "create_write_transaction", lost)
         assert sink.commit(txn, deadline()) == OK
     assert len(lake.visible()) == ROWS.num_rows
+
+
+@pytest.mark.parametrize("damage", ["deleted", "cut short"])
+def test_a_data_file_that_vanished_after_prepare_is_never_committed(lake: Lake, damage: str) -> None:
+    """As VACUUM deletes it: a version that names it would fail every reader of the table."""
+    lake.take(ROWS, 1)
+    txn = new_txn(2)
+    with opened(lake.system()) as sink:
+        staged = stage(sink, ROWS)
+        assert sink.prepare(txn, staged, deadline()) == OK
+        file = Path(lake.path, staged.tokens[0].files[0].path)
+        whole = file.read_bytes()
+        file.unlink() if damage == "deleted" else file.write_bytes(whole[:-1])
+        outcome = sink.commit(txn, deadline())
+        assert isinstance(outcome, Fatal)
+        assert file.name in outcome.why
+        assert len(lake.visible()) == ROWS.num_rows, "the table is as it was"
+        assert list(sink.recover(deadline())) == [txn], "what is left is not forgotten"
+        file.write_bytes(whole)  # a person restores it
+        assert sink.commit(txn, deadline()) == OK
+    assert len(lake.visible()) == 2 * ROWS.num_rows
 
 
 def test_many_queries_write_one_table(lake: Lake) -> None:
@@ -449,7 +470,7 @@ def test_options() -> None:
         "sink.w.properties": '{"delta.enableChangeDataFeed":"true"}',
     }
     (spec,) = registry.parse(["w"], stated)
-    target = DeltaSink.from_options(spec.options).target  # type: ignore[attr-defined]
+    target = DeltaSink.from_options(spec.options)._to  # type: ignore[attr-defined]
     assert set(target.storage) == {"aws_secret_access_key", "azure_storage_account_key", "aws_region"}
     assert target.properties == {"delta.enableChangeDataFeed": "true"}
     assert target.partition_by == ("country", "day")
@@ -484,7 +505,7 @@ from kafka_eos_source.testing.sinks import deadline
 path, store, text = sys.argv[1:]
 txn = SinkTxn.parse(text)
 sink = DeltaSink(path)
-sink.open(SinkContext("conformance", txn.application_id, Store(store)))
+sink.open(SinkContext(txn.sink, txn.application_id, Store(store)))
 sink.commit(txn, deadline())
 """
 

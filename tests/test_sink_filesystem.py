@@ -1,17 +1,21 @@
-"""Two drivers that finish the same batch: each finds it finished, whoever was quicker at which step."""
+"""What is the filesystem sink's own: two drivers at one batch, what kills leave behind, older layouts."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kafka_eos_source.sinks import OK
+from kafka_eos_source import failpoints
+from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.sinks import OK, SinkTxn
 from kafka_eos_source.sinks.filesystem import FilesystemSink, committed_files
 from kafka_eos_source.testing.sinks import System, deadline, new_txn, opened, stage
 
@@ -50,3 +54,99 @@ def test_who_comes_second_finds_it_done(tmp_path: Path) -> None:
         assert outcomes == [OK] * DRIVERS
         assert sum(pq.read_table(file).num_rows for file in committed_files(str(folder))) == len(ROWS)
         assert not list(folder.glob("_kafka_eos/*/ending/*")), "nothing gathered is left"
+
+
+@pytest.mark.parametrize("then", ["abort again", "an older version"])
+def test_an_abort_that_is_killed_between_its_deletions_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """A person aborts what a commit had begun to gather; the next start finishes the abort."""
+    system = System(sink=lambda: FilesystemSink(str(tmp_path)), visible=list)
+    txn = new_txn()
+    with opened(system) as sink:
+        assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+        with monkeypatch.context() as patch:
+            patch.setattr(failpoints, "reach", _raising("sink.filesystem.before_rename"))
+            with pytest.raises(KeyboardInterrupt):
+                sink.commit(txn, deadline())
+    gathered, notes = (list(tmp_path.glob(f"_kafka_eos/*/{each}/*")) for each in ("ending", "prepared"))
+    assert (len(gathered), len(notes)) == (1, 1)
+    with opened(system) as sink:
+        if then == "an older version":  # which deleted the note first
+            notes[0].unlink()
+        else:
+            monkeypatch.setattr(failpoints, "reach", _raising("sink.filesystem.within_abort"))
+            with pytest.raises(KeyboardInterrupt):
+                sink.abort(txn, deadline())
+            monkeypatch.undo()
+    with opened(system) as sink:
+        assert list(sink.recover(deadline())) == [txn], "what is half aborted is found"
+        assert sink.abort(txn, deadline()) == OK
+        assert list(sink.recover(deadline())) == []
+    assert not list(tmp_path.glob("_kafka_eos/*/ending/*")), "the folder that was gathered leaked"
+    assert not list(tmp_path.glob("_kafka_eos/*/prepared/*"))
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_the_layout_of_the_older_version_is_finished(tmp_path: Path, end: str) -> None:
+    """Its ids, its hidden folder, its manifest, whose files lie in the folder of the batch."""
+    txn = SinkTxn("conformance", "", 7, "0123456789abcdef")
+    hidden = tmp_path / "_kafka_eos" / hashlib.sha256(b"conformance").hexdigest()[:16]
+    (hidden / "staged" / "7").mkdir(parents=True)
+    pq.write_table(ROWS, hidden / "staged" / "7" / "ab.parquet")
+    file = {"name": "part-00000.parquet", "staged": "ab.parquet", "rows": 3, "bytes": 1}
+    (hidden / "prepared").mkdir()
+    (hidden / "prepared" / f"{txn}.json").write_text(
+        json.dumps({"id": str(txn), "batch": 7, "rows": 3, "schema": {}, "files": [file]})
+    )
+    system = System(sink=lambda: FilesystemSink(str(tmp_path)), visible=list)
+    with opened(system) as sink:
+        assert list(sink.recover(deadline())) == [txn]
+        sink.tidy(9, deadline())
+        assert getattr(sink, end)(txn, deadline()) == OK
+        assert list(sink.recover(deadline())) == []
+        sink.tidy(9, deadline())
+    found = [pq.read_table(each).num_rows for each in committed_files(str(tmp_path))]
+    assert found == ([3] if end == "commit" else [])
+    assert not list(hidden.glob("*/*")), "nothing of the older version is left"
+
+
+def test_names_that_no_file_can_have_are_refused_at_the_start(tmp_path: Path) -> None:
+    """At prepare it would look like a disk that is down for a moment."""
+    system = System(sink=lambda: FilesystemSink(str(tmp_path)), visible=list)
+    longest, name = "a" * (176 - 4), "sink"
+    with opened(system, longest, name) as sink:
+        sink.check(ROWS.schema, deadline())
+        txn = SinkTxn(longest, name, 10**13 - 1, SinkTxn.new_attempt())
+        assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+        assert sink.commit(txn, deadline()) == OK
+    with opened(system, f"{longest}a", name) as sink, pytest.raises(InvalidOptionError, match="177 bytes"):
+        sink.check(ROWS.schema, deadline())
+
+
+def test_the_path_of_two_formats_holds_the_rows_of_both(tmp_path: Path) -> None:
+    """Parquet and JSON: the manifest of one overwrote that of the other, whose rows were lost."""
+    wanted = {"parquet": 0, "jsonl": 0}
+    for name, kind in (("left", "parquet"), ("right", "json")):
+        system = System(sink=lambda kind=kind: FilesystemSink(str(tmp_path), kind), visible=list)  # type: ignore[misc]
+        txn = SinkTxn("conformance", name, 1, "0123456789abcdef0123")
+        with opened(system, name=name) as sink:
+            assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+    for name, kind in (("left", "parquet"), ("right", "json")):
+        system = System(sink=lambda kind=kind: FilesystemSink(str(tmp_path), kind), visible=list)  # type: ignore[misc]
+        with opened(system, name=name) as sink:
+            assert sink.commit(SinkTxn("conformance", name, 1, "0123456789abcdef0123"), deadline()) == OK
+    for file in committed_files(str(tmp_path)):
+        ending = file.rpartition(".")[2]
+        wanted[ending] += (
+            pq.read_table(file).num_rows if ending == "parquet" else len(Path(file).read_text().splitlines())
+        )
+    assert wanted == {"parquet": 3, "jsonl": 3}
+
+
+def _raising(name: str) -> Callable[[str], None]:
+    def reach(reached: str) -> None:
+        if reached == name:
+            raise KeyboardInterrupt
+
+    return reach

@@ -158,23 +158,28 @@ class TestSql:
         with pytest.raises(InvalidSchemaError, match="there is no table 't'"):
             self.sink(file, create=False).check(ROWS.schema, deadline())
 
-    def test_a_constraint_that_rows_break_stops_and_goes_on_when_it_is_gone(self, file: Path) -> None:
+    def test_a_row_of_another_writer_that_collides_after_prepare_stops_and_goes_on_when_it_is_gone(
+        self, file: Path
+    ) -> None:
         self.run(file, "CREATE TABLE t (id INTEGER UNIQUE, name BLOB, tags TEXT, at TIMESTAMP)")
+        rows = ROWS.set_column(0, "id", pa.array(range(ROWS.num_rows), pa.int64()))
         sink = self.sink(file)
-        txn = new_txn(application_id="app")
-        assert sink.prepare(txn, Given(ROWS.schema, 3, [ROWS.to_batches()]), deadline()) == OK
+        txn = new_txn(application_id="app", sink="db")
+        assert sink.prepare(txn, Given(rows.schema, 3, [rows.to_batches()]), deadline()) == OK
+        assert self.run(file, "SELECT * FROM t") == [], "what was tried out is not there"
+        self.run(file, "INSERT INTO t (id) VALUES (1)")
         refused = sink.commit(txn, deadline())
         assert isinstance(refused, Fatal)
         assert "UNIQUE constraint failed" in refused.why
-        assert self.run(file, "SELECT * FROM t") == []
-        self.run(file, "DROP TABLE t", "CREATE TABLE t (id INTEGER, name BLOB, tags TEXT, at TIMESTAMP)")
+        assert self.run(file, "SELECT id FROM t") == [(1,)]
+        self.run(file, "DELETE FROM t")
         assert sink.commit(txn, deadline()) == OK
         assert self.run(file, "SELECT count(*) FROM t") == [(3,)]
 
     @pytest.mark.parametrize(
         ("url", "message"),
         [
-            ("nonsense:pw", "none that SQLAlchemy knows"),
+            ("nonsense:pw", "SQLAlchemy does not know such a url"),
             ("postgresql+pg8000://u:pw@h/d", "pip install pg8000"),
         ],
     )

@@ -11,6 +11,8 @@ from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
 from kafka_eos_source.sinks.registry import parse
 from kafka_eos_source.sinks.s3.layout import Layout
 
+ATTEMPT = "0123456789abcdef0123"
+
 
 @pytest.mark.parametrize(
     ("options", "told"),
@@ -47,11 +49,17 @@ def test_without_boto3_the_error_says_what_to_install(monkeypatch: pytest.Monkey
 
 def test_keys_of_another_query_are_not_taken_for_ours() -> None:
     """One name may begin as another does, and end like a batch of it."""
-    ours, other = Layout("b", "p/", "orders"), Layout("b", "p/", "orders-7")
+    ours, beside, other = (
+        Layout("b", "p/", SinkContext(name, application))
+        for application, name in (("orders", "a"), ("orders", "b"), ("orders-7", "a"))
+    )
     assert ours.batch_of(ours.part(12, "ab", ".csv")) == 12
     assert ours.batch_of(other.part(12, "ab", ".csv")) is None
     assert other.batch_of(ours.part(7, "ab", ".csv")) is None
-    assert ours.batch_of(ours.manifest(SinkTxn("orders", 7, "0123456789abcdef"))) is None
-    mine, theirs = SinkTxn("orders", 7, "0123456789abcdef"), SinkTxn("orders-7", 1, "0123456789abcdef")
+    assert ours.batch_of(beside.part(12, "ab", ".csv")) is None
+    assert ours.batch_of("p/batch=orders-12/part-ab.csv") == 12, "an older version staged it"
+    mine, theirs = SinkTxn("orders", "a", 7, ATTEMPT), SinkTxn("orders-7", "a", 1, ATTEMPT)
+    assert ours.batch_of(ours.manifest(mine)) is None
     assert ours.txn(ours.prepared(mine)) == mine
     assert ours.txn(other.prepared(theirs)) is None
+    assert ours.txn(beside.prepared(SinkTxn("orders", "b", 7, ATTEMPT))) is None

@@ -19,7 +19,7 @@ from kafka_eos_source.sinks import OK, Outcome, SinkContext, SinkTxn, Staged, Tw
 from kafka_eos_source.sinks.store import Store
 from kafka_eos_source.sinks.watched import WatchedSink
 
-TXN = SinkTxn("app", 3, "0123456789abcdef")
+TXN = SinkTxn("app", "s", 3, "0123456789abcdef0123")
 ROWS = pa.record_batch({"n": [1, 2]})
 SLOW_BATCHES = 12
 
@@ -115,7 +115,7 @@ def test_one_that_never_answers_is_unfinished_at_the_deadline() -> None:
     release = threading.Event()
     work = SinkWork({"s": watched(Scripted(release.wait))}, {}, "app", 3)
     token = Token("app", "q", "r", 3, 3, "", "", 0, sinks=PreparedSinks(TXN.attempt, ("s",)))
-    with pytest.raises(SinkUnfinishedError, match=r"'s': RetriableError.*commit app-3-.*did not return"):
+    with pytest.raises(SinkUnfinishedError, match=r"'s': RetriableError.*commit app-s-3-.*did not return"):
         work.finish(token, soon())
     release.set()
 

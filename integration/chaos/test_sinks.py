@@ -69,8 +69,8 @@ class Everywhere:
         sent = sorted(self.scenario.sent)
         assert sorted(self.archived()) == sent
         assert sorted(self.stored()) == sent
-        hidden = [each for each in self.folder.glob("_kafka_eos/*/*/*") if each.parent.name != "ending"]
-        assert not hidden, "staged or prepared files are left"
+        hidden = list(self.folder.glob("_kafka_eos/*/*/*"))
+        assert not hidden, "staged, prepared or gathered files are left"
         assert not list(self.scenario.checkpoint.glob("kafka-eos/sinks/*/*")), "prepared rows are left"
 
     def archived(self) -> list[tuple[str, str]]:

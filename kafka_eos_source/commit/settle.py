@@ -10,11 +10,18 @@ else runs at this moment.
     token                                    prepared id              fate
     names the id                             that one                 COMMIT  (CommitFromToken)
     names another, or none                   any                      ABORT   (AbortFromToken)
-    there is none, the batch is written now  of this batch            ABORT
-    there is none                            any other                LEAVE   (UnknownLeaveAsIs)
+    a person wrote it                        of a later sequence      ABORT
+    a person wrote it                        any other                LEAVE   (UnknownLeaveAsIs)
+    there is none                            any                      LEAVE
 
-A token that a person had written in place of a lost one (`token.UNDECIDED`) counts as none: whoever wrote it
-said what is in Kafka, and not what sinks were to do.
+The token names an id by the application, the sequence number of the transaction, the attempt and the names
+of the sinks; a token of format 1 names the old form of the id. Without a token nothing relates the sequence
+in an id to the batch at hand, so a person decides, even where the batch is about to be written. An old id has
+Spark's batch id in it: if that batch is written now, the id is aborted.
+
+A token that a person had written in place of a lost one (`token.UNDECIDED`) says what is in Kafka, and not
+what sinks were to do. An id of a later sequence was prepared after it, for a transaction that Kafka does not
+have, or its token would be there instead.
 
 A token of a later batch cannot hide one that is unfinished: the next batch begins only when every sink has
 committed the one before.
@@ -37,24 +44,47 @@ class Fate(Enum):
     LEAVE = "leave"  #: only a person can tell
 
 
-def named_by(token: Token) -> SinkTxn | None:
-    """The id that the token says is to be committed."""
-    if token.sinks is None or token.sinks == UNDECIDED:
+def named_by(token: Token, sink: str) -> SinkTxn | None:
+    """The id that the token tells a sink to commit.
+
+    Returns:
+        None if the token tells this sink nothing.
+    """
+    prepared = token.sinks
+    if prepared is None or prepared == UNDECIDED or sink not in prepared.names:
         return None
-    return SinkTxn(token.application_id, token.batch_id, token.sinks.sink_transaction_id)
+    if token.format == 1:
+        return SinkTxn(token.application_id, "", token.batch_id, prepared.sink_transaction_id)
+    return SinkTxn(token.application_id, sink, token.sequence, prepared.sink_transaction_id)
 
 
-def fate(txn: SinkTxn, token: Token | None, batch: Batch, verdict: Verdict | None) -> Fate:
-    """What becomes of ``txn``.
+def fate_by_token(sink: str, txn: SinkTxn, token: Token | None) -> Fate:
+    """Decides what becomes of ``txn`` by the token alone.
 
     Args:
-        txn: prepared before this owner initialised.
-        token: read after; None = there is none.
-        batch: the one at hand.
-        verdict: on it, by `decide.decide`; None = this owner was overtaken, and the token is the other's.
+        sink: name of the sink that holds it.
+        txn: prepared before the token was read.
+        token: None if there is none.
     """
-    if token is not None and token.sinks != UNDECIDED:
-        return Fate.COMMIT if txn == named_by(token) else Fate.ABORT
-    if verdict is Verdict.WRITE and txn.batch_id == batch.batch_id:
+    if token is None:
+        return Fate.LEAVE
+    if token.sinks != UNDECIDED:
+        return Fate.COMMIT if txn == named_by(token, sink) else Fate.ABORT
+    return Fate.ABORT if not txn.is_old and txn.sequence > token.sequence else Fate.LEAVE
+
+
+def fate(sink: str, txn: SinkTxn, token: Token | None, batch: Batch, verdict: Verdict | None) -> Fate:
+    """Decides what becomes of ``txn`` when a batch is committed.
+
+    Args:
+        sink: name of the sink that holds it.
+        txn: prepared before this owner initialised.
+        token: read after that; None if there is none.
+        batch: the one at hand.
+        verdict: on it, by `verdict.batch_verdict`; None if this owner was overtaken, and the token is the
+            other's.
+    """
+    found = fate_by_token(sink, txn, token)
+    if found is Fate.LEAVE and verdict is Verdict.WRITE and txn.is_old and txn.sequence == batch.batch_id:
         return Fate.ABORT
-    return Fate.LEAVE
+    return found

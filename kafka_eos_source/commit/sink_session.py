@@ -13,6 +13,7 @@ from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.sinks import targets
 from kafka_eos_source.sinks.contract import SinkContext, TwoPhaseSink
 from kafka_eos_source.sinks.registry import SinkSpec
 from kafka_eos_source.sinks.store import Store
@@ -26,6 +27,9 @@ _log = logging.getLogger(__name__)
 _MOST_QUERIES = 8
 #: Longest wait for a sink's check before the first batch.
 _CHECK_SECONDS = 30.0
+
+#: In `_checked`, beside the names of sinks: their targets.
+_TARGETS = ""
 
 _Key = tuple[str, ...]
 _opened: OrderedDict[_Key, Mapping[str, TwoPhaseSink]] = OrderedDict()
@@ -73,26 +77,32 @@ def forget(options: WriteOptions, application_id: str) -> None:
 
 
 def check(options: WriteOptions, plan: Plan) -> None:
-    """Asked on the driver for every batch, done once in a process.
+    """Checks the sinks on the driver. Called for every batch; each sink is checked once in a process.
 
     Raises:
+        InvalidOptionError: two sinks write to the same target.
         InvalidOptionError, InvalidSchemaError, OperatorError: a sink cannot take such rows.
     """
     application_id = options.application_id or _derived(options.checkpoint_location)
+    query = _key(options, application_id)
+    if (query, _TARGETS) not in _checked:
+        targets.refuse_shared(opened(options, application_id))
+        _checked.add((query, _TARGETS))
     for route in plan.routes:
-        key = (_key(options, application_id), f"{route.spec.name}:{route.schema}")
+        key = (query, f"{route.spec.name}:{route.schema}")
         if key in _checked:
             continue
+        sink = opened(options, application_id)[route.spec.name]
         try:
-            opened(options, application_id)[route.spec.name].check(
-                route.schema, Deadline.after_seconds(_CHECK_SECONDS)
-            )
+            sink.check(route.schema, Deadline.after_seconds(_CHECK_SECONDS))
         except (OperatorError, RestartQueryError):
             raise
         except Exception as error:  # noqa: BLE001 - what it is shows when the batch is prepared
             _log.warning("sink %r could not be checked yet: %s", route.spec.name, concealed(f"{error!r}"))
             forget(options, application_id)
             continue
+        for risk in sink.risks():
+            _log.warning("sink %r: %s", route.spec.name, concealed(risk))
         _checked.add(key)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from kafka_eos_source import failpoints
@@ -33,6 +32,7 @@ from kafka_eos_source.sinks.contract import (
     Ok,
     Outcome,
     Retryable,
+    SinkContext,
     SinkTxn,
     Staged,
     TwoPhaseSink,
@@ -75,15 +75,17 @@ class SinkWork:
         self._found = {name: self._look_at(name, deadline) for name in self._sinks}
 
     def settle(self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline) -> None:
-        """By `commit.settle.fate`.
+        """Commits or aborts what `look` found, each id by `commit.settle.fate`.
 
         Raises:
-            SinkUndecidedError: what is prepared is no token's business, and the one that would tell is gone.
+            SinkUndecidedError: something is prepared, and no token tells what becomes of it.
             SinkRetryableError, SinkFailedError: a sink cannot do it.
         """
         found, self._found = self._found, {}
         decided = [
-            (name, txn, fate(txn, token, batch, verdict)) for name, txns in found.items() for txn in txns
+            (name, txn, fate(name, txn, token, batch, verdict))
+            for name, txns in found.items()
+            for txn in txns
         ]
         undecided = [f"{txn} in {name!r}" for name, txn, what in decided if what is Fate.LEAVE]
         if undecided:
@@ -101,11 +103,14 @@ class SinkWork:
                 to_commit[name] = txn
             else:
                 _raise(name, what.value, txn, _asked(partial(self._sinks[name].abort, txn, deadline)))
-        for txn in set(to_commit.values()):  # the one that the token names
-            self._commit(txn, list(to_commit), deadline)
+        self._commit(to_commit, deadline)
 
-    def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | None:  # noqa: ARG002
-        """Under a new id each time.
+    def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | None:
+        """Prepares the batch in every sink that has rows of it, under a new attempt each time.
+
+        Args:
+            sequence: sequence number of the transaction that will commit the batch.
+            deadline: of the commit.
 
         Raises:
             SinkRetryableError, SinkFailedError: a sink cannot; `roll_back` takes back what others did.
@@ -113,9 +118,10 @@ class SinkWork:
         self._prepared = []
         if not self._staged:
             return None
-        txn = SinkTxn(self._application_id, self._batch_id, uuid.uuid4().hex[:16])
+        attempt = SinkTxn.new_attempt()
         for name, staged in self._staged.items():
             sink = self._sinks[name]
+            txn = SinkTxn(self._application_id, name, sequence, attempt)
             self._prepared.append((name, txn))
             begun = time.monotonic()
             _raise(name, "prepare", txn, _asked(partial(sink.prepare, txn, staged, deadline)))
@@ -123,7 +129,7 @@ class SinkWork:
             measured.prepare_seconds += time.monotonic() - begun
             measured.prepared += 1
             failpoints.reach("commit.within_prepare")
-        return PreparedSinks(txn.attempt, tuple(self._staged))
+        return PreparedSinks(attempt, tuple(self._staged))
 
     def roll_back(self, deadline: Deadline) -> None:
         """What cannot be taken back now is found and taken back at the next start: no token names it."""
@@ -136,28 +142,35 @@ class SinkWork:
             failpoints.reach("commit.within_roll_back")
 
     def finish(self, token: Token, deadline: Deadline) -> None:
-        """Holds the query back until every sink has committed.
+        """Lets every sink commit what the token names, and holds the query back until all of them have.
+
+        It does not matter which checkpoint wrote the token. A sink that neither holds the id prepared nor
+        knows it as committed fails the query by name: its rows of that batch may be lost.
 
         Raises:
             SinkUnfinishedError: one of them cannot be reached until the deadline.
-            SinkFailedError: one of them says that no retry mends it. The others have committed.
+            SinkFailedError: one of them says that no retry helps.
             InvalidOptionError: the token names a sink that the query has no more.
         """
-        txn = named_by(token)
-        if txn is None or token.sinks is None:
+        if token.sinks is None:
             return
         gone = [name for name in token.sinks.names if name not in self._sinks]
         if gone:
             raise missing_sinks(token, gone)
-        self._commit(txn, list(token.sinks.names), deadline)
+        named = {name: named_by(token, name) for name in token.sinks.names}
+        self._commit({name: txn for name, txn in named.items() if txn is not None}, deadline)
 
-    def _commit(self, txn: SinkTxn, left: list[str], deadline: Deadline) -> None:
-        """Until all have, with back-off: the batch is in Kafka, so there is no way back."""
-        failed: SinkFailedError | None = None
+    def _commit(self, left: Mapping[str, SinkTxn], deadline: Deadline) -> None:
+        """Commits in every sink, again and again: the batch is in Kafka, so there is no way back.
+
+        Every sink is asked before the first failure is raised. A failure that no retry helps is raised at
+        once after that, though other sinks may be down: they keep the batch prepared for the next start.
+        """
         pause, begun = _FIRST_PAUSE_SECONDS, time.monotonic()
         while left:
             waiting: dict[str, Retryable] = {}
-            for name in left:
+            failed: dict[str, Fatal] = {}
+            for name, txn in left.items():
                 called = time.monotonic()
                 outcome = _asked(partial(self._sinks[name].commit, txn, _at_least(deadline)), is_commit=True)
                 measured = metrics.of(self._application_id, name)
@@ -167,27 +180,27 @@ class SinkWork:
                     measured.retries += 1
                     measured.held_back_seconds = time.monotonic() - begun
                 elif isinstance(outcome, Fatal):
-                    failed = failed or _failed(name, "commit", txn, outcome)
+                    failed[name] = outcome
                 else:
                     measured.held_back_seconds = 0.0
                     measured.committed += 1
                     measured.rows += self._staged[name].rows if name in self._staged else 0
                     failpoints.reach("commit.within_finish")
-            left = list(waiting)
+            if failed:
+                raise _lost(left, failed, waiting)
+            left = {name: txn for name, txn in left.items() if name in waiting}
             if left:
-                told = "; ".join(f"{name!r}: {concealed(each.why)}" for name, each in waiting.items())
+                reasons = _reasons(waiting)
                 if deadline.expired:
-                    raise _unfinished(txn, told, deadline)
+                    raise _unfinished(left, reasons, deadline)
                 _log.warning(
                     "batch %d is in Kafka; the query is held back %.0f s by now, waiting for sinks: %s",
-                    txn.batch_id,
+                    self._batch_id,
                     time.monotonic() - begun,
-                    told,
+                    reasons,
                 )
                 self._pause.wait(min(pause, deadline.remaining_seconds()))
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        if failed is not None:
-            raise failed
 
     def tidy(self, deadline: Deadline) -> None:
         """The batch is finished: what was staged for it, and for older ones, may go."""
@@ -210,7 +223,8 @@ class SinkWork:
             raise SinkRetryableError(
                 f"sink {name!r} does not tell what it holds prepared: {_text(error)}"
             ) from error
-        return [txn for txn in found if txn.application_id == self._application_id]
+        own = SinkContext(name, self._application_id)
+        return [txn for txn in found if own.owns(txn)]
 
 
 def _asked(call: Callable[[], Outcome], *, is_commit: bool = False) -> Outcome:
@@ -243,13 +257,37 @@ def _failed(name: str, what: str, txn: SinkTxn, outcome: Fatal) -> SinkFailedErr
     )
 
 
-def _unfinished(txn: SinkTxn, told: str, deadline: Deadline) -> SinkUnfinishedError:
-    return SinkUnfinishedError(
-        f"batch {txn.batch_id} is in Kafka, and {deadline.budget_seconds:.0f} s (commitTimeoutMs) were not "
-        f"enough to have it in every sink: {told}.",
-        fix="see to that system, then start the query again: it finishes the batch first, under the id "
-        f"{txn}. Nothing is lost or doubled.",
+def _lost(
+    txns: Mapping[str, SinkTxn], failed: Mapping[str, Fatal], waiting: Mapping[str, Retryable]
+) -> SinkFailedError:
+    """Names every sink that failed for good, and those that are still to commit."""
+    said = "; ".join(
+        f"sink {name!r} cannot commit {txns[name]}: {concealed(each.why)}" for name, each in failed.items()
     )
+    if waiting:
+        said += (
+            f". Not committed yet, and prepared until the next start: {', '.join(map(repr, waiting))} "
+            f"({_reasons(waiting)})"
+        )
+    fixes = [each.fix for each in failed.values() if each.fix]
+    return SinkFailedError(said, fix=" ".join(fixes) or "see docs/runbooks.md, SINK_FAILED.")
+
+
+def _unfinished(txns: Mapping[str, SinkTxn], reasons: str, deadline: Deadline) -> SinkUnfinishedError:
+    return SinkUnfinishedError(
+        f"a batch is in Kafka, and {deadline.budget_seconds:.0f} s (commitTimeoutMs) were not enough to have "
+        f"it in every sink: {reasons}.",
+        fix="see to that system, then start the query again: it finishes the batch first, under the id "
+        f"{_ids(txns.values())}. Nothing is lost or doubled.",
+    )
+
+
+def _reasons(waiting: Mapping[str, Retryable]) -> str:
+    return "; ".join(f"{name!r}: {concealed(each.why)}" for name, each in waiting.items())
+
+
+def _ids(txns: Iterable[SinkTxn]) -> str:
+    return ", ".join(sorted({str(txn) for txn in txns}))
 
 
 def _why(outcome: Outcome) -> str:

@@ -94,5 +94,7 @@ def _txn(text: str) -> SinkTxn:
 
     found = SinkTxn.parse(text)
     if found is None:
-        raise click.BadParameter(f"{text!r}; expected <application.id>-<batch>-<attempt>", param_hint="--id")
+        raise click.BadParameter(
+            f"{text!r}; expected <application.id>-<sink>-<sequence>-<attempt>", param_hint="--id"
+        )
     return found

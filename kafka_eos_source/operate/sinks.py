@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kafka_eos_source.checked_options import WriteOptions
 from kafka_eos_source.commit import sink_session
-from kafka_eos_source.commit.settle import named_by
+from kafka_eos_source.commit.settle import Fate, fate_by_token
 from kafka_eos_source.errors import InvalidOptionError, OperatorError, SinkFailedError
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.operate import checkpoint as checkpoints
@@ -15,7 +15,7 @@ from kafka_eos_source.operate.cluster import KafkaView
 from kafka_eos_source.operate.inspect import inspect
 from kafka_eos_source.operate.target import Target, properties, target
 from kafka_eos_source.options import parse_write
-from kafka_eos_source.protocol.token import UNDECIDED, Token
+from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import Fatal, Retryable, SinkTxn, TwoPhaseSink
 
@@ -92,7 +92,7 @@ def held(which: Query, kafka: KafkaView, deadline: Deadline) -> list[Held]:
             ) from error
         finally:
             sink.close()
-        found += [Held(name, txn, _becomes(txn, kafka.token)) for txn in txns]
+        found += [Held(name, txn, _becomes(name, txn, kafka.token)) for txn in txns]
     return found
 
 
@@ -105,10 +105,10 @@ def end(
         OperatorError: a start decides it by the token, or the sink does not hold it.
         SinkFailedError: the sink cannot.
     """
-    if kafka.token is not None and kafka.token.sinks != UNDECIDED:
+    becomes = _becomes(sink_name, txn, kafka.token)
+    if kafka.token is not None and becomes != "?":
         raise OperatorError(
-            f"Kafka holds the token of batch {kafka.token.batch_id}, which decides {txn}: "
-            f"{_becomes(txn, kafka.token)}.",
+            f"Kafka holds the token of batch {kafka.token.batch_id}, which decides {txn}: {becomes}.",
             fix="start the query; it does that first.",
         )
     sinks = _open(which)
@@ -145,7 +145,6 @@ def _open(which: Query) -> Mapping[str, TwoPhaseSink]:
     return sink_session.open_all(which.options.sinks, which.application_id, which.options.checkpoint_location)
 
 
-def _becomes(txn: SinkTxn, token: Token | None) -> str:
-    if token is None or token.sinks == UNDECIDED:
-        return "?"
-    return "commit" if txn == named_by(token) else "abort"
+def _becomes(sink: str, txn: SinkTxn, token: Token | None) -> str:
+    found = fate_by_token(sink, txn, token)
+    return "?" if found is Fate.LEAVE else found.value

@@ -13,10 +13,15 @@
 
     at a start  recover   lists the ids that are prepared, and neither committed nor aborted
 
-An id is ``<application.id>-<batch>-<attempt>``. **It is prepared under one owner of the transactional id and
-never under two**: after every `init_transactions` there is a new attempt. So a new owner that lists what is
-prepared *before* it fences the others, and reads the token after, knows for certain what becomes of each id
-on its list: the token names it, or nobody ever will. `commit.settle` decides; a sink never does.
+An id is ``<application.id>-<sink>-<sequence>-<attempt>``. It carries the name of the sink, so that two sinks
+of one query, or of two queries, never share an id; everything that a sink stores is named by the id, or by
+the application id and the sink together. The sequence is that of the Kafka transaction that commits the
+batch. It only grows, while Spark's batch id goes back when a checkpoint is restored.
+
+**An id is prepared under one owner of the transactional id and never under two**: after every
+`init_transactions` there is a new attempt. So a new owner that lists what is prepared *before* it fences the
+others, and reads the token after, knows for certain what becomes of each id on its list: the token names it,
+or nobody ever will. `commit.settle` decides; a sink never does.
 
 The shape is that of Flink's ``Committer`` (commit is idempotent, "already committed" is a normal answer) and
 of X/Open XA (prepare, commit, rollback, recover).
@@ -38,6 +43,7 @@ aborted    prepares, or `Fatal`         `Fatal`: there is nothing     `OK`
 from __future__ import annotations
 
 import re
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,34 +55,58 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.options import SinkOption
 from kafka_eos_source.sinks.store import Store
 
-_ATTEMPT = re.compile(r"[0-9a-f]{8,24}")
+_ID = re.compile(r"(.+)-([a-z][a-z0-9_]{0,31})-([0-9]{1,19})-([0-9a-f]{20})", re.DOTALL)
+#: As it went with tokens of format 1: shared by all sinks of a query, with a shorter attempt.
+_OLD_ID = re.compile(r"(.+)-([0-9]{1,19})-([0-9a-f]{16})", re.DOTALL)
+_ATTEMPT_BYTES = 10
 
 
 @dataclass(frozen=True, order=True)
 class SinkTxn:
-    """The id of what is prepared: one batch, staged and prepared once.
+    """The id under which one sink prepares one batch.
+
+    The text is parsed from its right end, where nothing but the application id may hold a hyphen.
 
     Attributes:
-        application_id: option ``application.id``, or what stands for it.
-        batch_id: Spark's batch id.
-        attempt: 8 to 24 digits of lower-case hex, new for each time that the batch is prepared.
+        application_id: option ``application.id``, or the id that is derived from the query.
+        sink: name of the sink. Empty in an old id; see `is_old`.
+        sequence: sequence number of the Kafka transaction that commits the batch; Spark's batch id in an old
+            id.
+        attempt: 20 random digits of lower-case hex, new each time that the batch is prepared; 16 in an old
+            id.
     """
 
     application_id: str
-    batch_id: int
+    sink: str
+    sequence: int
     attempt: str
 
     def __str__(self) -> str:
-        return f"{self.application_id}-{self.batch_id}-{self.attempt}"
+        sink = "" if self.is_old else f"{self.sink}-"
+        return f"{self.application_id}-{sink}{self.sequence}-{self.attempt}"
+
+    @property
+    def is_old(self) -> bool:
+        """Whether a version with tokens of format 1 prepared it: ``<application.id>-<batch>-<attempt>``."""
+        return not self.sink
+
+    @staticmethod
+    def new_attempt() -> str:
+        """A random attempt that nobody used before."""
+        return secrets.token_hex(_ATTEMPT_BYTES)
 
     @classmethod
     def parse(cls, text: str) -> SinkTxn | None:
-        """The id that ``text`` is; None = it is none."""
-        application_id, _, rest = text.rpartition("-")
-        application_id, _, batch = application_id.rpartition("-")
-        if not application_id or not re.fullmatch("[0-9]{1,19}", batch) or not _ATTEMPT.fullmatch(rest):
-            return None
-        return cls(application_id, int(batch), rest)
+        """Reads an id of this version or of an old one.
+
+        Returns:
+            None if the text is not such an id.
+        """
+        if found := _ID.fullmatch(text):
+            return cls(found[1], found[2], int(found[3]), found[4])
+        if found := _OLD_ID.fullmatch(text):
+            return cls(found[1], "", int(found[2]), found[3])
+        return None
 
 
 @dataclass(frozen=True)
@@ -172,7 +202,7 @@ class SinkContext:
 
     Attributes:
         name: of the sink in the query (option ``sinks``).
-        application_id: of the query: `recover` lists its ids and no others.
+        application_id: of the query. With the name it says which ids `recover` lists; see `owns`.
         store: durable notes and rows in the query's checkpoint, for a sink whose own system has no place for
             what is prepared. None in executors.
     """
@@ -180,6 +210,10 @@ class SinkContext:
     name: str
     application_id: str
     store: Store | None = None
+
+    def owns(self, txn: SinkTxn) -> bool:
+        """Whether this sink of this query prepared the id; an old id belongs to every sink of its query."""
+        return txn.application_id == self.application_id and txn.sink in (self.name, "")
 
 
 class TwoPhaseSink(ABC):
@@ -215,6 +249,24 @@ class TwoPhaseSink(ABC):
         """Gives back what the process holds. Prepared work stays prepared."""
         return
 
+    def target(self) -> str | None:
+        """Identifies the thing that the sink writes, without connecting: a folder, a table, a URL.
+
+        Two sinks of one query with the same target are refused before the first batch. The text may be shown,
+        so it must hold no password.
+
+        Returns:
+            The same text for the same thing, however the options spell it. None if that is not known.
+        """
+        return None
+
+    def risks(self) -> Sequence[str]:
+        """Says in which cases `commit` may refuse a batch that `prepare` accepted; called after `check`.
+
+        The driver logs each of them as a warning before the first batch.
+        """
+        return ()
+
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
         """On the driver before the first batch of a run: can rows of this schema be taken?
 
@@ -245,15 +297,20 @@ class TwoPhaseSink(ABC):
 
     @abstractmethod
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
-        """Every id of the context's ``application.id`` that is prepared, wholly or half, and not ended.
+        """Every id that this sink of this query prepared, wholly or half, and did not wholly end.
 
         Must ask the outside system (or the context's store, if prepared work lies there): an empty answer
         that is not true loses a batch.
         """
 
     def tidy(self, batch_id: int, deadline: Deadline) -> None:
-        """A batch is finished everywhere: what was staged for it and for older ones may go.
+        """Deletes what tasks staged for this batch and for those before it, which is finished everywhere.
 
-        A failure is logged, and nothing else comes of it.
+        A failure is logged, and has no other effect. Batch ids go back when a checkpoint is restored, and
+        then a driver of the time before may still call this: whatever is prepared must be spared.
+
+        Args:
+            batch_id: Spark's batch id, by which tasks stage.
+            deadline: for the call.
         """
         return

@@ -49,6 +49,9 @@ class MemorySink(TwoPhaseSink):
     def memory(self) -> Memory:
         return SYSTEMS.setdefault(self.system, Memory())
 
+    def target(self) -> str | None:
+        return f"memory {self.system!r}"
+
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         rows = pa.Table.from_batches(staged.batches(), staged.schema)
         if txn not in self.memory.committed:
@@ -70,7 +73,5 @@ class MemorySink(TwoPhaseSink):
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
         memory = self.memory
         return sorted(
-            txn
-            for txn in list(memory.prepared)
-            if txn.application_id == self.context.application_id and txn not in memory.committed
+            txn for txn in list(memory.prepared) if self.context.owns(txn) and txn not in memory.committed
         )

@@ -25,6 +25,10 @@ HELD_BYTES = 128 << 20
 #: For a task to look at the table.
 STAGE_SECONDS = 60.0
 
+_RESTORE = (
+    "restore the file, or bring the rows of that batch to the table by hand (Kafka has them); let clean-up "
+    "spare files that are younger than the longest time that a query may be down with a batch in Kafka."
+)
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 2.0
 
 T = TypeVar("T")
@@ -63,6 +67,10 @@ class TableFormatSink(TwoPhaseSink, Generic[T]):
         """Why the files of a note do not fit the table any more; "" = they do."""
 
     @abstractmethod
+    def absent(self, table: T, note: Mapping[str, Any]) -> str:
+        """Names the first data file of a note that is not there as its task wrote it; "" = all are there."""
+
+    @abstractmethod
     def publish(self, table: T, txn: SinkTxn, note: Mapping[str, Any]) -> Exception | None:
         """Makes the files part of the table, on top of what was loaded.
 
@@ -88,6 +96,13 @@ class TableFormatSink(TwoPhaseSink, Generic[T]):
             changed = self.misfit(table, note)
             if changed:
                 return Fatal(changed, f"see {self.page}, Changes of the table.")
+            # a clean-up of the table may have deleted what no version of it named yet
+            absent = self.absent(table, note)
+            if absent:
+                table = self.load()
+                if table is not None and self.is_committed(table, txn):
+                    break  # by another process at this moment, and rewritten since
+                return Fatal(absent, _RESTORE)
             conflict = self.publish(table, txn, note)
             if conflict is None:
                 break
@@ -107,7 +122,7 @@ class TableFormatSink(TwoPhaseSink, Generic[T]):
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
         notes = self.notes()
         parsed = (SinkTxn.parse(name) for name in notes.names())
-        found = [each for each in parsed if each and each.application_id == self.context.application_id]
+        found = [each for each in parsed if each is not None and self.context.owns(each)]
         table = self.load() if found else None
         prepared = []
         for txn in sorted(found):

@@ -51,6 +51,12 @@ class WatchedSink(TwoPhaseSink):
     def close(self) -> None:
         self._dog.end(self._sink.close, _CLOSE_SECONDS)
 
+    def target(self) -> str | None:
+        return self._sink.target()
+
+    def risks(self) -> Sequence[str]:
+        return self._sink.risks()
+
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
         self._call("check", deadline, self._sink.check, schema)
 

@@ -8,8 +8,8 @@ A sink is put to it by a class in a test file::
             return System(sink=lambda: MySink(str(tmp_path)), visible=lambda: read_it_all(tmp_path))
 
 pytest runs what is inherited: each call twice, every order of calls, legal or not, against a model of four
-states; processes killed at every line of every call, then recovered both ways; zombies; round trips of
-values. Nothing here knows a sink's insides.
+states; processes killed at every line of every call, then recovered both ways; zombies; two sinks on one
+target; batch ids that go back; round trips of values. Nothing here knows a sink's insides.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -45,7 +46,9 @@ from kafka_eos_source.sinks.store import Store
 from kafka_eos_source.testing.kills import count_lines, killed_at, some_of
 
 _SECONDS = 60.0
-_APPLICATION = "conformance"
+_APPLICATION = _SINK = "conformance"
+#: Spark's batch id of what tests stage; ids have sequence numbers instead.
+BATCH = 3
 
 #: A reader's view: rows as dicts, in any order.
 Rows = Sequence[Mapping[str, Any]]
@@ -59,7 +62,8 @@ class System:
         sink: a new, closed sink, as a new process makes it; always for the same system.
         visible: what a reader of the system sees, with nothing but committed rows; of a sink whose readers
             tell batches apart by a manifest, what those see.
-        store: of the checkpoint, for sinks that keep what is prepared there; a folder's path or URI.
+        store: of the checkpoint, for sinks that keep what is prepared there: the path of a folder, in which
+            each sink has a folder of its own.
         in_process: the system is this process's memory: a kill is an exception.
         rows: those that are written; None = `ROWS`. Column ``id`` must be there and unique.
     """
@@ -109,9 +113,14 @@ class _Parts:
         self.taken = []
 
 
-def new_txn(batch_id: int = 7, application_id: str = _APPLICATION) -> SinkTxn:
+def new_txn(sequence: int = 7, application_id: str = _APPLICATION, sink: str = _SINK) -> SinkTxn:
     """An id that nobody has used."""
-    return SinkTxn(application_id, batch_id, uuid.uuid4().hex[:16])
+    return SinkTxn(application_id, sink, sequence, SinkTxn.new_attempt())
+
+
+def _old_txn(batch_id: int) -> SinkTxn:
+    """An id as it went with tokens of format 1."""
+    return SinkTxn(_APPLICATION, "", batch_id, uuid.uuid4().hex[:16])
 
 
 def deadline() -> Deadline:
@@ -119,19 +128,18 @@ def deadline() -> Deadline:
 
 
 @contextmanager
-def opened(system: System, application_id: str = _APPLICATION) -> Iterator[TwoPhaseSink]:
+def opened(system: System, application_id: str = _APPLICATION, name: str = _SINK) -> Iterator[TwoPhaseSink]:
     """A new sink, as a new process has it."""
     sink = system.sink()
-    sink.open(
-        SinkContext("conformance", application_id, None if system.store is None else Store(system.store))
-    )
+    store = None if system.store is None else Store(os.path.join(system.store, name))
+    sink.open(SinkContext(name, application_id, store))
     try:
         yield sink
     finally:
         sink.close()
 
 
-def stage(sink: TwoPhaseSink, rows: pa.Table, batch_id: int = 7, tasks: int = 2) -> Given:
+def stage(sink: TwoPhaseSink, rows: pa.Table, batch_id: int = BATCH, tasks: int = 2) -> Given:
     """The rows, staged by so many tasks."""
     tokens = []
     size = -(-rows.num_rows // tasks)
@@ -250,13 +258,111 @@ class SinkConformance:
         for number, txn in enumerate((own, *others)):
             with opened(system, txn.application_id) as sink:
                 # rows of its own: a database may lock those that it upserts
-                staged = stage(sink, rows.slice(number, 1), txn.batch_id, tasks=1)
+                staged = stage(sink, rows.slice(number, 1), tasks=1)
                 assert sink.prepare(txn, staged, deadline()) == OK
         for txn in (own, *others):
             with opened(system, txn.application_id) as sink:
                 assert list(sink.recover(deadline())) == [txn]
                 assert sink.abort(txn, deadline()) == OK
         assert self.times(system) == 0
+
+    def test_what_it_does_not_know_is_never_called_committed(self, system: System) -> None:
+        """The token names the id, whoever wrote it: an answer of OK would lose the batch without a word."""
+        rows = self.rows_of(system)
+        with opened(system) as sink:
+            done = new_txn(6)
+            assert sink.prepare(done, stage(sink, rows.slice(0, 1), 2, tasks=1), deadline()) == OK
+            assert sink.commit(done, deadline()) == OK
+            sink.tidy(2, deadline())
+        same_attempt = SinkTxn(done.application_id, done.sink, 7, done.attempt)
+        same_sequence = new_txn(6)
+        for unknown in (same_attempt, same_sequence, new_txn(7, sink="other"), _old_txn(7)):
+            with opened(system, name=unknown.sink or _SINK) as sink:
+                outcome = sink.commit(unknown, deadline())
+                assert isinstance(outcome, Fatal), f"commit of {unknown}, which nobody prepared: {outcome}"
+                assert outcome.why, "people must be told what is missing"
+        with opened(system) as sink:
+            assert sink.commit(done, deadline()) == OK, "what it did commit it knows, after a restart too"
+
+    def test_what_the_lost_checkpoint_held_is_not_called_committed(
+        self, system: System, tmp_path: Path
+    ) -> None:
+        """Another checkpoint prepared what the token names."""
+        if system.store is None:
+            pytest.skip("this sink keeps nothing in the checkpoint")
+        txn = new_txn()
+        with opened(system) as sink:
+            assert sink.prepare(txn, stage(sink, self.rows_of(system)), deadline()) == OK
+        with opened(replace(system, store=str(tmp_path / "another"))) as sink:
+            outcome = sink.commit(txn, deadline())
+            assert isinstance(outcome, Fatal) or (outcome == OK and self.times(system) == 1), outcome
+        with opened(system) as sink:
+            assert sink.commit(txn, deadline()) == OK
+        assert self.times(system) == 1
+
+    def test_two_sinks_of_one_query_do_not_meet(self, system: System) -> None:
+        """Of the same type, on one target, with the same sequence, attempt and batch."""
+        rows = self.rows_of(system)
+        left = new_txn(sink="left")
+        right = SinkTxn(left.application_id, "right", left.sequence, left.attempt)
+        with opened(system, name="left") as one, opened(system, name="right") as two:
+            # rows of its own each: a database may lock those that it upserts
+            of_one, of_two = stage(one, rows.slice(0, 2), tasks=1), stage(two, rows.slice(2), tasks=2)
+            assert one.prepare(left, of_one, deadline()) == OK
+            assert list(two.recover(deadline())) == [], "it lists what the other one prepared"
+            assert isinstance(two.commit(right, deadline()), Fatal), "it commits what the other one prepared"
+            assert two.prepare(right, of_two, deadline()) == OK
+            assert list(one.recover(deadline())) == [left]
+            assert list(two.recover(deadline())) == [right]
+            assert one.commit(left, deadline()) == OK
+            one.tidy(BATCH, deadline())
+            assert list(two.recover(deadline())) == [right], "the other one's commit took it away"
+            assert self._ids(system) == rows["id"].to_pylist()[:2]
+            assert two.commit(right, deadline()) == OK
+            two.tidy(BATCH, deadline())
+            assert self._ids(system) == rows["id"].to_pylist()
+        with opened(system, name="left") as one, opened(system, name="right") as two:
+            assert (one.commit(left, deadline()), two.commit(right, deadline())) == (OK, OK)
+            again = new_txn(8, sink="left")
+            assert one.prepare(again, stage(one, rows, 4), deadline()) == OK
+            assert two.abort(SinkTxn(again.application_id, "right", 8, again.attempt), deadline()) == OK
+            assert list(one.recover(deadline())) == [again], "the other one's abort took it away"
+            assert one.abort(again, deadline()) == OK
+            assert self._ids(system) == rows["id"].to_pylist()
+
+    def test_batch_ids_that_go_back_lose_nothing(self, system: System) -> None:
+        """A checkpoint was restored: the sequence goes on, Spark's batch ids begin again."""
+        rows = self.rows_of(system)
+        with opened(system) as sink:
+            for sequence, batch_id in ((5, 2), (6, 3), (7, 2), (8, 3)):
+                txn = new_txn(sequence)
+                one = rows.slice(sequence - 5, 1)
+                assert sink.prepare(txn, stage(sink, one, batch_id, tasks=1), deadline()) == OK
+                # a driver of the time before, which is late
+                with opened(system) as zombie:
+                    zombie.tidy(3, deadline())
+                assert sink.commit(txn, deadline()) == OK, "what was prepared was tidied up"
+                sink.tidy(batch_id, deadline())
+                assert list(sink.recover(deadline())) == []
+        assert self._ids(system) == rows["id"].to_pylist()[:4]
+
+    def test_what_an_older_version_prepared_is_finished(self, system: System) -> None:
+        """Ids without the name of the sink, `<application.id>-<batch>-<attempt>`."""
+        rows = self.rows_of(system)
+        for number, end in enumerate(("commit", "abort")):
+            txn = _old_txn(7 + number)
+            with opened(system) as sink:
+                staged = stage(sink, rows.slice(number, 1), tasks=1)
+                assert sink.prepare(txn, staged, deadline()) == OK
+                assert list(sink.recover(deadline())) == [txn]
+            with opened(system) as sink:
+                assert getattr(sink, end)(txn, deadline()) == OK
+                assert list(sink.recover(deadline())) == []
+                sink.tidy(BATCH, deadline())
+        assert self._ids(system) == rows["id"].to_pylist()[:1]
+
+    def _ids(self, system: System) -> list[Any]:
+        return sorted(row["id"] for row in system.visible())
 
     def test_two_commit_at_once(self, system: System) -> None:
         """A zombie driver finishes the batch that the new one finishes."""
@@ -291,7 +397,7 @@ class SinkConformance:
             zombies, staged = stage(zombie, rows), stage(sink, rows)
             assert sink.prepare(good, staged, deadline()) == OK
             assert sink.commit(good, deadline()) == OK
-            sink.tidy(good.batch_id, deadline())
+            sink.tidy(BATCH, deadline())
             # what it staged may be gone by now: then it fails, which is as well
             prepared = _outcome(lambda: zombie.prepare(late, zombies, deadline())) == OK
             assert self.times(system) == 1
@@ -310,7 +416,7 @@ class SinkConformance:
                 found = list(sink.recover(deadline()))
                 assert found in ([], [txn]), (line, found)
                 if then == "prepare again":
-                    again = stage(sink, self.rows_of(system), txn.batch_id)
+                    again = stage(sink, self.rows_of(system))
                     assert sink.prepare(txn, again, deadline()) == OK, line
                     assert list(sink.recover(deadline())) == [txn], line
                 assert self.times(system) == 0, line
@@ -349,7 +455,7 @@ class SinkConformance:
         def act(txn: SinkTxn) -> None:
             with opened(system) as sink:
                 if call == "prepare":
-                    sink.prepare(txn, stage(sink, self.rows_of(system), txn.batch_id), deadline())
+                    sink.prepare(txn, stage(sink, self.rows_of(system)), deadline())
                 else:
                     getattr(sink, call)(txn, deadline())
 

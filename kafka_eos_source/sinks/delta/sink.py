@@ -1,11 +1,11 @@
 """The sink: data files at stage, a note of them at prepare, one version of the table at commit.
 
-The commit carries Delta's own transaction identifiers (PROTOCOL.md, Transaction Identifiers): an application
-id with the batch id as its version, as Spark's ``txnAppId`` and ``txnVersion``, and another one whose version
-is a hash of the whole id. So the table itself knows the last batch and attempt of each query and sink, in two
-numbers that survive checkpoints and the clean-up of the log. A commit is refused by the protocol if another
-one with the same application id came in since the table was looked at: two that finish the same batch cannot
-both succeed.
+The commit carries Delta's own transaction identifiers (PROTOCOL.md, Transaction Identifiers): one application
+id for each query and sink, whose version is the sequence number of the Kafka transaction, and another one
+whose version is a hash of the whole id. So the table itself knows the last batch and attempt of each query
+and sink, in two numbers that survive checkpoints and the clean-up of the log. They are compared for equality,
+never by order. A commit is refused by the protocol if another one with the same application id came in since
+the table was looked at: two that finish the same batch cannot both succeed.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from kafka_eos_source.sinks.delta.fit import arrow_schema
 from kafka_eos_source.sinks.options import SinkOption, columns
 from kafka_eos_source.sinks.registry import require
 from kafka_eos_source.sinks.table_format import HELD_BYTES, STAGE_SECONDS, TableFormatSink
+from kafka_eos_source.sinks.targets import location
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -136,7 +137,7 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
         buffer_bytes: int = HELD_BYTES,
     ) -> None:
         require("deltalake", "delta")
-        self.target = tables.Target(
+        self._to = tables.Target(
             path, dict(storage or {}), create, tuple(partition_by), dict(properties or {}), schema_evolution
         )
         self.compression = compression
@@ -146,15 +147,18 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
         super().open(context)
         require("deltalake", "delta")
 
+    def target(self) -> str | None:
+        return location(self._to.uri)
+
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
-        self.target.ready(schema, deadline)
+        self._to.ready(schema, deadline)
         self.notes()
 
     def stage(self, context: StageContext) -> Stage:
-        table = self.target.ready(context.schema, Deadline.after_seconds(STAGE_SECONDS))
+        table = self._to.ready(context.schema, Deadline.after_seconds(STAGE_SECONDS))
         about = table.metadata()
         return TaskFiles(
-            Folder(self.target.uri, self.target.storage),
+            Folder(self._to.uri, self._to.storage),
             functools.partial(StagedFiles, str(about.id), tuple(about.partition_columns)),
             arrow_schema(table),
             context.schema,
@@ -168,7 +172,7 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
         store = self.notes()
         table = self.load()
         if table is None:
-            return Fatal(f"the table {self.target.uri!r} is gone", "create it; restart the query.")
+            return Fatal(f"the table {self._to.uri!r} is gone", "create it; restart the query.")
         if self.is_committed(table, txn) or store.get(str(txn)) is not None:
             return OK
         tokens: Sequence[StagedFiles] = staged.tokens
@@ -176,40 +180,34 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
             changed = self.misfit(table, {"table": each.table_id, "partition_by": each.partition_by})
             if changed:
                 return Fatal(changed, "restart the query: it stages the batch anew.")
-        files = [file for each in tokens for file in each.files]
-        fs, root = Folder(self.target.uri, self.target.storage).open()
-        for file in files:
-            found = fs.get_file_info(f"{root}{file.path}")
-            if found.type != pafs.FileType.File or found.size != file.bytes:
-                return Fatal(
-                    f"the data file {file.path} has {found.size} bytes, its task wrote {file.bytes}",
-                    "let driver and executors share the table's folder; then restart the query.",
-                )
-        told = {
+        note = {
             "table": tokens[0].table_id,
             "partition_by": list(tokens[0].partition_by),
             "rows": staged.rows,
-            "files": [file.told() for file in files],
+            "files": [file.told() for each in tokens for file in each.files],
         }
-        store.put(str(txn), told)
+        absent = self.absent(table, note)
+        if absent:
+            return Fatal(absent, "let driver and executors share the table's folder; then restart the query.")
+        store.put(str(txn), note)
         return OK
 
     @property
     def label(self) -> str:
-        return f"the table {self.target.uri!r}"
+        return f"the table {self._to.uri!r}"
 
     def load(self) -> DeltaTable | None:
-        return self.target.load()
+        return self._to.load()
 
     def _app_ids(self) -> tuple[str, str]:
-        """Of the batch and of its attempt. Queries and sinks have their own."""
+        """Delta's application ids, of the last sequence and of its attempt, for this query and sink."""
         batch = f"{self.context.application_id}/{self.context.name}"
         return batch, f"{batch}#attempt"
 
     def is_committed(self, table: DeltaTable, txn: SinkTxn) -> bool:
         batch, attempt = self._app_ids()
         found = table.transaction_version(batch), table.transaction_version(attempt)
-        return bool(found == (txn.batch_id, _number(txn)))
+        return bool(found == (txn.sequence, _number(txn)))
 
     def was_committed(self, table: DeltaTable, txn: SinkTxn) -> bool:
         """Before later ones."""
@@ -220,12 +218,23 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
     def misfit(self, table: DeltaTable, note: Mapping[str, Any]) -> str:
         about, partition_by = table.metadata(), list(note["partition_by"])
         if str(about.id) != note["table"]:
-            return f"the table {self.target.uri!r} was dropped and created anew since the batch was staged"
+            return f"the table {self._to.uri!r} was dropped and created anew since the batch was staged"
         if list(about.partition_columns) != partition_by:
             return (
-                f"the table {self.target.uri!r} is partitioned by {about.partition_columns} by now; the "
+                f"the table {self._to.uri!r} is partitioned by {about.partition_columns} by now; the "
                 f"batch was staged by {partition_by}"
             )
+        return ""
+
+    def absent(self, table: DeltaTable, note: Mapping[str, Any]) -> str:
+        fs, root = Folder(self._to.uri, self._to.storage).open()
+        for each in note["files"]:
+            file = AddedFile.of(each)
+            found = fs.get_file_info(f"{root}{file.path}")
+            if found.type != pafs.FileType.File:
+                return f"the data file {file.path} is not in {self._to.uri!r}"
+            if found.size != file.bytes:
+                return f"the data file {file.path} has {found.size} bytes, its task wrote {file.bytes}"
         return ""
 
     def publish(self, table: DeltaTable, txn: SinkTxn, note: Mapping[str, Any]) -> Exception | None:
@@ -240,7 +249,7 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
         batch, attempt = self._app_ids()
         properties = CommitProperties(
             custom_metadata={ID: f"{batch}: {txn}"},
-            app_transactions=[Transaction(batch, txn.batch_id), Transaction(attempt, _number(txn))],
+            app_transactions=[Transaction(batch, txn.sequence), Transaction(attempt, _number(txn))],
         )
         failpoints.reach("sink.delta.before_version")
         try:

@@ -12,7 +12,7 @@ import pyarrow.fs as pafs
 
 from kafka_eos_source import failpoints
 from kafka_eos_source import option_values as values
-from kafka_eos_source.errors import UnavailableError
+from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import (
     OK,
@@ -28,10 +28,14 @@ from kafka_eos_source.sinks.contract import (
 from kafka_eos_source.sinks.filesystem import formats
 from kafka_eos_source.sinks.filesystem.layout import MANIFEST, Layout
 from kafka_eos_source.sinks.options import SinkOption
+from kafka_eos_source.sinks.targets import location
 
 _log = logging.getLogger(__name__)
 
 _TRIES = 10
+#: Bytes of application id and name of the sink. A file name has 255 at most; sequence, attempt, hyphens and
+#: the ending of a half-written manifest take the rest.
+_LONGEST_NAMES = 176
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class StagedFile:
     """A task attempt's token.
 
     Attributes:
-        name: in the batch's staging folder.
+        name: below the folder of staged files: Spark's batch id, then the file.
         rows, size_bytes: in it.
     """
 
@@ -90,10 +94,20 @@ class FilesystemSink(TwoPhaseSink):
 
     def open(self, context: SinkContext) -> None:
         super().open(context)
-        self._at = Layout.at(self.path, context.application_id)
+        self._at = Layout.at(self.path, context)
+
+    def target(self) -> str | None:
+        return location(self.path)
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
         formats.check(self.format, schema)
+        own = f"{self.context.application_id}{self.context.name}".encode()
+        if self._at.renames_folders and len(own) > _LONGEST_NAMES:
+            raise InvalidOptionError(
+                f"sink {self.context.name!r}: its name and application.id have {len(own)} bytes together; "
+                f"files are named by them, so that {_LONGEST_NAMES} are the most.",
+                fix="choose a shorter application.id before the first batch.",
+            )
         try:
             self._at.fs.create_dir(self._at.own, recursive=True)
         except PermissionError as error:
@@ -110,17 +124,21 @@ class FilesystemSink(TwoPhaseSink):
         if at.is_committed(txn):
             return OK
         tokens: Sequence[StagedFile] = staged.tokens
-        folder = at.staged(txn.batch_id)
+        if at.is_file(at.prepared(txn)):
+            return OK
+        manifest = self._manifest(txn, tokens, staged)
+        failpoints.reach("sink.filesystem.before_manifest")
+        # the manifest comes before the look at the files: `tidy` spares those that a manifest names
+        at.write(at.prepared(txn), manifest)
         for each in tokens:
-            found = at.fs.get_file_info(f"{folder}/{each.name}")
+            file = at.staged_file(manifest, each.name)
+            found = at.fs.get_file_info(file)
             if found.type != pafs.FileType.File or found.size != each.size_bytes:
+                at.delete(at.prepared(txn))
                 return Fatal(
-                    f"{folder}/{each.name} has {found.size} bytes, its task wrote {each.size_bytes}",
+                    f"{file} has {found.size} bytes, its task wrote {each.size_bytes}",
                     "let driver and executors share the folder; then restart the query.",
                 )
-        if not at.is_folder(at.ending(txn)):
-            failpoints.reach("sink.filesystem.before_manifest")
-            at.write(at.prepared(txn), self._manifest(txn, tokens, staged))
         return OK
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
@@ -147,29 +165,51 @@ class FilesystemSink(TwoPhaseSink):
         return OK
 
     def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        """Deletes the manifest last: a kill before that leaves something that `recover` finds."""
         at = self._at
-        at.delete(at.prepared(txn))
         at.delete_folder(at.ending(txn))  # a person may abort what a commit had begun to gather
+        failpoints.reach("sink.filesystem.within_abort")
+        at.delete(at.prepared(txn))
         return OK
 
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
-        at = self._at
-        return sorted(txn for txn in at.txns("prepared") if not self._ended(txn))
+        return sorted(txn for txn in self._at.txns() if not self._ended(txn))
 
     def tidy(self, batch_id: int, deadline: Deadline) -> None:
+        """Spares the files of what is prepared: see `TwoPhaseSink.tidy`."""
         at = self._at
-        found = at.fs.get_file_info(pafs.FileSelector(f"{at.own}/staged", allow_not_found=True))
-        for each in found:
-            if each.base_name.isdecimal() and int(each.base_name) <= batch_id:
-                at.delete_folder(each.path)
-        for each in at.fs.get_file_info(pafs.FileSelector(f"{at.own}/prepared", allow_not_found=True)):
-            if each.base_name.endswith(".new"):  # a process was killed as it wrote it
-                at.delete(each.path)
+        for own in (at.own, at.own_before):
+            for each in at.files(f"{own}/prepared"):
+                if each.base_name.endswith(".new"):  # a process was killed as it wrote it
+                    at.delete(each.path)
+            for folder in at.files(f"{own}/staged"):
+                if folder.base_name.isdecimal() and int(folder.base_name) <= batch_id:
+                    self._delete_staged(folder.path)
+
+    def _delete_staged(self, folder: str) -> None:
+        staged = {each.path for each in self._at.files(folder)}
+        kept = staged & self._prepared_files()
+        if not kept:
+            self._at.delete_folder(folder)
+        for path in staged - kept if kept else ():
+            self._at.delete(path)
+
+    def _prepared_files(self) -> set[str]:
+        """The staged files that a manifest names, whoever prepared it."""
+        at = self._at
+        manifests = [at.read(at.prepared(txn)) for txn in at.txns()]
+        return {
+            at.staged_file(manifest, each["staged"])
+            for manifest in manifests
+            if manifest is not None
+            for each in manifest["files"]
+        }
 
     def _ended(self, txn: SinkTxn) -> bool:
-        """Committed, and its preparation not yet forgotten: it is now."""
+        """Whether it is committed. If so, deletes what a commit that was killed left behind."""
         if not self._at.is_committed(txn):
             return False
+        self._at.delete_folder(self._at.ending(txn))
         self._at.delete(self._at.prepared(txn))
         return True
 
@@ -177,7 +217,9 @@ class FilesystemSink(TwoPhaseSink):
         ending = formats.ENDINGS[self.format]
         return {
             "id": str(txn),
-            "batch": txn.batch_id,
+            "application": txn.application_id,
+            "sink": txn.sink,
+            "sequence": txn.sequence,
             "rows": staged.rows,
             "schema": {field.name: str(field.type) for field in staged.schema},
             "files": [
@@ -197,7 +239,7 @@ class FilesystemSink(TwoPhaseSink):
         to = at.ending(txn) if at.renames_folders else at.committed(txn)
         at.fs.create_dir(to, recursive=True)
         for each in manifest["files"]:
-            source = f"{at.staged(txn.batch_id)}/{each['staged']}"
+            source = at.staged_file(manifest, each["staged"])
             try:
                 at.fs.move(source, f"{to}/{each['name']}")
             except FileNotFoundError:
@@ -223,8 +265,9 @@ class _File:
 
     def __init__(self, sink: FilesystemSink, at: Layout, context: StageContext) -> None:
         self._at = at
-        self._name = f"{context.attempt}{formats.ENDINGS[sink.format]}"
-        self._path = f"{at.staged(context.batch_id)}/{self._name}"
+        file = f"{context.attempt}{formats.ENDINGS[sink.format]}"
+        self._name = f"{context.batch_id}/{file}"
+        self._path = f"{at.staged(context.batch_id)}/{file}"
         self._rows = 0
         at.fs.create_dir(at.staged(context.batch_id), recursive=True)
         self._out = at.fs.open_output_stream(self._path)

@@ -2,10 +2,10 @@
 
 ::
 
-    TwoPhase    POST <url>/prepare/<id>          the rows
+    TwoPhase    POST <url>/prepare/<id>                the rows
                 POST <url>/commit/<id>, <url>/abort/<id>
-                GET  <url>/status/<id>           {"state": "prepared"}
-                GET  <url>/pending?application=  {"pending": ["<id>", …]}
+                GET  <url>/status/<id>                 {"state": "prepared"}
+                GET  <url>/pending?application=&sink=  {"pending": ["<id>", …]}
 
     OneRequest  POST <url>, Idempotency-Key: <id>    the rows, at commit; until then in the checkpoint
                 GET  <status.url>                    {"state": "committed"}, if there is such an endpoint
@@ -86,9 +86,8 @@ class TwoPhase(Protocol):
         return self._end("abort", txn, deadline)
 
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
-        target = (
-            f"{urlsplit(self.url).path}/pending?{urlencode({'application': self.context.application_id})}"
-        )
+        which = {"application": self.context.application_id, "sink": self.context.name}
+        target = f"{urlsplit(self.url).path}/pending?{urlencode(which)}"
         answer = self.dialogue.transport.ask("GET", target, deadline)
         ids = pending_ids(answer)
         if ids is None:
@@ -99,13 +98,7 @@ class TwoPhase(Protocol):
                 told, fix="correct the option 'url', or the service: see docs/sink-http.md."
             )
         found = (SinkTxn.parse(each) for each in ids)
-        return sorted(
-            {
-                each
-                for each in found
-                if each is not None and each.application_id == self.context.application_id
-            }
-        )
+        return sorted({each for each in found if each is not None and self.context.owns(each)})
 
     def _end(self, what: str, txn: SinkTxn, deadline: Deadline) -> Outcome:
         return self.dialogue.settle(
@@ -141,6 +134,7 @@ class OneRequest(Protocol):
     status: str | None
     conflict_is_done: bool
     _ours: set[SinkTxn] = field(default_factory=set, init=False)
+    _last: SinkTxn | None = field(default=None, init=False)
 
     def check(self, deadline: Deadline) -> None:
         """Nothing can be asked: a request would be one with rows.
@@ -175,6 +169,7 @@ class OneRequest(Protocol):
             store.put(_done(txn), {"id": str(txn)})
             store.remove(str(txn))
             self._ours.discard(txn)
+            self._last = txn
         return outcome
 
     def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
@@ -186,7 +181,7 @@ class OneRequest(Protocol):
         found = []
         for name in self._store.names():
             txn = SinkTxn.parse(name)
-            if txn is None or txn.application_id != self.context.application_id:
+            if txn is None or not self.context.owns(txn):
                 continue
             if self._is_done(txn):
                 self._store.remove(name)
@@ -195,10 +190,15 @@ class OneRequest(Protocol):
         return sorted(found)
 
     def tidy(self, batch_id: int) -> None:
-        """The last batch's note stays: a process that is late may ask for its commit once more."""
+        """Forgets the batches before the last one that this process committed.
+
+        The last one's note stays: a later process may ask for its commit once more.
+        """
+        if self._last is None:
+            return
         for name in self._store.names():
             txn = SinkTxn.parse(name.removesuffix(_DONE)) if name.endswith(_DONE) else None
-            if txn is not None and txn.batch_id < batch_id:
+            if txn is not None and txn != self._last:
                 self._store.remove(name)
 
     def _post(self, txn: SinkTxn, batches: list[pa.RecordBatch], deadline: Deadline) -> Outcome:

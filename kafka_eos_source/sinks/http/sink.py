@@ -19,6 +19,7 @@ from kafka_eos_source.sinks.http.dialogue import Dialogue
 from kafka_eos_source.sinks.http.protocols import OneRequest, Protocol, TwoPhase
 from kafka_eos_source.sinks.http.transport import Credentials, Transport
 from kafka_eos_source.sinks.options import SinkOption
+from kafka_eos_source.sinks.targets import address
 
 TWO_PHASE, ONE_REQUEST = "two-phase", "idempotency-key"
 _KEY_HEADER = "Idempotency-Key"
@@ -206,6 +207,19 @@ class HttpSink(TwoPhaseSink):
 
     def close(self) -> None:
         self._transport.close()
+
+    def target(self) -> str | None:
+        url = urlsplit(self.url)
+        path = url.path.rstrip("/") + (f"?{url.query}" if url.query else "")
+        return f"{url.scheme}://{address(url.scheme, url.hostname, url.port)}{path}"
+
+    def risks(self) -> Sequence[str]:
+        if self.mode == TWO_PHASE:
+            return ()
+        return (
+            f"mode={ONE_REQUEST} sends the rows after Kafka has them: if the service then refuses a batch (a "
+            f"4xx status), the query stops with SINK_FAILED; with mode={TWO_PHASE} it can refuse before",
+        )
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
         if self.format == "json":

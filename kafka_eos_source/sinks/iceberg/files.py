@@ -123,7 +123,7 @@ def described(table: Table, file: DataFile) -> dict[str, Any]:
 
 
 def data_file(table: Table, told: Mapping[str, Any]) -> DataFile:
-    """What `described` described. Its partition spec must be the table's."""
+    """What `described` described. The table must have its partition spec, which may be an older one."""
     from pyiceberg.conversions import from_bytes
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
     from pyiceberg.typedef import Record
@@ -152,6 +152,14 @@ def data_file(table: Table, told: Mapping[str, Any]) -> DataFile:
     )
     found.spec_id = told["spec"]
     return found
+
+
+def unknown_partitions(table: Table, spec_id: int) -> list[str]:
+    """Names of the partition fields of a spec whose column the table has no more."""
+    from pyiceberg.types import UnknownType
+
+    fields = table.specs()[spec_id].partition_type(table.schema()).fields
+    return [each.name for each in fields if isinstance(each.field_type, UnknownType)]
 
 
 def _partition_types(table: Table, spec_id: int) -> list[PrimitiveType]:

@@ -32,7 +32,7 @@ from kafka_eos_source.sinks.contract import (
     Staged,
 )
 from kafka_eos_source.sinks.iceberg import tables
-from kafka_eos_source.sinks.iceberg.files import StagedFiles, TaskFiles, data_file
+from kafka_eos_source.sinks.iceberg.files import StagedFiles, TaskFiles, data_file, unknown_partitions
 from kafka_eos_source.sinks.iceberg.spec import PartitionBy, partition_by
 from kafka_eos_source.sinks.options import SinkOption
 from kafka_eos_source.sinks.registry import require
@@ -45,9 +45,11 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 #: In the summary of a snapshot; the names of Iceberg's own connector for Kafka Connect begin alike.
-APPLICATION, BATCH, ATTEMPT, SINK = (
-    f"kafka-eos.{each}" for each in ("application-id", "batch-id", "attempt", "sink")
+APPLICATION, SINK, SEQUENCE, ATTEMPT = (
+    f"kafka-eos.{each}" for each in ("application-id", "sink", "sequence", "attempt")
 )
+#: In place of the sequence, for an old id.
+BATCH = "kafka-eos.batch-id"
 
 
 class IcebergSink(TableFormatSink["Table"]):
@@ -119,7 +121,7 @@ class IcebergSink(TableFormatSink["Table"]):
         namespace, _, own = table.rpartition(".")
         if not namespace or not own:
             raise values.invalid("table", table, "namespace.table")
-        self.target = tables.Target(
+        self._to = tables.Target(
             table,
             catalog_name,
             dict(catalog or {}),
@@ -134,19 +136,22 @@ class IcebergSink(TableFormatSink["Table"]):
         super().open(context)
         require("pyiceberg.catalog", "iceberg")
 
+    def target(self) -> str | None:
+        return self._to.name
+
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
-        _asked(lambda: self.target.ready(schema, deadline))
+        _asked(lambda: self._to.ready(schema, deadline))
         self.notes()
 
     def stage(self, context: StageContext) -> Stage:
-        table = _asked(lambda: self.target.ready(context.schema, Deadline.after_seconds(STAGE_SECONDS)))
+        table = _asked(lambda: self._to.ready(context.schema, Deadline.after_seconds(STAGE_SECONDS)))
         return TaskFiles(table, context.schema, context.attempt, self.buffer_bytes)
 
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         store = self.notes()
         table = self.load()
         if table is None:
-            return Fatal(f"the table {self.target.identifier!r} is gone", "create it; restart the query.")
+            return Fatal(f"the table {self._to.identifier!r} is gone", "create it; restart the query.")
         if self.is_committed(table, txn) or store.get(str(txn)) is not None:
             return OK
         tokens: Sequence[StagedFiles] = staged.tokens
@@ -156,21 +161,20 @@ class IcebergSink(TableFormatSink["Table"]):
             changed = self.misfit(table, note)
             if changed:
                 return Fatal(changed, "restart the query: it stages the batch anew.")
-        for each in files:
-            if not _asked(functools.partial(_exists, table, each)):
-                return Fatal(
-                    f"the data file {each['path']} is not there, or not as long as its task wrote it",
-                    "let driver and executors share the table's file system; then restart the query.",
-                )
+        absent = self.absent(table, note)
+        if absent:
+            return Fatal(
+                absent, "let driver and executors share the table's file system; then restart the query."
+            )
         store.put(str(txn), note)
         return OK
 
     @property
     def label(self) -> str:
-        return f"the table {self.target.identifier!r}"
+        return f"the table {self._to.identifier!r}"
 
     def load(self) -> Table | None:
-        return _asked(self.target.load)
+        return _asked(self._to.load)
 
     def _property(self) -> str:
         """Of the table: names the query's last batch. Queries and sinks have one each."""
@@ -180,9 +184,9 @@ class IcebergSink(TableFormatSink["Table"]):
     def _summary(self, txn: SinkTxn) -> dict[str, str]:
         return {
             APPLICATION: txn.application_id,
-            BATCH: str(txn.batch_id),
-            ATTEMPT: txn.attempt,
             SINK: self.context.name,
+            BATCH if txn.is_old else SEQUENCE: str(txn.sequence),
+            ATTEMPT: txn.attempt,
         }
 
     def is_committed(self, table: Table, txn: SinkTxn) -> bool:
@@ -197,13 +201,21 @@ class IcebergSink(TableFormatSink["Table"]):
 
     def misfit(self, table: Table, note: Mapping[str, Any]) -> str:
         if note["table"] != str(table.metadata.table_uuid):
-            return f"{self.target.identifier!r} was dropped and created anew since the batch was staged"
+            return f"{self._to.identifier!r} was dropped and created anew since the batch was staged"
         specs = {file["spec"] for file in note["files"]}
-        if specs != {table.spec().spec_id}:
-            return (
-                f"the partition spec of {self.target.identifier!r} is number {table.spec().spec_id} by now; "
-                f"the batch was staged by number {', '.join(map(str, sorted(specs)))}"
-            )
+        if len(specs) > 1:
+            return f"the partition spec of {self._to.identifier!r} changed while tasks staged the batch"
+        if not specs <= table.specs().keys():
+            return f"{self._to.identifier!r} lost the partition spec {specs.pop()}, which the files follow"
+        dropped = unknown_partitions(table, specs.pop())
+        if dropped:
+            return f"{self._to.identifier!r} has no column any more for its partitions {', '.join(dropped)}"
+        return ""
+
+    def absent(self, table: Table, note: Mapping[str, Any]) -> str:
+        for each in note["files"]:
+            if not _asked(functools.partial(_exists, table, each)):
+                return f"the data file {each['path']} is not there, or not as long as its task wrote it"
         return ""
 
     def publish(self, table: Table, txn: SinkTxn, note: Mapping[str, Any]) -> Exception | None:
@@ -214,6 +226,10 @@ class IcebergSink(TableFormatSink["Table"]):
         """
         from pyiceberg.exceptions import CommitFailedException
 
+        # a manifest holds files of one spec, which pyiceberg takes to be the table's present one; the catalog
+        # is sent the snapshot alone, so the table keeps the spec that somebody gave it since
+        (spec,) = {file["spec"] for file in note["files"]}
+        table.metadata = table.metadata.model_copy(update={"default_spec_id": spec})
         merge = table.properties.get("commit.manifest-merge.enabled", "false").lower() == "true"
         transaction = table.transaction()
         transaction.set_properties({self._property(): str(txn)})

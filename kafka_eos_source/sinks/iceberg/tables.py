@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 
@@ -44,6 +45,18 @@ class Target:
     partition_by: tuple[PartitionBy, ...]
     table_properties: Mapping[str, str]
     evolution: str
+
+    @property
+    def name(self) -> str:
+        """Table and catalog, as people and `TwoPhaseSink.target` name them."""
+        uri = self.properties.get("uri", "")
+        parts = urlsplit(uri)
+        server = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/") if uri else ""
+        warehouse = self.properties.get("warehouse", "")
+        # pyiceberg's catalog in a database keeps the tables of each catalog name apart
+        kind = self.properties.get("type", "")
+        own = [self.catalog] if kind == "sql" or not uri else []
+        return f"the table {self.identifier} of the catalog {' '.join([*own, server, warehouse]).strip()}"
 
     def load(self) -> Table | None:
         """The table as it is now; None = there is none."""

@@ -22,12 +22,15 @@ def committed_files(
     """
     name, prefix = layout.parse("path", path)
     bucket = Bucket(Service(endpoint, region, path_style), name)
-    found: list[tuple[str, int, list[str]]] = []
-    for key in bucket.keys(f"{prefix}batch="):
-        folder, _, last = key.rpartition("/")
-        manifest = bucket.get(key) if layout.MANIFEST.fullmatch(last) else None
+    manifests = [
+        *(key for key in bucket.keys(f"{prefix}batch=") if layout.is_old_manifest(key)),
+        *bucket.keys(f"{prefix}{layout.MANIFESTS}"),
+    ]
+    found: dict[SinkTxn, list[str]] = {}  # an older version and this one may both have finished a batch
+    for key in manifests:
+        manifest = bucket.get(key)
         txn = None if manifest is None else SinkTxn.parse(manifest["id"])
         if manifest is not None and txn is not None:
-            files = [f"s3://{name}/{folder}/{each['name']}" for each in manifest["files"]]
-            found.append((txn.application_id, txn.batch_id, files))
-    return [file for _, _, files in sorted(found) for file in files]
+            found[txn] = [f"s3://{name}/{each}" for each in layout.keys_of(key, manifest, prefix)]
+    in_order = sorted(found, key=lambda txn: (txn.application_id, txn.sequence, txn.sink, txn.attempt))
+    return [file for txn in in_order for file in found[txn]]

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from kafka_eos_source import failpoints
 from kafka_eos_source import option_values as values
+from kafka_eos_source.errors import SinkFailedError
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import (
     OK,
@@ -37,6 +38,7 @@ from kafka_eos_source.sinks.s3.uploading import (
     StagedObject,
     abort,
 )
+from kafka_eos_source.sinks.targets import location
 
 _MOST_THREADS = 64
 
@@ -160,13 +162,19 @@ class S3Sink(TwoPhaseSink):
         super().open(context)
         require("boto3", EXTRA)
         name, prefix = layout.parse("path", self.path)
-        self._at = layout.Layout(name, prefix, context.application_id)
+        self._at = layout.Layout(name, prefix, context)
         self._bucket = Bucket(self.service, name)
+
+    def target(self) -> str | None:
+        name, prefix = layout.parse("path", self.path)
+        return location(f"s3://{name}/{prefix}") + (
+            f" at {self.service.endpoint}" if self.service.endpoint else ""
+        )
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
         """Raises: InvalidSchemaError, SinkFailedError, SinkRetryableError: it cannot be, or not be told."""
         formats.check(self.format, schema)
-        self._bucket.keys(f"{self._at.own}prepared/")
+        self._notes()
 
     def stage(self, context: StageContext) -> Stage:
         key = self._at.part(context.batch_id, context.attempt, formats.ENDINGS[self.format])
@@ -174,20 +182,29 @@ class S3Sink(TwoPhaseSink):
         return ObjectStage(stream, key, context.attempt, self.format, context.schema, self.compression)
 
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
-        if self._is_committed(txn) or self._bucket.head(self._at.prepared(txn)) is not None:
+        if self._is_committed(txn):
+            return OK
+        if self._bucket.head(self._at.prepared(txn)) is not None:
             return OK
         tokens: Sequence[StagedObject] = staged.tokens
-        at_once(partial(verify, self._bucket, deadline), tokens)
+        # the note comes before the look at the uploads: `tidy` spares those that a note names
         self._bucket.put(
             self._at.prepared(txn),
             {
                 "id": str(txn),
-                "batch": txn.batch_id,
+                "application": txn.application_id,
+                "sink": txn.sink,
+                "sequence": txn.sequence,
                 "rows": staged.rows,
                 "schema": {field.name: str(field.type) for field in staged.schema},
                 "uploads": [asdict(each) for each in tokens],
             },
         )
+        try:
+            at_once(partial(verify, self._bucket, deadline), tokens)
+        except SinkFailedError:
+            self._bucket.delete(self._at.prepared(txn))
+            raise
         return OK
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
@@ -198,7 +215,7 @@ class S3Sink(TwoPhaseSink):
         if not self._is_committed(txn):
             at_once(partial(complete, self._bucket, deadline), map(_staged, note["uploads"]))
             failpoints.reach("sink.s3.before_manifest")
-            self._bucket.put(self._at.manifest(txn), _manifest(note))
+            self._bucket.put(self._at.manifest(txn), self._manifest(note))
         self._bucket.delete(self._at.prepared(txn))
         return OK
 
@@ -208,23 +225,38 @@ class S3Sink(TwoPhaseSink):
         return OK
 
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
-        found = (self._at.txn(key) for key in self._bucket.keys(f"{self._at.own}prepared/"))
-        return sorted(txn for txn in found if txn is not None and not self._ended(txn))
+        return sorted(txn for txn in self._notes() if not self._ended(txn))
 
     def tidy(self, batch_id: int, deadline: Deadline) -> None:
-        """Aborts the uploads that were left behind, by tasks and drivers that died too: one list a batch."""
+        """Aborts the uploads that were left behind, by tasks and drivers that died too: one list a batch.
+
+        Spares the uploads of what is prepared: see `TwoPhaseSink.tidy`.
+        """
         with translated("list uploads"):
             pages = self._bucket.client.get_paginator("list_multipart_uploads").paginate(
-                Bucket=self._bucket.name, Prefix=self._at.batches
+                Bucket=self._bucket.name, Prefix=self._at.rows_of_query
             )
             uploads = [(each["Key"], each["UploadId"]) for page in pages for each in page.get("Uploads", ())]
-        for key, upload_id in uploads:
-            batch = self._at.batch_of(key)
-            if batch is not None and batch <= batch_id:
+        batches = [(self._at.batch_of(key), key, upload_id) for key, upload_id in uploads]
+        over = [
+            (key, upload_id) for batch, key, upload_id in batches if batch is not None and batch <= batch_id
+        ]
+        if not over:
+            return
+        notes = [self._bucket.get(self._at.prepared(txn)) for txn in self._notes()]
+        kept = {each["upload_id"] for note in notes if note is not None for each in note["uploads"]}
+        for key, upload_id in over:
+            if upload_id not in kept:
                 abort(self._bucket, key, upload_id)
 
+    def _notes(self) -> list[SinkTxn]:
+        """The ids that are noted as prepared."""
+        keys = [key for folder in self._at.prepared_folders for key in self._bucket.keys(folder)]
+        return [txn for txn in map(self._at.txn, keys) if txn is not None]
+
     def _is_committed(self, txn: SinkTxn) -> bool:
-        return self._bucket.head(self._at.manifest(txn)) is not None
+        keys = [self._at.manifest(txn), *([self._at.old_manifest(txn)] if txn.is_old else [])]
+        return any(self._bucket.head(key) is not None for key in keys)
 
     def _ended(self, txn: SinkTxn) -> bool:
         """Committed, and its preparation not yet forgotten: it is now."""
@@ -233,17 +265,18 @@ class S3Sink(TwoPhaseSink):
         self._bucket.delete(self._at.prepared(txn))
         return True
 
+    def _manifest(self, note: Mapping[str, Any]) -> dict[str, Any]:
+        """As the filesystem sink's; names are relative to the path."""
+        files = [
+            {
+                "name": self._at.name_of(each["key"]),
+                "rows": each["rows"],
+                "bytes": each["size_bytes"],
+            }
+            for each in note["uploads"]
+        ]
+        return {**{name: value for name, value in note.items() if name != "uploads"}, "files": files}
+
 
 def _staged(upload: Mapping[str, Any]) -> StagedObject:
     return StagedObject(**{**upload, "etags": tuple(upload["etags"])})
-
-
-def _manifest(note: Mapping[str, Any]) -> dict[str, Any]:
-    """As the filesystem sink's."""
-    return {
-        **{name: note[name] for name in ("id", "batch", "rows", "schema")},
-        "files": [
-            {"name": each["key"].rpartition("/")[2], "rows": each["rows"], "bytes": each["size_bytes"]}
-            for each in note["uploads"]
-        ],
-    }

@@ -8,7 +8,9 @@ import re
 from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
 
 _PREFIX = "keos"
-_GID = re.compile(r"keos_[0-9a-f]{16}_([0-9]{1,19})_([0-9a-f]{8,24})")
+_GID = re.compile(r"keos_[0-9a-f]{16}_([0-9]{1,19})_([0-9a-f]{20}|[0-9a-f]{16})")
+#: Digits of the attempt in an old id.
+_OLD_ATTEMPT = 16
 
 
 def prefix(context: SinkContext) -> str:
@@ -18,13 +20,14 @@ def prefix(context: SinkContext) -> str:
 
 
 def gid(context: SinkContext, txn: SinkTxn) -> str:
-    """At most 64 bytes, which is all that XA takes (Postgres takes 200)."""
-    return f"{prefix(context)}_{txn.batch_id}_{txn.attempt}"
+    """At most 62 bytes: XA takes 64, Postgres 200. The attempt tells an old id from one of this version."""
+    return f"{prefix(context)}_{txn.sequence}_{txn.attempt}"
 
 
 def parse(context: SinkContext, text: str) -> SinkTxn | None:
-    """The id behind a name; None = it is not this sink's."""
+    """The id behind a name; None if it is not this sink's."""
     found = _GID.fullmatch(text)
     if found is None or not text.startswith(prefix(context) + "_"):
         return None
-    return SinkTxn(context.application_id, int(found[1]), found[2])
+    name = "" if len(found[2]) == _OLD_ATTEMPT else context.name
+    return SinkTxn(context.application_id, name, int(found[1]), found[2])

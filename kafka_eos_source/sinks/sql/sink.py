@@ -1,8 +1,9 @@
 """The sink: rows and the batch's row in the ledger, in one transaction of the database.
 
 Where the database has prepared transactions, the rows are written by `prepare`, so that a constraint which
-they break is found before Kafka has them. Where it has none, `prepare` puts them into the checkpoint, and
-`commit` writes them.
+they break is found before Kafka has them. Where it has none, `prepare` writes them in a transaction that it
+rolls back, which finds the same, and puts them into the checkpoint; `commit` writes them. Only what others
+write in between can still break a constraint then, which the driver's log says at the start.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import datetime
 import functools
 import logging
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +22,7 @@ import pyarrow as pa
 
 from kafka_eos_source import failpoints
 from kafka_eos_source import option_values as values
-from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, SinkFailedError
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import (
@@ -37,6 +39,7 @@ from kafka_eos_source.sinks.options import SinkOption, columns
 from kafka_eos_source.sinks.sql import ledger, names, rows, two_phase, types
 from kafka_eos_source.sinks.sql.types import sqlalchemy
 from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.sinks.targets import address
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +49,10 @@ _LOCK_SECONDS = 20
 #: How often it is asked again where the list of what is prepared is not exact, and the first pause; each is
 #: twice the one before, 0.6 s in all. MariaDB lets go of a transaction some ms after its connection ended.
 _LOOKS, _LOOK_SECONDS = 7, 0.005
+#: Longest wait for another process that ends the same prepared transaction at this moment.
+_END_SECONDS = 5
+#: Has deferred constraints checked before the end of the transaction; SQLite tells of foreign keys instead.
+_CHECK_NOW = dict.fromkeys(("postgresql", "cockroachdb", "oracle"), "SET CONSTRAINTS ALL IMMEDIATE")
 _PRUNE_EVERY_BATCHES = 100
 _KEPT = datetime.timedelta(days=7)
 
@@ -163,12 +170,33 @@ class SqlSink(TwoPhaseSink):
         super().open(context)
         self._engine: Any = None
         self._by: two_phase.TwoPhase | None = None
+        self._why_not = ""
         self._table: Any = None
         self._ledger: Any = None
 
     def close(self) -> None:
         if self._engine is not None:
             self._engine.dispose()
+
+    def target(self) -> str | None:
+        url = two_phase.parsed(self.url)
+        kind = url.get_backend_name()
+        if kind == "sqlite":
+            place = os.path.realpath(url.database) if url.database else "memory"
+        else:
+            place = f"{address(kind, url.host, url.port)}/{url.database or ''}"
+        table = f"{self.schema}.{self.table}" if self.schema else self.table
+        return f"the table {table} of {kind.replace('mariadb', 'mysql')}://{place}"
+
+    def risks(self) -> Sequence[str]:
+        if self._by is not None:
+            return ()
+        why_not = self._why_not or "two.phase is never"
+        return (
+            f"{why_not}: rows are written after Kafka has them. If another writer adds rows after a batch "
+            "was tried out, and the two break a constraint, the query stops with SINK_FAILED; "
+            "two.phase=require refuses such a database",
+        )
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
         self._connect()
@@ -187,16 +215,17 @@ class SqlSink(TwoPhaseSink):
                 return OK
             if self._by is not None and gid in self._by.prepared(connection):
                 return OK
-        if self._by is None:
-            self._store.put_rows(gid, staged.schema, staged.batches())
-            self._store.put(gid, {"id": str(txn), "rows": staged.rows, "table": self.table})
-            return OK
 
         def work(connection: Any) -> None:
-            ledger.add(connection, self._ledger, gid, txn, staged.rows)
+            ledger.add(connection, self._ledger, gid, self.context, txn, staged.rows)
             rows.write(connection, table, staged.batches(), self.keys, self.batch_rows)
             failpoints.reach("sink.sql.before_prepare")
 
+        if self._by is None:
+            self._try_out(work)
+            self._store.put_rows(gid, staged.schema, staged.batches())
+            self._store.put(gid, {"id": str(txn), "rows": staged.rows, "table": self.table})
+            return OK
         seconds = max(1, int(deadline.remaining_seconds(_LOCK_SECONDS)))
         self._by.prepare(self._engine, gid, work, seconds)
         return OK
@@ -280,7 +309,30 @@ class SqlSink(TwoPhaseSink):
                 return self._commit_stored(gid, txn)  # prepared when the database was not allowed to
             if not wait():
                 break
-        return Retryable(said) if listed else Fatal(f"nothing is prepared under {gid}: {said}", _LOST)
+        if listed:
+            return Retryable(said)
+        if not self._by.is_exact:
+            # another process may be committing it, and it may be neither listed nor seen yet; but its rows
+            # are locked until it has ended
+            with two_phase.autocommit(self._engine) as connection:
+                self._by.await_end(connection, _END_SECONDS)
+                if ledger.has(connection, self._ledger, gid, locking=True):
+                    return OK
+        return Fatal(f"nothing is prepared under {gid}: {said}", _LOST)
+
+    def _try_out(self, work: Callable[[Any], None]) -> None:
+        """Does the work of a commit and takes it back.
+
+        Raises:
+            sqlalchemy.exc.DBAPIError: the database refuses it, as it would at the commit.
+        """
+        with self._engine.connect() as connection, connection.begin() as transaction:
+            work(connection)
+            if statement := _CHECK_NOW.get(connection.dialect.name):
+                connection.exec_driver_sql(statement)
+            if connection.dialect.name == "sqlite":
+                _check_foreign_keys(connection, self.table)
+            transaction.rollback()
 
     def _looks(self) -> Iterator[Callable[[], bool]]:
         """Tries; each may wait for the next one, if there is to be one."""
@@ -305,7 +357,7 @@ class SqlSink(TwoPhaseSink):
         try:
             with self._engine.begin() as connection:
                 # first, so that of two processes the second waits here
-                ledger.add(connection, self._ledger, gid, txn, int(note["rows"]))
+                ledger.add(connection, self._ledger, gid, self.context, txn, int(note["rows"]))
                 if first is not None:
                     rows.write(connection, table, _chain(first, batches), self.keys, self.batch_rows)
                 failpoints.reach("sink.sql.within_commit")
@@ -330,7 +382,9 @@ class SqlSink(TwoPhaseSink):
                     fix="allow it in the database, or set two.phase=auto.",
                 )
             _create(connection, defined)
-        self._engine, self._by, self._ledger = engine, None if self.two_phase == "never" else by, defined
+            found = ledger.as_found(connection, defined)
+        self._why_not = why_not
+        self._engine, self._by, self._ledger = engine, None if self.two_phase == "never" else by, found
 
     def _table_for(self, schema: pa.Schema) -> Any:
         """The table as the database has it, made if need be, and checked."""
@@ -359,11 +413,27 @@ class SqlSink(TwoPhaseSink):
                 if isinstance(column.type, sa.JSON):
                     column.type.none_as_null = True  # null is SQL's, not JSON's
             types.check(schema, found, self.keys)
+            with two_phase.autocommit(self._engine) as connection:
+                two_phase.refuse_without_rollback(connection, self.table)
             self._table = found
         return self._table
 
 
 _LOST = "see docs/runbooks.md, SINK_FAILED: what was prepared is not in that database any more."
+
+
+def _check_foreign_keys(connection: Any, table: str) -> None:
+    """SQLite checks deferred foreign keys at the commit, if at all. To check them now it reads the table."""
+    definition = "SELECT upper(sql) FROM sqlite_master WHERE name = ?"
+    defined = str(connection.exec_driver_sql(definition, (table,)).scalar())
+    if "DEFERRED" not in defined or not connection.exec_driver_sql("PRAGMA foreign_keys").scalar():
+        return
+    quoted = connection.dialect.identifier_preparer.quote_identifier(table)
+    broken = connection.exec_driver_sql(f"PRAGMA foreign_key_check({quoted})").first()
+    if broken is not None:
+        raise SinkFailedError(
+            f"a row of table {table!r} has no counterpart in table {broken[2]!r}: a foreign key.", fix=_FIX
+        )
 
 
 def _create(connection: Any, table: Any) -> None:

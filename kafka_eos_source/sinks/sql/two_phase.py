@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.sinks.sql.types import sqlalchemy
 
 
@@ -19,11 +19,16 @@ class TwoPhase(ABC):
     """How one kind of database does it. What is prepared belongs to no connection.
 
     Attributes:
-        is_exact: whether what `prepared` lists no more is over, and seen by all. Else it may be listed while
-            the connection that prepared it is about to end, or be missing while it is committed.
+        is_exact: whether what `prepared` does not list any more is over, and what it did is seen by all. If
+            not, an id may be listed while the connection that prepared it is about to end, and nothing says
+            that it stays listed until its rows are seen; then `await_end` tells.
     """
 
     is_exact: bool
+
+    def await_end(self, connection: Any, seconds: int) -> None:
+        """Has the next locking read of a row that such a transaction wrote wait for its end, or fail."""
+        return
 
     @abstractmethod
     def prepare(self, engine: Any, gid: str, work: Callable[[Any], None], lock_seconds: int) -> None:
@@ -72,6 +77,9 @@ class MySql(TwoPhase):
 
     is_exact = False
 
+    def await_end(self, connection: Any, seconds: int) -> None:
+        connection.exec_driver_sql(f"SET SESSION innodb_lock_wait_timeout = {seconds}")
+
     def prepare(self, engine: Any, gid: str, work: Callable[[Any], None], lock_seconds: int) -> None:
         with autocommit(engine) as connection:
             try:
@@ -113,6 +121,28 @@ def of(connection: Any) -> tuple[TwoPhase | None, str]:
     return None, f"{dialect} has no prepared transactions that are known here"
 
 
+def refuse_without_rollback(connection: Any, table: str) -> None:
+    """Refuses a table of MySQL whose storage engine has no transactions: MyISAM, Aria and others.
+
+    Raises:
+        InvalidSchemaError: naming the engine.
+    """
+    if connection.dialect.name not in ("mysql", "mariadb"):
+        return
+    parameter = {"name": table}
+    statement = sqlalchemy().text(
+        "SELECT t.engine FROM information_schema.tables t JOIN information_schema.engines e "
+        "ON e.engine = t.engine WHERE t.table_name = :name AND t.table_schema = DATABASE() "
+        "AND e.transactions <> 'YES'"
+    )
+    engine = connection.execute(statement, parameter).scalar()
+    if engine is not None:
+        raise InvalidSchemaError(
+            f"the table {table!r} has the storage engine {engine}, which has no transactions.",
+            fix=f"ALTER TABLE {table} ENGINE = InnoDB.",
+        )
+
+
 def autocommit(engine: Any) -> Any:
     """A connection without a transaction of its own."""
     return engine.connect().execution_options(isolation_level="AUTOCOMMIT")
@@ -136,24 +166,37 @@ def new_engine(url: str) -> Any:
         InvalidOptionError: the URL is none, or the database's driver is not installed.
     """
     sa = sqlalchemy()
+    found = parsed(url)
+    libpq = found.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2")
     try:
-        parsed = sa.make_url(url)
-        libpq = parsed.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2")
         return sa.create_engine(
-            parsed,
+            found,
             poolclass=sa.pool.QueuePool,
             pool_size=1,
             max_overflow=1,
             pool_pre_ping=True,
-            connect_args={name: n for name, n in _LIBPQ.items() if libpq and name not in parsed.query},
+            connect_args={name: n for name, n in _LIBPQ.items() if libpq and name not in found.query},
         )
-    except sa.exc.ArgumentError as error:  # no URL, or no such dialect; the text may have a password
-        raise InvalidOptionError(
-            "the url is none that SQLAlchemy knows; expected dialect+driver://user:password@host/database.",
-            fix="correct it, for example postgresql+psycopg://… or mysql+pymysql://….",
-        ) from error
+    except sa.exc.ArgumentError as error:  # no such dialect; the text may have a password
+        raise _not_a_url() from error
     except ImportError as error:
         raise InvalidOptionError(
             f"the database's driver is not installed: {error}.",
             fix=f"pip install {error.name}, on the driver.",
         ) from error
+
+
+def parsed(url: str) -> Any:
+    """SQLAlchemy's URL. Raises: InvalidOptionError: it is not one."""
+    sa = sqlalchemy()
+    try:
+        return sa.make_url(url)
+    except sa.exc.ArgumentError as error:  # the text may have a password
+        raise _not_a_url() from error
+
+
+def _not_a_url() -> InvalidOptionError:
+    return InvalidOptionError(
+        "SQLAlchemy does not know such a url; expected dialect+driver://user:password@host/database.",
+        fix="correct it, for example postgresql+psycopg://… or mysql+pymysql://….",
+    )

@@ -1,0 +1,357 @@
+"""The commit's side of the sinks: which id a token names, what is said when sinks fail, what is refused."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_eos_source.commit import sink_session
+from kafka_eos_source.commit.settle import Fate, fate, named_by
+from kafka_eos_source.commit.sinks import SinkWork
+from kafka_eos_source.commit.verdict import Batch, Verdict
+from kafka_eos_source.errors import InvalidOptionError, SinkFailedError, SinkUndecidedError
+from kafka_eos_source.options import parse_write
+from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
+from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.sinks.contract import (
+    Fatal,
+    Outcome,
+    Retryable,
+    SinkContext,
+    SinkTxn,
+    Staged,
+    TwoPhaseSink,
+)
+from kafka_eos_source.sinks.filesystem import FilesystemSink
+from kafka_eos_source.sinks.http import HttpSink
+from kafka_eos_source.sinks.memory import Memory, MemorySink
+from kafka_eos_source.sinks.s3 import S3Sink
+from kafka_eos_source.sinks.targets import refuse_shared
+from kafka_eos_source.stage.fanout import Plan, Route
+from kafka_eos_source.testing.sinks import ROWS, Given, deadline
+
+ATTEMPT = "0123456789abcdef0123"
+OLD_ATTEMPT = ATTEMPT[:16]
+NAMES = ("left", "right")
+BATCH = Batch("app", "query", "run", 5)
+
+
+def token(sequence: int = 9, batch_id: int = 5, sinks: PreparedSinks | None = None, **more: Any) -> Token:
+    return Token("app", "query", "run", sequence, batch_id, "", "", 1, sinks=sinks, **more)
+
+
+def memories() -> dict[str, TwoPhaseSink]:
+    """Two sinks over one system, opened."""
+    system = uuid.uuid4().hex
+    found: dict[str, TwoPhaseSink] = {}
+    for name in NAMES:
+        found[name] = MemorySink(system)
+        found[name].open(SinkContext(name, "app"))
+    return found
+
+
+def memory_of(sinks: dict[str, TwoPhaseSink]) -> Memory:
+    sink = sinks["left"]
+    assert isinstance(sink, MemorySink)
+    return sink.memory
+
+
+def staged() -> dict[str, Staged]:
+    return {name: Given(ROWS.schema, ROWS.num_rows, [ROWS.to_batches()]) for name in NAMES}
+
+
+class Says(MemorySink):
+    """Answers commits by a script; then as it should."""
+
+    def __init__(self, system: str, *answers: Outcome) -> None:
+        super().__init__(system)
+        self.answers = list(answers)
+        self.asked = 0
+
+    def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        self.asked += 1
+        return self.answers.pop(0) if self.answers else super().commit(txn, deadline)
+
+
+def saying(left: list[Outcome], right: list[Outcome]) -> tuple[Says, Says, SinkWork, Token]:
+    """Two sinks that have prepared a batch which is in Kafka."""
+    system = uuid.uuid4().hex
+    one, two = Says(system, *left), Says(system, *right)
+    for name, sink in zip(NAMES, (one, two), strict=True):
+        sink.open(SinkContext(name, "app"))
+    work = SinkWork({"left": one, "right": two}, staged(), "app", 5)
+    work._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
+    return one, two, work, token(sinks=work.prepare(9, deadline()))
+
+
+def test_ids_carry_the_sequence_and_the_sink_and_never_the_batch_id() -> None:
+    sinks = memories()
+    work = SinkWork(sinks, staged(), "app", 5)
+    prepared = work.prepare(9, deadline())
+    assert prepared is not None
+    memory = memory_of(sinks)
+    assert sorted(memory.prepared) == [
+        SinkTxn("app", name, 9, prepared.sink_transaction_id) for name in sorted(NAMES)
+    ]
+    work.finish(token(sinks=prepared), deadline())
+    assert not memory.prepared
+    assert len(memory.committed) == 2, "two sinks on one system: none took the other's"
+
+
+def test_a_failure_for_good_is_told_at_once_though_another_sink_is_down() -> None:
+    """It was hidden until the other one was back, or the commit's time was over."""
+    one, two, work, named = saying([Fatal("the disk is gone", "restore it.")], [Retryable("down")] * 1000)
+    with pytest.raises(SinkFailedError) as raised:
+        work.finish(named, deadline())
+    for text in ("'left'", "the disk is gone", "'right'", "down", "restore it", "app-left-9-"):
+        assert text in str(raised.value)
+    assert (one.asked, two.asked) == (1, 1), "each is asked once before the failure is told"
+
+
+def test_a_failure_for_good_keeps_the_others_promise() -> None:
+    """What is not committed stays prepared, and the next start commits it."""
+    one, two, work, named = saying([Fatal("no")], [Retryable("down")])
+    with pytest.raises(SinkFailedError):
+        work.finish(named, deadline())
+    assert [txn.sink for txn in two.memory.prepared] == ["left", "right"]
+    again = SinkWork({"left": one, "right": two}, {}, "app", 6)
+    again.look(deadline())
+    again.settle(named, BATCH, None, deadline())
+    assert not two.memory.prepared
+    assert [txn.sink for txn in two.memory.committed] == ["left", "right"]
+
+
+def test_every_failure_for_good_is_named() -> None:
+    _, _, work, named = saying([Fatal("one")], [Fatal("two")])
+    with pytest.raises(SinkFailedError, match=r"'left'.*one.*'right'.*two"):
+        work.finish(named, deadline())
+
+
+def test_the_others_commit_before_a_failure_is_told() -> None:
+    _, two, work, named = saying([Fatal("no")], [])
+    with pytest.raises(SinkFailedError, match="'left'"):
+        work.finish(named, deadline())
+    assert [txn.sink for txn in two.memory.committed] == ["right"]
+
+
+@pytest.mark.parametrize("whose", ["another checkpoint's", "an older version's"])
+def test_what_a_token_names_and_no_sink_knows_fails_the_query(whose: str) -> None:
+    """Whoever wrote it: an answer of "done" would lose the batch without a word."""
+    work = SinkWork(memories(), {}, "app", 6)
+    named = token(sinks=PreparedSinks(ATTEMPT, NAMES))
+    if whose == "an older version's":
+        named = replace(named, sinks=PreparedSinks(OLD_ATTEMPT, NAMES), format=1)
+    with pytest.raises(SinkFailedError, match=r"'left' cannot commit app-.*'right' cannot commit app-"):
+        work.finish(named, deadline())
+
+
+@pytest.mark.parametrize("fated", [Fate.COMMIT, Fate.ABORT])
+def test_what_an_older_version_prepared_is_settled_by_its_token(fated: Fate) -> None:
+    sinks = memories()
+    old = SinkTxn("app", "", 5, OLD_ATTEMPT)
+    memory = memory_of(sinks)
+    memory.prepared[old] = ROWS
+    work = SinkWork({"left": sinks["left"]}, {}, "app", 6)
+    work.look(deadline())
+    named = PreparedSinks(OLD_ATTEMPT, ("left",)) if fated is Fate.COMMIT else None
+    work.settle(token(sequence=5, sinks=named, format=1), BATCH, Verdict.SKIP, deadline())
+    assert (list(memory.prepared), list(memory.committed)) == ([], [old] if fated is Fate.COMMIT else [])
+
+
+def test_without_a_token_a_person_decides_even_when_the_batch_is_written() -> None:
+    """A sequence says nothing of which batch it was; an old id has the batch id in it."""
+    sinks = memories()
+    memory = memory_of(sinks)
+    memory.prepared[SinkTxn("app", "left", 5, ATTEMPT)] = ROWS
+    work = SinkWork({"left": sinks["left"]}, {}, "app", 5)
+    work.look(deadline())
+    with pytest.raises(SinkUndecidedError, match="app-left-5-"):
+        work.settle(None, BATCH, Verdict.WRITE, deadline())
+
+
+@given(
+    held=st.none() | st.tuples(st.integers(0, 9), st.integers(0, 9), st.sampled_from([1, 2])),
+    prepared=st.none()
+    | st.sampled_from(
+        [UNDECIDED, *(PreparedSinks(a, n) for a in (ATTEMPT, OLD_ATTEMPT) for n in (NAMES, ("left",)))]
+    ),
+    sink=st.sampled_from(NAMES),
+    is_old=st.booleans(),
+    number=st.integers(0, 9),
+    attempt=st.sampled_from([ATTEMPT, OLD_ATTEMPT, "f" * 20]),
+    verdict=st.none() | st.sampled_from(list(Verdict)),
+)
+def test_only_what_the_token_names_is_committed_and_nothing_is_guessed(
+    held: tuple[int, int, int] | None,
+    prepared: PreparedSinks | None,
+    sink: str,
+    is_old: bool,
+    number: int,
+    attempt: str,
+    verdict: Verdict | None,
+) -> None:
+    txn = SinkTxn("app", "" if is_old else sink, number, attempt)
+    read = None
+    if held is not None:
+        sequence, batch_id, written_by = held
+        read = token(sequence, batch_id, prepared, format=written_by)
+    decided = fate(sink, txn, read, BATCH, verdict)
+    speaks = read is not None and read.sinks != UNDECIDED
+    names = (
+        speaks
+        and prepared is not None
+        and sink in prepared.names
+        and attempt == prepared.sink_transaction_id
+        and is_old is (read is not None and read.format == 1)
+        and number == (read.batch_id if is_old else read.sequence)
+    )
+    assert (decided is Fate.COMMIT) is bool(names)
+    written_now = verdict is Verdict.WRITE and is_old and number == BATCH.batch_id
+    after_it = read is not None and not is_old and number > read.sequence
+    assert (decided is Fate.LEAVE) is (not speaks and not written_now and not after_it)
+
+
+def test_a_token_tells_nothing_to_a_sink_that_it_does_not_name() -> None:
+    named = token(sinks=PreparedSinks(ATTEMPT, ("left",)))
+    assert named_by(named, "left") == SinkTxn("app", "left", 9, ATTEMPT)
+    assert named_by(named, "right") is None
+    assert named_by(token(sinks=UNDECIDED), "left") is None
+
+
+class Unknown(MemorySink):
+    def target(self) -> str | None:
+        return None
+
+
+SAME: list[tuple[TwoPhaseSink, TwoPhaseSink]] = [
+    (FilesystemSink("/data/x"), FilesystemSink("file:///data/./x/", "json")),
+    (FilesystemSink("s3://bucket/x/"), S3Sink("s3a://bucket/x")),
+    (S3Sink("s3://bucket/x", endpoint="http://a:1"), S3Sink("s3://bucket/x/", "json", endpoint="http://a:1")),
+    (HttpSink("http://Host/batches"), HttpSink("http://host:80/batches/")),
+    (MemorySink("a"), MemorySink("a")),
+]
+APART: list[tuple[TwoPhaseSink, TwoPhaseSink]] = [
+    (FilesystemSink("/data/x"), FilesystemSink("/data/y")),
+    (S3Sink("s3://bucket/x"), S3Sink("s3://other/x")),
+    (S3Sink("s3://bucket/x", endpoint="http://a:1"), S3Sink("s3://bucket/x", endpoint="http://b:1")),
+    (HttpSink("http://host/a"), HttpSink("https://host/a")),
+    (MemorySink("a"), MemorySink("b")),
+    (Unknown("a"), Unknown("a")),
+]
+
+
+def databases(*pairs: tuple[dict[str, Any], dict[str, Any]]) -> list[tuple[TwoPhaseSink, TwoPhaseSink]]:
+    pytest.importorskip("sqlalchemy")
+    from kafka_eos_source.sinks.sql import SqlSink
+
+    return [(SqlSink(**one), SqlSink(**two)) for one, two in pairs]
+
+
+def tables(same: bool) -> list[tuple[TwoPhaseSink, TwoPhaseSink]]:
+    pytest.importorskip("deltalake")
+    pytest.importorskip("pyiceberg")
+    from kafka_eos_source.sinks.delta import DeltaSink
+    from kafka_eos_source.sinks.iceberg import IcebergSink
+
+    rest = {"type": "rest", "uri": "https://me:secret@catalog/v1", "credential": "hidden"}
+    if same:
+        return [
+            (DeltaSink("/data/t"), FilesystemSink("/data/t/")),
+            (
+                IcebergSink("a.t", "one", rest),
+                IcebergSink("a.t", "two", {**rest, "uri": "https://catalog/v1/"}),
+            ),
+        ]
+    return [
+        (DeltaSink("/data/t"), DeltaSink("/data/u")),
+        (IcebergSink("a.t", "one", rest), IcebergSink("a.u", "one", rest)),
+        (IcebergSink("a.t", "one"), IcebergSink("a.t", "two")),
+    ]
+
+
+def test_two_sinks_on_one_target_are_refused_and_both_named() -> None:
+    postgres = "postgresql+psycopg://me:secret@Db/shop"
+    sql = databases(
+        ({"url": postgres, "table": "t"}, {"url": "postgresql+psycopg2://you@db:5432/shop", "table": "t"}),
+        (
+            {"url": "sqlite:////data/../data/a.db", "table": "t"},
+            {"url": "sqlite:////data/a.db", "table": "t"},
+        ),
+    )
+    for one, two in [*SAME, *sql, *tables(same=True)]:
+        assert one.target() == two.target()
+        with pytest.raises(InvalidOptionError, match="'left' and 'right'") as raised:
+            refuse_shared({"left": one, "right": two})
+        assert not any(secret in str(raised.value) for secret in ("secret", "hidden"))
+
+
+def test_two_sinks_on_two_targets_are_not_refused() -> None:
+    url = "postgresql+psycopg://me@db/shop"
+    sql = databases(
+        ({"url": url, "table": "t"}, {"url": url, "table": "u"}),
+        ({"url": url, "table": "t"}, {"url": url, "table": "t", "schema": "s"}),
+        ({"url": url, "table": "t"}, {"url": f"{url}2", "table": "t"}),
+    )
+    for one, two in [*APART, *sql, *tables(same=False)]:
+        refuse_shared({"left": one, "right": two})
+
+
+def test_a_link_to_a_folder_is_that_folder(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    assert FilesystemSink(str(tmp_path / "a")).target() == FilesystemSink(str(tmp_path / "b")).target()
+
+
+def plan(options: Any) -> Plan:
+    return Plan(tuple(Route(spec, (0, 1, 2), ROWS.schema) for spec in options.sinks), None, None, kafka=True)
+
+
+def given_options(tmp_path: Path, **more: str) -> Any:
+    return parse_write(
+        {
+            "kafka.bootstrap.servers": "b:9092",
+            "topic": "out",
+            "checkpointlocation": str(tmp_path / "checkpoint"),
+            "application.id": uuid.uuid4().hex,
+            "sinks": "left,right",
+            "sink.left.type": "filesystem",
+            "sink.left.path": str(tmp_path / "rows"),
+            **more,
+        },
+        streaming=True,
+    )
+
+
+def test_the_check_before_the_first_batch_refuses_a_shared_target(tmp_path: Path) -> None:
+    same = {
+        "sink.right.type": "filesystem",
+        "sink.right.path": f"{tmp_path}/rows/",
+        "sink.right.format": "json",
+    }
+    with pytest.raises(InvalidOptionError, match="'left' and 'right' write to the same target"):
+        sink_session.check(given_options(tmp_path, **same), plan(given_options(tmp_path, **same)))
+    assert not (tmp_path / "rows").exists(), "nothing was made there"
+
+
+def test_the_check_before_the_first_batch_tells_what_a_commit_may_refuse_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    late = {
+        "sink.right.type": "http",
+        "sink.right.url": "http://host/rows",
+        "sink.right.mode": "idempotency-key",
+    }
+    options = given_options(tmp_path, **late)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            sink_session.check(options, plan(options))
+    told = [each.getMessage() for each in caplog.records if "refuses a batch" in each.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith("sink 'right'")

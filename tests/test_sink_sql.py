@@ -1,0 +1,129 @@
+"""What is the SQL sink's own, on SQLite: constraints that are found in time, names, older ledgers."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from kafka_eos_source.errors import SinkFailedError
+from kafka_eos_source.sinks.contract import OK, Fatal, SinkContext, SinkTxn
+from kafka_eos_source.testing.sinks import ROWS, System, deadline, new_txn, opened, stage
+
+sa = pytest.importorskip("sqlalchemy")
+
+from kafka_eos_source.sinks.sql import SqlSink, names  # noqa: E402
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "sink.db"
+
+
+@pytest.fixture
+def _foreign_keys() -> Iterator[None]:
+    """SQLite checks them only if it is told to."""
+
+    def switch_on(connection: sqlite3.Connection, _: object) -> None:
+        connection.execute("PRAGMA foreign_keys = ON")
+
+    sa.event.listen(sa.Engine, "connect", switch_on)
+    yield
+    sa.event.remove(sa.Engine, "connect", switch_on)
+
+
+def run(file: Path, *statements: str) -> list[tuple[object, ...]]:
+    found: list[tuple[object, ...]] = []
+    with sqlite3.connect(file) as connection:
+        for statement in statements:
+            found = connection.execute(statement).fetchall()
+    return found
+
+
+def system(file: Path, **options: object) -> System:
+    return System(
+        sink=lambda: SqlSink(f"sqlite:///{file}", "rows", **options),  # type: ignore[arg-type]
+        visible=list,
+        store=str(file.parent / "store"),
+    )
+
+
+def test_a_constraint_that_a_batch_breaks_is_found_before_kafka_has_it(file: Path) -> None:
+    run(file, "CREATE TABLE rows (id INTEGER PRIMARY KEY, name TEXT, amount REAL)")
+    run(file, "INSERT INTO rows VALUES (3, 'there already', 0)")
+    txn = new_txn()
+    with opened(system(file)) as sink:
+        outcome = sink.prepare(txn, stage(sink, ROWS), deadline())
+        assert isinstance(outcome, Fatal)
+        assert "UNIQUE" in outcome.why
+        assert list(sink.recover(deadline())) == [], "nothing is prepared"
+    assert len(run(file, "SELECT * FROM rows")) == 1
+
+
+@pytest.mark.usefixtures("_foreign_keys")
+def test_a_deferred_constraint_that_a_batch_breaks_is_found_before_kafka_has_it(file: Path) -> None:
+    run(
+        file,
+        "CREATE TABLE names (name TEXT PRIMARY KEY)",
+        "CREATE TABLE rows (id INTEGER, name TEXT REFERENCES names (name) DEFERRABLE INITIALLY DEFERRED)",
+        "INSERT INTO names VALUES ('a')",
+    )
+    good, bad = (pa.table({"id": [number], "name": [name]}) for number, name in ((1, "a"), (2, "b")))
+    with opened(system(file)) as sink:
+        first, second = new_txn(1), new_txn(2)
+        assert sink.prepare(first, stage(sink, good), deadline()) == OK
+        assert sink.commit(first, deadline()) == OK
+        with pytest.raises(SinkFailedError, match="'names': a foreign key"):
+            sink.prepare(second, stage(sink, bad), deadline())
+        assert list(sink.recover(deadline())) == []
+    assert run(file, "SELECT id FROM rows") == [(1,)]
+
+
+def test_a_database_that_may_refuse_at_the_commit_is_reported(file: Path) -> None:
+    with opened(system(file)) as sink:
+        sink.check(ROWS.schema, deadline())
+        (risk,) = sink.risks()
+    assert "sqlite has no prepared transactions" in risk
+    assert "two.phase=require" in risk
+
+
+def test_a_database_is_told_the_sequence_and_the_sink(file: Path) -> None:
+    txn = new_txn(12)
+    with opened(system(file)) as sink:
+        assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+        assert sink.commit(txn, deadline()) == OK
+    found = run(file, "SELECT application_id, sink, sequence, row_count FROM kafka_eos_ledger")
+    assert found == [("conformance", "conformance", 12, 5)]
+
+
+def test_the_ledger_of_an_older_version_is_used_as_it_is(file: Path) -> None:
+    run(
+        file,
+        "CREATE TABLE kafka_eos_ledger (gid VARCHAR(64) PRIMARY KEY, application_id VARCHAR(200) NOT NULL, "
+        "batch_id BIGINT NOT NULL, row_count BIGINT NOT NULL, written_at TIMESTAMP NOT NULL)",
+    )
+    old, new = SinkTxn("conformance", "", 7, "0123456789abcdef"), new_txn(8)
+    gid = names.gid(SinkContext("conformance", "conformance"), old)
+    run(file, f"INSERT INTO kafka_eos_ledger VALUES ('{gid}', 'conformance', 7, 5, '2024-01-01 00:00:00')")
+    with opened(system(file)) as sink:
+        assert sink.commit(old, deadline()) == OK, "what the older version committed is known"
+        assert sink.prepare(new, stage(sink, ROWS), deadline()) == OK
+        assert sink.commit(new, deadline()) == OK
+        assert sink.commit(new, deadline()) == OK
+    assert run(file, "SELECT batch_id FROM kafka_eos_ledger ORDER BY 1") == [(7,), (8,)]
+    assert len(run(file, "SELECT * FROM rows")) == ROWS.num_rows
+
+
+def test_names_are_short_enough_and_read_back() -> None:
+    context = SinkContext("s" * 32, "a" * 500)
+    for txn in (
+        SinkTxn("a" * 500, "s" * 32, 2**63 - 1, SinkTxn.new_attempt()),
+        SinkTxn("a" * 500, "", 2**63 - 1, "0123456789abcdef"),
+    ):
+        name = names.gid(context, txn)
+        assert len(name.encode()) <= 64, "all that XA takes"
+        assert names.parse(context, name) == txn
+        assert names.parse(SinkContext("other", "a" * 500), name) is None
