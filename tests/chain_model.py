@@ -1,0 +1,433 @@
+"""The world of the chain model: what may happen to a query, and the multiset that must come of it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+
+import chain_product as product
+from chain_cluster import CLUSTER_ID, Cluster, Interruption, Killed, ModelKafka, Process, Record, records
+from chain_product import GroupOffset, TopicPartition
+from chain_query import OUTPUT, Query, QuerySink, make_sources, write_once
+from chain_sinks import SYSTEMS, System
+from chain_spark import Checkpoint, Outside, Run, Settings, SparkConflictError
+from chain_state import StateWorld, changelog_state, on_host
+
+from kafka_eos_source.errors import KafkaEosError, OperatorError
+
+KEYS = (b"a", b"b", b"c")
+EVENTS: Counter[str] = Counter()
+
+#: What can be a reason for a refusal. Any of `ALWAYS`, or a fault, is one for a condition not named here.
+ALWAYS = frozenset({"rival", "copied", "shared group", "recreated", "expired", "reset", "rolled back", "stale coordinator"})
+EXCUSES = {
+    "TOKEN_MISSING": frozenset({"expired", "recreated", "reset", "stale coordinator"}),
+    "FOREIGN_QUERY": frozenset({"lost checkpoint", "shared group", "copied", "stale coordinator"}),
+    "OFFSETS_MOVED": frozenset({"reset", "shared group"}),
+    "DATA_LOSS": frozenset({"recreated"}),
+    "CHECKPOINT_ROLLED_BACK": ALWAYS | {"lost checkpoint"},
+    "CHECKPOINT_AHEAD": ALWAYS | {"lost checkpoint"},
+}
+
+
+class Violation(AssertionError):
+    """A row was lost, doubled or torn, or a query was refused for no reason."""
+
+
+@dataclass
+class Place:
+    """One checkpoint and the driver that runs on it."""
+
+    query: Query
+    checkpoint: Checkpoint
+    process: Process
+    settings: Settings = field(default_factory=Settings)
+    run: Run | None = None
+    backups: list[dict[str, bytes]] = field(default_factory=list)
+    refused: KafkaEosError | None = None
+
+
+class World:
+    """Everything there is."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        root = "/dev/shm" if os.path.isdir("/dev/shm") else None
+        self.root = Path(self._stack.enter_context(tempfile.TemporaryDirectory(dir=root)))
+        self.cluster = Cluster()
+        self.outside = Outside()
+        self.excuses: set[str] = set()
+        self.faulted = False
+        self.places: dict[str, Place] = {}
+        self.worker = 0
+        self._numbers = count()
+        self._running: list[Process] = []
+        self.versions: dict[tuple[str, str, int], Counter[bytes]] = {}
+        self.state = StateWorld(self.cluster, self.current)
+        SYSTEMS.clear()
+        for name in ("a", "b"):
+            SYSTEMS[name] = System(self.current)
+        self._stack.enter_context(
+            product.installed(
+                lambda: ModelKafka(self.cluster, self.current()),
+                self.state.seams(),
+            )
+        )
+        for name, partitions in (("in", 2), ("in2", 1), (OUTPUT, 2), ("west", 1), ("eu-west", 1)):
+            self.cluster.create(name, partitions)
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def current(self) -> Process:
+        """The process that runs now."""
+        return self._running[-1]
+
+    # -- input
+
+    def produce(self, topic: str = "in", partition: int = 0, number: int = 1, gap: bool = False) -> None:
+        tp = TopicPartition(topic, partition)
+        there = self.cluster.topics[topic]
+        for _ in range(number):
+            at = self.cluster.end(tp)
+            value = f"{there.topic_id}/{partition}/{at}".encode()
+            self.cluster.append(tp, [Record(KEYS[at % len(KEYS)], value)])
+        if gap:
+            self.cluster.append(tp, [None])
+
+    def add_file(self) -> None:
+        self.outside.files.append(f"file/{len(self.outside.files)}")
+
+    def tick(self, number: int = 1) -> None:
+        self.outside.ticks += number
+
+    # -- queries
+
+    def start(self, query: Query) -> Place:
+        """Creates the query's checkpoint and driver; nothing runs yet."""
+        place = Place(query, Checkpoint(self.root / query.name), self._process())
+        self.places[query.name] = place
+        return place
+
+    def restart(self, name: str, *, new_process: bool = True, **settings: object) -> None:
+        """The next micro-batch is run by a new start of the query."""
+        place = self.places[name]
+        if new_process:
+            place.process.dead = True
+            place.process = self._process()
+        place.run = None
+        place.settings = replace(place.settings, **settings)  # type: ignore[arg-type]
+
+    def batch(
+        self,
+        name: str,
+        *,
+        interruptions: Iterable[tuple[int | str, Callable[[], None]]] = (),
+        worker: int = 0,
+        host: int = 0,
+    ) -> str:
+        """Lets a query run one micro-batch.
+
+        Returns:
+            ``done``, ``idle``, ``died``, ``failed`` (a restart may help), ``refused`` or ``conflict``.
+        """
+        place = self.places[name]
+        process = place.process
+        process.calls.clear()
+        process.interruptions = [Interruption(at, action) for at, action in interruptions]
+        before, self.worker = self.worker, worker
+        self._running.append(process)
+        try:
+            with on_host(self.state, host):
+                if place.run is None:
+                    place.run = self._run(place)
+                outcome = "done" if place.run.batch() else "idle"
+        except Killed:
+            outcome = "died"
+        except SparkConflictError:
+            outcome = "conflict"
+        except KafkaEosError as error:
+            place.refused = error
+            outcome = "refused" if isinstance(error, OperatorError) else "failed"
+            self._check_excuse(error)
+        finally:
+            self._running.pop()
+            self.worker = before
+            process.interruptions = []
+        if outcome in ("died", "conflict"):
+            self.restart(name)
+        elif outcome in ("failed", "refused"):
+            self.restart(name, new_process=False)
+        if outcome == "done" and place.settings.adopt:
+            place.settings = replace(place.settings, adopt=False)  # no later start needs it
+        EVENTS[f"batch {outcome}"] += 1
+        if outcome == "done":
+            place.backups.append(place.checkpoint.snapshot())
+        self.check()
+        return outcome
+
+    def kill(self) -> None:
+        EVENTS["kill"] += 1
+        self.current().kill()
+
+    def fail(self, error: type[KafkaEosError]) -> Callable[[], None]:
+        """A call of a client that raises."""
+
+        def action() -> None:
+            self.faulted = True
+            EVENTS[f"fault {error.__name__}"] += 1
+            raise error("a fault of the schedule")
+
+        return action
+
+    def stale(self, behind: int) -> Callable[[], None]:
+        """The next answer about committed offsets comes from a coordinator that was cut off a while ago."""
+
+        def action() -> None:
+            self._excuse("stale coordinator")
+            self.current().stale = behind
+
+        return action
+
+    def rival(self, name: str, batches: int = 1) -> Callable[[], None]:
+        """While the driver is stopped at a call, another one takes over the query and runs some batches."""
+
+        def action() -> None:
+            EVENTS["rival"] += 1
+            self.excuses.add("rival")
+            place = self.places[name]
+            mine = (place.process, place.run)
+            place.process, place.run = self._process(), None
+            for _ in range(batches):
+                self.batch(name)
+            place.process, place.run = mine
+
+        return action
+
+    # -- what happens to checkpoints
+
+    def roll_back(self, name: str, age: int, **settings: object) -> None:
+        """Restores the checkpoint from a backup; ``age`` 0 is the newest one."""
+        place = self.places[name]
+        if not place.backups:
+            return
+        at = max(0, len(place.backups) - 1 - age)
+        del place.backups[at + 1 :]
+        place.checkpoint.restore(place.backups[at])
+        self._excuse("rolled back")
+        self.restart(name, **settings)
+
+    def lose(self, name: str, *, adopt: bool = True, from_group: bool = True) -> None:
+        """Deletes the checkpoint; the query starts again with a new one."""
+        place = self.places[name]
+        if not self.cluster.ours(place.query.group):
+            return  # nothing that remembers the query would be left, so nothing could refuse it
+        place.checkpoint.restore({})
+        place.backups.clear()
+        self._excuse("lost checkpoint")
+        self.restart(name, adopt=adopt, from_group=from_group)
+
+    def copy(self, name: str, to: str) -> None:
+        """A second driver starts from a copy of the checkpoint while the first one lives on."""
+        place = self.places[name]
+        twin = self.start(replace(place.query, name=to))
+        twin.checkpoint.restore(place.checkpoint.snapshot())
+        self._excuse("copied")
+
+    def share(self, query: Query, *, adopt: bool) -> None:
+        """Another query starts with the consumer group of the first one."""
+        self._excuse("shared group")
+        self.start(query).settings = Settings(adopt=adopt, from_group=adopt)
+
+    # -- what happens to Kafka
+
+    def reset(self, group: str, tp: TopicPartition, offset: int) -> None:
+        """Somebody sets an offset of the group with Kafka's own tool."""
+        if tp in self.cluster.groups.get(group, {}):
+            self._excuse("reset")
+            self.cluster.groups[group][tp] = GroupOffset(tp, min(offset, self.cluster.end(tp)), "")
+
+    def forget(self, group: str, partitions: Collection[TopicPartition] | None = None) -> None:
+        """The group is deleted, or the offsets of some partitions expire."""
+        offsets = self.cluster.groups.get(group, {})
+        gone = [tp for tp in offsets if partitions is None or tp in partitions]
+        if not gone or self._would_be_forgotten(lambda tp: tp in gone):
+            return
+        self._excuse("expired")
+        for tp in gone:
+            del offsets[tp]
+
+    def recreate(self, topic: str) -> None:
+        if self._would_be_forgotten(lambda tp: tp.topic == topic):
+            return
+        self._excuse("recreated")
+        self.cluster.recreate(topic)
+
+    def lose_state(self, host: int) -> None:
+        EVENTS["state lost"] += 1
+        for key in [each for each in self.state.disks if each[0] == host]:
+            del self.state.disks[key]
+
+    # -- batch writes
+
+    def write(self, series: str, topic: str, version: int, at: int | str = 0) -> None:
+        """A versioned batch write, written again after a kill."""
+        EVENTS["batch write"] += 1
+        newest = max((v for s, t, v in self.versions if (s, t) == (series, topic)), default=-1)
+        rows = self.versions.setdefault((series, topic, version), Counter())
+        value = f"{series}|{topic}|{version}".encode()
+        process = self._process([Interruption(at, self.kill)] if at else [])
+        for _ in range(2):
+            self._running.append(process)
+            try:
+                write_once(process, self.root / "staging", series, topic, version, [value])
+                rows[value] = int(version >= newest)  # older versions are skipped: versions only grow
+                break
+            except Killed:
+                process = self._process()
+            finally:
+                self._running.pop()
+        self.check()
+
+    # -- the oracle
+
+    def check(self) -> None:
+        """What must hold at any moment."""
+        if self._running:
+            return
+        for group, tp, before, after in self.cluster.backwards:
+            if not any(tp.topic in place.query.topics for place in self.places.values()):
+                continue
+            raise Violation(f"group {group}: our commit moved {tp} back from {before} to {after}")
+        for group in {place.query.group for place in self.places.values()}:
+            self._check_group(group)
+        self._check_versions()
+
+    def catch_up(self) -> None:
+        """Starts every query anew and without faults until it has read everything or is refused."""
+        for name, place in list(self.places.items()):
+            for system in SYSTEMS.values():
+                system.answers.clear()
+            outcome = "done"
+            self.restart(name)
+            for _ in range(40):
+                outcome = self.batch(name)
+                if outcome == "failed":
+                    self.restart(name)
+                elif outcome not in ("done", "conflict"):
+                    break
+            EVENTS[f"in the end {outcome}"] += 1
+            if outcome == "idle":
+                self._check_complete(place.query)
+            elif outcome != "refused":
+                raise Violation(f"{name} never catches up: {outcome}, {place.refused}")
+
+    def effects(self, group: str) -> Counter[str]:
+        """What the queries of one group made visible in the output, by source record."""
+        found = (each for each in self.cluster.written if each.group == group and each.topic == OUTPUT)
+        return Counter(each.record.value.decode().partition("#")[0] for each in found if each.record.value)
+
+    def _check_group(self, group: str) -> None:
+        effects = self.effects(group)
+        doubled = sorted(effect for effect, times in effects.items() if times > 1)
+        if doubled:
+            raise Violation(f"doubled: {doubled}")
+        committed = self.cluster.ours(group)
+        query = next(place.query for place in self.places.values() if place.query.group == group)
+        for number, source in enumerate(query.sources):
+            topic = self.cluster.topics.get(source.partition(":")[2])
+            for tp, offset, record in () if topic is None else records(topic):
+                assert record.value is not None
+                if offset < committed.get(tp, 0) and f"{number}|{record.value.decode()}" not in effects:
+                    raise Violation(f"lost: {record.value!r}, which the group's offsets say was read")
+        for name, system in query.sinks:
+            mine = Counter({row: n for row, n in SYSTEMS[system].visible().items() if row.startswith(name)})
+            for row, times in mine.items():
+                if times > 1:
+                    raise Violation(f"doubled in sink {name}: {row}")
+                if row.partition(":")[2].partition("#")[0] not in effects:
+                    raise Violation(f"torn: sink {name} shows {row}, Kafka does not")
+        if query.stateful:
+            self._check_state(query, group)
+
+    def _check_state(self, query: Query, group: str) -> None:
+        changelog = f"{query.application_id}-counts-changelog"
+        if changelog not in self.cluster.topics:
+            return
+        found = (each for each in self.cluster.written if each.group == group and each.topic == OUTPUT)
+        wanted = Counter(each.record.key for each in found)
+        state = changelog_state(self.cluster, changelog)
+        if dict(wanted) != state:
+            raise Violation(f"state: the changelog holds {state}, the output {dict(wanted)}")
+
+    def _check_versions(self) -> None:
+        for (_, topic, _), rows in self.versions.items():
+            for value, times in rows.items():
+                seen = sum(each.record.value == value and each.topic == topic for each in self.cluster.written)
+                if seen != times:
+                    raise Violation(f"batch write {value!r}: {seen} times in the output")
+
+    def _check_complete(self, query: Query) -> None:
+        effects = self.effects(query.group)
+        for number, source in enumerate(query.sources):
+            for value in self._wanted(source):
+                if f"{number}|{value}" not in effects:
+                    raise Violation(f"lost: {value} of source {number}; the query has caught up")
+        for name, system in query.sinks:
+            rows = {row.partition(":")[2].partition("#")[0] for row in SYSTEMS[system].visible() if row.startswith(name)}
+            if missing := sorted(set(effects) - rows):
+                raise Violation(f"lost in sink {name}: {missing}")
+
+    def _wanted(self, source: str) -> list[str]:
+        kind, _, topic = source.partition(":")
+        if kind == "files":
+            return list(self.outside.files)
+        if kind == "rate":
+            return [f"tick/{tick}" for tick in range(self.outside.ticks)]
+        there = self.cluster.topics.get(topic)
+        return [] if there is None else [record.value.decode() for _, _, record in records(there) if record.value]
+
+    # -- inner
+
+    def _check_excuse(self, error: KafkaEosError) -> None:
+        EVENTS[f"error {error.condition}"] += 1
+        short = error.condition.removeprefix("KAFKA_EOS.")
+        legitimate = EXCUSES.get(short, ALWAYS) & self.excuses
+        if not legitimate and not (self.faulted and short not in EXCUSES):
+            raise Violation(f"refused without a reason: {error}") from error
+
+    def _would_be_forgotten(self, goes: Callable[[TopicPartition], bool]) -> bool:
+        """Whether a query that lost its checkpoint would lose every offset too.
+
+        It then is a new query to everybody, and to start from the beginning is what it was told. A token
+        topic (`token.topic`) would be needed to refuse it.
+        """
+        if "lost checkpoint" not in self.excuses:
+            return False
+        groups = {place.query.group for place in self.places.values()}
+        return any(all(goes(tp) for tp in self.cluster.ours(group)) for group in groups)
+
+    def _excuse(self, what: str) -> None:
+        EVENTS[what] += 1
+        self.excuses.add(what)
+
+    def _process(self, interruptions: Iterable[Interruption] = ()) -> Process:
+        return Process(f"driver-{next(self._numbers)}", list(interruptions))
+
+    def _run(self, place: Place) -> Run:
+        query, process = place.query, place.process
+        args = (self.cluster, process, self.outside, place.checkpoint, place.settings)
+        sources = make_sources(query, *args)
+        sink = QuerySink(
+            query, place.checkpoint.folder, place.settings, self.state, process, lambda: self.worker
+        )
+        return Run(place.checkpoint, process, sources, sink, self.outside)
+
+
+__all__ = ["CLUSTER_ID", "EVENTS", "Mapping", "Violation", "World"]
