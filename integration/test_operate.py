@@ -25,7 +25,6 @@ from integration.support.security import PASSWORDS, SecuredCluster
 from integration.test_sink_stream import rows
 from kafka_eos_source.cli import main
 from kafka_eos_source.commit import session
-from kafka_eos_source.commit.identity import of_stream
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import ForeignQueryError, TokenMissingError
 from kafka_eos_source.model import TopicPartition
@@ -59,7 +58,8 @@ class Query:
         """By the driver that runs, or by one that has just been started."""
         options = parse_write(self._options, streaming=True)
         if restarted:
-            session.forget(options, of_stream(options, self.made.query_id))
+            while session._sessions:  # as a new process, which keeps nothing
+                session._sessions.popitem()[1].drop()
         batch = pa.record_batch({"value": pa.array([value.encode() for value in staged])})
         part = stage([batch], batch.schema, folder=None, batch="", inline_bytes=0, topic=self.sink)
         folder = StagingFolder.at(f"{self.checkpoint}/kafka-eos/staging")

@@ -60,8 +60,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsCluster]:
 def query(cluster: TlsCluster, tmp_path: Path) -> Iterator[Query]:
     yield Query(cluster, tmp_path)
     TaskContext._taskContext = None
-    while session._owners:  # else they would look for a broker that is gone
-        session._owners.popitem()[1].drop()
+    while session._sessions:  # else they would look for a broker that is gone
+        session._sessions.popitem()[1].drop()
     while direct._producers:
         direct._producers.popitem()[1].close()
     POOL.close()

@@ -25,7 +25,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from integration.support.kafka import Admin, read_back, transaction
 from kafka_eos_source.cli import main
-from kafka_eos_source.commit.session import KafkaCluster
+from kafka_eos_source.commit.session import KafkaClients
 from kafka_eos_source.errors import NotUpToBoundError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
@@ -379,7 +379,7 @@ def test_state_moves_to_more_and_fewer_shards(
     written = read_back(pages.broker, pages.sink)
     assert len(written) == 200 + 70 + 200, "a row for each page of each batch"
 
-    rival = KafkaCluster({"bootstrap.servers": pages.broker}, pages.application).producer()
+    rival = KafkaClients({"bootstrap.servers": pages.broker}).producer(pages.application)
 
     def wakes_up(step: str) -> None:
         if step == "rescale.between_topics":

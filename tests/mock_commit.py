@@ -61,6 +61,8 @@ class MockKafka:
         self._settled = 0
         mock.create_topic(OUTPUT, OUTPUT_PARTITIONS)
         mock.create_topic(SOURCE.topic, 1)
+        genesis = Token(APPLICATION_ID, "query", "run", 0, -1, "", "d0", 0).encode()
+        self.hold([GroupOffset(SOURCE, 0, genesis), GroupOffset(TopicPartition(OUTPUT, 0), 0, genesis)])
 
     # parties.Clients
     def producer(self, transactional_id: str) -> WatchedProducer:
@@ -113,10 +115,11 @@ class MockKafka:
             consumer.close()
 
     def token(self) -> Token | None:
-        """The token that the group holds."""
+        """The token of the last batch that the group holds; None = only the genesis token."""
         wanted = {SOURCE, TopicPartition(OUTPUT, 0)}
         found = self._clients.group_offsets(APPLICATION_ID, wanted, Deadline.after_seconds(20))
-        return newest(found.values())
+        found_token = newest(found.values())
+        return None if found_token is not None and found_token.sequence == 0 else found_token
 
     def visible(self) -> list[str]:
         """Values of all committed records."""
@@ -149,6 +152,10 @@ class WatchedProducer:
         self._kafka.reach("begin")
         self._kafka.sent(None)
         self._producer.begin()
+
+    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
+        """None: the mock cluster has no topic ids."""
+        return {}
 
     def flush(self, deadline: Deadline) -> None:
         self._kafka.reach("flush")

@@ -96,7 +96,7 @@ class ModelProducer:
 
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
         self._reach("topic_ids")
-        return {topic: self.broker.ids.get(topic, f"id of {topic}") for topic in topics}
+        return {topic: self.broker.ids.get(topic, f"id-{topic}") for topic in topics}
 
     def check_partitions(self, highest: Mapping[str, int], deadline: Deadline) -> None:
         self._reach("check_partitions")

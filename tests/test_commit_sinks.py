@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_broker import Fault, ModelBroker, ModelRows
-from test_commit_transaction import Killed, committed, order, rows
+from test_commit_transaction import Killed, begun, committed, request, rows
 
-from kafka_eos_source.commit.decide import Batch, Verdict
-from kafka_eos_source.commit.parties import Owner, UndecidedSinks
+from kafka_eos_source.commit.parties import ProducerSession, UndecidedSinks
 from kafka_eos_source.commit.settle import Fate, fate
 from kafka_eos_source.commit.sinks import SinkWork
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.transaction import Commit, Result
+from kafka_eos_source.commit.verdict import Batch, Verdict
 from kafka_eos_source.errors import (
     FencedError,
     InvalidOptionError,
@@ -138,12 +138,12 @@ class World:
     """Kafka and two systems."""
 
     def __init__(self) -> None:
-        self.broker = ModelBroker()
+        self.broker = begun()
         self.systems = {name: ModelSystem(self.broker) for name in NAMES}
 
     def commit(
         self,
-        owner: Owner,
+        session: ProducerSession,
         batch_id: int,
         run_id: str = "run-1",
         *,
@@ -155,12 +155,12 @@ class World:
         for name, sink in sinks.items():
             sink.open(SinkContext(name, "app"))
         work = SinkWork(sinks, {name: ModelStaged(rows(batch_id)) for name in names}, "app", batch_id)
-        wanted = order(batch_id, run_id)
+        wanted = request(batch_id, run_id)
         machine = Commit(
             type(wanted)(**{**wanted.__dict__, **more}),
             ModelRows(rows(batch_id)),
             self.broker,
-            owner,
+            session,
             Deadline.after_seconds(seconds),
             work,
         )
@@ -181,34 +181,34 @@ def world() -> World:
 
 
 def test_each_batch_is_in_kafka_and_in_every_sink_once(world: World) -> None:
-    owner = Owner()
+    session = ProducerSession()
     for batch_id in range(3):
-        assert world.commit(owner, batch_id) == Result(Step.COMMITTED, 1)
+        assert world.commit(session, batch_id) == Result(Step.COMMITTED, 1)
     world.same_everywhere(3)
     token = committed(world.broker)
     assert token.sinks is not None
     assert token.sinks.names == NAMES
-    assert list(world.systems["files"].committed)[-1] == SinkTxn("app", 2, token.sinks.attempt)
-    assert world.broker.epoch == 1, "one owner, listed once"
+    assert list(world.systems["files"].committed)[-1] == SinkTxn("app", 2, token.sinks.sink_transaction_id)
+    assert world.broker.epoch == 1, "one session, listed once"
 
 
 def test_a_sink_that_cannot_prepare_now_is_asked_again_and_the_others_are_rolled_back(world: World) -> None:
     world.systems["database"].answers["prepare"] = [Retryable("locked"), Retryable("locked")]
-    assert world.commit(Owner(), 0).transactions == 1, "no transaction was begun for nothing"
+    assert world.commit(ProducerSession(), 0).transactions == 1, "no transaction was begun for nothing"
     world.same_everywhere(1)
 
 
 def test_a_sink_that_cannot_prepare_in_time_leaves_nothing(world: World) -> None:
     world.systems["database"].answers["prepare"] = [Retryable("down")]
     with pytest.raises(SinkUnavailableError, match=r"'database' cannot prepare app-0-.*down"):
-        world.commit(Owner(), 0, seconds=0)
+        world.commit(ProducerSession(), 0, seconds=0)
     world.same_everywhere(0)
 
 
 def test_a_sink_that_refuses_the_batch_is_named_and_leaves_nothing(world: World) -> None:
     world.systems["database"].answers["prepare"] = [Fatal("no such column", "add it")]
     with pytest.raises(SinkFailedError, match=r"no such column.*add it"):
-        world.commit(Owner(), 0)
+        world.commit(ProducerSession(), 0)
     world.same_everywhere(0)
 
 
@@ -216,14 +216,14 @@ def test_a_sink_that_refuses_the_batch_is_named_and_leaves_nothing(world: World)
 def test_kafka_fails_after_prepare(world: World, call: str) -> None:
     """What was prepared is taken back, and prepared again under another id."""
     world.broker.faults.append(Fault(call, RetriableError("not now")))
-    world.commit(Owner(), 0)
+    world.commit(ProducerSession(), 0)
     world.same_everywhere(1)
 
 
 @pytest.mark.parametrize("after", [False, True])
 def test_an_unknown_outcome_takes_nothing_back_until_the_token_is_read(world: World, after: bool) -> None:
     world.broker.faults.append(Fault("commit", RetriableError("time-out"), after=after))
-    world.commit(Owner(), 0)
+    world.commit(ProducerSession(), 0)
     world.same_everywhere(1)
 
 
@@ -234,64 +234,64 @@ def test_an_unknown_outcome_at_the_deadline_stays_prepared_for_the_next_start(
     """T50: Spark calls abort() then, which knows nothing of sinks."""
     world.broker.faults.append(Fault("commit", RetriableError("time-out"), after=after))
     with pytest.raises(OutcomeUnknownError):
-        world.commit(Owner(), 0, seconds=0)
+        world.commit(ProducerSession(), 0, seconds=0)
     assert all(len(system.prepared) == 1 for system in world.systems.values())
-    world.commit(Owner(), 0, "run-2")
+    world.commit(ProducerSession(), 0, "run-2")
     world.same_everywhere(1)
 
 
 def test_a_sink_that_does_not_commit_holds_the_query_back(world: World) -> None:
     world.systems["database"].answers["commit"] = [Retryable("down")] * 3
-    world.commit(Owner(), 0)
+    world.commit(ProducerSession(), 0)
     world.same_everywhere(1)
 
 
 def test_a_sink_that_does_not_commit_in_time_is_finished_at_the_next_start(world: World) -> None:
-    owner = Owner()
+    session = ProducerSession()
     world.systems["files"].answers["commit"] = [Retryable("down")]
     with pytest.raises(SinkUnfinishedError, match="'files': down"):
-        world.commit(owner, 0, seconds=0)
+        world.commit(session, 0, seconds=0)
     assert world.systems["database"].visible() == rows(0), "the other one has it"
-    assert owner.producer is None, "the next batch must not begin before this one is finished"
-    assert world.commit(Owner(), 0, "run-2") == Result(Step.SKIPPED, 0)
+    assert session.producer is None, "the next batch must not begin before this one is finished"
+    assert world.commit(ProducerSession(), 0, "run-2") == Result(Step.SKIPPED, 0)
     world.same_everywhere(1)
 
 
 def test_a_sink_that_lost_what_it_prepared_is_named_when_the_others_have_committed(world: World) -> None:
     world.systems["files"].answers["commit"] = [Fatal("the disk is gone")]
     with pytest.raises(SinkFailedError, match="the disk is gone"):
-        world.commit(Owner(), 0)
+        world.commit(ProducerSession(), 0)
     assert world.systems["database"].visible() == rows(0)
-    world.commit(Owner(), 0, "run-2")
+    world.commit(ProducerSession(), 0, "run-2")
     world.same_everywhere(1)
 
 
 def test_a_sink_that_was_left_out_is_named(world: World) -> None:
     world.systems["files"].answers["commit"] = [Retryable("down")]
     with pytest.raises(SinkUnfinishedError):
-        world.commit(Owner(), 0, seconds=0)
+        world.commit(ProducerSession(), 0, seconds=0)
     with pytest.raises(InvalidOptionError, match="'files'"):
-        world.commit(Owner(), 0, "run-2", names=["database"])
-    world.commit(Owner(), 0, "run-2")
+        world.commit(ProducerSession(), 0, "run-2", names=["database"])
+    world.commit(ProducerSession(), 0, "run-2")
     world.same_everywhere(1)
 
 
 def test_a_poison_record_takes_everything_back(world: World) -> None:
     world.broker.faults.append(Fault("flush", InvalidRecordError("too large")))
     with pytest.raises(InvalidRecordError):
-        world.commit(Owner(), 0)
+        world.commit(ProducerSession(), 0)
     world.same_everywhere(0)
 
 
 def test_what_cannot_be_taken_back_now_is_taken_back_at_the_next_look(world: World) -> None:
     world.broker.faults.append(Fault("flush", RetriableError("not now")))
     world.systems["files"].answers["abort"] = [Retryable("down")]
-    world.commit(Owner(), 0)
+    world.commit(ProducerSession(), 0)
     world.same_everywhere(1)
 
 
 def test_a_zombie_takes_its_own_back_when_it_was_overtaken(world: World) -> None:
-    zombie, successor = Owner(), Owner()
+    zombie, successor = ProducerSession(), ProducerSession()
     world.commit(zombie, 0, "run-1")
     world.commit(successor, 1, "run-2")
     with pytest.raises(FencedError, match="run-2"):
@@ -309,7 +309,7 @@ def overtaken_between_token_and_settling(world: World) -> None:
     def rival() -> None:
         world.systems["files"].faults.append(Fault("commit", Killed()))
         with pytest.raises(Killed):
-            world.commit(Owner(), 0, "run-2")
+            world.commit(ProducerSession(), 0, "run-2")
         broker.dead = False
 
     def group_offsets(*arguments: Any) -> Any:
@@ -320,8 +320,8 @@ def overtaken_between_token_and_settling(world: World) -> None:
 
     broker.group_offsets = group_offsets  # type: ignore[method-assign]
     with pytest.raises(FencedError, match="run-2"):
-        world.commit(Owner(), 0, "run-1")
-    world.commit(Owner(), 0, "run-3")
+        world.commit(ProducerSession(), 0, "run-1")
+    world.commit(ProducerSession(), 0, "run-3")
     world.same_everywhere(1)
 
 
@@ -345,51 +345,53 @@ def test_a_list_made_after_the_token_would_lose_the_rivals_batch(
 
 
 def test_a_lost_group_leaves_what_is_prepared_to_a_person(world: World) -> None:
-    world.commit(Owner(), 0)
+    world.commit(ProducerSession(), 0)
     world.broker.faults.append(Fault("commit", RetriableError("time-out"), after=True))
     with pytest.raises(OutcomeUnknownError):
-        world.commit(Owner(), 1, seconds=0)
+        world.commit(ProducerSession(), 1, seconds=0)
     world.broker.group.clear()
     with pytest.raises(SinkUndecidedError, match="sinks commit"):
-        world.commit(Owner(), 1, "run-2", missing_token="assume_committed")
+        world.commit(ProducerSession(), 1, "run-2", missing_token="assume_committed")
     for system in world.systems.values():  # what `kafka-eos sinks commit` does
         system.committed.update(system.prepared)
         system.prepared.clear()
-    assert world.commit(Owner(), 1, "run-2", missing_token="assume_committed").step is Step.SKIPPED
-    world.commit(Owner(), 2, "run-2")
+    assert world.commit(ProducerSession(), 1, "run-2", missing_token="assume_committed").step is Step.SKIPPED
+    world.commit(ProducerSession(), 2, "run-2")
     world.same_everywhere(3)
 
 
 def test_a_token_that_a_person_wrote_does_not_decide_what_sinks_hold(world: World) -> None:
     """`kafka-eos adopt --committed`: the batch is in Kafka, and prepared in the sinks."""
-    world.commit(Owner(), 0)
+    world.commit(ProducerSession(), 0)
     world.broker.faults.append(Fault("commit", RetriableError("time-out"), after=True))
     with pytest.raises(OutcomeUnknownError):
-        world.commit(Owner(), 1, seconds=0)
+        world.commit(ProducerSession(), 1, seconds=0)
     world.broker.group.clear()
-    adopted = type(wanted := order(1))(**{**wanted.__dict__, "missing_token": "assume_committed"})
-    Commit(adopted, ModelRows([]), world.broker, Owner(), Deadline.after_seconds(30), UndecidedSinks()).run()
+    adopted = type(wanted := request(1))(**{**wanted.__dict__, "missing_token": "assume_committed"})
+    Commit(
+        adopted, ModelRows([]), world.broker, ProducerSession(), Deadline.after_seconds(30), UndecidedSinks()
+    ).run()
     with pytest.raises(SinkUndecidedError):
-        world.commit(Owner(), 1, "run-2")
+        world.commit(ProducerSession(), 1, "run-2")
     for system in world.systems.values():
         system.committed.update(system.prepared)
         system.prepared.clear()
-    assert world.commit(Owner(), 1, "run-2").step is Step.SKIPPED
+    assert world.commit(ProducerSession(), 1, "run-2").step is Step.SKIPPED
     world.broker.faults.append(Fault("flush", Killed()))
     with pytest.raises(Killed):
-        world.commit(Owner(), 2, "run-2")
+        world.commit(ProducerSession(), 2, "run-2")
     world.broker.dead = False
-    world.commit(Owner(), 2, "run-3")
+    world.commit(ProducerSession(), 2, "run-3")
     world.same_everywhere(3)
 
 
 def test_a_person_says_that_the_batch_is_not_in_kafka(world: World) -> None:
-    world.commit(Owner(), 0)
+    world.commit(ProducerSession(), 0)
     world.broker.faults.append(Fault("commit", RetriableError("time-out")))
     with pytest.raises(OutcomeUnknownError):
-        world.commit(Owner(), 1, seconds=0)
+        world.commit(ProducerSession(), 1, seconds=0)
     world.broker.group.clear()
-    world.commit(Owner(), 1, "run-2", missing_token="assume_not_committed")
+    world.commit(ProducerSession(), 1, "run-2", missing_token="assume_not_committed")
     world.same_everywhere(2)
 
 
@@ -419,7 +421,9 @@ def test_only_what_the_token_names_is_committed_and_nothing_is_guessed(
     )
     decided = fate(txn, token, BATCH, verdict)
     named = (
-        token is not None and mark is not None and (token_batch, mark.attempt) == (prepared_batch, attempt)
+        token is not None
+        and mark is not None
+        and (token_batch, mark.sink_transaction_id) == (prepared_batch, attempt)
     )
     assert (decided is Fate.COMMIT) is named
     assert (decided is Fate.LEAVE) is (
@@ -459,7 +463,7 @@ def test_whatever_breaks_the_same_batches_are_everywhere_once(
             world.systems[where].faults.append(
                 Fault(call, error, after=after and call in ("prepare", "commit"))
             )
-    owners = [Owner() for _ in range(3)]
+    owners = [ProducerSession() for _ in range(3)]
     turns = iter(workers)
     for batch_id in range(3):
         for run in range(10):
@@ -471,7 +475,7 @@ def test_whatever_breaks_the_same_batches_are_everywhere_once(
                 continue  # Spark's query is started again
             except Killed:
                 world.broker.dead = False
-                owners[at] = Owner()
+                owners[at] = ProducerSession()
         else:
             raise AssertionError("the batch did not come through")
         # begun only when the last one is finished, everywhere
@@ -479,5 +483,5 @@ def test_whatever_breaks_the_same_batches_are_everywhere_once(
             assert len(system.committed) == batch_id + 1, name
     for faulty in (world.broker, *world.systems.values()):
         faulty.faults.clear()  # of calls that were not reached
-    world.commit(Owner(), 3, "run-last")  # looks, and clears what was left
+    world.commit(ProducerSession(), 3, "run-last")  # looks, and clears what was left
     world.same_everywhere(4)

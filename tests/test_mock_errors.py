@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError
 from mock_cluster import Api, MockCluster
 from mock_commit import MockKafka, commit, look, staged, values
 
-from kafka_eos_source.commit.parties import Owner
+from kafka_eos_source.commit.parties import ProducerSession
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.transaction import Result
 from kafka_eos_source.errors import (
@@ -245,24 +245,24 @@ class Story:
 
 def _tell(case: Case) -> Story:
     with MockCluster() as mock:
-        kafka, owner = MockKafka(mock), Owner()
+        kafka, session = MockKafka(mock), ProducerSession()
         mock.answer(1, case.request, *[(getattr(KafkaError, case.error), 0)] * case.times)
 
         def attempt() -> Result | KafkaEosError:
             try:
-                return commit(kafka, owner, rows=staged(values(), timestamps=case.timestamps))
+                return commit(kafka, session, rows=staged(values(), timestamps=case.timestamps))
             except KafkaEosError as error:
-                assert owner.producer is None, "a producer was kept after an error"
+                assert session.producer is None, "a producer was kept after an error"
                 return error
 
         story = Story(attempt(), kafka.visible(), list(kafka.calls), mock.unused_answers(1, case.request))
         while isinstance([story.ended, *story.replays][-1], KafkaEosError) and len(story.replays) < 5:
             story.replays.append(attempt())
         seen = len(kafka.calls)
-        commit(kafka, owner, 1)
+        commit(kafka, session, 1)
         story.next_calls = kafka.calls[seen:]
         story.last = look(kafka)
-        owner.drop()
+        session.drop()
         return story
 
 

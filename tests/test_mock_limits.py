@@ -8,7 +8,7 @@ import pytest
 from mock_cluster import Api, MockCluster
 from mock_commit import MockKafka, commit, look, staged, values
 
-from kafka_eos_source.commit.parties import Owner
+from kafka_eos_source.commit.parties import ProducerSession
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import InvalidRecordError
 
@@ -22,25 +22,25 @@ def mock() -> Iterator[MockCluster]:
 @pytest.mark.parametrize("timestamps", [False, True], ids=["as a batch", "one by one"])
 def test_a_row_too_large_for_the_client_fails_the_batch_by_name(mock: MockCluster, timestamps: bool) -> None:
     """T35: a local error does not fail a commit by itself, so it must not be swallowed before it."""
-    kafka, owner = MockKafka(mock, message_max_bytes="2000"), Owner()
+    kafka, session = MockKafka(mock, message_max_bytes="2000"), ProducerSession()
     rows = ["small", "large " * 1000, "small too"]
     with pytest.raises(InvalidRecordError, match=r"6,000 bytes to topic 'out'.*message\.max\.bytes"):
-        commit(kafka, owner, rows=staged(rows, timestamps=timestamps))
+        commit(kafka, session, rows=staged(rows, timestamps=timestamps))
     assert look(kafka) == ([], None)
     assert kafka.calls == ["init", "token", "begin", "abort"]
     assert mock.requests()[Api.TXN_OFFSET_COMMIT] == 0
-    assert owner.producer is None
+    assert session.producer is None
 
 
 @pytest.mark.parametrize("timestamps", [False, True], ids=["as a batch", "one by one"])
 def test_a_queue_of_ten_takes_a_thousand_rows(mock: MockCluster, timestamps: bool) -> None:
     """T36: a full queue is waited for; none of the rows that it refused is left out."""
-    kafka, owner = MockKafka(mock, queue_buffering_max_messages="10"), Owner()
+    kafka, session = MockKafka(mock, queue_buffering_max_messages="10"), ProducerSession()
     rows = values(rows=1000)
-    result = commit(kafka, owner, rows=staged(rows, timestamps=timestamps))
+    result = commit(kafka, session, rows=staged(rows, timestamps=timestamps))
     assert (result.step, result.transactions) == (Step.COMMITTED, 1)
     visible, token = look(kafka)
     assert visible == sorted(rows)
     assert token is not None
     assert token.rows == 1000
-    owner.drop()
+    session.drop()

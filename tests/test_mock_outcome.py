@@ -25,7 +25,7 @@ from mock_commit import (
     values,
 )
 
-from kafka_eos_source.commit.parties import Owner
+from kafka_eos_source.commit.parties import ProducerSession
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.transaction import Result
 from kafka_eos_source.errors import OutcomeUnknownError, UnavailableError
@@ -53,48 +53,48 @@ def mock() -> Iterator[MockCluster]:
 @pytest.mark.parametrize("error", UNBELIEVABLE)
 def test_an_error_of_the_commit_that_is_true(mock: MockCluster, error: str) -> None:
     """T20: the transaction was not committed; the token is not there, and the batch is written again."""
-    kafka, owner = MockKafka(mock), Owner()
+    kafka, session = MockKafka(mock), ProducerSession()
     mock.answer(1, Api.END_TXN, (getattr(KafkaError, error), 0))
-    assert commit(kafka, owner) == Result(Step.COMMITTED, 2)
+    assert commit(kafka, session) == Result(Step.COMMITTED, 2)
     assert kafka.calls == ONCE + ONCE
     assert mock.requests()[Api.END_TXN] == 2, "something else ended a transaction"
     visible, token = look(kafka)
     assert visible == sorted(values())
     assert token is not None
-    assert token.attempt == 2
-    owner.drop()
+    assert token.transaction_number == 2
+    session.drop()
 
 
 @pytest.mark.parametrize("error", UNBELIEVABLE)
 def test_an_error_of_the_commit_that_is_a_lie(mock: MockCluster, error: str) -> None:
     """T20: the commit took effect and its answer was lost, the error is that of the second request."""
-    kafka, owner = MockKafka(mock, **QUICK), Owner()
+    kafka, session = MockKafka(mock, **QUICK), ProducerSession()
     mock.answer(1, Api.END_TXN, (0, LOST_MS), (getattr(KafkaError, error), 0))
-    assert commit(kafka, owner) == Result(Step.SKIPPED, 1, settled_by_token=True)
+    assert commit(kafka, session) == Result(Step.SKIPPED, 1, settled_by_token=True)
     assert kafka.calls == [*ONCE, "init", "token"]
     assert mock.requests()[Api.END_TXN] == 2
     visible, token = look(kafka)
     assert visible == sorted(values())
     assert token is not None
-    assert token.attempt == 1
-    owner.drop()
+    assert token.transaction_number == 1
+    session.drop()
 
 
 def test_a_commit_that_succeeded_after_the_transaction_had_failed_locally(mock: MockCluster) -> None:
     """T20: librdkafka's own contradiction, a fatal error for a commit that it knows to be done."""
 
     class Contradicting(MockKafka):
-        def producer(self) -> WatchedProducer:
-            producer = super().producer()
+        def producer(self, transactional_id: str) -> WatchedProducer:
+            producer = super().producer(transactional_id)
             if "init" not in self.calls:
                 producer._producer._client = _Contradiction(producer._producer._client)
             return producer
 
-    kafka, owner = Contradicting(mock), Owner()
-    assert commit(kafka, owner) == Result(Step.SKIPPED, 1, settled_by_token=True)
+    kafka, session = Contradicting(mock), ProducerSession()
+    assert commit(kafka, session) == Result(Step.SKIPPED, 1, settled_by_token=True)
     assert kafka.calls == [*ONCE, "init", "token"]
     assert look(kafka)[0] == sorted(values())
-    owner.drop()
+    session.drop()
 
 
 class _Contradiction:
@@ -117,20 +117,20 @@ class _Contradiction:
 
 def test_a_commit_that_is_never_answered_is_unknown_and_the_replay_finds_it_there(mock: MockCluster) -> None:
     """T20: time runs out; nothing is claimed, nothing aborted, and Spark's replay asks again."""
-    kafka, owner, deadline = MockKafka(mock, **QUICK), Owner(), far_off()
+    kafka, session, deadline = MockKafka(mock, **QUICK), ProducerSession(), far_off()
     mock.answer(1, Api.END_TXN, *[(0, LOST_MS)] * 5)
     kafka.before["commit"] = lambda: shorten(deadline, 1)
     with pytest.raises(OutcomeUnknownError):
-        commit(kafka, owner, deadline=deadline)
+        commit(kafka, session, deadline=deadline)
     assert kafka.calls == ONCE
-    assert owner.producer is None
-    assert commit(kafka, Owner()) == Result(Step.SKIPPED, 0)
+    assert session.producer is None
+    assert commit(kafka, ProducerSession()) == Result(Step.SKIPPED, 0)
     assert look(kafka)[0] == sorted(values())
 
 
 def test_a_commit_that_never_arrives_is_unknown_and_the_replay_does_not_find_it(mock: MockCluster) -> None:
     """T20: the same from outside, and the other truth."""
-    kafka, owner, deadline = MockKafka(mock), Owner(), far_off()
+    kafka, session, deadline = MockKafka(mock), ProducerSession(), far_off()
 
     def away() -> None:
         mock.set_down(1)
@@ -138,11 +138,11 @@ def test_a_commit_that_never_arrives_is_unknown_and_the_replay_does_not_find_it(
 
     kafka.before["commit"] = away
     with pytest.raises(OutcomeUnknownError):
-        commit(kafka, owner, deadline=deadline)
+        commit(kafka, session, deadline=deadline)
     assert kafka.calls == ONCE
-    assert owner.producer is None
+    assert session.producer is None
     mock.set_up(1)
-    replay = Owner()
+    replay = ProducerSession()
     assert commit(kafka, replay) == Result(Step.COMMITTED, 1)
     assert look(kafka)[0] == sorted(values())
     replay.drop()
@@ -150,25 +150,25 @@ def test_a_commit_that_never_arrives_is_unknown_and_the_replay_does_not_find_it(
 
 def test_a_clean_producer_is_used_again(mock: MockCluster) -> None:
     """The epoch rule against the client's own statistics."""
-    kafka, owner = MockKafka(mock), Owner()
+    kafka, session = MockKafka(mock), ProducerSession()
     for batch_id in range(3):
-        commit(kafka, owner, batch_id)
+        commit(kafka, session, batch_id)
     assert kafka.calls == ONCE + 2 * ["begin", "flush", "offsets", "commit"]
     assert mock.requests()[Api.INIT_PRODUCER_ID] == 1
     assert look(kafka)[0] == sorted(values(0) + values(1) + values(2))
-    owner.drop()
+    session.drop()
 
 
 def test_a_producer_whose_commit_was_answered_at_the_second_try_is_not(mock: MockCluster) -> None:
     """T18 without a proxy: the first request took effect; a third one could still be on its way."""
-    kafka, owner = MockKafka(mock, **QUICK), Owner()
+    kafka, session = MockKafka(mock, **QUICK), ProducerSession()
     mock.answer(1, Api.END_TXN, (0, LOST_MS))
-    assert commit(kafka, owner, 0) == Result(Step.COMMITTED, 1)
+    assert commit(kafka, session, 0) == Result(Step.COMMITTED, 1)
     assert mock.requests()[Api.END_TXN] == 2
-    assert commit(kafka, owner, 1) == Result(Step.COMMITTED, 1)
+    assert commit(kafka, session, 1) == Result(Step.COMMITTED, 1)
     assert kafka.calls == ONCE + ONCE
     assert look(kafka)[0] == sorted(values(0) + values(1))
-    owner.drop()
+    session.drop()
 
 
 @pytest.mark.parametrize(
@@ -186,12 +186,12 @@ def test_a_coordinator_that_moves_is_followed(kind: Literal["transaction", "grou
     with MockCluster(3) as mock:
         mock.set_coordinator("transaction", APPLICATION_ID, 1)
         mock.set_coordinator("group", APPLICATION_ID, 2)
-        kafka, owner = MockKafka(mock), Owner()
+        kafka, session = MockKafka(mock), ProducerSession()
         kafka.before[call] = lambda: mock.set_coordinator(kind, APPLICATION_ID, 3)
-        assert commit(kafka, owner) == Result(Step.COMMITTED, 1)
+        assert commit(kafka, session) == Result(Step.COMMITTED, 1)
         assert kafka.calls == ONCE
         assert look(kafka)[0] == sorted(values())
-        owner.drop()
+        session.drop()
 
 
 @pytest.mark.parametrize("call", ["token", "begin", "offsets"])
@@ -210,9 +210,9 @@ def test_a_broker_that_is_away_for_good_is_named(call: str) -> None:
 
         kafka.before[call] = away
         with pytest.raises(UnavailableError, match="no answer from Kafka"):
-            commit(kafka, Owner(), deadline=deadline)
+            commit(kafka, ProducerSession(), deadline=deadline)
         mock.set_up(1)
-        replay = Owner()
+        replay = ProducerSession()
         assert commit(kafka, replay).step is Step.COMMITTED
         assert look(kafka)[0] == sorted(values())
         replay.drop()

@@ -20,14 +20,14 @@ from model_broker import CLUSTER_ID, ModelBroker, ModelRows
 from integration.support.checkpoint import MadeUp
 from kafka_eos_source import errors
 from kafka_eos_source.cli import main
-from kafka_eos_source.commit import identity
-from kafka_eos_source.commit.decide import Batch
-from kafka_eos_source.commit.identity import Mark
-from kafka_eos_source.commit.order import Order
-from kafka_eos_source.commit.parties import Owner
+from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile
+from kafka_eos_source.commit.parties import ProducerSession
+from kafka_eos_source.commit.request import Cluster, CommitRequest
+from kafka_eos_source.commit.session import digests
 from kafka_eos_source.commit.sources import ranges
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.transaction import Commit
+from kafka_eos_source.commit.verdict import Batch
 from kafka_eos_source.errors import (
     InvalidOptionError,
     KafkaEosError,
@@ -112,7 +112,7 @@ class Made(MadeUp):
         return self
 
     def mark(self, first_batch: int = 0, application_id: str = APP) -> Made:
-        identity.mark(self.location, Mark(application_id, self.query_id, first_batch))
+        FirstBatchFile(self.location, FirstBatch(application_id, self.query_id, first_batch)).write()
         return self
 
     def stage(self, name: str, size_bytes: int = 5, age_seconds: float = 0.0) -> Path:
@@ -124,39 +124,43 @@ class Made(MadeUp):
         os.utime(path.parent, (at, at))
         return path
 
-    def order(self, batch_id: int) -> Order:
+    def request(self, batch_id: int) -> CommitRequest:
         """As the sink commits it."""
         logged = offset_log.read(self.location, batch_id)
         before = offset_log.read(self.location, batch_id - 1)
         assert logged is not None
-        mark = identity.mark(self.location, Mark(APP, self.query_id, batch_id))
         batch = Batch(
             application_id=APP,
             query_id=self.query_id,
             run_id="run",
             batch_id=batch_id,
-            start_digest=before.digest if before is not None else "",
-            end_digest=logged.digest,
-            first_batch=mark.first_batch,
+            start=digests(before, self.query_id),
+            end=digests(logged, self.query_id),
+            promised=self.file(batch_id).promises_token(batch_id),
         )
-        return Order(batch, APP, OUT, tuple(ranges(logged, before)), "out")
+        return CommitRequest(batch, APP, OUT, tuple(ranges(logged, before)), "out")
+
+    def file(self, batch_id: int) -> FirstBatchFile:
+        return FirstBatchFile(self.location, FirstBatch(APP, self.query_id, batch_id))
 
     def held(self, batch_id: int, /, **more: Any) -> dict[TopicPartition, GroupOffset]:
         """The group after that batch."""
-        order = self.order(batch_id)
-        token = replace(_token(order), **more)
-        return {each.tp: each for each in order.offsets(token, CLUSTER_ID, {"in": 1, "out": 1})}
+        request = self.request(batch_id)
+        token = replace(_token(request), **more)
+        cluster = Cluster(CLUSTER_ID, {"in": 1, "out": 1})
+        return {each.tp: each for each in request.offsets(token, request.own(cluster).ends, cluster)}
 
 
-def _token(order: Order) -> Token:
-    batch = order.batch
+def _token(request: CommitRequest) -> Token:
+    batch = request.batch
     return Token(
         APP,
         batch.query_id,
         batch.run_id,
+        batch.batch_id + 1,
         batch.batch_id,
-        batch.start_digest,
-        batch.end_digest,
+        batch.start.current,
+        batch.end.current,
         ROWS_PER_BATCH,
     )
 
@@ -399,7 +403,7 @@ def test_the_verdict_is_what_the_commit_then_does(
     broker = ModelBroker()
     made = Made(tmp_path_factory.mktemp("c") / "checkpoint").upto(6, 6)
     for batch_id in range(held + 1):
-        commit(broker, made.order(batch_id))
+        commit(broker, made, batch_id)
     made.forget(*(f"offsets/{batch_id}" for batch_id in range(planned + 1, 7)))
     made.forget(*(f"commits/{batch_id}" for batch_id in range(planned + done, 7)))
     found = look_at(made, FakeLook(dict(broker.group)))
@@ -413,16 +417,19 @@ def test_the_verdict_is_what_the_commit_then_does(
     before = list(broker.log)
     if found.needs_a_person:
         with pytest.raises(OperatorError, match=found.verdict.condition):
-            commit(broker, made.order(next_batch))
+            commit(broker, made, next_batch)
         assert broker.log == before
     else:
-        step = commit(broker, made.order(next_batch))
+        step = commit(broker, made, next_batch)
         assert ("skips it" in found.verdict.text) == (step is Step.SKIPPED)
 
 
-def commit(broker: ModelBroker, order: Order) -> Step:
-    rows = [f"{order.batch.batch_id}:{row}" for row in range(ROWS_PER_BATCH)]
-    return Commit(order, ModelRows(rows), broker, Owner(), soon()).run().step
+def commit(broker: ModelBroker, made: Made, batch_id: int) -> Step:
+    """As another driver of the checkpoint commits its batch."""
+    rows = [f"{batch_id}:{row}" for row in range(ROWS_PER_BATCH)]
+    staged, file = ModelRows(rows), made.file(batch_id)
+    machine = Commit(made.request(batch_id), staged, broker, ProducerSession(), soon(), first_batch=file)
+    return machine.run().step
 
 
 # -- adopt ------------------------------------------------------------------------------------------
@@ -435,9 +442,9 @@ def plan_adoption(made: Made, broker: ModelBroker, said: Said | None = None) -> 
 
 
 def perform(broker: ModelBroker, adoption: adopt.Adoption) -> None:
-    assert adoption.order is not None
+    assert adoption.request is not None
     before = list(broker.log)
-    Commit(adoption.order, adopt.NoRows(), broker, Owner(), soon()).run()
+    Commit(adoption.request, adopt.NoRows(), broker, ProducerSession(), soon()).run()
     assert broker.log == before, "a token is all that is written"
 
 
@@ -445,26 +452,26 @@ def test_a_new_checkpoint_goes_on_where_kafka_stands(tmp_path: Path) -> None:
     broker = ModelBroker(topics={"in": 1, "out": 1, "old": 1, "__consumer_offsets": 5})
     lost = Made(tmp_path / "lost").upto(3, 3)
     for batch_id in range(4):
-        commit(broker, lost.order(batch_id))
+        commit(broker, lost, batch_id)
     # it wrote another topic once: a token of its lies there, which no batch of the new query will touch
     old = TopicPartition("old", 0)
     broker.group[old] = replace(broker.group[OUT], tp=old)
 
     new = Made(tmp_path / "new", "query-2", first=40)
     guide = plan_adoption(new, broker)
-    assert guide.order is None
+    assert guide.request is None
     assert guide.options["source"] == {"startingOffsets": "group", "application.id": APP}
     assert guide.options["sink"]["onForeignQuery"] == "adopt"
 
     new.plan(0)
     with pytest.raises(OperatorError, match="belongs to query query-1"):
-        commit(broker, new.order(0))
+        commit(broker, new, 0)
     perform(broker, plan_adoption(new, broker))
-    assert commit(broker, new.order(0)) is Step.COMMITTED
-    assert commit(broker, new.order(0)) is Step.SKIPPED, "by another driver, which reads the token"
-    assert commit(broker, new.plan(1).order(1)) is Step.COMMITTED
+    assert commit(broker, new, 0) is Step.COMMITTED
+    assert commit(broker, new, 0) is Step.SKIPPED, "by another driver, which reads the token"
+    assert commit(broker, new.plan(1), 1) is Step.COMMITTED
     with pytest.raises(OperatorError, match="belongs to query query-2"):
-        commit(broker, lost.plan(4).order(4))
+        commit(broker, lost.plan(4), 4)
     assert "own query" in " ".join(plan_adoption(new, broker).text)
 
 
@@ -472,10 +479,10 @@ def test_a_checkpoint_that_starts_elsewhere_adopts_nothing(tmp_path: Path) -> No
     broker = ModelBroker()
     lost = Made(tmp_path / "lost").upto(3, 3)
     for batch_id in range(4):
-        commit(broker, lost.order(batch_id))
+        commit(broker, lost, batch_id)
     for first in (0, 39, 41):
         adoption = plan_adoption(Made(tmp_path / f"new-{first}", "query-2", first).plan(0), broker)
-        assert adoption.order is None
+        assert adoption.request is None
         assert adoption.refused is not None
         assert adoption.refused.condition == "CHECKPOINT_ROLLED_BACK"
 
@@ -484,9 +491,9 @@ def test_a_hand_over_does_not_overlook_who_was_faster(tmp_path: Path) -> None:
     """The old driver commits between the look and the deed."""
     broker = ModelBroker()
     old = Made(tmp_path / "old").upto(1, 1)
-    commit(broker, old.order(0))
+    commit(broker, old, 0)
     adoption = plan_adoption(Made(tmp_path / "new", "query-2", first=10).plan(0), broker)
-    commit(broker, old.order(1))
+    commit(broker, old, 1)
     with pytest.raises(OperatorError, match="CHECKPOINT_ROLLED_BACK"):
         perform(broker, adoption)
     found = newest(broker.group.values())
@@ -499,14 +506,14 @@ def test_a_lost_token_is_written_as_a_person_says(made: Made, said: Said) -> Non
     broker = ModelBroker()
     made.upto(1, 2)
     for batch_id in range(3 if said is Said.COMMITTED else 2):
-        commit(broker, made.order(batch_id))
+        commit(broker, made, batch_id)
     broker.group.clear()
     with pytest.raises(OperatorError, match="TOKEN_MISSING"):
-        commit(broker, made.order(2))
-    assert plan_adoption(made, broker).order is None, "nobody has said anything yet"
+        commit(broker, made, 2)
+    assert plan_adoption(made, broker).request is None, "nobody has said anything yet"
     perform(broker, plan_adoption(made, broker, said))
     assert broker.group[IN].offset == (30 if said is Said.COMMITTED else 20)
-    assert commit(broker, made.order(2)) is (Step.SKIPPED if said is Said.COMMITTED else Step.COMMITTED)
+    assert commit(broker, made, 2) is (Step.SKIPPED if said is Said.COMMITTED else Step.COMMITTED)
     assert len(broker.log) == 3 * ROWS_PER_BATCH
     refused = plan_adoption(made, broker, said).refused
     assert refused is not None, "there is a token now"
@@ -516,15 +523,15 @@ def test_a_lost_token_before_the_next_batch_is_planned(made: Made) -> None:
     broker = ModelBroker()
     made.upto(1, 1)
     for batch_id in range(2):
-        commit(broker, made.order(batch_id))
+        commit(broker, made, batch_id)
     broker.group.clear()
     assert plan_adoption(made, broker, Said.COMMITTED).refused is not None
     perform(broker, plan_adoption(made, broker))
-    assert commit(broker, made.plan(2).order(2)) is Step.COMMITTED
+    assert commit(broker, made.plan(2), 2) is Step.COMMITTED
 
 
 def test_no_token_where_none_is_missed(made: Made) -> None:
-    assert plan_adoption(made.plan(0), ModelBroker(), Said.COMMITTED).order is None
+    assert plan_adoption(made.plan(0), ModelBroker(), Said.COMMITTED).request is None
     assert plan_adoption(made, ModelBroker()).refused is None
 
 

@@ -13,6 +13,8 @@ from click.testing import CliRunner
 
 from kafka_eos_source.cli import main
 from kafka_eos_source.commit.sources import OwnOffsets
+from kafka_eos_source.commit.verdict import Held
+from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate import sinks as operating
 from kafka_eos_source.operate.cluster import KafkaView
 from kafka_eos_source.protocol.token import PreparedSinks, Token
@@ -20,6 +22,7 @@ from kafka_eos_source.sinks.contract import SinkTxn
 from kafka_eos_source.sinks.memory import SYSTEMS, Memory
 
 ATTEMPT = "0123456789abcdef"
+ANCHOR = TopicPartition("out", 0)
 TXN = SinkTxn("app", 7, ATTEMPT)
 
 
@@ -46,7 +49,7 @@ def file(memory: Memory, tmp_path: Path) -> Path:
 
 
 def kafka(token: Token | None) -> KafkaView:
-    return KafkaView("cluster", {}, token, False, {}, OwnOffsets({}, {}, True))
+    return KafkaView("cluster", {}, Held("app", {}, token), ANCHOR, False, OwnOffsets({}, {}, True))
 
 
 def run(monkeypatch: pytest.MonkeyPatch, token: Token | None, *arguments: str) -> tuple[int, str]:

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kafka_eos_source.commit.session import KafkaCluster
+from kafka_eos_source.commit.session import KafkaClients
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
 from kafka_eos_source.kafka import secrets
@@ -112,7 +112,7 @@ UNUSABLE = {
         lambda: ClusterLook(UNUSABLE).topics(Deadline.after_seconds(1)),
         lambda: GroupOffsets(UNUSABLE).fetch("g", [], Deadline.after_seconds(1)),
         lambda: GroupOffsets(UNUSABLE).forget("g", Deadline.after_seconds(1)),
-        lambda: KafkaCluster(UNUSABLE, "app").producer(),
+        lambda: KafkaClients(UNUSABLE).producer("app"),
     ],
 )
 def test_every_way_to_a_client_hides_a_key_that_is_none(
@@ -136,7 +136,7 @@ def test_nothing_that_is_printed_holds_a_secret() -> None:
         write,
         stream_reader(read),
         ReadSettings(conf=dict(read.kafka)),
-        KafkaCluster(write.kafka, "app"),
+        KafkaClients(write.kafka),
         Target(kafka=write.kafka),
         EmbeddedKafka(users={"admin": SECRET}),
     ):

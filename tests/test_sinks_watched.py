@@ -125,7 +125,7 @@ def test_one_that_never_answers_prepares_nothing_and_is_not_waited_for_twice() -
     sink = Scripted(release.wait)
     work = SinkWork({"s": watched(sink)}, {"s": Rows()}, "app", 3)
     with pytest.raises(SinkRetryableError, match="did not return"):
-        work.prepare(soon())
+        work.prepare(1, soon())
     work.roll_back(soon())
     assert sink.calls == ["prepare"], "it is in the middle of that call"
     with pytest.raises(SinkRetryableError, match="does not tell what it holds"):

@@ -119,8 +119,8 @@ def test_junk_is_no_packet(junk: bytes) -> None:
 
 def test_a_packet_of_a_newer_version_is_refused() -> None:
     (packet,) = pack(report(), [])
-    with pytest.raises(StateError, match="version 2"):
-        unpack(packet.replace(b'"v":1', b'"v":2'))
+    with pytest.raises(StateError, match="version 3"):
+        unpack(packet.replace(b'"v":2', b'"v":3'))
 
 
 def test_output_and_changes_are_kept_apart() -> None:

@@ -91,7 +91,7 @@ class FakeLook:
 
 
 def test_ls_of_changelogs() -> None:
-    token = Token(APP, "query", "run", 7, "", "", 1, shard=ShardProgress("a", 1, None)).encode()
+    token = Token(APP, "query", "run", 8, 7, "", "", 1, shard=ShardProgress("a", 1, None)).encode()
     tp = TopicPartition(TOPIC, 1)
     look = FakeLook(
         {TOPIC: 2, "app-other-changelog": 1, "apple-counts-changelog": 1, "app-changelog": 1, "in": 3},

@@ -56,7 +56,7 @@ def test_the_mark_comes_back_and_is_no_token_to_anybody() -> None:
         assert Move.decode(text) == move
         assert Move.decode(text + "\0") == move  # as librdkafka hands it back
         with pytest.raises(
-            StateError, match=r"store 'counts' is being moved to 5 shards.*goes on where it was"
+            StateError, match=r"store 'counts' is being moved to 5 shards.*continues where it stopped"
         ):
             Token.decode(text)
         with pytest.raises(StateError, match="being moved"):

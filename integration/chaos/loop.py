@@ -19,6 +19,7 @@ import json
 import os
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -61,7 +62,8 @@ class Checkpoint:
         return json.loads((self._path / "offsets" / str(batch_id)).read_text().splitlines()[-1])
 
     def log_offsets(self, batch_id: int, end: Any) -> None:
-        self._write(f"offsets/{batch_id}", f'v1\n{{"batchWatermarkMs":0}}\n{json.dumps(end)}')
+        metadata = {"batchWatermarkMs": 0, "batchTimestampMs": time.time_ns() // 1_000_000}
+        self._write(f"offsets/{batch_id}", f"v1\n{json.dumps(metadata)}\n{json.dumps(end)}")
 
     def log_commit(self, batch_id: int) -> None:
         self._write(f"commits/{batch_id}", 'v1\n{"nextBatchWatermarkMs":0}')

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kafka_eos_source.commit import transaction
-from kafka_eos_source.commit.decide import Verdict
-from kafka_eos_source.commit.parties import Cluster
+from kafka_eos_source.commit.parties import Clients
+from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 
 
 def _no_token_check() -> None:
     """Every batch is written, whatever Kafka holds."""
-    transaction.decide = lambda *_, **__: Verdict.WRITE
+    transaction.batch_verdict = lambda *_, **__: Verdict.WRITE
 
 
 def _no_epoch_rule() -> None:
@@ -56,29 +56,30 @@ def _token_before_init() -> None:
     """The token is read, then the transactional id initialised: an older owner may commit between."""
     open_ = transaction.Commit._open
 
-    def read_then_init(self: transaction.Commit) -> Verdict:
-        cluster = self._cluster
-        producer: Any = cluster.producer()
+    def read_then_init(self: transaction.Commit) -> transaction.Attempt:
+        clients = self._clients
+        producer: Any = clients.producer(self._request.batch.application_id)
         init, producer.init = producer.init, lambda deadline: None
-        self._cluster = _Prepared(producer, cluster)
+        self._clients = _Prepared(producer, clients)
         try:
-            verdict = open_(self)
+            attempt = open_(self)
         finally:
-            self._cluster = cluster
+            self._clients = clients
         init(self._deadline)
-        return verdict
+        return attempt
 
     transaction.Commit._open = read_then_init  # type: ignore[method-assign]
 
 
 class _Prepared:
-    """A cluster whose next producer is made already."""
+    """Clients whose next producer is made already."""
 
-    def __init__(self, producer: Any, cluster: Cluster) -> None:
+    def __init__(self, producer: Any, clients: Clients) -> None:
         self._producer = producer
-        self.group_offsets = cluster.group_offsets
+        self.group_offsets = clients.group_offsets
+        self.committed_now = clients.committed_now
 
-    def producer(self) -> Any:
+    def producer(self, _transactional_id: str) -> Any:
         return self._producer
 
 

@@ -67,7 +67,7 @@ def outcome(
             for number, end in end_offsets(bootstrap, sink).items()
             if stable[number] != end
         ),
-        token=max(tokens, key=lambda token: token.batch_id, default=None),
+        token=max(tokens, key=lambda token: token.sequence, default=None),
     )
 
 

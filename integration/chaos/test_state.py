@@ -68,8 +68,8 @@ class Case:
 def forget() -> None:
     """As if the process had ended."""
     TaskContext._taskContext = None
-    while session._owners:
-        session._owners.popitem()[1].drop()
+    while session._sessions:
+        session._sessions.popitem()[1].drop()
     POOL.close()
 
 

@@ -104,7 +104,7 @@ class SinkWork:
         for txn in set(to_commit.values()):  # the one that the token names
             self._commit(txn, list(to_commit), deadline)
 
-    def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | None:
+    def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | None:  # noqa: ARG002
         """Under a new id each time.
 
         Raises:

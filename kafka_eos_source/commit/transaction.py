@@ -244,7 +244,7 @@ class Commit:
         if self._fenced is not None and held.token is not None:
             self._refuse_rival(held.token, known)
         # 4. The decision.
-        session.topic_ids = producer.topic_ids(self._topics())
+        session.topic_ids = self._topic_ids(producer)
         batch = request.batch_on(session.cluster, session.topic_ids)
         verdict = self._decide(batch, held)
         failpoints.reach("commit.after_settle")
@@ -365,7 +365,7 @@ class Commit:
         rows, deadline = self._staged.rows, self._deadline
         check_shards(self._staged.shards, attempt.batch.batch_id, attempt.held)
         if not self._topics() <= set(self._session.topic_ids):
-            self._session.topic_ids = attempt.producer.topic_ids(self._topics())
+            self._session.topic_ids = self._topic_ids(attempt.producer)
         if rows:
             # 1. Output topics exist and are wide enough. Crash here ⇒ nothing happened.
             self._move(Step.CHECK)
@@ -416,7 +416,6 @@ class Commit:
             rows=0,
         )
         self._transact(attempt, token, batch.starts or {}, rows=0, with_shards=False)
-        failpoints.reach("commit.after_genesis")
         self._move(Step.GENESIS)
 
     # -- one transaction -------------------------------------------------------------------------
@@ -446,14 +445,15 @@ class Commit:
     ) -> None:
         request, session, deadline = self._request, self._session, self._deadline
         producer = attempt.producer
-        failpoints.reach("commit.before_begin")
+        point = "commit" if with_shards else "genesis"
+        failpoints.reach(f"{point}.before_begin")
         self._move(Step.BEGIN)
         producer.begin()
         self._begun += 1
         self._begun_at = time.monotonic()
         if rows:
             self._produce(producer, rows)
-        failpoints.reach("commit.after_flush")
+        failpoints.reach(f"{point}.after_flush")
         self._move(Step.OFFSETS)
         if not all(session.cluster.has(tp) for tp in request.partitions(session.cluster)):
             # a partition is newer than this producer, or gone
@@ -475,10 +475,10 @@ class Commit:
             # a topic was deleted: the next attempt sees which are left
             raise AbortableError(error.message) from error
         self._confirm(attempt)
-        failpoints.reach("commit.before_commit")
+        failpoints.reach(f"{point}.before_commit")
         self._move(Step.COMMIT)
         producer.commit(deadline)
-        failpoints.reach("commit.after_commit")
+        failpoints.reach(f"{point}.after_commit")
         session.held = attempt.held.after(token, {each.tp: each for each in written})
         session.confirmed = True
 
@@ -521,6 +521,15 @@ class Commit:
         read = self._request.own(self._session.cluster).topic_ids
         return {*read, *self._staged.topics}
 
+    def _topic_ids(self, producer: Producer) -> Mapping[str, str]:
+        """The ids of those topics as they are now. A cluster that does not answer costs the attempt."""
+        try:
+            return producer.topic_ids(self._topics())
+        except UnavailableError as error:
+            if self._deadline.expired:
+                raise
+            raise AbortableError(error.message) from error
+
     def _check_topic_ids(self, producer: Producer, *, is_written: bool) -> None:
         """No topic was deleted and created again since the batch was planned, or while it was written.
 
@@ -532,7 +541,7 @@ class Commit:
             AbortableError: an output topic was replaced while the transaction was written.
         """
         own = self._request.own(self._session.cluster)
-        before, now = self._session.topic_ids, producer.topic_ids(self._topics())
+        before, now = self._session.topic_ids, self._topic_ids(producer)
         self._session.topic_ids = now
         for topic, planned in sorted(own.topic_ids.items()):
             if now.get(topic, planned) == planned:

@@ -1,0 +1,143 @@
+"""Checkpoints that are restored, tokens that are lost, offsets that others move: nothing is doubled.
+
+Each test is a hole that an earlier version had: it compared the numbers of batches, and Spark uses one number
+for two different batches after its checkpoint was restored from a copy.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+
+from integration.chaos.scenario import Scenario
+from integration.support.kafka import TIMEOUT_SECONDS
+
+
+def restore(scenario: Scenario, copy: Path) -> None:
+    """Puts the copy of the checkpoint in the place of the checkpoint."""
+    shutil.rmtree(scenario.checkpoint)
+    shutil.copytree(copy, scenario.checkpoint)
+
+
+def backed_up(scenario: Scenario) -> Path:
+    """A query that has written 50 records in one batch, a copy of its checkpoint, then 200 more records."""
+    scenario.feed(50)
+    scenario.run()
+    copy = scenario.folder / "copy"
+    shutil.copytree(scenario.checkpoint, copy)
+    scenario.feed(200)
+    scenario.run()
+    return copy
+
+
+def move_offsets(scenario: Scenario, to: int) -> None:
+    """As ``kafka-consumer-groups --reset-offsets`` does: without metadata."""
+    partitions = [TopicPartition(scenario.source, number, to) for number in range(2)]
+    asked = [ConsumerGroupTopicPartitions(scenario.application_id, partitions)]
+    for future in scenario.admin.client.alter_consumer_group_offsets(asked).values():
+        future.result(TIMEOUT_SECONDS)
+
+
+def forget_group(scenario: Scenario) -> None:
+    for future in scenario.admin.client.delete_consumer_groups([scenario.application_id]).values():
+        future.result(TIMEOUT_SECONDS)
+
+
+@pytest.mark.fault("T60", "a checkpoint is restored from a copy, with another limit", "restart")
+@pytest.mark.parametrize("limit", [20, 50, 200])
+def test_t60_batches_within_the_output_are_skipped_and_the_others_refused(
+    scenario: Scenario, limit: int
+) -> None:
+    """Without application.id on the source: batches below the committed offsets are skipped one by one."""
+    copy = backed_up(scenario)
+    restore(scenario, copy)
+    scenario.feed(30)
+    driver = scenario.start(source={"maxOffsetsPerTrigger": str(limit)})
+    ended = driver.wait()
+    found = scenario.outcome()
+    assert found.rows.doubled == 0, found
+    if ended:
+        assert "CheckpointRolledBackError" in driver.log.read_text()
+        assert found.rows.found == 250
+    else:
+        assert found.exactly_once, found
+
+
+@pytest.mark.fault("T61", "the same, and the source has the application.id", "restart")
+@pytest.mark.parametrize("limit", [20, 70, 300])
+def test_t61_a_restored_checkpoint_heals_by_a_jump(scenario: Scenario, limit: int) -> None:
+    """The source continues where Kafka stands, whatever the limit; the batch that says so is skipped."""
+    copy = backed_up(scenario)
+    restore(scenario, copy)
+    scenario.feed(30)
+    source = {"maxOffsetsPerTrigger": str(limit), "application.id": scenario.application_id}
+    scenario.run(source=source)
+    found = scenario.outcome()
+    assert found.exactly_once, found
+
+
+@pytest.mark.fault("T62", "the offsets of the group are reset by Kafka's own tool", "stopped")
+@pytest.mark.parametrize("to", [0, 10, 1000])
+def test_t62_offsets_that_somebody_moved_are_named(scenario: Scenario, to: int) -> None:
+    scenario.feed(100)
+    scenario.run()
+    move_offsets(scenario, to)
+    scenario.feed(50)
+    driver = scenario.start()
+    assert driver.wait() == 1
+    assert "OffsetsMovedError" in driver.log.read_text()
+    assert scenario.outcome().rows.found == 100
+    scenario.run(sink={"onMovedOffsets": "overwrite"})
+    found = scenario.outcome()
+    assert found.exactly_once, found
+
+
+@pytest.mark.fault("T63", "the group is deleted after the first batch's commit", "before Spark's commit")
+def test_t63_a_token_that_was_lost_within_the_first_batch_is_missed(scenario: Scenario) -> None:
+    scenario.feed(50)
+    killed = scenario.start(f"commit.after_commit=kill-worker@{scenario.once('first')}")
+    assert killed.wait() == -9, killed.tail()
+    assert scenario.outcome().rows.found == 50
+    forget_group(scenario)
+    driver = scenario.start()
+    assert driver.wait() == 1
+    assert "TokenMissingError" in driver.log.read_text()
+    scenario.run(sink={"onMissingToken": "assume_committed"})
+    scenario.feed(50)
+    scenario.run()
+    found = scenario.outcome()
+    assert found.exactly_once, found
+
+
+@pytest.mark.fault("T64", "the driver dies around the genesis token", "first batch")
+@pytest.mark.parametrize(
+    "step", ["genesis.before_commit", "genesis.after_commit", "commit.after_prepare", "commit.before_commit"]
+)
+def test_t64_a_driver_that_dies_around_the_genesis_token(scenario: Scenario, step: str) -> None:
+    scenario.feed(120)
+    killed = scenario.start(f"{step}=kill-worker@{scenario.once(step)}")
+    assert killed.wait() == -9, killed.tail()
+    scenario.run()
+    found = scenario.outcome()
+    assert found.exactly_once, found
+
+
+@pytest.mark.fault("T65", "two queries share one kafka.group.id", "start")
+def test_t65_two_transactional_ids_in_one_group_are_refused(scenario: Scenario) -> None:
+    scenario.feed(50)
+    scenario.run()
+    before = scenario.written()
+    rival = {"application.id": "rival", "kafka.group.id": scenario.application_id}
+    for policy in ({}, {"onForeignQuery": "adopt"}):
+        checkpoint = scenario.folder / f"rival-{len(policy)}"
+        driver = scenario.start(checkpoint=checkpoint, sink={**rival, **policy})
+        assert driver.wait() == 1
+        assert "ForeignQueryError" in driver.log.read_text()
+    assert scenario.written() == before
+    scenario.feed(50)
+    scenario.run()
+    found = scenario.outcome()
+    assert found.exactly_once, found
