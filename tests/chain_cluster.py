@@ -90,11 +90,17 @@ class Topic:
 
 @dataclass
 class Transaction:
-    """What one owner has sent and not committed."""
+    """What one owner has sent and not committed.
+
+    Attributes:
+        seen_ids: ids of topics that the owner was told after it had sent something. A topic that is deleted
+            after that could as well have been deleted after the commit: its records count as written.
+    """
 
     epoch: int
     rows: list[tuple[str, TopicPartition, Record]] = field(default_factory=list)
     offsets: dict[tuple[str, TopicPartition], tuple[str, GroupOffset]] = field(default_factory=dict)
+    seen_ids: set[str] = field(default_factory=set)
 
 
 class Written(NamedTuple):
@@ -176,7 +182,9 @@ class Cluster:
             if topic is not None and topic.topic_id == topic_id:
                 topic.logs[tp.partition].append(record)
                 touched.add(tp)
-                self.written.append(Written(transactional_id, group, tp.topic, record))
+            elif topic_id not in transaction.seen_ids:
+                continue
+            self.written.append(Written(transactional_id, group, tp.topic, record))
         for tp in touched:
             self.append(tp, [None])  # the control record
         self.history.append({name: dict(offsets) for name, offsets in self.groups.items()})
@@ -257,7 +265,10 @@ class ModelProducer:
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
         self._process.reach("topic_ids")
         known = self._cluster.topics
-        return {name: known[name].topic_id for name in topics if name in known}
+        found = {name: known[name].topic_id for name in topics if name in known}
+        if self._id in self._cluster.open:
+            self._cluster.open[self._id].seen_ids = set(found.values())
+        return found
 
     def check_partitions(self, highest: Mapping[str, int], deadline: Deadline) -> None:
         self._process.reach("check_partitions")

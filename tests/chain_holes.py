@@ -147,6 +147,15 @@ def stale_token_for_the_owner(world: World) -> None:
     world.batch("q", interruptions=[("group_offsets", world.stale(1))])
 
 
+def shared_group_behind_a_stale_coordinator(world: World) -> None:
+    """A second query shares the group, and a coordinator that was cut off says that the group is empty."""
+    world.start(Query(group_id="shared"))
+    world.produce(number=2)
+    world.batch("q")
+    world.share(Query("other", application_id="other-app", group_id="shared"), adopt=False)
+    world.batch("other", interruptions=[("group_offsets", world.stale(2))])
+
+
 def stale_token_for_a_shard(world: World) -> None:
     """A shard reads its token from such a coordinator, and counts on from an older state."""
     _two_batches(world, Query(stateful=True))
@@ -175,6 +184,7 @@ HOLES: dict[str, Callable[[World], None]] = {
         killed_before_the_first_commit,
         stale_token_for_the_owner,
         stale_token_for_a_shard,
+        shared_group_behind_a_stale_coordinator,
     )
 }
 

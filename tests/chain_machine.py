@@ -60,6 +60,7 @@ class ChainMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = World()
+        self.world.spares_open_holes = True
         self.names: list[str] = []
 
     @initialize(number=st.integers(0, 50))
@@ -114,7 +115,7 @@ class ChainMachine(RuleBasedStateMachine):
     @rule()
     def copy_checkpoint(self) -> None:
         self.world.copy(self.names[0], "copy")
-        self.names.append("copy")
+        self.names = list(self.world.places)
 
     @precondition(lambda self: "sharing" in self.perils and len(self.names) == 1)
     @rule(adopt=st.booleans())
@@ -122,7 +123,7 @@ class ChainMachine(RuleBasedStateMachine):
         first = self.query()
         other = Query("other", first.sources, "other-app", first.group, sinks=first.sinks)
         self.world.share(other, adopt=adopt)
-        self.names.append(other.name)
+        self.names = list(self.world.places)
 
     @precondition(lambda self: "reset" in self.perils)
     @rule(tp=st.sampled_from(_PARTITIONS), offset=st.integers(0, 9))
@@ -188,7 +189,7 @@ class ChainMachine(RuleBasedStateMachine):
             return world.kill
         if kind == "fault" and "faults" in self.perils:
             return world.fail(_ERRORS[number])
-        if kind == "stale" and "faults" in self.perils:
+        if kind == "stale" and "faults" in self.perils and "shared group" not in world.excuses:
             return world.stale(number)
         if kind == "rival" and "rivals" in self.perils:
             return world.rival(name, number)

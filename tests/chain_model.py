@@ -64,6 +64,8 @@ class World:
         self.outside = Outside()
         self.excuses: set[str] = set()
         self.faulted = False
+        #: Whether schedules leave out `expired_start_of_an_adoption`, which is still open.
+        self.spares_open_holes = False
         self.places: dict[str, Place] = {}
         self.worker = 0
         self._numbers = count()
@@ -228,6 +230,10 @@ class World:
         place = self.places[name]
         if not self.cluster.ours(place.query.group):
             return  # nothing that remembers the query would be left, so nothing could refuse it
+        if self.spares_open_holes and self._missing_starts(place.query):
+            return
+        if set(self.cluster.groups[place.query.group]) != set(self.cluster.ours(place.query.group)):
+            return  # to adopt offsets that a person moved is that person's decision
         place.checkpoint.restore({})
         place.backups.clear()
         self._excuse("lost checkpoint")
@@ -236,12 +242,16 @@ class World:
     def copy(self, name: str, to: str) -> None:
         """A second driver starts from a copy of the checkpoint while the first one lives on."""
         place = self.places[name]
+        if not place.checkpoint.promises():
+            return  # a copy of nothing is a new query, and which one of the two goes on nobody can say
         twin = self.start(replace(place.query, name=to))
         twin.checkpoint.restore(place.checkpoint.snapshot())
         self._excuse("copied")
 
     def share(self, query: Query, *, adopt: bool) -> None:
-        """Another query starts with the consumer group of the first one."""
+        """Another query starts with the consumer group of the first one, if that group holds anything."""
+        if not self.cluster.ours(query.group):
+            return
         self._excuse("shared group")
         self.start(query).settings = Settings(adopt=adopt, from_group=adopt)
 
@@ -249,7 +259,8 @@ class World:
 
     def reset(self, group: str, tp: TopicPartition, offset: int) -> None:
         """Somebody sets an offset of the group with Kafka's own tool."""
-        if tp in self.cluster.groups.get(group, {}):
+        adopted = all(each.checkpoint.promises() for each in self.places.values())
+        if tp in self.cluster.groups.get(group, {}) and adopted:
             self._excuse("reset")
             self.cluster.groups[group][tp] = GroupOffset(tp, min(offset, self.cluster.end(tp)), "")
 
@@ -258,6 +269,8 @@ class World:
         offsets = self.cluster.groups.get(group, {})
         gone = [tp for tp in offsets if partitions is None or tp in partitions]
         if not gone or self._would_be_forgotten(lambda tp: tp in gone):
+            return
+        if self.spares_open_holes and not all(each.checkpoint.promises() for each in self.places.values()):
             return
         self._excuse("expired")
         for tp in gone:
@@ -287,7 +300,7 @@ class World:
             self._running.append(process)
             try:
                 write_once(process, self.root / "staging", series, topic, version, [value])
-                rows[value] = int(version >= newest)  # older versions are skipped: versions only grow
+                rows[value] = max(rows[value], int(version >= newest))  # older versions are skipped: versions only grow
                 break
             except Killed:
                 process = self._process()
@@ -402,16 +415,24 @@ class World:
         if not legitimate and not (self.faulted and short not in EXCUSES):
             raise Violation(f"refused without a reason: {error}") from error
 
+    def _missing_starts(self, query: Query) -> bool:
+        """Whether a partition that the query has read has no committed offset any more."""
+        read = {tuple(effect.partition("|")[2].split("/")[:2]) for effect in self.effects(query.group)}
+        topics = (self.cluster.topics[name] for name in query.topics if name in self.cluster.topics)
+        there = {TopicPartition(each.name, at): each for each in topics for at in range(len(each.logs))}
+        committed = self.cluster.groups.get(query.group, {})
+        return any(
+            (each.topic_id, str(tp.partition)) in read and tp not in committed for tp, each in there.items()
+        )
+
     def _would_be_forgotten(self, goes: Callable[[TopicPartition], bool]) -> bool:
-        """Whether a query that lost its checkpoint would lose every offset too.
+        """Whether neither Kafka nor the checkpoint of a query would remember that it ever ran.
 
         It then is a new query to everybody, and to start from the beginning is what it was told. A token
         topic (`token.topic`) would be needed to refuse it.
         """
-        if "lost checkpoint" not in self.excuses:
-            return False
-        groups = {place.query.group for place in self.places.values()}
-        return any(all(goes(tp) for tp in self.cluster.ours(group)) for group in groups)
+        unpromised = (place.query.group for place in self.places.values() if not place.checkpoint.promises())
+        return any(ours and all(map(goes, ours)) for group in unpromised if (ours := self.cluster.ours(group)))
 
     def _excuse(self, what: str) -> None:
         EVENTS[what] += 1

@@ -235,6 +235,10 @@ class Checkpoint:
         _, _, *lines = (self.folder / "offsets" / str(batch_id)).read_text().splitlines()
         return [None if line == "-" else line for line in lines]
 
+    def promises(self) -> bool:
+        """Whether the checkpoint says that Kafka must hold a token."""
+        return (self.folder / "kafka-eos" / "identity.json").exists()
+
     def snapshot(self) -> dict[str, bytes]:
         """The folder as a backup has it."""
         files = (each for each in self.folder.rglob("*") if each.is_file())

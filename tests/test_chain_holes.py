@@ -40,6 +40,7 @@ OUTCOMES = {
 OPEN = {
     "two_sinks_on_one_target": "ids of prepared work do not carry the sink's name yet",
     "expired_start_of_an_adoption": "a partition without a committed offset is adopted at its beginning",
+    "shared_group_behind_a_stale_coordinator": "the second look at the group compares only the own token",
 }
 
 
