@@ -166,7 +166,7 @@ class Cluster:
     # -- transactions
 
     def settle(self, transactional_id: str) -> int:
-        """What the initialisation of a transactional id does: a new epoch, and the open transaction aborted."""
+        """Initialises a transactional id: aborts its open transaction and returns a new epoch."""
         self.open.pop(transactional_id, None)
         self.epochs[transactional_id] = self.epochs.get(transactional_id, 0) + 1
         return self.epochs[transactional_id]

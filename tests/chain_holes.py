@@ -67,7 +67,7 @@ def lost_token_of_the_first_batch(world: World) -> None:
 
 
 def recreated_source_during_a_replay(world: World) -> None:
-    """A batch is planned, then its topic is recreated, and the replay reads the new one at the old offsets."""
+    """A batch is planned, its topic is recreated, and the replay reads the new one at the old offsets."""
     world.start(Query(tolerant=True))
     world.produce(number=2)
     world.batch("q", interruptions=[("planned", world.kill)])

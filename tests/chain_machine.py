@@ -33,13 +33,30 @@ QUERIES = (
 
 #: What may go wrong. A machine without perils still kills drivers and restarts them.
 PERILS = frozenset(
-    {"faults", "rivals", "rollback", "loss", "copy", "reset", "expiry", "recreate", "sharing", "sinks", "writes"}
+    {
+        "faults",
+        "rivals",
+        "rollback",
+        "loss",
+        "copy",
+        "reset",
+        "expiry",
+        "recreate",
+        "sharing",
+        "sinks",
+        "writes",
+    }
 )
 
 _CALLS = ("init", "init:after", "group_offsets", "begin", "send", "send:after", "flush:after", "send_offsets")
 _COMMITS = ("send_offsets:after", "commit", "commit:after")
 _ERRORS = (RetriableError, AbortableError, FencedError)
-_PARTITIONS = (TopicPartition("in", 0), TopicPartition("in", 1), TopicPartition("in2", 0), TopicPartition(OUTPUT, 0))
+_PARTITIONS = (
+    TopicPartition("in", 0),
+    TopicPartition("in", 1),
+    TopicPartition("in2", 0),
+    TopicPartition(OUTPUT, 0),
+)
 _TOPICS = ("in", OUTPUT)
 
 _faults = st.tuples(
@@ -49,6 +66,7 @@ _kills = st.tuples(st.just("kill"), st.integers(1, 40), st.just(0))
 _rivals = st.tuples(st.just("rival"), st.integers(1, 40), st.integers(1, 3))
 _stale = st.tuples(st.just("stale"), st.sampled_from(("group_offsets", "shard_offset")), st.integers(1, 3))
 _recreations = st.tuples(st.just("recreate"), st.integers(1, 40), st.integers(0, 1))
+_INTERRUPTIONS = st.one_of(_kills, _kills, _faults, _rivals, _recreations, _stale)
 
 
 class ChainMachine(RuleBasedStateMachine):
@@ -87,7 +105,7 @@ class ChainMachine(RuleBasedStateMachine):
     def batch(self, at: int, worker: int, host: int) -> None:
         self.world.batch(self.name(at), worker=worker, host=host)
 
-    @rule(at=st.integers(0, 1), interruptions=st.lists(st.one_of(_kills, _kills, _faults, _rivals, _recreations, _stale), min_size=1, max_size=2))
+    @rule(at=st.integers(0, 1), interruptions=st.lists(_INTERRUPTIONS, min_size=1, max_size=2))
     def troubled_batch(self, at: int, interruptions: list[tuple[str, Any, int]]) -> None:
         name = self.name(at)
         chosen = [

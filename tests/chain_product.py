@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from kafka_eos_source import stream_writer as writer_module
 from kafka_eos_source.commit import direct, session, sink_session, sinks, transaction
-from kafka_eos_source.model import GroupOffset, Offsets, OffsetRange, TopicPartition
+from kafka_eos_source.model import GroupOffset, OffsetRange, Offsets, TopicPartition
 from kafka_eos_source.options import parse_read, parse_write
 from kafka_eos_source.protocol.token import Mark
 from kafka_eos_source.runtime.deadline import Deadline
@@ -82,7 +82,11 @@ def task(query_id: str, batch_id: str, run_id: str, partition: int) -> Iterator[
 
 def worker_globals() -> dict[str, Any]:
     """What a pooled commit worker keeps between batches; empty, as in a new process."""
-    return {"_sessions": type(session._sessions)(), "_opened": type(sink_session._opened)(), "_checked": set()}
+    return {
+        "_sessions": type(session._sessions)(),
+        "_opened": type(sink_session._opened)(),
+        "_checked": set(),
+    }
 
 
 @contextmanager

@@ -28,7 +28,9 @@ from kafka_eos_source.protocol.packet import CHANGELOG
 
 OUTPUT = "out"
 _FRAME = StructType().add("key", BinaryType()).add("value", BinaryType())
-_STATEFUL_FRAME = StructType().add("key", BinaryType()).add("value", BinaryType()).add(CHANGELOG, BinaryType())
+_STATEFUL_FRAME = (
+    StructType().add("key", BinaryType()).add("value", BinaryType()).add(CHANGELOG, BinaryType())
+)
 _ARROW = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 _STATEFUL_ARROW = pa.schema([*_ARROW, (CHANGELOG, pa.binary())])
 
@@ -73,7 +75,12 @@ class Query:
 
 
 def make_sources(
-    query: Query, cluster: Cluster, process: Process, outside: Outside, checkpoint: Checkpoint, settings: Settings
+    query: Query,
+    cluster: Cluster,
+    process: Process,
+    outside: Outside,
+    checkpoint: Checkpoint,
+    settings: Settings,
 ) -> list[Source]:
     found: list[Source] = []
     for number, each in enumerate(query.sources):
@@ -115,9 +122,7 @@ class QuerySink:
                 self._options[f"sink.{name}.type"] = "chain_sinks:ModelSink"
                 self._options[f"sink.{name}.system"] = system
 
-    def run(
-        self, query_id: str, batch_id: int, run_id: str, rows: Sequence[tuple[int, Record]]
-    ) -> list[Any]:
+    def run(self, query_id: str, batch_id: int, run_id: str, rows: Sequence[tuple[int, Record]]) -> list[Any]:
         with self._in_worker():
             writer = self._writer()
             if not self._query.stateful:
@@ -140,9 +145,7 @@ class QuerySink:
                 raise
 
     def _in_worker(self) -> Any:
-        return product.worker(
-            self._process.workers.setdefault(self._worker(), product.worker_globals())
-        )
+        return product.worker(self._process.workers.setdefault(self._worker(), product.worker_globals()))
 
     def _writer(self) -> Any:
         frame = _STATEFUL_FRAME if self._query.stateful else _FRAME
@@ -169,7 +172,12 @@ def write_once(
     process: Process, staging: Path, series: str, topic: str, version: int, rows: Sequence[bytes]
 ) -> None:
     """One ``df.write`` with ``txnAppId`` and ``txnVersion``, as ``foreachBatch`` makes it."""
-    stated = {"txnAppId": series, "txnVersion": str(version), "topic": topic, "staging.location": str(staging)}
+    stated = {
+        "txnAppId": series,
+        "txnVersion": str(version),
+        "topic": topic,
+        "staging.location": str(staging),
+    }
     options = product.write_options(False, stated)
     writer = product.batch_writer(options, _FRAME)
     with product.task("", "", "", 0):

@@ -1,8 +1,8 @@
 """Spark for the chain model: the micro-batch loop over a checkpoint on disk, and the sources of a query.
 
-The loop follows Spark's ``MicroBatchExecution``: plan, write ``offsets/N``, run the tasks, let the sink commit,
-write ``commits/N``. A restart plans nothing new before it has replayed the last planned batch, and it asks the
-source of batch 0 for its initial offset again.
+The loop follows Spark's ``MicroBatchExecution``: plan, write ``offsets/N``, run the tasks, let the sink
+commit, write ``commits/N``. A restart plans nothing new before it has replayed the last planned batch, and
+it asks the source of batch 0 for its initial offset again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from chain_cluster import Cluster, ModelAdmin, Process, Record
 from chain_product import TopicPartition, read_options
 
 from kafka_eos_source.errors import DataLossError
-from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.plan.source import SourcePlan
+from kafka_eos_source.protocol.source_position import SourcePosition
 
 #: Spark's ``spark.sql.streaming.minBatchesToRetain``.
 RETAINED = 2
@@ -256,7 +256,12 @@ class Run:
     """One start of a query: Spark's ``MicroBatchExecution``."""
 
     def __init__(
-        self, checkpoint: Checkpoint, process: Process, sources: Sequence[Source], sink: Sink, outside: Outside
+        self,
+        checkpoint: Checkpoint,
+        process: Process,
+        sources: Sequence[Source],
+        sink: Sink,
+        outside: Outside,
     ) -> None:
         self.process = process
         self.run_id = uuid.uuid4().hex[:8]

@@ -1,7 +1,8 @@
 """The stateful part of the chain model: shards whose store is a dict, under the operator's real decisions.
 
-`state.operator.shard.open_shard` runs as it is. Only its clients are replaced: the committed offset comes from
-the model cluster, the database is a dict with pending attempts, and a restore reads the changelog's list.
+`state.operator.shard.open_shard` runs as it is. Only its clients are replaced: the committed offset comes
+from the model cluster, the database is a dict with pending attempts, and a restore reads the changelog from
+the model cluster.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from chain_cluster import Cluster, Process, Record
 from chain_product import Deadline, GroupOffset, TopicPartition, shard_module
 
 from kafka_eos_source.errors import UnavailableError
+from kafka_eos_source.protocol.packet import pack
 from kafka_eos_source.state.batch_record import decode_batch
 from kafka_eos_source.state.changelog.restore import Restored
 from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
 from kafka_eos_source.state.changelog.topic import ChangelogTopic
 from kafka_eos_source.state.layout import BATCH_KEY
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
-from kafka_eos_source.protocol.packet import pack
 
 SHARDS = 2
 
@@ -196,7 +197,7 @@ def count_rows(
     """Runs one shard over one micro-batch: counts records by key.
 
     Returns:
-        The output rows, whose value says the how many-eth record of its key it is; and the packets of changes.
+        The output rows, each numbered within its key, and the packets of changes.
     """
     with shard_module.open_shard(task) as opened:
         if not isinstance(opened, shard_module.OpenShard):

@@ -36,7 +36,7 @@ OUTCOMES = {
     "stale_token_for_a_shard": None,
 }
 
-#: Holes that are still open: the reason of each is in the report of the model's first run.
+#: Holes that the model found and that are still open, each with its cause.
 OPEN = {
     "two_sinks_on_one_target": "ids of prepared work do not carry the sink's name yet",
     "expired_start_of_an_adoption": "a partition without a committed offset is adopted at its beginning",
@@ -132,9 +132,7 @@ MUTATIONS: dict[str, tuple[Callable[[], Any], str]] = {
         "adopted_from_the_wrong_start",
     ),
     "the shards' sequence numbers are not compared": (
-        lambda: _patched(
-            (transaction, "check_shards", _nothing), (transaction, "stand_at", _yes)
-        ),
+        lambda: _patched((transaction, "check_shards", _nothing), (transaction, "stand_at", _yes)),
         "stale_token_for_a_shard",
     ),
     "there is no genesis token": (
