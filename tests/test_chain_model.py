@@ -19,7 +19,7 @@ EXAMPLES = int(os.environ.get("KAFKA_EOS_MODEL_EXAMPLES", "0"))
 #: Two sinks on one target share the ids of their prepared work (`test_chain_holes.OPEN`).
 _SAFE = tuple(query for query in QUERIES if len({system for _, system in query.sinks}) == len(query.sinks))
 _SETTINGS = settings(
-    max_examples=max(1, EXAMPLES // len(_SAFE)) if EXAMPLES else 30,
+    max_examples=max(1, EXAMPLES // len(_SAFE)) if EXAMPLES else 40,
     stateful_step_count=20,
     derandomize=not EXAMPLES,
     database=None,
@@ -27,6 +27,7 @@ _SETTINGS = settings(
     report_multiple_bugs=False,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
+
 
 def _explore(perils: frozenset[str]) -> Counter[str]:
     """Explores each kind of query for itself; raises what was found, with the schedule that shows it."""
