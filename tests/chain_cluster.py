@@ -192,7 +192,8 @@ class Cluster:
             topic = self.topics.get(tp.topic)
             if topic is not None and topic.topic_id == topic_id:
                 before = self.groups.setdefault(group, {}).get(tp)
-                if before is not None and before.offset > offset.offset:
+                # an offset that another program moved may be overwritten: the checkpoint is the truth
+                if before is not None and is_ours(before.metadata) and before.offset > offset.offset:
                     self.backwards.append(Backwards(group, tp, before.offset, offset.offset))
                 self.groups[group][tp] = offset
 

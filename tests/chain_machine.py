@@ -66,7 +66,7 @@ _kills = st.tuples(st.just("kill"), st.integers(1, 40), st.just(0))
 _rivals = st.tuples(st.just("rival"), st.integers(1, 40), st.integers(1, 3))
 _stale = st.tuples(st.just("stale"), st.sampled_from(("group_offsets", "shard_offset")), st.integers(1, 3))
 _recreations = st.tuples(st.just("recreate"), st.integers(1, 40), st.integers(0, 1))
-_INTERRUPTIONS = st.one_of(_kills, _kills, _faults, _rivals, _recreations, _stale)
+_INTERRUPTIONS = st.one_of(_kills, _kills, _faults, _faults, _rivals, _recreations, _stale)
 
 
 class ChainMachine(RuleBasedStateMachine):
