@@ -125,6 +125,29 @@ def test_a_query_that_reads_no_kafka(query: Query, broker: str, admin: Admin, tm
     assert set(admin.group(query.group)) == {(query.sink, 0)}, "the anchor carries the token"
 
 
+@pytest.mark.fault("T67", "a restored checkpoint of a file source, and one more file", "restart")
+def test_an_opaque_source_is_never_skipped_by_its_number(query: Query, broker: str, tmp_path: Path) -> None:
+    """The restored checkpoint plans the same batch id and the same offset for another set of files."""
+    folder, copy = tmp_path / "files", tmp_path / "copy"
+    folder.mkdir()
+
+    def run() -> None:
+        frame = query.spark.readStream.schema("value string").text(str(folder))
+        query.run(frame.selectExpr("CAST(NULL AS STRING) AS key", "value"))
+
+    (folder / "0.txt").write_text("first\n")
+    run()
+    shutil.copytree(query.checkpoint, copy)
+    (folder / "1.txt").write_text("second\n")
+    run()
+    shutil.rmtree(query.checkpoint)
+    shutil.copytree(copy, query.checkpoint)
+    (folder / "2.txt").write_text("third\n")
+    with pytest.raises(PySparkException, match="CHECKPOINT_ROLLED_BACK"):
+        run()
+    assert values(read_back(broker, query.sink)) == ["first", "second"]
+
+
 def test_complete_mode_sends_the_whole_result_each_time(query: Query, broker: str) -> None:
     def run() -> None:
         counts = query.frame().selectExpr("CAST(value AS STRING) AS word").groupBy("word").count()

@@ -1,17 +1,17 @@
-"""How large the next micro-batch may be, so that the state it changes fits into memory (KIP-892).
+"""Advises how large the next micro-batch may be, so that the state it changes fits into memory (KIP-892).
 
 Kafka Streams commits early when uncommitted state grows too large. Spark cannot: a batch's offsets are fixed
 before it runs. So the commit of a batch says how much state the *next* one may change, and the source plans
-no more records than that. Both run in processes of the driver, which meet in a file of the driver's machine,
-by the ``application.id`` they share. It is advice: a lost file costs nothing but a batch that is too large.
+no more records than that. Both run in processes of the driver, which share a file on the driver's machine,
+named after their ``application.id``. It is advice: a lost file costs nothing but a batch that is too large.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
-import tempfile
+
+from kafka_eos_source.runtime.private_folders import PrivateFolder, warn_once
 
 _log = logging.getLogger(__name__)
 
@@ -37,32 +37,53 @@ def next_limit(limit: int | None, records: int, pressure: float) -> int | None:
 
 
 def read(application_id: str) -> int | None:
-    """What the last commit of the query advised; None = nothing."""
+    """What the last commit of the query advised.
+
+    Returns:
+        None if there is no advice, or none that can be believed; the query then reads as many records as its
+        options allow.
+    """
     try:
-        with open(_path(application_id), encoding="utf-8") as file:
-            return int(json.load(file)["records"])
-    except FileNotFoundError:
-        return None
+        text = _folder().read(_file(application_id))
+        return None if text is None else _records(json.loads(text))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        _log.warning("advice on the size of batches of %s cannot be read: %s", application_id, error)
+        warn_once(
+            _log,
+            f"cannot read the advised batch size of application.id={application_id!r}: {error}. Batches are "
+            "planned without it: one that changes too much state fails instead of being made smaller.",
+        )
         return None
 
 
 def write(application_id: str, records: int | None) -> None:
-    """Leaves advice for the source, or takes it back."""
-    path = _path(application_id)
+    """Leaves advice for the source; None takes it back."""
     try:
         if records is None:
-            if os.path.exists(path):
-                os.remove(path)
-            return
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        with open(f"{path}.new", "w", encoding="utf-8") as file:
-            json.dump({"records": records}, file)
-        os.replace(f"{path}.new", path)
+            _folder().remove(_file(application_id))
+        else:
+            _folder().write(_file(application_id), json.dumps({"records": records}))
     except OSError as error:
-        _log.warning("advice on the size of batches of %s cannot be left: %s", application_id, error)
+        warn_once(
+            _log,
+            f"cannot write the advised batch size of application.id={application_id!r}: {error}. The source "
+            "does not adapt its batches to the memory that the state may take.",
+        )
 
 
-def _path(application_id: str) -> str:
-    return os.path.join(tempfile.gettempdir(), f"kafka-eos-batches-{os.getuid()}", f"{application_id}.json")
+def _records(advice: dict[str, object]) -> int:
+    """
+    Raises:
+        ValueError: the advice is no positive integer. 0 would stop the query.
+    """
+    records = advice["records"]
+    if type(records) is not int or records < 1:
+        raise ValueError(f"it is {records!r}; expected a positive integer")
+    return records
+
+
+def _folder() -> PrivateFolder:
+    return PrivateFolder.of_user("kafka-eos-batches")
+
+
+def _file(application_id: str) -> str:
+    return f"{application_id}.json"

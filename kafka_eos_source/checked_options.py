@@ -27,6 +27,7 @@ class ReadOptions:
     max_offsets_per_trigger: int | None
     min_offsets_per_trigger: int | None
     max_trigger_delay_ms: int
+    token_renewal_interval_ms: int
     min_partitions: int | None
     max_records_per_partition: int | None
     fail_on_data_loss: bool

@@ -100,7 +100,7 @@ class FencedError(RestartQueryError):
 
 
 class StagedPartError(RestartQueryError):
-    """A staged part is missing, truncated or fails its checksum. Nothing was sent to Kafka."""
+    """A staged part is missing, truncated or fails its checksum. Nothing of the batch is visible."""
 
     condition = "KAFKA_EOS.STAGED_PART_DAMAGED"
 

@@ -143,6 +143,18 @@ OPTIONS: tuple[Option, ...] = (
         idle=(BATCH_READ,),
     ),
     Option(
+        "token.renewal.interval.ms",
+        (STREAM_READ,),
+        values.integer(0),
+        3_600_000,
+        "ms",
+        "After this long without anything to read, the source causes an empty micro-batch, which renews the query's "
+        "token before Kafka forgets it: at the latest after a quarter of the brokers' `offsets.retention.minutes`, if "
+        "they tell it, and for the first time one minute after the start. Never with Trigger.Once or AvailableNow. "
+        "0 = never; set it if the sink is not `kafka-eos` and must not see empty batches.",
+        idle=(BATCH_READ,),
+    ),
+    Option(
         "minPartitions",
         READ,
         values.integer(1),
@@ -161,7 +173,8 @@ OPTIONS: tuple[Option, ...] = (
         values.boolean,
         True,
         "boolean",
-        "Fail when offsets not yet read are gone (aged out, topic deleted or made anew); false = warn and go on.",
+        "Fail when records were lost before they were read (aged out, or their topic was deleted or created again); "
+        "false = warn and continue without them.",
     ),
     Option(
         "includeHeaders",
@@ -241,7 +254,9 @@ OPTIONS: tuple[Option, ...] = (
         None,
         "text",
         "Names the transactional id, the changelogs and, unless `kafka.group.id` is set, the consumer group; on "
-        "a read the group of `startingOffsets=group`. The same on an operator as on its sink.",
+        "a read the group of `startingOffsets=group`. The same on an operator as on its sink. On a stream read, it "
+        "must be that of the query's own sink: a source whose checkpoint is an old copy then continues from the "
+        "offsets that this application committed (from PySpark 4.2; never with Trigger.Once).",
         "from the checkpoint's query id; of a read of state: the only one in `state.dir`",
     ),
     # the sink

@@ -86,6 +86,7 @@ def parse_read(
         max_offsets_per_trigger=maximum,
         min_offsets_per_trigger=minimum,
         max_trigger_delay_ms=found["maxTriggerDelay"],
+        token_renewal_interval_ms=found["token.renewal.interval.ms"],
         min_partitions=found["minPartitions"],
         max_records_per_partition=found["maxRecordsPerPartition"],
         fail_on_data_loss=found["failOnDataLoss"],

@@ -37,6 +37,10 @@ except ImportError:
         """Older PySpark has no such trigger for Python sources: it reads all there is in one batch."""
 
 
+#: The largest number of rows that Spark's limit can have.
+_NO_LIMIT = 2**63 - 1
+
+
 def rows_of(options: ReadOptions) -> StructType:
     """The schema of what is read. Raises: InvalidOptionError: of an aggregate that is none."""
     from kafka_eos_source.read.settings import schema_of
@@ -110,26 +114,20 @@ class _StreamReader(SupportsTriggerAvailableNow, _StreamReaderBase):
     """For PySpark 4.2 and newer, where Spark tells start and limit."""
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
-        unlimited = isinstance(limit, ReadAllAvailable) and self._is_limited()
-        return self._planning().latest(start, unlimited=unlimited)
+        return self._planning().latest(start, once=isinstance(limit, ReadAllAvailable))
 
     def getDefaultReadLimit(self) -> Any:
-        """What Spark hands back to `latestOffset`; the limits themselves are applied there."""
-        return (
-            ReadMaxRows(self._options.max_offsets_per_trigger or 1)
-            if self._is_limited()
-            else ReadAllAvailable()
-        )
+        """What Spark passes to `latestOffset`, which applies the limits of the options itself.
+
+        It is never `ReadAllAvailable`: so Spark passes that with Trigger.Once only.
+        """
+        return ReadMaxRows(self._options.max_offsets_per_trigger or _NO_LIMIT)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return self._planning().available()
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._planning().stop_at_latest()
-
-    def _is_limited(self) -> bool:
-        options = self._options
-        return not (options.max_offsets_per_trigger is None and options.min_offsets_per_trigger is None)
 
 
 class _UnlimitedStreamReader(_StreamReaderBase):
@@ -138,6 +136,9 @@ class _UnlimitedStreamReader(_StreamReaderBase):
     Seen on 4.0: a new query is asked ``latestOffset``, then ``initialOffset``; a restarted one is first told
     the end of its last batch by ``partitions(end, end)``. So the first call tells which it is, and where a
     new one begins is fixed before its end is looked up. A replay of batch 0 asks ``initialOffset`` between.
+
+    Spark does not tell the trigger either. With Trigger.Once and Trigger.AvailableNow it asks only once, so a
+    jump would end the run before it read anything. The source never jumps here.
     """
 
     def __init__(self, options: ReadOptions) -> None:
@@ -149,7 +150,7 @@ class _UnlimitedStreamReader(_StreamReaderBase):
         return self._begin()
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
-        return self._planning().latest(self._position or self._begin())
+        return self._planning().latest(self._position or self._begin(), may_jump=False)
 
     def _begin(self) -> dict[str, Any]:
         if self._initial is None:

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 )
 
 from kafka_eos_source.checked_options import WriteOptions
-from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, RestartQueryError
 from kafka_eos_source.in_read.packed import packed_rows, parcels_of, unpack
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.protocol.identity import derived_application_id
@@ -207,10 +207,10 @@ class _StreamWriter(DataSourceStreamWriter):
         self._packed = packed
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._sink.commit_micro_batch(_ours(messages), batchId)
+        self._sink.commit_micro_batch(_of_every_task(messages), batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._sink.discard(str(batchId), _ours(messages))
+        self._sink.discard(str(batchId), _of_successful_tasks(messages))
 
 
 class _RowStreamWriter(_StreamWriter):
@@ -240,22 +240,39 @@ class _BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         from kafka_eos_source.commit import session
 
+        found = _of_every_task(messages)
         if isinstance(self._sink, _StagedSink):
-            session.commit_batch_write(
-                self._sink.options, self._sink.folder, self._sink.name, _parts(_ours(messages))
-            )
+            session.commit_batch_write(self._sink.options, self._sink.folder, self._sink.name, _parts(found))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         if isinstance(self._sink, _StagedSink):
-            self._sink.discard(self._sink.name, _ours(messages))
+            self._sink.discard(self._sink.name, _of_successful_tasks(messages))
 
 
 def _rows(batches: Iterable[pa.RecordBatch], packed: StructType | None) -> Iterable[pa.RecordBatch]:
     return batches if packed is None else unpack(parcels_of(batches), packed)
 
 
-def _ours(messages: Iterable[WriterCommitMessage | None]) -> list[_Message]:
-    """Messages are None for tasks that failed."""
+def _of_every_task(messages: Iterable[WriterCommitMessage | None]) -> list[_Message]:
+    """The messages of a batch whose tasks have all succeeded.
+
+    Raises:
+        RestartQueryError: a task's message is missing, and with it the rows that the task staged.
+    """
+    found = list(messages)
+    missing = [number for number, each in enumerate(found) if not isinstance(each, _Message)]
+    if missing:
+        raise RestartQueryError(
+            f"Spark asks to commit a batch without the messages of {len(missing)} of its {len(found)} tasks "
+            f"(the first is task {missing[0]}): {found[missing[0]]!r}. Their rows would be lost.",
+            fix="start the query, or this write, again: the batch is staged anew; nothing of it is visible "
+            "to readers.",
+        )
+    return _of_successful_tasks(found)
+
+
+def _of_successful_tasks(messages: Iterable[WriterCommitMessage | None]) -> list[_Message]:
+    """The messages of a batch that is given up: Spark passes None for each task that failed."""
     return [each for each in messages if isinstance(each, _Message)]
 
 

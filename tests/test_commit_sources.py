@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -129,3 +130,36 @@ def test_a_partition_of_two_sources_counts_as_read_up_to_the_lower_end() -> None
     )
     assert own.ends == {A0: 5, A1: 9}
     assert own.starts == {A0: 1, A1: 9}
+
+
+def test_only_the_batch_in_which_a_source_jumps_is_a_jump() -> None:
+    """Spark logs the position of a source that has nothing new as it was in the batch before."""
+    before, jump, after = (
+        kafka({"a": {"0": 1}}, cluster="c"),
+        kafka({"a": {"0": 5}}, cluster="c", jump=True),
+        kafka({"a": {"0": 9}}, cluster="c"),
+    )
+
+    def logged(line: str) -> offset_log.LoggedOffsets:
+        return offset_log.parse(f"v1\n{METADATA}\n{line}", "x", 0)
+
+    entries = [logged(line) for line in (before, jump, jump, after)]
+    found = [ranges(entry, earlier)[0].jump for earlier, entry in itertools.pairwise(entries)]
+    assert found == [True, False, False]
+
+
+def test_offsets_of_a_topic_that_was_created_again_cannot_be_compared() -> None:
+    """After a checkpoint was restored, lower offsets in such a topic do not mean that Kafka holds them."""
+
+    def own(topic_id: str) -> bool:
+        before, after = (
+            offset_log.parse(f"v1\n{METADATA}\n{line}", "x", 0)
+            for line in (
+                kafka({"a": {"0": 50}}, cluster="c", topics={"a": "old"}),
+                kafka({"a": {"0": 80}}, cluster="c", topics={"a": topic_id, "b": "new"}),
+            )
+        )
+        return on_cluster(ranges(after, before), "c", TOPICS, "auto").comparable
+
+    assert own("old")
+    assert not own("other")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from model_broker import CLUSTER_ID, Fault, ModelBroker, ModelRows
 from kafka_eos_source.commit.parties import ProducerSession
 from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.sources import SourceRange
-from kafka_eos_source.commit.steps import MOVES, Step
+from kafka_eos_source.commit.steps import MOVES, Step, diagram
 from kafka_eos_source.commit.transaction import Commit, Result
 from kafka_eos_source.commit.verdict import Batch, Digests
 from kafka_eos_source.errors import (
@@ -293,6 +294,12 @@ def test_a_source_partition_that_is_gone_is_left_out() -> None:
     ).run()
     assert set(broker.group) == {IN, OUT}
     assert committed(broker).sequence == 1
+
+
+def test_the_diagram_in_the_documentation_is_that_of_the_table() -> None:
+    """``python -m kafka_eos_source.commit.steps`` prints it."""
+    page = Path(__file__).parents[1] / "docs/guarantees.md"
+    assert diagram() in page.read_text()
 
 
 def test_every_step_can_be_left_and_no_end_can() -> None:

@@ -3,86 +3,18 @@
 from __future__ import annotations
 
 import pickle
-import re
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from source_cluster import A0, A1, B0, Clock, Cluster, over_the_wire, plan, ranges, read_options
 
 from kafka_eos_source.errors import DataLossError, InvalidOptionError, UnavailableError
-from kafka_eos_source.kafka.admin import Topics
-from kafka_eos_source.model import OffsetRange, Offsets, TopicPartition
-from kafka_eos_source.options import parse_read
+from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.plan.driver import Planning
 from kafka_eos_source.plan.source import SourcePlan
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.stream_reader import _UnlimitedStreamReader, batch_reader, stream_reader
-
-A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
-
-
-@dataclass
-class Cluster:
-    """A `SourceAdmin` over logs in memory: per partition earliest, last stable offset, high watermark."""
-
-    logs: dict[TopicPartition, tuple[int, int]]
-    ids: dict[str, str] = field(default_factory=dict)
-    open_transactions: dict[TopicPartition, int] = field(default_factory=dict)
-    groups: dict[str, dict[TopicPartition, int]] = field(default_factory=dict)
-    times: dict[TopicPartition, dict[int, int]] = field(default_factory=dict)
-
-    def named(self, topics: Iterable[str]) -> Topics:
-        wanted = set(topics)
-        missing = wanted - {tp.topic for tp in self.logs}
-        if missing:
-            raise UnavailableError(f"no topic {sorted(missing)}")
-        return self._topics(wanted)
-
-    def matching(self, pattern: str) -> Topics:
-        return self._topics({tp.topic for tp in self.logs if re.search(pattern, tp.topic)})
-
-    def _topics(self, names: set[str]) -> Topics:
-        ids = {name: self.ids.get(name, f"id-{name}") for name in names}
-        return Topics(tuple(sorted(tp for tp in self.logs if tp.topic in names)), ids, "cluster-1")
-
-    def earliest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        return {tp: self.logs[tp][0] for tp in partitions}
-
-    def latest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        return {tp: self.open_transactions.get(tp, self.logs[tp][1]) for tp in partitions}
-
-    def high_watermarks(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        return {tp: self.logs[tp][1] for tp in partitions}
-
-    def at_time(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        return {tp: self.times.get(tp, {}).get(at) for tp, at in times_ms.items()}
-
-    def committed(self, group_id: str, partitions: Collection[TopicPartition]) -> Offsets:
-        return {tp: at for tp, at in self.groups.get(group_id, {}).items() if tp in partitions}
-
-
-def plan(cluster: Cluster, *, streaming: bool = True, **options: str) -> SourcePlan:
-    return SourcePlan(read_options(streaming=streaming, **options), cluster)
-
-
-def read_options(*, streaming: bool = True, **options: str) -> Any:
-    stated = {"kafka.bootstrap.servers": "h:1", **options}
-    if not {"subscribe", "subscribePattern", "assign"} & set(stated):
-        stated["subscribe"] = "a"
-    return parse_read(stated, streaming=streaming, pyspark_version="4.3.0")
-
-
-def over_the_wire(position: SourcePosition) -> SourcePosition:
-    """As Spark keeps it: JSON."""
-    return SourcePosition.from_json(position.to_json())
-
-
-def ranges(found: Iterable[tuple[OffsetRange, ...]]) -> set[tuple[TopicPartition, int, int]]:
-    return {(each.tp, each.start, each.end) for task in found for each in task}
-
 
 # -- where a query starts
 
@@ -98,11 +30,8 @@ def ranges(found: Iterable[tuple[OffsetRange, ...]]) -> set[tuple[TopicPartition
     ],
 )
 def test_initial(options: dict[str, str], expected: dict[TopicPartition, int]) -> None:
-    cluster = Cluster(
-        {A0: (2, 10), A1: (0, 20)},
-        groups={"g": {A0: 7}},
-        times={A0: {1000: 4}, A1: {1000: 9}},
-    )
+    cluster = Cluster({A0: (2, 10), A1: (0, 20)}, times={A0: {1000: 4}, A1: {1000: 9}})
+    cluster.commit("g", {A0: 7})
     position = plan(cluster, **options).initial()
     assert position.end == expected
     assert (position.cluster_id, position.topic_ids) == ("cluster-1", {"a": "id-a"})
@@ -206,7 +135,7 @@ def test_what_is_lost_is_said(
 ) -> None:
     cluster = Cluster({A0: (0, 8), A1: (0, 9)})
     start = plan(cluster).initial()
-    cluster.logs, cluster.ids = logs, ids
+    cluster.logs, cluster.ids_by_topic = logs, ids
     with pytest.raises(DataLossError, match=kind):
         plan(cluster).latest(start)
     lenient = plan(cluster, failOnDataLoss="false")
@@ -257,10 +186,156 @@ def test_a_default_stands_for_what_is_not_named() -> None:
 def test_a_topic_made_anew_is_read_from_its_beginning_once_loss_is_accepted() -> None:
     cluster = Cluster({A0: (0, 5)})
     start = plan(cluster).initial()
-    cluster.logs, cluster.ids = {A0: (0, 10)}, {"a": "new"}
+    cluster.recreate("a", {A0: (0, 10)})
     source = plan(cluster, failOnDataLoss="false")
     end = over_the_wire(source.latest(start))
     assert ranges(source.tasks(start, end)) == {(A0, 0, 10)}
+
+
+# -- topics that change between the planning of a batch and its replay
+
+
+@pytest.mark.parametrize(
+    ("logs", "loss"),
+    [
+        (
+            {A0: (0, 20)},
+            "TOPIC_RECREATED: topic 'a' was deleted and created again after the batch was planned",
+        ),
+        ({}, "PARTITIONS_GONE: a-0: the topic was deleted after the batch was planned"),
+    ],
+    ids=["recreated", "deleted"],
+)
+def test_a_replay_reads_nothing_of_a_topic_that_was_lost(
+    logs: dict[TopicPartition, tuple[int, int]], loss: str
+) -> None:
+    cluster = Cluster({A0: (0, 5), B0: (0, 7)})
+    options = {"subscribePattern": "a|b", "startingOffsets": "earliest"}
+    first = plan(cluster, **options, failOnDataLoss="false")
+    start = first.initial()
+    middle = over_the_wire(first.latest(start))
+    cluster.logs |= {A0: (0, 12), B0: (0, 9)}
+    end = over_the_wire(first.latest(middle))
+    cluster.recreate("a", logs)
+
+    with pytest.raises(DataLossError, match=loss):
+        plan(cluster, **options).tasks(middle, end)
+    lenient = plan(cluster, **options, failOnDataLoss="false")
+    assert ranges(lenient.tasks(middle, end)) == {(B0, 7, 9)}
+    cluster.logs[B0] = (0, 10)
+    after = over_the_wire(lenient.latest(end))
+    expected = {(B0, 9, 10)} | {(tp, low, high) for tp, (low, high) in logs.items()}
+    assert ranges(lenient.tasks(end, after)) == expected
+
+
+def test_a_replay_of_batch_0_notices_a_topic_that_was_created_again() -> None:
+    """Spark asks for the initial position again then, which names the new topic's id."""
+    cluster = Cluster({A0: (0, 5)})
+    first = plan(cluster, startingOffsets="earliest")
+    end = over_the_wire(first.latest(first.initial()))
+    cluster.recreate("a", {A0: (0, 9)})
+    again = plan(cluster, startingOffsets="earliest")
+    with pytest.raises(DataLossError, match="TOPIC_RECREATED"):
+        again.tasks(again.initial(), end)
+    lenient = plan(cluster, startingOffsets="earliest", failOnDataLoss="false")
+    assert lenient.tasks(lenient.initial(), end) == []
+    after = lenient.latest(end)
+    assert ranges(lenient.tasks(end, after)) == {(A0, 0, 9)}
+
+
+def test_a_topic_of_which_a_batch_reads_nothing_may_change() -> None:
+    cluster = Cluster({A0: (0, 5), B0: (0, 7)})
+    options = {"subscribePattern": "a|b", "startingOffsets": "earliest"}
+    first = plan(cluster, **options)
+    start = first.latest(first.initial())
+    cluster.logs[B0] = (0, 8)
+    end = first.latest(start)
+    cluster.recreate("a", {A0: (0, 9)})
+    assert ranges(plan(cluster, **options).tasks(start, end)) == {(B0, 7, 8)}
+
+
+def test_an_empty_topic_may_change_before_the_replay_of_batch_0() -> None:
+    cluster = Cluster({A0: (0, 5), B0: (0, 0)})
+    options = {"subscribe": "a,b", "startingOffsets": "earliest"}
+    first = plan(cluster, **options)
+    end = over_the_wire(first.latest(first.initial()))
+    cluster.recreate("b", {B0: (0, 9)})
+    again = plan(cluster, **options)
+    assert ranges(again.tasks(again.initial(), end)) == {(A0, 0, 5)}
+    with pytest.raises(DataLossError, match="TOPIC_RECREATED: topic 'b'"):
+        again.latest(end)
+
+
+def test_topic_ids_are_asked_for_only_by_a_replay_and_once() -> None:
+    cluster = Cluster({A0: (0, 5)})
+    first = plan(cluster, startingOffsets="earliest")
+    start = over_the_wire(first.initial())
+    end = over_the_wire(first.latest(start))
+    cluster.requests.clear()
+    assert ranges(first.tasks(start, end)) == {(A0, 0, 5)}
+    assert cluster.requests == []
+    again = plan(cluster, startingOffsets="earliest")
+    assert ranges(again.tasks(start, end)) == {(A0, 0, 5)}
+    assert cluster.requests == ["current_ids"]
+    assert again.tasks(end, end) == []
+    assert cluster.requests == ["current_ids"], "a batch that reads nothing needs no ids"
+
+
+def test_a_batch_of_sparks_own_source_has_no_ids_to_compare() -> None:
+    cluster = Cluster({A0: (0, 5)})
+    start, end = (SourcePosition.from_json(f'{{"a":{{"0":{at}}}}}') for at in (2, 5))
+    assert ranges(plan(cluster).tasks(start, end)) == {(A0, 2, 5)}
+    assert cluster.requests == []
+
+
+def test_a_topic_that_comes_back_is_replayed_from_where_it_began() -> None:
+    """Its first records have aged out by the time of the replay: the task reports them, none is left out."""
+    cluster = Cluster({A0: (0, 5), B0: (0, 7)})
+    options = {"subscribePattern": "a|b", "startingOffsets": "earliest", "failOnDataLoss": "false"}
+    first = plan(cluster, **options)
+    start = first.latest(first.initial())
+    cluster.recreate("b", {})
+    gone = over_the_wire(first.latest(start))
+    assert gone.end == {A0: 5}
+    cluster.recreate("b", {B0: (3, 9)})
+    end = over_the_wire(first.latest(gone))
+    planned = ranges(first.tasks(gone, end))
+    assert planned == {(B0, 3, 9)}
+    cluster.logs[B0] = (6, 20)
+    cluster.requests.clear()
+    assert ranges(plan(cluster, **options).tasks(gone, end)) == planned
+    assert cluster.requests == ["current_ids"], "the first offset is in the position"
+
+
+def test_a_topic_created_again_is_replayed_from_where_it_began() -> None:
+    cluster = Cluster({A0: (0, 5)})
+    lenient = plan(cluster, failOnDataLoss="false")
+    start = over_the_wire(lenient.latest(lenient.initial()))
+    cluster.recreate("a", {A0: (2, 5)})
+    end = over_the_wire(lenient.latest(start))
+    cluster.logs[A0] = (4, 8)
+    replays = plan(cluster, failOnDataLoss="false")
+    assert ranges(replays.tasks(start, end)) == {(A0, 2, 5)}, "although both positions say 5"
+    assert ranges(replays.tasks(end, replays.latest(end))) == {(A0, 5, 8)}
+
+
+def test_a_loss_that_was_accepted_does_not_stop_the_replay_of_its_batch() -> None:
+    cluster = Cluster({A0: (0, 5)})
+    lenient = plan(cluster, startingOffsets="earliest", failOnDataLoss="false")
+    start = over_the_wire(lenient.latest(lenient.initial()))
+    cluster.recreate("a", {A0: (0, 3)})
+    end = over_the_wire(lenient.latest(start))
+    assert end.lossy
+    assert ranges(plan(cluster).tasks(start, end)) == {(A0, 0, 3)}
+
+
+def test_positions_say_whether_the_user_accepts_losses() -> None:
+    cluster = Cluster({A0: (0, 5)})
+    for fail, lossy in (("true", False), ("false", True)):
+        source = plan(cluster, startingOffsets="earliest", failOnDataLoss=fail)
+        start = source.initial()
+        end = source.latest(start)
+        assert (start.lossy, end.lossy) == (lossy, lossy)
 
 
 # -- limits and triggers
@@ -301,22 +376,25 @@ def test_available_now_leaves_partitions_that_came_later() -> None:
 
 def test_a_batch_below_the_minimum_waits_for_its_delay() -> None:
     cluster = Cluster({A0: (0, 6)})
-    source = plan(cluster, startingOffsets="earliest", minOffsetsPerTrigger="15", maxTriggerDelay="50ms")
+    clock = Clock()
+    limits = {"minOffsetsPerTrigger": "15", "maxTriggerDelay": "50s"}
+    source = plan(cluster, clock=clock, startingOffsets="earliest", **limits)
     first = source.latest(source.initial())
     assert first.end == {A0: 6}
     cluster.logs[A0] = (0, 12)
-    waited = source.latest(first) == first
-    while source.latest(first) == first:
-        pass
-    assert waited
+    clock.advance(49)
+    assert source.latest(first) == first
+    clock.advance(1)
+    second = source.latest(first)
+    assert second.end == {A0: 12}
     cluster.logs[A0] = (0, 40)
-    assert source.latest(SourcePosition({A0: 12})).end == {A0: 40}
+    assert source.latest(second).end == {A0: 40}
 
 
 def test_once_reads_all_there_is() -> None:
     cluster = Cluster({A0: (0, 33)})
     source = plan(cluster, startingOffsets="earliest", maxOffsetsPerTrigger="5")
-    assert source.latest(source.initial(), unlimited=True).end == {A0: 33}
+    assert source.latest(source.initial(), once=True).end == {A0: 33}
 
 
 cluster_steps = st.lists(st.tuples(st.sampled_from([A0, A1, B0]), st.integers(0, 9)), min_size=1, max_size=10)

@@ -22,6 +22,9 @@ _POSITIONS = st.builds(
     start=st.none() | _OFFSETS,
     cluster_id=st.none() | st.text(max_size=5),
     topic_ids=st.dictionaries(_TOPICS, st.text(min_size=1, max_size=5), max_size=3),
+    tick=st.integers(0, 2**40),
+    jump=st.booleans(),
+    lossy=st.booleans(),
 )
 
 
@@ -84,6 +87,10 @@ def test_a_pattern_that_matches_nothing_yet_is_kafkas() -> None:
         '{"@":{"start":{"t":{"0":"1"}}},"t":{"0":1}}',
         '{"@":{"topics":[1]},"t":{"0":1}}',
         '{"@":{"cluster":7},"t":{"0":1}}',
+        '{"@":{"tick":"1"},"t":{"0":1}}',
+        '{"@":{"tick":true},"t":{"0":1}}',
+        '{"@":{"jump":1},"t":{"0":1}}',
+        '{"@":{"lossy":"true"},"t":{"0":1}}',
         '{"0":7}',
         "[" * 100_000,
     ],
@@ -93,6 +100,12 @@ def test_look_alikes_and_damage(line: str) -> None:
     with pytest.raises(OperatorError) as caught:
         SourcePosition.from_json(line)
     assert caught.value.fix
+
+
+def test_a_position_says_only_what_is_not_ordinary() -> None:
+    """An ordinary position has the same JSON as before these keys existed."""
+    ordinary = SourcePosition({TopicPartition("t", 0): 1}, cluster_id="c", topic_ids={"t": "i"})
+    assert ordinary.to_json() == '{"@":{"cluster":"c","topics":{"t":"i"}},"t":{"0":1}}'
 
 
 def test_keys_of_later_versions_are_let_be() -> None:

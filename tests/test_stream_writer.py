@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_eos_source import stream_writer
-from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
+from kafka_eos_source.commit import session
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, RestartQueryError
+from kafka_eos_source.model import StagedPart
 from kafka_eos_source.options import parse_write
 from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.schema import check_frame
@@ -64,3 +68,61 @@ def test_a_batch_write_refuses_state() -> None:
     options = {"kafka.bootstrap.servers": "b:9092", "topic": "out"}
     with pytest.raises(InvalidSchemaError, match=CHANGELOG):
         stream_writer.batch_writer(parse_write(options, streaming=False), FRAME_WITH_STATE)
+
+
+class RecordingSink:
+    """Records what a writer asks of its sink."""
+
+    name = "write-1"
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def commit_micro_batch(self, messages: list[object], batch_id: int) -> None:
+        self.calls.append(("commit", len(messages)))
+
+    def discard(self, name: str, messages: list[object]) -> None:
+        self.calls.append(("discard", len(messages)))
+
+
+PART = StagedPart("", 1, 2, 3, inline=b"rows")
+
+
+@pytest.mark.parametrize("other", [None, WriterCommitMessage()])
+def test_a_commit_without_a_tasks_message_is_refused(other: WriterCommitMessage | None) -> None:
+    """Without it, the rows of that task would be lost, and Spark would believe them written."""
+    sink = RecordingSink()
+    writer = stream_writer._ArrowStreamWriter(cast(Any, sink), None)
+    message = stream_writer._Message(PART)
+    with pytest.raises(RestartQueryError, match=r"1 of its 3 tasks \(the first is task 1\)") as caught:
+        writer.commit([message, other, message], 5)
+    assert "again" in caught.value.fix
+    assert sink.calls == []
+    writer.commit([message, message], 5)
+    writer.commit([], 6)
+    assert sink.calls == [("commit", 2), ("commit", 0)]
+
+
+def test_a_batch_write_without_a_tasks_message_is_refused(
+    elsewhere: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed: list[int] = []
+    monkeypatch.setattr(
+        session,
+        "commit_batch_write",
+        lambda _options, _folder, _name, parts: committed.append(len(parts)),
+    )
+    writer = stream_writer._BatchWriter(elsewhere("write-1"), None)
+    message = stream_writer._Message(PART)
+    with pytest.raises(RestartQueryError, match="1 of its 2 tasks"):
+        writer.commit([message, None])
+    assert committed == []
+    writer.commit([message, message])
+    assert committed == [2]
+
+
+def test_an_abort_tolerates_tasks_that_sent_no_message(elsewhere: Sink) -> None:
+    sink = RecordingSink()
+    stream_writer._ArrowStreamWriter(cast(Any, sink), None).abort([None, stream_writer._Message(PART)], 5)
+    assert sink.calls == [("discard", 1)]
+    stream_writer._BatchWriter(elsewhere("write-1"), None).abort([None, stream_writer._Message(PART)])

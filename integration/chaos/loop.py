@@ -193,8 +193,10 @@ def _records(batch: pa.RecordBatch) -> Iterator[Record]:
 
 
 def _ranges(start: Any, end: Any) -> Iterator[SourceRange]:
-    before, after = (SourcePosition.from_dict(each).end for each in (start, end))
-    for tp, stop in after.items():
+    before, position = SourcePosition.from_dict(start).end, SourcePosition.from_dict(end)
+    if position.jump:
+        return  # nothing is read
+    for tp, stop in position.end.items():
         if stop > before.get(tp, 0):
             yield SourceRange(tp.topic, tp.partition, before.get(tp, 0), stop)
 

@@ -84,6 +84,41 @@ def test_t38_the_source_topic_is_made_anew(scenario: Scenario) -> None:
     assert "TOPIC_RECREATED" in driver.log.read_text()
 
 
+@pytest.mark.fault("T38b", "the source topic is deleted and created again", "while a replay is pending")
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_t38b_the_source_topic_is_created_again_while_a_replay_is_pending(
+    scenario: Scenario, fail: str
+) -> None:
+    source = {"failOnDataLoss": fail}
+    scenario.feed(50)
+    scenario.run(source=source)
+    scenario.feed(50)
+    driver = scenario.stopped_at("commit.before_begin", source=source)
+    driver.kill()
+    scenario.admin.delete(scenario.source)
+    _await_gone(scenario, scenario.source)
+    scenario.admin.create(scenario.source, 2)
+    del scenario.sent[50:]  # the records of the pending batch are lost
+    scenario.feed(200)
+    if fail == "true":
+        driver = scenario.start(source=source)
+        assert driver.wait() == 1
+        said = driver.log.read_text()
+        assert "TOPIC_RECREATED" in said
+        assert "after the batch was planned" in said, "the source says so before a task reads anything"
+        assert scenario.outcome().rows.found == 50
+        # the way out that the messages name: the batch says that no loss is accepted, so it is planned again
+        driver = scenario.start(source={"failOnDataLoss": "false"})
+        assert driver.wait() == 1
+        assert "also delete offsets/1 in the checkpoint" in driver.log.read_text()
+        assert scenario.outcome().rows.found == 50
+        (scenario.checkpoint / "offsets" / "1").unlink()
+        source = {"failOnDataLoss": "false"}
+    scenario.run(source=source)
+    found = scenario.outcome()
+    assert found.exactly_once, found
+
+
 @pytest.mark.fault("T39", "the output topic grows", "between batches")
 def test_t39_the_output_topic_grows(scenario: Scenario) -> None:
     scenario.feed(50)

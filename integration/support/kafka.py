@@ -72,6 +72,16 @@ class Admin:
         for future in futures.values():
             future.result(TIMEOUT_SECONDS)
 
+    def commit(self, group_id: str, offsets: Mapping[tuple[str, int], tuple[int, str]]) -> None:
+        """Commits offsets of a group that nobody is in, each with its metadata."""
+        partitions = [
+            TopicPartition(topic, number, offset, metadata)
+            for (topic, number), (offset, metadata) in offsets.items()
+        ]
+        asked = [ConsumerGroupTopicPartitions(group_id, partitions)]
+        for future in self.client.alter_consumer_group_offsets(asked).values():
+            future.result(TIMEOUT_SECONDS)
+
     def stable_offsets(self, name: str) -> dict[int, int]:
         """Last stable offsets: with no transaction open they are the high watermarks."""
         listed = self.client.list_topics(name, timeout=TIMEOUT_SECONDS).topics[name]

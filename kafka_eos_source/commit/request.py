@@ -95,8 +95,9 @@ class CommitRequest:
             cluster: the sink's.
             inherited: `inherited_shards` whose state this query takes over.
         """
-        text, mark = token.encode(), Mark.of(token).encode()
         there = {tp: offset for tp, offset in offsets.items() if cluster.has(tp)}
+        token = replace(token, partitions=len({*there, self.anchor}))
+        text, mark = token.encode(), Mark.of(token).encode()
         anchor_offset = there.pop(self.anchor, max(0, token.batch_id))
         carriers = {self.anchor, *sorted(there)[:1]}
         found = [

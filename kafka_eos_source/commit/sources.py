@@ -20,8 +20,10 @@ class SourceRange:
         start: first offset read, None = not known (the first batch of Spark's own source).
         cluster_id: of the cluster read; None = the source does not say (Spark's own).
         topic_ids: ids (KIP-516) of the topics that were read; empty if the source does not say.
-        jump: whether the range was passed over instead of read.
+        jump: whether this batch passes over the range instead of reading it.
         lossy: whether the user accepts that records of this source are lost.
+        same_topics: whether no topic was created again between the start and the end of the range. Otherwise
+            the offsets at its start and those of the consumer group belong to another topic.
     """
 
     end: Offsets | None
@@ -30,6 +32,7 @@ class SourceRange:
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     jump: bool = False
     lossy: bool = False
+    same_topics: bool = True
 
 
 def ranges(logged: LoggedOffsets, before: LoggedOffsets | None) -> list[SourceRange]:
@@ -43,12 +46,23 @@ def ranges(logged: LoggedOffsets, before: LoggedOffsets | None) -> list[SourceRa
             continue
         position = SourcePosition.from_json(line)
         line_before = before.sources.get(name) if before is not None else None
-        start = position.start
+        start, same_topics = position.start, True
         if line_before is not None and is_kafka_offset_json(line_before):
-            start = SourcePosition.from_json(line_before).end
+            earlier = SourcePosition.from_json(line_before)
+            start = earlier.end
+            ids = position.topic_ids
+            same_topics = all(ids.get(topic, was) == was for topic, was in earlier.topic_ids.items())
+        # a source that has nothing new is logged as before, with the jump of an earlier batch
+        jump = position.jump and line != line_before
         found.append(
             SourceRange(
-                position.end, start, position.cluster_id, position.topic_ids, position.jump, position.lossy
+                position.end,
+                start,
+                position.cluster_id,
+                position.topic_ids,
+                jump,
+                position.lossy,
+                same_topics,
             )
         )
     return found
@@ -61,8 +75,8 @@ class OwnOffsets:
     Attributes:
         ends: to be committed. A partition read by two sources counts as read up to the lower end.
         starts: where the batch started; None = not known for some source.
-        comparable: whether these are all sources of the batch and no partition is read by two of them, so
-            that offsets alone identify the batch.
+        comparable: whether these are all sources of the batch, no partition is read by two of them, and no
+            topic was created again, so that offsets alone identify the batch.
         topic_ids: ids of the topics that were read, as far as the sources say.
         lossy_topics: topics of whose records the user accepts a loss.
     """
@@ -98,7 +112,9 @@ def on_cluster(
     return OwnOffsets(
         ends=ends,
         starts=None if any(each.start is None for each in own) else starts,
-        comparable=len(own) == len(sources) > 0 and max(readers.values(), default=1) == 1,
+        comparable=len(own) == len(sources) > 0
+        and max(readers.values(), default=1) == 1
+        and all(each.same_topics for each in own),
         topic_ids={topic: topic_id for each in own for topic, topic_id in each.topic_ids.items()},
         lossy_topics=frozenset(topic for each in own if each.lossy for topic in each.topic_ids),
     )

@@ -1,4 +1,7 @@
-"""The steps of a commit and what may follow on each: the table that `commit.transaction` goes by."""
+"""The steps of a commit and what may follow on each: the table that `commit.transaction` goes by.
+
+``python -m kafka_eos_source.commit.steps`` prints the table as the diagram in ``docs/guarantees.md``.
+"""
 
 from __future__ import annotations
 
@@ -50,3 +53,19 @@ ABORTED_ON_ERROR = frozenset({Step.PRODUCE, Step.FLUSH, Step.OFFSETS})
 #: Steps from which Kafka can never commit the attempt, so that what sinks have prepared for it is taken back.
 #: Not COMMIT: its outcome may be unknown, and the token decides. Not FINISH: it is in Kafka.
 ROLLED_BACK_ON_ERROR = frozenset({Step.PREPARE, Step.BEGIN}) | ABORTED_ON_ERROR
+
+
+def diagram() -> str:
+    """The table of moves as a Mermaid state diagram; moves to LOST, which any step may make, are left out."""
+    moves = [
+        f"    {step.name} --> {to.name}"
+        for step, follows in MOVES.items()
+        for to in sorted(follows, key=list(Step).index)
+        if to is not Step.LOST
+    ]
+    ends = [f"    {step.name} --> [*]" for step, follows in MOVES.items() if not follows]
+    return "\n".join(["stateDiagram-v2", "    [*] --> OPEN", *moves, *ends])
+
+
+if __name__ == "__main__":
+    print(diagram())

@@ -50,7 +50,7 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
-from kafka_eos_source.protocol.token import FORMAT, UNDECIDED, Token, newest
+from kafka_eos_source.protocol.token import FORMAT, UNDECIDED, Token
 from kafka_eos_source.runtime.deadline import Deadline
 
 _log = logging.getLogger(__name__)
@@ -83,15 +83,15 @@ class Attempt:
         batch: with its offsets on the sink's cluster.
         held: what the group holds, as the decision saw it.
         verdict: what to do with the batch.
-        token_in_group: newest token that the group itself holds; differs from ``held.token`` where that one
-            comes from elsewhere.
+        in_group: the committed offsets of the group itself; they differ from ``held`` where a token comes
+            from elsewhere.
     """
 
     producer: Producer
     batch: Batch
     held: Held
     verdict: Verdict
-    token_in_group: Token | None
+    in_group: Mapping[TopicPartition, GroupOffset]
 
 
 class _OvertakenError(FencedError):
@@ -157,10 +157,11 @@ class Commit:
             except (RetriableError, AbortableError, OutcomeUnknownError, FencedError) as error:
                 self._end_attempt()
                 self._record_failure(error)
-                if self._deadline.expired:
-                    raise (self._unknown or _out_of_time(error, self._deadline)) from error
                 _log.warning("batch %d: %s; trying again", self._request.batch.batch_id, error)
                 self._pause.wait(min(pause, self._deadline.remaining_seconds()))
+                if self._deadline.expired:
+                    # another attempt would end at once, with an error that says less than this one
+                    raise (self._unknown or _out_of_time(error, self._deadline)) from error
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
                 self._move(Step.OPEN)
             except BaseException:
@@ -200,7 +201,7 @@ class Commit:
         if request.new_group:
             if self._begun or not producer.is_clean():
                 return None
-            return Attempt(producer, batch, Held(batch.application_id), Verdict.WRITE, None)
+            return Attempt(producer, batch, Held(batch.application_id), Verdict.WRITE, {})
         if held is None or held.token is None or held.token.query_id != batch.query_id:
             return None
         if batch.versioned:
@@ -211,7 +212,7 @@ class Commit:
         if not follows or not stand_at(self._staged.shards, held) or not producer.is_clean():
             return None
         resolved = request.batch_on(session.cluster, session.topic_ids)
-        return Attempt(producer, resolved, held, Verdict.WRITE, held.token)
+        return Attempt(producer, resolved, held, Verdict.WRITE, held.offsets)
 
     def _open(self) -> Attempt:
         """Initialises a producer, reads the token, and decides.
@@ -248,7 +249,7 @@ class Commit:
         batch = request.batch_on(session.cluster, session.topic_ids)
         verdict = self._decide(batch, held)
         failpoints.reach("commit.after_settle")
-        return Attempt(producer, batch, held, verdict, newest(found.values(), batch.application_id))
+        return Attempt(producer, batch, held, verdict, found)
 
     def _decide(self, batch: Batch, held: Held) -> Verdict:
         """The verdict on the batch. Sinks first get what the token promises them, also if it is refused."""
@@ -499,21 +500,25 @@ class Commit:
             raise AbortableError(f"{producer.enqueued} records enqueued, {rows} staged")
 
     def _confirm(self, attempt: Attempt) -> None:
-        """Reads the token again from a coordinator that has just taken an offset commit of ours.
+        """Reads the offsets again from a coordinator that has just taken an offset commit of ours.
 
         OffsetFetch is no quorum read: a coordinator that is cut off from the others may have answered with
-        an old token. One that took our offsets was not cut off.
+        old offsets and an old token. One that took our offsets was not cut off.
+
+        Raises:
+            AbortableError: the decision was made on other offsets than the group holds.
         """
         request, session = self._request, self._session
         if session.confirmed or request.new_group:
             return
         partitions = request.partitions(session.cluster)
         found = self._clients.committed_now(request.group_id, partitions, self._deadline)
-        token = newest(found.values(), attempt.batch.application_id)
-        if token != attempt.token_in_group:
+        changed = sorted(tp for tp in partitions if found.get(tp) != attempt.in_group.get(tp))
+        if changed:
             raise AbortableError(
-                f"the token of application.id={attempt.batch.application_id!r} is not the one that was read "
-                "before the transaction: the group coordinator that answered then was out of date."
+                f"the committed offset of {changed[0]} in group {request.group_id!r} is not the one that was "
+                "read before the transaction: another program committed it meanwhile, or the group "
+                "coordinator that answered then was out of date."
             )
 
     def _topics(self) -> set[str]:
@@ -553,7 +558,9 @@ class Commit:
                 f"TOPIC_RECREATED: topic {topic!r} was deleted and created again after batch "
                 f"{self._request.batch.batch_id} was planned: its id was {planned} and is {now[topic]}. What "
                 "was read may be of either one. Nothing of the batch was committed.",
-                fix="if that is expected, restart with .option('failOnDataLoss', 'false') on the source.",
+                fix="if that is expected, restart with .option('failOnDataLoss', 'false') on the source. If "
+                "this batch was planned before that option was set, also delete "
+                f"offsets/{self._request.batch.batch_id} in the checkpoint, so that it is planned again.",
             )
         if not is_written:
             return

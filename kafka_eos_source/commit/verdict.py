@@ -128,6 +128,18 @@ class Held:
         marks = (Mark.decode(each.metadata) for each in self.offsets.values())
         return max((mark.sequence for mark in marks if mark and mark.application == own), default=-1)
 
+    def lacks_offsets(self) -> bool:
+        """Whether offsets that the token's transaction committed are not in the group any more."""
+        token = self.token
+        if token is None or token.partitions < 0:
+            return False
+        marks = (self.mark(tp) for tp in self.offsets if not self._is_shard(tp))
+        return sum(mark == Mark.of(token) for mark in marks) < token.partitions
+
+    def _is_shard(self, tp: TopicPartition) -> bool:
+        token = Token.decode(self.offsets[tp].metadata)
+        return token is not None and token.shard is not None
+
     def next_sequence(self) -> int:
         """The number of the next transaction.
 
@@ -264,6 +276,15 @@ def _check_adoption(batch: Batch, token: Token, held: Held, foreign_query: str) 
         )
     committed = held.committed
     starts = {tp: batch.starts.get(tp) for tp in {*batch.starts, *(batch.ends or {})}}
+    unknown = sorted(tp for tp in starts if tp not in committed)
+    if unknown and held.lacks_offsets():
+        raise CheckpointRolledBackError(
+            f"adopting query {token.query_id}: the group has no offset of {_list(unknown)}, and offsets that "
+            "the other query committed are missing in it. They were deleted, so where that query stopped is "
+            "not known.",
+            fix="restore the other checkpoint; or give this query a new application.id and say in "
+            "startingOffsets where it starts.",
+        )
     wrong = sorted(tp for tp, start in starts.items() if tp in committed and committed[tp] != start)
     if wrong:
         first = wrong[0]

@@ -20,16 +20,20 @@ from confluent_kafka import (
 from confluent_kafka import TopicPartition as ClientTopicPartition
 from confluent_kafka import admin as client_admin
 
-from kafka_eos_source.errors import UnavailableError
+from kafka_eos_source.errors import OperatorError, UnavailableError
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.secrets import concealed
-from kafka_eos_source.model import Offsets, TopicPartition
+from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
 _AdminClient: Any = client_admin.AdminClient
 _OffsetSpec: Any = client_admin.OffsetSpec  # type: ignore[attr-defined]
+_ConfigResource: Any = client_admin.ConfigResource  # type: ignore[attr-defined]
+_BROKER: Any = client_admin.ResourceType.BROKER  # type: ignore[attr-defined]
+
+_RETENTION = "offsets.retention.minutes"
 
 T = TypeVar("T")
 
@@ -157,8 +161,43 @@ class SourceAdmin:
 
         return self._ask(f"looking up topics that match {pattern!r}", ask)
 
+    def current_ids(self, topics: Collection[str]) -> dict[str, str]:
+        """Ids of those of the topics that exist: a topic that is left out was deleted.
+
+        A broker may not know a topic for a moment, so a missing one is asked for again before it is left out.
+
+        Raises:
+            UnavailableError: no broker answers.
+            AuthorizationError: a topic may not be described.
+        """
+        missing = 0
+
+        def ask(client: Any) -> dict[str, str]:
+            nonlocal missing
+            found = self._described(client, topics, leave_out_missing=True)
+            if len(found) < len(set(topics)) and missing < self._retries:
+                missing += 1
+                raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+            return {name: str(one.topic_id) for name, one in found.items()}
+
+        return self._ask(f"looking up the topics {', '.join(topics)}", ask)
+
     def _describe(self, client: Any, names: Collection[str], matched: bool = False) -> Topics:
-        """``matched``: the names were listed a moment ago; one that is gone by now is left out."""
+        """Partitions and ids of topics.
+
+        Args:
+            client: asks.
+            names: of the topics.
+            matched: whether a pattern chose them. Topics that are gone by now, and internal ones, are left
+                out then.
+        """
+        described = self._described(client, names, leave_out_missing=matched)
+        found = {name: one for name, one in described.items() if not (matched and one.is_internal)}
+        partitions = [TopicPartition(name, p.id) for name, one in found.items() for p in one.partitions]
+        ids = {name: str(one.topic_id) for name, one in found.items()}
+        return Topics(tuple(sorted(partitions)), ids, self._cluster_id(client))
+
+    def _described(self, client: Any, names: Collection[str], *, leave_out_missing: bool) -> dict[str, Any]:
         found = {}
         if names:
             futures = client.describe_topics(TopicCollection(list(names)), request_timeout=_REQUEST_SECONDS)
@@ -166,14 +205,11 @@ class SourceAdmin:
                 try:
                     topic = self._answer(client, future)
                 except KafkaException as failure:
-                    if not matched or kafka_error(failure).code() not in _MISSING:
+                    if not leave_out_missing or kafka_error(failure).code() not in _MISSING:
                         raise
                     continue
-                if not (matched and topic.is_internal):
-                    found[name] = topic
-        partitions = [TopicPartition(name, p.id) for name, one in found.items() for p in one.partitions]
-        ids = {name: str(one.topic_id) for name, one in found.items()}
-        return Topics(tuple(sorted(partitions)), ids, self._cluster_id(client))
+                found[name] = topic
+        return found
 
     def earliest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """First offset still there."""
@@ -198,11 +234,35 @@ class SourceAdmin:
         )
         return {tp: None if offset < 0 else offset for tp, offset in found.items()}
 
-    def committed(self, group_id: str, partitions: Collection[TopicPartition]) -> Offsets:
-        """Offsets of a consumer group; pending transactions are waited for (KIP-447)."""
-        budget = (self._retries + 1) * (_REQUEST_SECONDS + self._retry_interval_seconds)
-        held = GroupOffsets(self._config).fetch(group_id, partitions, Deadline.after_seconds(budget))
-        return {tp: held[tp].offset for tp in partitions if tp in held}
+    def committed(
+        self, group_id: str, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, GroupOffset]:
+        """What a consumer group holds of these partitions; waits for pending transactions (KIP-447).
+
+        Raises:
+            UnavailableError: no coordinator answers, or a transaction stays open for too long.
+            AuthorizationError: the group may not be described.
+        """
+        return GroupOffsets(self._config).fetch_named(group_id, partitions, self._patience())
+
+    def offsets_retention_ms(self) -> int:
+        """How long a broker keeps the offsets of an unused consumer group (``offsets.retention.minutes``).
+
+        Raises:
+            AuthorizationError: the principal may not read the configuration of brokers.
+            KafkaEosError: the broker does not answer, or has no such property.
+        """
+
+        def ask(client: Any) -> int:
+            nodes = self._answer(client, client.describe_cluster(request_timeout=_REQUEST_SECONDS)).nodes
+            resource = _ConfigResource(_BROKER, str(nodes[0].id))
+            (future,) = client.describe_configs([resource], request_timeout=_REQUEST_SECONDS).values()
+            found = self._answer(client, future).get(_RETENTION)
+            if found is None:
+                raise OperatorError(f"broker {nodes[0].id} has no property {_RETENTION!r}.")
+            return int(found.value) * 60_000
+
+        return self._ask(f"looking up the brokers' {_RETENTION}", ask)
 
     def _offsets(
         self, specs: Mapping[TopicPartition, Any], what: str, isolation: IsolationLevel | None = None
@@ -250,9 +310,7 @@ class SourceAdmin:
         A broker answers at once that a leader is not ready, so that many such answers are no sign of a long
         time: they get the time that as many requests without an answer would.
         """
-        patience = Deadline.after_seconds(
-            (self._retries + 1) * (_REQUEST_SECONDS + self._retry_interval_seconds)
-        )
+        patience = self._patience()
         tries = 0
         while True:
             if self._client is None:
@@ -275,6 +333,10 @@ class SourceAdmin:
             if not missing:
                 self._client = None
             self._pause.wait(self._retry_interval_seconds)
+
+    def _patience(self) -> Deadline:
+        """As long as all tries of a request take if the brokers answer none of them."""
+        return Deadline.after_seconds((self._retries + 1) * (_REQUEST_SECONDS + self._retry_interval_seconds))
 
     def _gave_up(self, error: KafkaError, doing: str, missing: bool, tries: int) -> UnavailableError:
         tried = f"{doing}: {concealed(error.str())} ({error.name()}), tried {tries} times"

@@ -7,6 +7,8 @@ librdkafka flags abortable too and which no retry can heal; then librdkafka's ow
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import (
@@ -21,6 +23,10 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.model import TopicPartition
+
+#: How many partitions a message names; a group may have thousands.
+_NAMED_PARTITIONS = 5
 
 _FENCED = frozenset(
     {
@@ -176,6 +182,14 @@ def classify(failure: KafkaError | KafkaException, doing: str) -> KafkaEosError:
         # the client is done for, the rows are not: a new producer may well succeed
         return AbortableError(text)
     return OperatorError(text)
+
+
+def named_partitions(partitions: Iterable[TopicPartition]) -> str:
+    """The first few partitions in their order, for an error message, and how many more there are."""
+    ordered = sorted(partitions)
+    text = ", ".join(map(str, ordered[:_NAMED_PARTITIONS]))
+    more = len(ordered) - _NAMED_PARTITIONS
+    return f"{text} and {more:,} more" if more > 0 else text
 
 
 def unreachable(bootstrap_servers: str, waited_ms: float, last: str = "") -> UnavailableError:

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from kafka_eos_source.kafka.clients import make
-from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
+from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, named_partitions, unreachable
 from kafka_eos_source.kafka.offset_fetch import NO_LIMIT_MS, fetch
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
@@ -57,9 +57,21 @@ class GroupOffsets:
             AuthorizationError: the group may not be described.
         """
         found = self._stable(group_id, None, deadline)
-        for tp, offset in self._stable(group_id, certainly, deadline).items() if certainly else ():
-            found[tp] = offset
+        # a partition with an older offset was checked for a pending one already
+        missing = [tp for tp in certainly if tp not in found]
+        if missing:
+            found.update(self._stable(group_id, missing, deadline))
         return found
+
+    def fetch_named(
+        self, group_id: str, partitions: Collection[TopicPartition], deadline: Deadline
+    ) -> dict[TopicPartition, GroupOffset]:
+        """What the group holds of these partitions, in one request; waits for pending transactions.
+
+        Raises:
+            UnavailableError, AuthorizationError: as `fetch`.
+        """
+        return self._stable(group_id, partitions, deadline) if partitions else {}
 
     def now(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
@@ -137,7 +149,7 @@ class GroupOffsets:
                 if ends is not None and last.code() == ends:
                     return None
                 if not is_transient(error):
-                    named = f" for {', '.join(map(str, sorted(partitions)))}" if partitions else ""
+                    named = f" for {named_partitions(partitions)}" if partitions else ""
                     raise classify(error, f"reading the offsets of group {group_id!r}{named}") from error
             if deadline.expired:
                 raise unreachable(

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.kafka.consumer import AssignedConsumer
-from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
+from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, named_partitions, unreachable
 from kafka_eos_source.kafka.offset_fetch import fetch
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
@@ -51,7 +51,7 @@ def stable_offsets(
             if error.code() == KafkaError.UNSTABLE_OFFSET_COMMIT:
                 return None
             if not is_transient(error):
-                named = ", ".join(map(str, sorted(partitions)))
+                named = named_partitions(partitions)
                 raise classify(error, f"reading the offsets of group {group_id!r} for {named}") from failure
             consumer.raise_if_refused(f"reading the offsets of group {group_id!r}")
             if deadline.expired:

@@ -22,19 +22,30 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
-from kafka_eos_source.errors import KafkaEosError, OutcomeUnknownError, RetriableError
+from kafka_eos_source.errors import (
+    AbortableError,
+    KafkaEosError,
+    OperatorError,
+    OutcomeUnknownError,
+    RetriableError,
+)
+from kafka_eos_source.kafka import offset_requests
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import kafka_error
 from kafka_eos_source.kafka.producer import SLICE_SECONDS, RecordProducer
+from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
 STATISTICS_INTERVAL_MS = 100
 
-#: One call that sends offsets: longer than a group needs for another coordinator when its broker is lost.
-#: What the coordinator has not taken by its end costs the transaction, and the batch is sent again.
+#: Kafka's default of ``max.message.bytes``.
+_OFFSETS_TOPIC_BYTES = 1_048_588
+
+#: One request with offsets: longer than a group needs to find another coordinator when its broker is lost.
+#: If the coordinator has not taken it by then, the transaction is lost, and the batch is sent again.
 _OFFSETS_SECONDS = 30.0
 
 #: How often the end of a log is asked for before the transaction is given up (and begun again).
@@ -166,9 +177,27 @@ class TransactionalProducer(RecordProducer):
         return self._look_up().ids(topics)
 
     def send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None:
-        """Makes ``offsets`` of the group part of the transaction (TxnOffsetCommit, KIP-98 and KIP-447)."""
+        """Makes ``offsets`` of the group part of the transaction (TxnOffsetCommit, KIP-98 and KIP-447).
+
+        Many offsets take several requests, each small enough for one record batch of the coordinator's log.
+        All of them belong to the transaction, so a producer that dies between two of them commits none.
+
+        Raises:
+            OperatorError: the coordinator's log takes no batches of that size.
+            AbortableError, UnavailableError: as Kafka's answer says; see `failure.classify`.
+        """
         if group_id not in self._group_metadata:
             self._group_metadata[group_id] = self._metadata_of(group_id)
+        for request in offset_requests.split(offsets, group_id):
+            try:
+                self._send_offsets(request, group_id, deadline)
+            except AbortableError as error:
+                too_large = self._too_large(request, group_id, deadline, error)
+                if too_large is None:
+                    raise
+                raise too_large from error
+
+    def _send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None:
         wanted = [
             ClientTopicPartition(each.tp.topic, each.tp.partition, each.offset, each.metadata)
             for each in offsets
@@ -180,6 +209,38 @@ class TransactionalProducer(RecordProducer):
                 wanted, self._group_metadata[group_id], seconds
             ),
             _OFFSETS_SECONDS,
+        )
+
+    def _too_large(
+        self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline, error: AbortableError
+    ) -> OperatorError | None:
+        """Explains the coordinator's "unknown server error" where its log is set to small batches.
+
+        A coordinator that cannot write a request because it is too large answers with that error, without a
+        reason. No retry mends it.
+
+        Returns:
+            None if the error has another cause, or if the log's limit cannot be read.
+        """
+        cause = error.__cause__
+        if not isinstance(cause, KafkaException) or kafka_error(cause).code() != KafkaError.UNKNOWN:
+            return None
+        size = sum(offset_requests.record_bytes(each, group_id) for each in offsets)
+        name = offset_requests.OFFSETS_TOPIC
+        try:
+            with TopicAdmin(self._connection) as admin:
+                look = Deadline.after_seconds(deadline.remaining_seconds(SLICE_SECONDS))
+                limit = int(admin.config(name, look)["max.message.bytes"])
+        except (KafkaEosError, KeyError, ValueError) as unknown:
+            _log.warning("cannot read max.message.bytes of topic %s: %s", name, unknown)
+            return None
+        if size <= limit:
+            return None
+        return OperatorError(
+            f"the coordinator of group {group_id!r} refused {len(offsets):,} offsets, up to {size:,} bytes: "
+            f"topic {name!r} has max.message.bytes={limit}. {error.message}",
+            fix=f"raise max.message.bytes of {name!r} to {_OFFSETS_TOPIC_BYTES} (Kafka's default) and "
+            "restart the query; nothing of this transaction was committed.",
         )
 
     def commit(self, deadline: Deadline) -> None:

@@ -1,4 +1,4 @@
-"""One source on the driver: its plan, the client that answers it, positions as Spark keeps them (JSON)."""
+"""One source on the driver: its plan, the client that it asks, and positions in Spark's form (JSON)."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Planning:
     def initial(self) -> Json:
         return self._plan.initial().to_dict()
 
-    def latest(self, start: Json, *, unlimited: bool = False) -> Json:
-        return self._plan.latest(SourcePosition.from_dict(start), unlimited=unlimited).to_dict()
+    def latest(self, start: Json, *, once: bool = False, may_jump: bool = True) -> Json:
+        return self._plan.latest(SourcePosition.from_dict(start), once=once, may_jump=may_jump).to_dict()
 
     def available(self) -> Json | None:
         found = self._plan.available

@@ -1,4 +1,4 @@
-"""What is gone between where the query stands and what the brokers still have."""
+"""What was lost between the query's position, or a planned batch, and what the brokers still have."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def reconcile(
         position: next offset to read, per partition, as the last batch left it.
         topic_ids: topic ids (KIP-516) then.
         partitions: what is subscribed now.
-        earliest: first offset there is; needed for partitions that are new or made anew. For others it may
-            be left out: a task that finds its offsets gone says so itself.
+        earliest: where partitions begin that are new or were created again. Other partitions may be
+            missing: a task that finds its offsets gone reports it.
         latest: end of the log, for all.
         current_ids: topic ids now.
         belongs: whether a partition, deleted or not, is among what the options name: one that is not was
@@ -75,7 +75,7 @@ def reconcile(
         )
     anew = remade(topic_ids, current_ids)
     losses += [
-        Loss("TOPIC_RECREATED", f"topic {topic!r} was deleted and made anew (its id changed)")
+        Loss("TOPIC_RECREATED", f"topic {topic!r} was deleted and created again (its id changed)")
         for topic in sorted(anew)
     ]
     for tp in sorted(partitions):
@@ -98,8 +98,38 @@ def reconcile(
 
 
 def remade(topic_ids: Mapping[str, str], current_ids: Mapping[str, str]) -> set[str]:
-    """Topics that were deleted and made anew: same name, another id."""
+    """Topics that were deleted and created again: they have another id under the same name."""
     return {topic for topic, was in topic_ids.items() if topic in current_ids and current_ids[topic] != was}
+
+
+def lost_since_planned(
+    reads: Collection[TopicPartition], planned_ids: Mapping[str, str], current_ids: Mapping[str, str]
+) -> list[Loss]:
+    """Topics that were deleted, and perhaps created again, after a batch was planned.
+
+    The offsets of the batch mean nothing in a topic of another id: the records there are other records.
+
+    Args:
+        reads: partitions of which the batch reads something.
+        planned_ids: topic ids when the batch was planned.
+        current_ids: ids of the topics that exist now.
+    """
+    losses = []
+    for topic in sorted({tp.topic for tp in reads} & set(planned_ids)):
+        if topic not in current_ids:
+            gone = [tp for tp in sorted(reads) if tp.topic == topic]
+            losses.append(
+                Loss("PARTITIONS_GONE", f"{_list(gone)}: the topic was deleted after the batch was planned")
+            )
+        elif current_ids[topic] != planned_ids[topic]:
+            losses.append(
+                Loss(
+                    "TOPIC_RECREATED",
+                    f"topic {topic!r} was deleted and created again after the batch was planned (its id "
+                    "changed)",
+                )
+            )
+    return losses
 
 
 def data_loss(losses: Collection[Loss]) -> DataLossError:

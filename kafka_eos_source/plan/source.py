@@ -1,20 +1,30 @@
-"""The driver's side of one source: positions in, positions and tasks out; brokers are asked by `Admin`."""
+"""Plans the micro-batches of one source on the driver: takes positions, returns positions and tasks.
+
+Besides batches that read records there are two kinds without any. Only a source can cause them, because Spark
+starts a batch when a source's position changes:
+
+* A *tick* renews the token of an idle query before Kafka forgets it (`renewal`).
+* A *jump* takes a source whose checkpoint is an old copy to the offsets that Kafka holds (`jump`).
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from kafka_eos_source import admission
 from kafka_eos_source.checked_options import ReadOptions
-from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.model import OffsetRange, Offsets, TopicPartition
+from kafka_eos_source.errors import AuthorizationError, InvalidOptionError
+from kafka_eos_source.model import GroupOffset, OffsetRange, Offsets, TopicPartition
 from kafka_eos_source.option_bounds import Bound
+from kafka_eos_source.plan.jump import is_comparable, jump_target
 from kafka_eos_source.plan.limits import backlog, held_back, rate_limit
-from kafka_eos_source.plan.loss import Loss, data_loss, reconcile, remade
+from kafka_eos_source.plan.loss import Loss, data_loss, lost_since_planned, reconcile, remade
 from kafka_eos_source.plan.positions import Known, resolve, times
+from kafka_eos_source.plan.renewal import Renewal
 from kafka_eos_source.plan.split import Task, split
 from kafka_eos_source.protocol.source_position import SourcePosition
 
@@ -37,23 +47,40 @@ class Admin(Protocol):
 
     def named(self, topics: Iterable[str]) -> Topics: ...
     def matching(self, pattern: str) -> Topics: ...
+    def current_ids(self, topics: Collection[str]) -> Mapping[str, str]: ...
     def earliest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]: ...
     def latest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]: ...
     def high_watermarks(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]: ...
     def at_time(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]: ...
-    def committed(self, group_id: str, partitions: Collection[TopicPartition]) -> Offsets: ...
+    def committed(
+        self, group_id: str, partitions: Collection[TopicPartition]
+    ) -> Mapping[TopicPartition, GroupOffset]: ...
+    def offsets_retention_ms(self) -> int: ...
 
 
 class SourcePlan:
-    """Plans the batches of one stream, or one batch read. Lives in one driver process."""
+    """Plans the batches of one run of a stream, or one batch read. Lives in one driver process.
 
-    def __init__(self, options: ReadOptions, admin: Admin) -> None:
+    Args:
+        options: of the source.
+        admin: asks the brokers.
+        clock: seconds from any starting point.
+    """
+
+    def __init__(
+        self, options: ReadOptions, admin: Admin, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._options = options
         self._admin = admin
+        self._clock = clock
+        self._renewal = Renewal(options.token_renewal_interval_ms, admin.offsets_retention_ms, clock)
         self._turn = 0
         self._last_batch_at: float | None = None
         self._stop_at: Offsets | None = None
         self._available: SourcePosition | None = None
+        self._initial: SourcePosition | None = None
+        self._planned: SourcePosition | None = None
+        self._asked_for_latest = False
 
     @property
     def available(self) -> SourcePosition | None:
@@ -61,7 +88,7 @@ class SourcePlan:
         return self._available
 
     def initial(self) -> SourcePosition:
-        """Where a new query starts. Its ``start`` equals its ``end``: that is how it is known again.
+        """Where a new query starts. Its ``start`` equals its ``end``, by which `tasks` recognises it.
 
         Raises:
             InvalidOptionError: the starting offsets do not fit the partitions, or no record is late enough.
@@ -69,61 +96,141 @@ class SourcePlan:
         """
         topics = self._topics()
         offsets = self._resolve(self._options.starting, topics.partitions)
-        return SourcePosition(offsets, offsets, topics.cluster_id, topics.ids)
+        self._initial = self._position(offsets, offsets, topics)
+        return self._initial
 
     def stop_at_latest(self) -> None:
         """Trigger.AvailableNow: what is there now is all that this run reads."""
         self._stop_at = self._admin.latest(self._topics().partitions)
 
-    def latest(self, start: SourcePosition, *, unlimited: bool = False) -> SourcePosition:
-        """The end of the next batch; equal to ``start`` when there is nothing to read.
+    def latest(self, start: SourcePosition, *, once: bool = False, may_jump: bool = True) -> SourcePosition:
+        """The end of the next batch; equal to ``start`` if no batch is needed.
 
         Args:
-            start: where it begins.
-            unlimited: whether Spark asked for all there is (Trigger.Once).
+            start: where the batch begins.
+            once: whether the run has only this batch (Trigger.Once), which ignores the limits of the options.
+            may_jump: whether the run asks again after a batch without records.
 
         Raises:
-            DataLossError: what was not read is gone, with ``failOnDataLoss``.
-            UnavailableError, AuthorizationError: the brokers.
+            DataLossError: records were lost before they were read, with ``failOnDataLoss=true``.
+            UnavailableError: no broker answers, or a transaction holds the group's offsets for too long.
+            AuthorizationError: the brokers refuse a request.
         """
+        end = self._next(start, once, may_jump)
+        if end != start:
+            self._planned = end
+        return end
+
+    def _next(self, start: SourcePosition, once: bool, may_jump: bool) -> SourcePosition:
+        first_of_run, self._asked_for_latest = not self._asked_for_latest, True
         topics = self._topics()
         now = self._not_behind(start, topics, self._admin.latest(topics.partitions))
         self._available = SourcePosition(now, None, topics.cluster_id, topics.ids)
+        if first_of_run and may_jump and not once:
+            target = self._jump_target(start, topics)
+            if target is not None:
+                first = _first(start, {})
+                return replace(start, end=target, start=first, tick=0, jump=True, lossy=self._lossy)
         anew = self._admin.earliest(_unknown(start.end, start.topic_ids, topics.partitions, topics.ids))
         belongs = self._options.subscription.has
         found = reconcile(start.end, start.topic_ids, topics.partitions, anew, now, topics.ids, belongs)
-        self._tell(found.losses)
+        self._raise_or_log(found.losses, accepted=self._lossy)
         ends = {tp: max(end, found.starts[tp]) for tp, end in now.items()}
         if self._stop_at is not None:
             ends = {
                 tp: max(found.starts[tp], min(end, self._stop_at.get(tp, found.starts[tp])))
                 for tp, end in ends.items()
             }
-        ends = self._limited(found.starts, ends, unlimited)
-        if not backlog(found.starts, ends) and not found.losses:
-            return start  # new partitions without records can wait: another position would make a batch
-        first = start.start if start.start == start.end else None
-        return SourcePosition(ends, first, topics.cluster_id, topics.ids)
+        ends = self._limited(found.starts, ends, once)
+        if backlog(found.starts, ends) or found.losses:
+            self._renewal.batch_caused()
+            return self._position(ends, _first(start, {tp: found.starts[tp] for tp in anew}), topics)
+        # a new partition without records can wait: to add it to the position would cause a batch
+        return start if once or self._stop_at is not None else self._tick_if_due(start)
+
+    def _tick_if_due(self, start: SourcePosition) -> SourcePosition:
+        """``start``, or the position of an empty batch when it is time to renew the query's token."""
+        if not self._renewal.is_due():
+            return start
+        self._renewal.batch_caused()
+        _log.info("nothing to read: an empty micro-batch renews the token (token.renewal.interval.ms)")
+        return replace(start, start=_first(start, {}), tick=start.tick + 1, jump=False, lossy=self._lossy)
+
+    def _jump_target(self, start: SourcePosition, topics: Topics) -> Offsets | None:
+        """Where Kafka says that the query stands, if the checkpoint is an old copy; else None.
+
+        A new query never jumps: its starting options say where it begins.
+        """
+        options = self._options
+        if options.application_id is None or not start.end or start == self._initial:
+            return None
+        if not is_comparable(start, topics.partitions, topics.ids, topics.cluster_id):
+            return None
+        group_id = options.group_id or options.application_id
+        try:
+            committed = self._admin.committed(group_id, topics.partitions)
+        except AuthorizationError as refused:
+            _log.warning(
+                "the source may not read the offsets of group %r. If the checkpoint is an old copy, the "
+                "source cannot continue from them, and the sink refuses the checkpoint. Grant Describe on "
+                "the group, or remove the option application.id from the source. %s",
+                group_id,
+                refused.message,
+            )
+            return None
+        target = jump_target(start, committed, topics.ids, options.application_id)
+        if target is not None:
+            _log.warning(
+                "the checkpoint is an old copy: application %r has committed records beyond it. The source "
+                "continues from the offsets of group %r, by a micro-batch that reads nothing.",
+                options.application_id,
+                group_id,
+            )
+        return target
 
     def tasks(self, start: SourcePosition, end: SourcePosition) -> list[Task]:
-        """The tasks of a batch, the same whenever it is planned again.
+        """The tasks of a batch, the same ones whenever Spark plans the batch again.
 
-        A replay of batch 0 comes with whatever `initial` says then; its end knows where it really began.
+        Spark gives a replay of batch 0 the start that `initial` returns at that time. The batch's end says
+        where it really began.
+
+        Raises:
+            DataLossError: records of the batch were lost since it was planned, with ``failOnDataLoss=true``.
+                Otherwise the batch reads nothing of a topic that was deleted or created again, and the next
+                one begins where the new topic does.
+            UnavailableError, AuthorizationError: the brokers.
         """
-        starts = dict(start.end)
-        if end.start is not None and start.start == start.end:
-            starts = dict(end.start)
+        if end.tick or end.jump or end == start:
+            return []
+        starts, ids = dict(start.end), start.topic_ids
+        recorded = end.start or {}
+        if start.begins_query and end.start is not None:
+            starts, ids = dict(end.start), end.topic_ids
+        unknown = {tp for tp in _unknown(starts, ids, end.end, end.topic_ids) if tp not in recorded}
+        known = {**starts, **recorded}
+        reads = [tp for tp, until in end.end.items() if tp in unknown or known[tp] != until]
+        lost = self._topics_lost_since_planned(reads, end)
+        ends = {tp: until for tp, until in end.end.items() if tp.topic not in lost}
+        starts = {tp: offset for tp, offset in starts.items() if tp.topic not in lost}
+        earliest = {**self._admin.earliest([tp for tp in ends if tp in unknown]), **recorded}
         found = reconcile(
-            starts,
-            start.topic_ids,
-            list(end.end),
-            self._admin.earliest(_unknown(starts, start.topic_ids, end.end, end.topic_ids)),
-            end.end,
-            end.topic_ids,
-            self._options.subscription.has,
+            starts, ids, list(ends), earliest, ends, end.topic_ids, self._options.subscription.has
         )
-        self._tell(found.losses)
-        return self.split([OffsetRange(tp, found.starts[tp], until) for tp, until in end.end.items()])
+        self._raise_or_log(found.losses, accepted=self._lossy or end.lossy)
+        return self.split([OffsetRange(tp, found.starts[tp], until) for tp, until in ends.items()])
+
+    def _topics_lost_since_planned(self, reads: Collection[TopicPartition], end: SourcePosition) -> set[str]:
+        """Topics of the batch that are gone or were created again since `latest` planned it.
+
+        The brokers are asked only for a replay: `latest` has just seen the topics of any other batch. A topic
+        that changes after that is noticed by the sink, before it commits.
+        """
+        planned = {topic: end.topic_ids[topic] for topic in {tp.topic for tp in reads} & set(end.topic_ids)}
+        if not planned or end == self._planned:
+            return set()
+        current = self._admin.current_ids(planned)
+        self._raise_or_log(lost_since_planned(reads, planned, current), accepted=self._lossy)
+        return {topic for topic, was in planned.items() if current.get(topic) != was}
 
     def batch(self) -> list[OffsetRange]:
         """The ranges of a batch read.
@@ -169,7 +276,7 @@ class SourcePlan:
             earliest=self._admin.earliest(partitions),
             latest=self._admin.latest(partitions),
             at_time=self._admin.at_time(times(bound, partitions)),
-            committed=self._admin.committed(group_id, partitions)
+            committed={tp: held.offset for tp, held in self._admin.committed(group_id, partitions).items()}
             if bound.kind == "group" and group_id and partitions
             else {},
         )
@@ -193,17 +300,18 @@ class SourcePlan:
         log_ends = self._admin.high_watermarks(behind)
         return {**now, **{tp: start.end[tp] for tp in behind if log_ends[tp] >= start.end[tp]}}
 
-    def _limited(self, starts: Offsets, ends: Offsets, unlimited: bool) -> dict[TopicPartition, int]:
+    def _limited(self, starts: Offsets, ends: Offsets, once: bool) -> dict[TopicPartition, int]:
         options = self._options
         waiting = backlog(starts, ends)
-        if unlimited or not waiting:
+        limited = not (options.max_offsets_per_trigger is None and options.min_offsets_per_trigger is None)
+        if not waiting or (once and limited):
             return dict(ends)
-        since = None if self._last_batch_at is None else (time.monotonic() - self._last_batch_at) * 1000
+        since = None if self._last_batch_at is None else (self._clock() - self._last_batch_at) * 1000
         if self._stop_at is None and held_back(
             waiting, options.min_offsets_per_trigger, since, options.max_trigger_delay_ms
         ):
             return dict(starts)
-        self._last_batch_at = time.monotonic()
+        self._last_batch_at = self._clock()
         limits = [each for each in (options.max_offsets_per_trigger, self._admitted()) if each is not None]
         if not limits:
             return dict(ends)
@@ -215,11 +323,32 @@ class SourcePlan:
         application_id = self._options.application_id
         return None if application_id is None else admission.read(application_id)
 
-    def _tell(self, losses: list[Loss]) -> None:
-        if losses and self._options.fail_on_data_loss:
+    @property
+    def _lossy(self) -> bool:
+        return not self._options.fail_on_data_loss
+
+    def _position(self, end: Offsets, start: Offsets | None, topics: Topics) -> SourcePosition:
+        return SourcePosition(end, start, topics.cluster_id, topics.ids, lossy=self._lossy)
+
+    def _raise_or_log(self, losses: list[Loss], *, accepted: bool) -> None:
+        if losses and not accepted:
             raise data_loss(losses)
         for loss in losses:
-            _log.warning("%s: %s; going on (failOnDataLoss=false)", loss.kind, loss.text)
+            _log.warning("%s: %s; the query continues (failOnDataLoss=false)", loss.kind, loss.text)
+
+
+def _first(start: SourcePosition, begins: Offsets) -> Offsets | None:
+    """What the next position records as ``start``: where partitions begin that ``start.end`` does not tell.
+
+    As long as a query has read nothing, all of its partitions are named: a replay of batch 0 needs them.
+
+    Args:
+        start: the previous position.
+        begins: first offset of partitions that are new, or whose topic was created again.
+    """
+    if start.begins_query:
+        return {**(start.start or {}), **begins}
+    return begins or None
 
 
 def _unknown(
@@ -228,7 +357,7 @@ def _unknown(
     partitions: Collection[TopicPartition],
     current_ids: Mapping[str, str],
 ) -> list[TopicPartition]:
-    """Partitions whose first offset has to be asked for: new ones, and those of topics made anew."""
+    """Partitions that are new or belong to a topic that was created again: the position is not theirs."""
     anew = remade(topic_ids, current_ids)
     return [tp for tp in partitions if tp not in position or tp.topic in anew]
 

@@ -5,17 +5,22 @@ writes it, so that either reads the other's checkpoint. ``"@"`` can be no topic'
 Spark would otherwise forget:
 
 ``start``
-    where batch 0 began: Spark asks ``initialOffset`` again on a replay, and *latest* has moved by then.
+    where the batch begins in partitions whose start the previous position does not tell. Batch 0 names all
+    its partitions: Spark asks ``initialOffset`` again on a replay, and *latest* has moved by then. Later
+    batches name partitions that are new, or that belong to a topic that was created again.
 ``cluster``
     the id of the cluster read, by which the sink tells whether the offsets belong into its transaction.
 ``topics``
-    topic ids (KIP-516), by which a topic deleted and made anew is noticed.
+    topic ids (KIP-516), by which a topic that was deleted and created again is noticed.
 ``tick``
     a number that changes when the source wants a micro-batch without data, so that the query's token is
     renewed before it expires (`plan.source`).
 ``jump``
     true if the source continues from the offsets that Kafka holds for the query, because its checkpoint is
     an old copy. Such a batch reads nothing, and the sink may only skip it.
+``lossy``
+    true if the user accepts lost records (``failOnDataLoss=false``). A topic that was deleted or created
+    again after the batch was planned is then no error, neither for the source nor for the sink.
 """
 
 from __future__ import annotations
@@ -41,12 +46,14 @@ class SourcePosition:
 
     Attributes:
         end: next offset to read, per partition.
-        start: where batch 0 began; None in later batches, and in offsets of Spark's own source.
+        start: first offset of partitions that do not begin at the end of the previous position: all
+            partitions in batch 0, new ones in later batches. None if there are none, and in offsets of
+            Spark's own source.
         cluster_id: of the cluster read; None in offsets of Spark's own source.
         topic_ids: per topic, where the brokers told.
         tick: number of an empty micro-batch that only renews the token; 0 = the batch is an ordinary one.
         jump: whether the batch passes over records that Kafka holds already, and reads none.
-        lossy: whether the user accepts that records are lost (``failOnDataLoss=false``).
+        lossy: whether the source was told to continue after a loss (``failOnDataLoss=false``).
     """
 
     end: Offsets
@@ -56,6 +63,11 @@ class SourcePosition:
     tick: int = 0
     jump: bool = False
     lossy: bool = False
+
+    @property
+    def begins_query(self) -> bool:
+        """Whether this is where a new query starts, or batch 0 of one that has read nothing yet."""
+        return self.start is not None and self.start == self.end
 
     def to_dict(self) -> dict[str, Any]:
         """Sorted, so that equal positions have equal JSON."""
@@ -150,7 +162,7 @@ def _is_topic(entry: object) -> bool:
 
 
 def _is_ours(entry: object) -> bool:
-    """Keys that a later version may add are let be."""
+    """Whether the entry ``"@"`` is well-formed; keys of later versions are allowed."""
     if not isinstance(entry, dict):
         return False
     start, topics = entry.get("start", {}), entry.get("topics", {})
@@ -160,7 +172,7 @@ def _is_ours(entry: object) -> bool:
         and isinstance(entry.get("cluster", ""), str)
         and isinstance(topics, dict)
         and all(isinstance(topic_id, str) for topic_id in topics.values())
-        and isinstance(entry.get("tick", 0), int)
+        and type(entry.get("tick", 0)) is int
         and isinstance(entry.get("jump", False), bool)
         and isinstance(entry.get("lossy", False), bool)
     )

@@ -82,6 +82,8 @@ class Token:
         batch_id: Spark's batch id, or ``txnVersion``.
         start_digest, end_digest: digests of the offset log entries before and of this batch.
         rows: number of records written.
+        partitions: how many partitions, the anchor among them, got an offset in the transaction; -1 = not
+            known. Fewer marks with the token's sequence number in the group mean that offsets were deleted.
         transaction_number: how many transactions this commit call began for the batch, this one included.
         shard: on a changelog partition only.
         sinks: None if no sink outside Kafka took part.
@@ -97,6 +99,7 @@ class Token:
     end_digest: str
     rows: int
     transaction_number: int = 1
+    partitions: int = -1
     shard: ShardProgress | None = None
     sinks: PreparedSinks | None = None
     format: int = FORMAT
@@ -115,6 +118,7 @@ class Token:
                 "end": self.end_digest,
                 "rows": self.rows,
                 "txn": self.transaction_number,
+                "parts": self.partitions,
                 **(
                     {}
                     if self.sinks is None
@@ -167,6 +171,7 @@ class Token:
                 end_digest=found["end"],
                 rows=int(found["rows"]),
                 transaction_number=int(found["attempt" if version == 1 else "txn"]),
+                partitions=int(found.get("parts", -1)),
                 shard=ShardProgress(*found["shard"]) if "shard" in found else None,
                 sinks=_sinks(found["sinks"]) if "sinks" in found else None,
                 format=version,

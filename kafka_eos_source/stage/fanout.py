@@ -19,6 +19,7 @@ from kafka_eos_source.schema import arrow_schema
 from kafka_eos_source.sinks.contract import SinkContext, Stage, StageContext, TwoPhaseSink
 from kafka_eos_source.sinks.registry import KAFKA, SinkSpec
 from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.proved_parts import ProvedParts
 from kafka_eos_source.stage.spool import Spool
 
 #: The column that says where a row goes: a sink's name, ``kafka``, or null = everywhere.
@@ -241,11 +242,12 @@ class StagedForSink:
         self.schema = schema
         self.rows = sum(part.rows for part in parts)
         self.tokens = [part.token for part in parts]
-        self._parts = [folder.read(batch, part.token) for part in parts if isinstance(part.token, StagedPart)]
+        self._parts = ProvedParts(
+            folder, batch, [part.token for part in parts if isinstance(part.token, StagedPart)]
+        )
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        for part in self._parts:
-            yield from part.batches()
+        return self._parts.batches()
 
 
 def part_names(parts: Iterable[SinkPart]) -> list[str]:

@@ -13,13 +13,13 @@ checksum; nothing in them is executed or unpickled.
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import tempfile
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import IO
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -28,7 +28,7 @@ import pyarrow.fs as pafs
 from kafka_eos_source.errors import InvalidOptionError, StagedPartError
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime.file_systems import file_system, make_folder, new_file, read_text
-from kafka_eos_source.stage.paths import BATCH, PART, legal, refuse_links, unwritable
+from kafka_eos_source.stage.paths import BATCH, PART, RESTART, legal, refuse_links, unwritable
 
 PROBE = "shared-path"
 _COPY_BYTES = 4 << 20
@@ -36,31 +36,25 @@ _COPY_BYTES = 4 << 20
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class PartBytes:
-    """The bytes of one staged part, proved.
+class LocalCopies:
+    """Copies of parts from a file system that cannot be mapped into memory, in one nameless local file."""
 
-    Attributes:
-        buffer: an Arrow IPC stream.
-        mapped: the file's mapping that it lies in; None = it lies in memory.
-    """
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        self._places: dict[str, tuple[int, int]] = {}
 
-    buffer: pa.Buffer
-    mapped: mmap.mmap | None = None
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """All of its Arrow batches; its pages go when the last one was taken. May be called again."""
-        yield from pa.ipc.open_stream(self.buffer)
-        self.let_go()
-
-    def let_go(self) -> None:
-        """Takes its pages out of this process's memory; they come back when they are read again.
-
-        Else a process that reads a batch from end to end has all of it, as far as ``ps`` and limits that
-        count mapped files can see.
-        """
-        if self.mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
-            self.mapped.madvise(mmap.MADV_DONTNEED)
+    def map(self, fs: pafs.FileSystem, path: str) -> pa.Buffer:
+        """The bytes of a file, fetched when they are first asked for."""
+        if self._file is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as this object
+        if path not in self._places:
+            start = self._file.seek(0, os.SEEK_END)
+            with fs.open_input_stream(path) as source:
+                while chunk := source.read(_COPY_BYTES):
+                    self._file.write(chunk)
+            self._file.flush()
+            self._places[path] = start, self._file.tell() - start
+        return _mapped(f"/dev/fd/{self._file.fileno()}", *self._places[path])
 
 
 @dataclass(frozen=True)
@@ -135,31 +129,37 @@ class StagingFolder:
         except OSError as error:
             raise unwritable(self.location, error) from error
 
-    def read(self, batch: str, part: StagedPart) -> PartBytes:
-        """The bytes of a part, length and checksum proved. Large ones stay on disk (memory map).
+    def read(self, batch: str, part: StagedPart, copies: LocalCopies | None = None) -> pa.Buffer:
+        """The bytes of a part, an Arrow IPC stream, with length and checksum proved.
+
+        A file stays on disk: its bytes are mapped into memory while the buffer or a slice of it is in use,
+        and no file descriptor is held meanwhile.
+
+        Args:
+            batch: name of the part's batch.
+            part: as its task reported it.
+            copies: where copies of remote files are kept; None = they are fetched for this call only.
 
         Raises:
             StagedPartError: the part is missing, or is not what its task wrote.
         """
         what = f"staged part {part.name or '(inline)'} of batch {batch}"
         if part.inline is not None:
-            found = PartBytes(pa.py_buffer(part.inline))
+            found = pa.py_buffer(part.inline)
         else:
             try:
-                found = self._map(f"{legal(BATCH, batch)}/{legal(PART, part.name)}")
+                found = self._map(f"{legal(BATCH, batch)}/{legal(PART, part.name)}", copies or LocalCopies())
             except OSError as error:
                 raise StagedPartError(
-                    f"{what} in {self.location!r} cannot be read: {error}.",
-                    fix="restart the query: the batch is staged anew. Nothing was sent to Kafka.",
+                    f"{what} in {self.location!r} cannot be read: {error}.", fix=RESTART
                 ) from error
-        buffer = found.buffer
-        if buffer.size != part.size_bytes or _crc32(buffer) != part.crc32:
+        crc32 = zlib.crc32(memoryview(found))
+        if found.size != part.size_bytes or crc32 != part.crc32:
             raise StagedPartError(
-                f"{what} is damaged: {buffer.size:,} bytes, checksum {_crc32(buffer):08x}; "
+                f"{what} is damaged: {found.size:,} bytes, checksum {crc32:08x}; "
                 f"its task wrote {part.size_bytes:,} bytes, {part.crc32:08x}.",
-                fix="restart the query: the batch is staged anew. Nothing was sent to Kafka.",
+                fix=RESTART,
             )
-        found.let_go()
         return found
 
     def remove_parts(self, batch: str, names: Iterable[str]) -> None:
@@ -189,29 +189,22 @@ class StagingFolder:
         found = fs.get_file_info(pafs.FileSelector(path, allow_not_found=True))
         return sorted(int(each.base_name) for each in found if each.base_name.isdigit())
 
-    def _map(self, relative: str) -> PartBytes:
+    def _map(self, relative: str, copies: LocalCopies) -> pa.Buffer:
         fs, path = file_system(self.location)
         refuse_links(fs, path, relative)
         if isinstance(fs, pafs.LocalFileSystem):
-            with open(f"{path}/{relative}", "rb") as local:
-                return _mapped(local.fileno(), os.fstat(local.fileno()).st_size)
-        with tempfile.TemporaryFile() as copy, fs.open_input_stream(f"{path}/{relative}") as source:
-            while chunk := source.read(_COPY_BYTES):
-                copy.write(chunk)
-            copy.flush()
-            return _mapped(copy.fileno(), copy.tell())
+            return _mapped(f"{path}/{relative}", 0, os.path.getsize(f"{path}/{relative}"))
+        return copies.map(fs, f"{path}/{relative}")
 
 
-def _mapped(descriptor: int, size: int) -> PartBytes:
+def _mapped(path: str, start: int, size: int) -> pa.Buffer:
+    """A part of a file, mapped into memory until the buffer is dropped; the file is closed at once."""
     if size == 0:
-        return PartBytes(pa.py_buffer(b""))
-    found = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
-    return PartBytes(pa.py_buffer(found), found)
+        return pa.py_buffer(b"")  # nothing can be mapped
+    with pa.memory_map(path) as file:
+        file.seek(start)
+        return file.read_buffer(size)
 
 
 #: Probes this process has found already.
 _seen: set[tuple[str, str]] = set()
-
-
-def _crc32(buffer: pa.Buffer) -> int:
-    return zlib.crc32(memoryview(buffer))

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
-from kafka_eos_source.errors import StagedPartError
 from kafka_eos_source.model import ShardReport, StagedPart, TopicPartition
 from kafka_eos_source.protocol.packet import unpack
 from kafka_eos_source.schema import CHANGES
-from kafka_eos_source.stage.files import PartBytes, StagingFolder
+from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.proved_parts import ProvedParts
 from kafka_eos_source.stage.shards import batch_of
 from kafka_eos_source.state.batch_record import encode_batch
 from kafka_eos_source.state.layout import BATCH_KEY
@@ -39,9 +39,7 @@ class StagedRows:
         """
         parts = list(parts)
         self.shards = tuple(shards)
-        self._parts: Sequence[PartBytes] = [
-            _proved(folder.read(batch, part), part, batch) for part in parts if part.rows
-        ]
+        self._parts = ProvedParts(folder, batch, parts)
         packets = sum(len(shard.packets) for part in parts for shard in part.shards or ())
         changes = sum(shard.records + 1 for shard in self.shards if shard.records)  # and the batch record
         self.rows = sum(part.rows for part in parts) - packets + changes
@@ -49,7 +47,7 @@ class StagedRows:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Every staged Arrow batch of records; may be called again."""
-        for each in self._staged():
+        for each in self._parts.batches():
             if CHANGES not in each.schema.names:
                 yield each
             elif each.column(CHANGES).null_count:
@@ -63,7 +61,7 @@ class StagedRows:
         """
         if not self.shards:
             return
-        for each in self._staged():
+        for each in self._parts.batches(with_changes=True):
             if each.column(CHANGES).null_count == 0:
                 for packed in each.column(CHANGES):
                     packet = unpack(memoryview(packed.as_buffer()))
@@ -76,30 +74,9 @@ class StagedRows:
                 )
                 yield shard.tp, _of_partition(record, shard.tp.partition)
 
-    def _staged(self) -> Iterator[pa.RecordBatch]:
-        for part in self._parts:
-            yield from part.batches()
-
 
 def _of_partition(batch: pa.RecordBatch, partition: int) -> pa.RecordBatch:
     return batch.append_column("partition", pa.repeat(pa.scalar(partition, pa.int32()), batch.num_rows))
-
-
-def _proved(found: PartBytes, part: StagedPart, batch: str) -> PartBytes:
-    try:
-        rows = sum(each.num_rows for each in found.batches())
-    except pa.ArrowInvalid as error:
-        raise StagedPartError(
-            f"staged part {part.name or '(inline)'} of batch {batch} is no Arrow stream: {error}.",
-            fix="restart the query: the batch is staged anew. Nothing was sent to Kafka.",
-        ) from error
-    if rows != part.rows:
-        raise StagedPartError(
-            f"staged part {part.name or '(inline)'} of batch {batch} has {rows:,} rows; "
-            f"its task counted {part.rows:,}.",
-            fix="restart the query: the batch is staged anew. Nothing was sent to Kafka.",
-        )
-    return found
 
 
 def _highest(parts: Iterable[StagedPart]) -> dict[str, int]:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import stat
-import tempfile
 
 import pyarrow.fs as pafs
 
 from kafka_eos_source.errors import InvalidOptionError, StagedPartError, UnavailableError
-from kafka_eos_source.runtime.file_systems import OWNERS_FOLDER, file_system
+from kafka_eos_source.runtime.file_systems import file_system
+from kafka_eos_source.runtime.private_folders import ForeignFolderError, PrivateFolder
+
+#: What to do about a part that is not what its task wrote.
+RESTART = "restart the query: the batch is staged anew; nothing of it is visible to readers."
 
 #: What a micro-batch or a batch write is called, and a part of it.
 BATCH = re.compile(r"[0-9]+|write-[0-9a-f]{32}", re.ASCII)
@@ -38,25 +40,22 @@ def location_of_query(checkpoint: str, staging_location: str | None) -> str:
 
 
 def location_of_batch_writes() -> str:
-    """Where ``df.write`` stages its rows without ``staging.location``: a folder of this user on this machine.
+    """Where ``df.write`` stages its rows without ``staging.location``: a folder of this user on this host.
 
     Raises:
-        InvalidOptionError: somebody else made the folder: he could exchange what is staged in it.
-        UnavailableError: it cannot be made.
+        InvalidOptionError: another user owns the folder, and could exchange what is staged in it.
+        UnavailableError: the folder cannot be created.
     """
-    location = os.path.join(tempfile.gettempdir(), f"kafka-eos-staging-{os.getuid()}")
+    folder = PrivateFolder.of_user("kafka-eos-staging")
     try:
-        os.makedirs(location, mode=OWNERS_FOLDER, exist_ok=True)
-        found = os.stat(location, follow_symlinks=False)
-    except OSError as error:
-        raise unwritable(location, error) from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        return folder.create()
+    except ForeignFolderError as error:
         raise InvalidOptionError(
-            f"the staging folder {location!r} is not this user's own (user id {os.getuid()}): it belongs to "
-            f"user id {found.st_uid}, or is a link.",
+            f"the staging folder {error}.",
             fix="set .option('staging.location', …) to a folder that driver and executors share.",
-        )
-    return location
+        ) from error
+    except OSError as error:
+        raise unwritable(folder.path, error) from error
 
 
 def legal(kind: re.Pattern[str], name: str) -> str:
@@ -68,7 +67,7 @@ def legal(kind: re.Pattern[str], name: str) -> str:
     if not kind.fullmatch(name):
         raise StagedPartError(
             f"the name {name!r} is none of a staged batch or part; expected {kind.pattern}.",
-            fix="restart the query: the batch is staged anew. Nothing was sent to Kafka.",
+            fix=RESTART,
         )
     return name
 
@@ -84,8 +83,8 @@ def refuse_links(fs: pafs.FileSystem, path: str, relative: str) -> None:
         if found != stated:
             raise StagedPartError(
                 f"staged {relative!r} is a link to {found!r}, outside its folder {path!r}.",
-                fix="find out who put it there and remove it; then restart the query. Nothing was sent to "
-                "Kafka.",
+                fix="find out who put it there and remove it; then restart the query. Nothing of the batch "
+                "is visible to readers.",
             )
 
 

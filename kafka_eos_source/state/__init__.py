@@ -30,17 +30,17 @@ __all__ = [
 ]
 
 _WHERE = {
-    "CHANGELOG": "packet",
-    "StateQuery": "reading.query",
-    "TransactionalStateStore": "store.transactional",
-    "aggregate_with_changelog_state": "operator.transform",
-    "apply_with_changelog_state": "operator.transform",
-    "deduplicate_with_changelog_state": "operator.transform",
-    "transform_with_changelog_state": "operator.transform",
+    "CHANGELOG": "kafka_eos_source.protocol.packet",
+    "StateQuery": "kafka_eos_source.state.reading.query",
+    "TransactionalStateStore": "kafka_eos_source.state.store.transactional",
+    "aggregate_with_changelog_state": "kafka_eos_source.state.operator.transform",
+    "apply_with_changelog_state": "kafka_eos_source.state.operator.transform",
+    "deduplicate_with_changelog_state": "kafka_eos_source.state.operator.transform",
+    "transform_with_changelog_state": "kafka_eos_source.state.operator.transform",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+    return getattr(import_module(_WHERE[name]), name)

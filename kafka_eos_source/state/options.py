@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 from kafka_eos_source.kafka import config
 from kafka_eos_source.option import OPERATOR
 from kafka_eos_source.options import parse_table, take_group_id
 from kafka_eos_source.protocol.identity import derived_application_id
+from kafka_eos_source.runtime.private_folders import ForeignFolderError, PrivateFolder
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,27 @@ class StateOptions:
         return self.group_id or self.application(query_id)
 
     def root(self) -> str:
-        """Where this machine keeps state: looked up in the task, not on the driver."""
-        return self.state_dir or os.path.join(tempfile.gettempdir(), f"kafka-eos-state-{os.getuid()}")
+        """Where this host keeps state: looked up in the task, not on the driver.
+
+        Raises:
+            InvalidOptionError: ``state.dir`` is not set, and another user owns the default folder.
+            UnavailableError: the default folder cannot be created.
+        """
+        if self.state_dir:
+            return self.state_dir
+        folder = PrivateFolder.of_user("kafka-eos-state")
+        try:
+            return folder.create()
+        except ForeignFolderError as error:
+            raise InvalidOptionError(
+                f"the default state folder {error}.",
+                fix="set .option('state.dir', …) to a local folder that only this user may write.",
+            ) from error
+        except OSError as error:
+            raise UnavailableError(
+                f"cannot create the default state folder {folder.path!r}: {error}.",
+                fix="free space there or allow writing, or set .option('state.dir', …).",
+            ) from error
 
 
 def parse_state(options: Mapping[str, str]) -> StateOptions:

@@ -1,0 +1,253 @@
+"""Idle queries on a real broker: an empty micro-batch, the tick, renews the token before Kafka forgets it."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
+
+from integration.support.kafka import Admin, produce, read_back
+from integration.support.processes import await_condition
+from integration.support.security import SecuredCluster
+from kafka_eos_source.errors import AuthorizationError
+from kafka_eos_source.kafka.admin import SourceAdmin
+from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.protocol.token import Token, newest
+from kafka_eos_source.state import (
+    CHANGELOG,
+    aggregate_with_changelog_state,
+    transform_with_changelog_state,
+)
+from kafka_eos_source.state.vector import count, tumbling
+
+SHARDS = 2
+SECONDS = 120
+
+
+class Idle:
+    """One query from topic to topic whose source ticks every second."""
+
+    def __init__(
+        self, spark: SparkSession, broker: str, admin: Admin, topic: Callable[..., str], folder: Path
+    ) -> None:
+        self.spark, self.broker, self.admin, self.folder = spark, broker, admin, folder
+        self.source, self.sink = topic(2), topic(2)
+        self.application = f"app-{self.sink}"
+
+    def frame(self, **options: str) -> DataFrame:
+        read = {
+            "kafka.bootstrap.servers": self.broker,
+            "subscribe": self.source,
+            "startingOffsets": "earliest",
+            "token.renewal.interval.ms": "1000",
+            **options,
+        }
+        return self.spark.readStream.format("kafka-eos").options(**read).load()
+
+    def state_options(self) -> dict[str, str]:
+        return {
+            "kafka.bootstrap.servers": self.broker,
+            "application.id": self.application,
+            "state.dir": str(self.folder / "state"),
+        }
+
+    @contextmanager
+    def running(self, frame: DataFrame, **trigger: Any) -> Iterator[StreamingQuery]:
+        """The query, stopped when the block ends. A failure of the query is raised."""
+        write = {
+            "kafka.bootstrap.servers": self.broker,
+            "topic": self.sink,
+            "application.id": self.application,
+            "checkpointLocation": str(self.folder / "checkpoint"),
+        }
+        writer = frame.writeStream.format("kafka-eos").options(**write)
+        query = (writer.trigger(**trigger) if trigger else writer).start()
+        try:
+            yield query
+        finally:
+            query.stop()
+        if (failure := query.exception()) is not None:
+            raise failure
+
+    def token(self) -> Token | None:
+        found = self.admin.group(self.application)
+        return newest(
+            GroupOffset(TopicPartition(*tp), offset, metadata) for tp, (offset, metadata) in found.items()
+        )
+
+    def sequence(self) -> int:
+        token = self.token()
+        return -1 if token is None else token.sequence
+
+    def await_ticks(self, query: StreamingQuery, more: int = 2) -> None:
+        """Waits until this many batches were committed, none of which read anything."""
+        before = self.sequence()
+        await_condition(
+            lambda: not query.isActive or self.sequence() >= before + more, SECONDS, "the token is renewed"
+        )
+        assert query.isActive, query.exception()
+
+    def positions(self) -> list[dict[str, Any]]:
+        """The source's line of each entry in Spark's offset log."""
+        log = self.folder / "checkpoint" / "offsets"
+        numbers = sorted(int(each.name) for each in log.iterdir() if each.name.isdecimal())
+        return [json.loads((log / str(each)).read_text().splitlines()[-1]) for each in numbers]
+
+    def forget_last_commit(self) -> None:
+        """As if the driver had died before Spark's own commit of the last batch."""
+        last = len(self.positions()) - 1
+        for name in (str(last), f".{last}.crc"):
+            (self.folder / "checkpoint" / "commits" / name).unlink(missing_ok=True)
+
+    def written(self) -> list[tuple[str, str]]:
+        return [
+            ((each.key or b"").decode(), (each.value or b"").decode())
+            for each in read_back(self.broker, self.sink)
+        ]
+
+
+@pytest.fixture
+def idle(spark: SparkSession, broker: str, admin: Admin, topic: Callable[..., str], tmp_path: Path) -> Idle:
+    return Idle(spark, broker, admin, topic, tmp_path)
+
+
+@pytest.mark.core
+def test_an_idle_query_renews_its_token(idle: Idle) -> None:
+    produce(idle.broker, idle.source, ["a", "b"], keys=["1", "2"])
+    rows = idle.frame().selectExpr("key", "value")
+    with idle.running(rows) as query:
+        await_condition(lambda: len(idle.written()) == 2, SECONDS, "the first rows")
+        offsets = idle.admin.group(idle.application)
+        idle.await_ticks(query)
+        produce(idle.broker, idle.source, ["c"], keys=["3"])
+        await_condition(lambda: len(idle.written()) == 3, SECONDS, "the last row")
+        idle.await_ticks(query, 1)
+        progress = [json.loads(each.json) for each in query.recentProgress]
+    after = idle.admin.group(idle.application)
+    assert sum(after[tp][0] for tp in after if tp[0] == idle.source) == 3
+    assert set(after) == set(offsets)
+    assert sorted(idle.written()) == [("1", "a"), ("2", "b"), ("3", "c")]
+    ticks = [each for each in idle.positions() if each["@"].get("tick")]
+    assert len(ticks) >= 2
+    assert sum(each["numInputRows"] for each in progress) == 3
+    idle.forget_last_commit()
+    assert idle.positions()[-1]["@"]["tick"], "the batch that is replayed is a tick"
+    with idle.running(rows, availableNow=True) as query:
+        query.awaitTermination(SECONDS)
+    before = len(idle.positions())
+    with idle.running(rows, availableNow=True) as query:
+        query.awaitTermination(SECONDS)
+    assert len(idle.positions()) == before, "never with Trigger.AvailableNow"
+    assert len(idle.written()) == 3
+
+
+class Alarm(StatefulProcessor):
+    """Counts the rows of a key, and says the count once, two seconds after the first row."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._handle = handle
+        self._count = handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Iterator[Row]:  # noqa: N802, N803
+        before = self._count.get()[0] if self._count.exists() else 0
+        if not before:
+            self._handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 2000)
+        self._count.update((before + sum(1 for _ in rows),))
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: TimerValues, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: N802, N803
+        yield Row(key=key[0], value=str(self._count.get()[0]))
+
+    def close(self) -> None:
+        return
+
+
+def test_operators_run_in_a_tick_so_timers_fire_on_an_idle_stream(idle: Idle) -> None:
+    """Adaptive query execution, on by default, must not drop the operators behind an empty read."""
+    assert idle.spark.conf.get("spark.sql.adaptive.enabled") == "true"
+    keys = [f"k{number}" for number in range(6)]
+    produce(idle.broker, idle.source, ["x"] * 12, keys=keys * 2)
+    rows = idle.frame().selectExpr("CAST(key AS STRING) AS k", "CAST(value AS STRING) AS v")
+    frame = transform_with_changelog_state(
+        rows.groupBy("k"),
+        Alarm(),
+        "key string, value string",
+        options=idle.state_options(),
+        shards=SHARDS,
+        time_mode="ProcessingTime",
+    )
+    with idle.running(frame) as query:
+        await_condition(
+            lambda: not query.isActive or len(idle.written()) == len(keys), SECONDS, "the timers fire"
+        )
+        assert query.isActive, query.exception()
+        idle.await_ticks(query)
+    assert sorted(idle.written()) == [(key, "2") for key in keys]
+    ends = [{topic: at for topic, at in each.items() if topic != "@"} for each in idle.positions()]
+    assert ends[-1] == ends[0], "one batch read, and all others were ticks"
+    # every shard took part in the last tick: its token is that of the last transaction
+    group = idle.admin.group(idle.application)
+    changelog = {tp: metadata for tp, (_, metadata) in group.items() if tp[0].endswith("-changelog")}
+    tokens = [Token.decode(metadata) for metadata in changelog.values()]
+    assert [token.sequence for token in tokens if token] == [idle.sequence()] * SHARDS
+
+
+def test_windows_are_the_same_with_ticks_between_their_rows(idle: Idle) -> None:
+    begin_ms = 1_700_000_000_000
+
+    def feed(seconds: int) -> None:
+        keys = ["a", "b", "c", "d"]
+        produce(idle.broker, idle.source, ["x"] * 4, keys=keys, timestamps_ms=[begin_ms + 1000 * seconds] * 4)
+
+    rows = idle.frame().selectExpr("CAST(key AS STRING) AS k", "timestamp AS at")
+    frame = aggregate_with_changelog_state(
+        rows.groupBy("k"),
+        {"n": count()},
+        options=idle.state_options(),
+        shards=SHARDS,
+        window=tumbling("10 seconds", on="at"),
+        emit="on_close",
+    )
+    feed(0)
+    with idle.running(frame.selectExpr("k AS key", "CAST(n AS STRING) AS value", CHANGELOG)) as query:
+        await_condition(lambda: idle.sequence() >= 1, SECONDS, "the first rows")
+        idle.await_ticks(query)
+        assert idle.written() == [], "no window is complete"
+        feed(5)
+        feed(20)
+        await_condition(
+            lambda: not query.isActive or len(idle.written()) == 4, SECONDS, "the first windows are complete"
+        )
+        assert query.isActive, query.exception()
+        idle.await_ticks(query)
+    assert sorted(idle.written()) == [(key, "2") for key in ("a", "b", "c", "d")]
+
+
+def test_what_the_brokers_tell_of_their_retention_and_of_deleted_topics(
+    secured_cluster: SecuredCluster,
+) -> None:
+    """A refusal is never taken for an answer: a topic that may not be described was not deleted."""
+
+    def source_admin(user: str) -> SourceAdmin:
+        login = secured_cluster.login(user)
+        config = {"bootstrap.servers": secured_cluster.bootstrap_servers, **login}
+        return SourceAdmin(config, "read_committed", 2, 10)
+
+    topic = secured_cluster.admin.create(f"t-{uuid.uuid4().hex[:10]}")
+    trusted, alice = source_admin("admin"), source_admin("alice")
+    assert trusted.offsets_retention_ms() == 7 * 24 * 3_600_000
+    with pytest.raises(AuthorizationError, match=r"offsets\.retention\.minutes"):
+        alice.offsets_retention_ms()
+    assert set(trusted.current_ids([topic, "no-such-topic"])) == {topic}
+    with pytest.raises(AuthorizationError, match=topic):
+        alice.current_ids([topic])
+    with pytest.raises(AuthorizationError, match="group 'no-such-group'"):
+        alice.committed("no-such-group", [TopicPartition(topic, 0)])

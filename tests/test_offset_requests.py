@@ -1,0 +1,165 @@
+"""How the offsets of a transaction are split over requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from hypothesis import given
+from hypothesis import strategies as st
+from mock_cluster import Api, MockCluster
+
+from kafka_eos_source.errors import AbortableError, OperatorError
+from kafka_eos_source.kafka import transactional
+from kafka_eos_source.kafka.config import producer_config
+from kafka_eos_source.kafka.failure import named_partitions
+from kafka_eos_source.kafka.offset_requests import LIMIT_BYTES, record_bytes, split
+from kafka_eos_source.kafka.transactional import TransactionalProducer
+from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.protocol.token import Mark
+from kafka_eos_source.runtime.deadline import Deadline
+
+#: Of the mock cluster's topic; making it takes time.
+PARTITIONS = 300
+MARK = Mark("0123456789ab", 1_000_000).encode()
+OFFSETS = st.lists(
+    st.builds(
+        GroupOffset,
+        st.builds(TopicPartition, st.text(max_size=20), st.integers(0, 10**6)),
+        st.integers(0, 2**62),
+        st.text(max_size=400),
+    ),
+    max_size=50,
+)
+
+
+def offsets(count: int, metadata: str = MARK) -> list[GroupOffset]:
+    return [GroupOffset(TopicPartition("topic", number), number, metadata) for number in range(count)]
+
+
+@given(OFFSETS, st.text(max_size=50), st.integers(1, 5000))
+def test_every_offset_is_in_one_request_in_order(
+    wanted: list[GroupOffset], group_id: str, limit_bytes: int
+) -> None:
+    requests = list(split(wanted, group_id, limit_bytes))
+    assert [each for request in requests for each in request] == wanted
+    for request in requests:
+        size = sum(record_bytes(each, group_id) for each in request)
+        assert len(request) == 1 or 0 < size <= limit_bytes
+    for request, following in pairwise(requests):
+        both = [*request, following[0]]
+        assert sum(record_bytes(each, group_id) for each in both) > limit_bytes, (
+            "no more requests than needed"
+        )
+
+
+@given(st.text(max_size=100), st.text(max_size=249), st.text(max_size=4096))
+def test_a_record_is_no_larger_than_the_bound(group_id: str, topic: str, metadata: str) -> None:
+    """Kafka's format: an OffsetCommitKey and an OffsetCommitValue (version 4, with a topic id)."""
+    key = 2 + 2 + len(group_id.encode()) + 2 + len(topic.encode()) + 4
+    # the value ends with a null byte that librdkafka adds, and with an empty section of tagged fields
+    value = 2 + 8 + 4 + 3 + len(metadata.encode()) + 1 + 8 + 16 + 1
+    widest_header = 3 + 1 + 2 + 3 + 2 + 2 + 1
+    assert record_bytes(GroupOffset(TopicPartition(topic, 1), 1, metadata), group_id) >= (
+        key + value + widest_header
+    )
+
+
+def test_a_micro_batch_of_usual_size_takes_one_request() -> None:
+    assert len(list(split(offsets(3000), "application"))) == 1
+    assert len(list(split(offsets(10_000), "application"))) == 3
+
+
+def test_no_offsets_take_no_request() -> None:
+    assert list(split([], "application")) == []
+
+
+@pytest.fixture
+def mock() -> Iterator[MockCluster]:
+    with MockCluster() as cluster:
+        cluster.create_topic("topic", PARTITIONS)
+        yield cluster
+
+
+@pytest.fixture
+def begun(mock: MockCluster) -> Iterator[TransactionalProducer]:
+    producer = TransactionalProducer(
+        producer_config({"bootstrap.servers": mock.bootstrap_servers}, transactional_id="app")
+    )
+    producer.init(soon())
+    producer.begin()
+    yield producer
+    producer.close()
+
+
+def soon() -> Deadline:
+    return Deadline.after_seconds(20)
+
+
+def test_the_producer_sends_many_offsets_in_several_requests(
+    mock: MockCluster, begun: TransactionalProducer
+) -> None:
+    wanted = offsets(PARTITIONS, "t" * 4000)
+    begun.send_offsets(wanted, "app", soon())
+    assert mock.requests()[Api.TXN_OFFSET_COMMIT] == len(list(split(wanted, "app"))) == 3
+    begun.commit(soon())
+    assert mock.requests()[Api.END_TXN] == 1
+
+
+class Cluster:
+    """Stands in for the look at the coordinator's topic."""
+
+    found: dict[str, str]
+
+    def __init__(self, _kafka: object) -> None: ...
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_error: object) -> None: ...
+    def config(self, name: str, _deadline: Deadline) -> dict[str, str]:
+        assert name == "__consumer_offsets"
+        return self.found
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"max.message.bytes": "1000"}, OperatorError),
+        ({"max.message.bytes": str(LIMIT_BYTES)}, AbortableError),
+        ({}, AbortableError),
+    ],
+)
+def test_an_unexplained_refusal_is_explained_by_the_coordinators_limit(
+    mock: MockCluster,
+    begun: TransactionalProducer,
+    monkeypatch: pytest.MonkeyPatch,
+    config: dict[str, str],
+    expected: type[Exception],
+) -> None:
+    Cluster.found = config
+    monkeypatch.setattr(transactional, "TopicAdmin", Cluster)
+    mock.fail(Api.TXN_OFFSET_COMMIT, KafkaError.UNKNOWN)
+    with pytest.raises(expected) as caught:
+        begun.send_offsets(offsets(100), "app", soon())
+    assert type(caught.value) is expected
+    assert ("max.message.bytes=1000" in str(caught.value)) == (expected is OperatorError)
+
+
+def test_another_refusal_needs_no_explanation(
+    mock: MockCluster, begun: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactional, "TopicAdmin", None)
+    mock.fail(Api.TXN_OFFSET_COMMIT, KafkaError.TRANSACTION_ABORTABLE)
+    with pytest.raises(AbortableError) as caught:
+        begun.send_offsets(offsets(100), "app", soon())
+    assert isinstance(caught.value.__cause__, KafkaException)
+
+
+def test_an_error_about_thousands_of_partitions_names_a_few() -> None:
+    partitions = [each.tp for each in offsets(10_000)]
+    assert named_partitions(partitions[:2]) == "topic-0, topic-1"
+    assert (
+        named_partitions(reversed(partitions)) == "topic-0, topic-1, topic-2, topic-3, topic-4 and 9,995 more"
+    )

@@ -1,0 +1,291 @@
+"""What another local user can plant in the shared temporary folder, and what becomes of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_eos_source import admission
+from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.runtime import private_folders
+from kafka_eos_source.runtime.private_folders import ForeignFolderError, PrivateFolder, file_name
+from kafka_eos_source.stage.paths import location_of_batch_writes
+from kafka_eos_source.state.operator.announce import announce, announced
+from kafka_eos_source.state.options import parse_state
+from kafka_eos_source.streaming_task import StreamingTask
+
+UID = os.getuid()
+TASK = StreamingTask("q", "4", "r", 1)
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The host's temporary folder."""
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(shared))
+    monkeypatch.setattr(private_folders, "_warned", set())
+    return shared
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A file that the current user may write, and that nobody asked this package to write."""
+    victim = tmp_path / "authorized_keys"
+    victim.write_text("precious")
+    return victim
+
+
+@pytest.fixture
+def generous_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def default_state_folder() -> str:
+    return parse_state({"kafka.bootstrap.servers": "b:9092"}).root()
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+# -- attacks on the batch sizes that the commit advises ----------------------------------------------
+
+
+@pytest.mark.parametrize("planted", ["app.json.new", "app.json"])
+def test_a_planted_link_does_not_redirect_the_advice(shared: Path, victim: Path, planted: str) -> None:
+    folder = shared / f"kafka-eos-batches-{UID}"
+    folder.mkdir(mode=0o777)
+    (folder / planted).symlink_to(victim)
+    admission.write("app", 7)
+    assert victim.read_text() == "precious"
+    assert admission.read("app") == 7
+
+
+def test_advice_in_a_planted_file_link_is_not_read(
+    shared: Path, victim: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    victim.write_text('{"records": 1}')
+    folder = shared / f"kafka-eos-batches-{UID}"
+    folder.mkdir(mode=0o777)
+    (folder / "app.json").symlink_to(victim)
+    assert admission.read("app") is None
+    assert "a symbolic link" in caplog.text
+
+
+def test_a_folder_of_another_user_gives_no_advice_and_takes_none(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    admission.write("app", 1)
+    theirs = shared / f"kafka-eos-batches-{UID}"
+    monkeypatch.setattr("os.getuid", lambda: UID + 1)
+    theirs.rename(shared / f"kafka-eos-batches-{UID + 1}")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert admission.read("app") is None
+            admission.write("app", 9)
+            admission.write("app", None)
+    assert "planned without it" in caplog.text
+    assert "does not adapt its batches" in caplog.text
+    assert len(caplog.records) == 2, "each loss is reported once, not once per batch"
+    monkeypatch.setattr("os.getuid", lambda: UID)
+    (shared / f"kafka-eos-batches-{UID + 1}").rename(theirs)
+    assert admission.read("app") == 1, "the other user's file is as it was"
+
+
+@pytest.mark.parametrize("records", ["0", "-5", "true", "7.5", '"7"', "null"])
+def test_only_a_positive_number_is_advice(
+    shared: Path, caplog: pytest.LogCaptureFixture, records: str
+) -> None:
+    """With 0, the source would plan empty batches for ever."""
+    admission.write("app", 7)
+    (shared / f"kafka-eos-batches-{UID}" / "app.json").write_text(f'{{"records": {records}}}')
+    assert admission.read("app") is None
+    assert "expected a positive integer" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "application_id", ["../../authorized_keys", "/etc/x", "..", "a/b", ".", "", "x" * 400]
+)
+def test_no_application_id_leads_out_of_the_folder(shared: Path, application_id: str) -> None:
+    before = {each for each in shared.parent.rglob("*") if shared not in each.parents}
+    admission.write(application_id, 7)
+    assert admission.read(application_id) == 7
+    assert {each for each in shared.parent.rglob("*") if shared not in each.parents} == before
+    assert len(os.listdir(shared / f"kafka-eos-batches-{UID}")) == 1
+    admission.write(application_id, None)
+    assert admission.read(application_id) is None
+
+
+# -- attacks on the operators' announcements ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["folder of the user", "folder of the query", "file"])
+def test_an_announcement_follows_no_link(shared: Path, tmp_path: Path, victim: Path, level: str) -> None:
+    folder, elsewhere = shared / f"kafka-eos-operators-{UID}", tmp_path / "elsewhere"
+    (elsewhere / "q").mkdir(parents=True)
+    if level == "folder of the user":
+        folder.symlink_to(elsewhere)
+    elif level == "folder of the query":
+        folder.mkdir()
+        (folder / "q").symlink_to(elsewhere / "q")
+    else:
+        (folder / "q").mkdir(parents=True)
+        (folder / "q" / f".changelog.{os.getpid()}").symlink_to(victim)
+    announce(TASK, "changelog")
+    assert announced(TASK) == (("changelog",) if level == "file" else ())
+    assert os.listdir(elsewhere / "q") == []
+    assert victim.read_text() == "precious"
+
+
+def test_announcements_in_a_folder_of_another_user_are_not_believed(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    announce(TASK, "changelog")
+    monkeypatch.setattr("os.getuid", lambda: UID + 1)
+    (shared / f"kafka-eos-operators-{UID}").rename(shared / f"kafka-eos-operators-{UID + 1}")
+    for _ in range(3):
+        assert announced(TASK) == ()
+        announce(TASK, "changelog")
+    assert [each.levelname for each in caplog.records] == ["WARNING"] * 2
+    assert "notices only at the next batch" in caplog.text
+
+
+def test_announced_changelogs_have_their_own_names(shared: Path) -> None:
+    names = (".hidden", "a.b_c-D", "x" * 249)
+    for name in names:
+        announce(TASK, name)
+    assert announced(TASK) == tuple(sorted(names))
+
+
+# -- staging and state -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("create", [location_of_batch_writes, default_state_folder])
+def test_staging_and_state_refuse_a_folder_of_another_user(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, create: Callable[[], str]
+) -> None:
+    ours = Path(create())
+    monkeypatch.setattr("os.getuid", lambda: UID + 1)
+    ours.rename(shared / ours.name.replace(str(UID), str(UID + 1)))
+    with pytest.raises(InvalidOptionError, match=r"not this user's own.*Fix: set \.option"):
+        create()
+
+
+@pytest.mark.parametrize("create", [location_of_batch_writes, default_state_folder])
+def test_staging_and_state_refuse_a_link_even_to_an_own_folder(
+    shared: Path, tmp_path: Path, create: Callable[[], str]
+) -> None:
+    ours = Path(create())
+    ours.rmdir()
+    (tmp_path / "elsewhere").mkdir()
+    ours.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InvalidOptionError, match="a symbolic link"):
+        create()
+
+
+def test_a_state_folder_that_is_named_is_used_as_it_is(shared: Path) -> None:
+    options = parse_state({"kafka.bootstrap.servers": "b:9092", "state.dir": "/data/state"})
+    assert options.root() == "/data/state"
+    assert os.listdir(shared) == []
+
+
+# -- the helper itself -------------------------------------------------------------------------------
+
+
+def test_folders_and_files_are_the_owners_alone(shared: Path, generous_umask: None) -> None:
+    outer = shared / f"name-{UID}"
+    PrivateFolder.of_user("name").folder("inner").write("file", "text")
+    assert [mode(each) for each in (outer, outer / "inner", outer / "inner" / "file")] == [
+        0o700,
+        0o700,
+        0o600,
+    ]
+
+
+def test_an_own_folder_that_others_may_write_becomes_private(shared: Path, generous_umask: None) -> None:
+    """The state folder of older releases had the mode that the umask left."""
+    outer = shared / f"name-{UID}"
+    outer.mkdir(mode=0o775)
+    PrivateFolder.of_user("name").create()
+    assert mode(outer) == 0o700
+
+
+@pytest.mark.skipif(UID != 0, reason="only root can give a file away")
+def test_a_file_of_another_user_is_not_read(shared: Path) -> None:
+    folder = PrivateFolder.of_user("name")
+    folder.write("file", "text")
+    os.chown(f"{folder.path}/file", 65534, 65534)
+    with pytest.raises(ForeignFolderError, match="user id 65534"):
+        folder.read("file")
+    with pytest.raises(ForeignFolderError):
+        folder.files()
+    folder.write("file", "ours")
+    assert folder.read("file") == "ours"
+
+
+def test_a_named_pipe_is_no_file_and_holds_nobody_up(shared: Path) -> None:
+    folder = PrivateFolder.of_user("name")
+    os.mkfifo(f"{folder.create()}/file")
+    with pytest.raises(ForeignFolderError):
+        folder.read("file")
+
+
+def test_what_does_not_exist_is_empty_and_reading_creates_nothing(shared: Path) -> None:
+    folder = PrivateFolder.of_user("name").folder("inner")
+    assert folder.read("file") is None
+    assert folder.files() == {}
+    folder.remove("file")
+    assert os.listdir(shared) == []
+
+
+def test_a_write_that_fails_leaves_the_older_file_and_nothing_else(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = PrivateFolder.of_user("name")
+    folder.write("file", "old")
+
+    def full(*_arguments: object, **_named: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(private_folders.os, "rename", full)
+    with pytest.raises(OSError, match="No space left"):
+        folder.write("file", "new")
+    assert os.listdir(folder.path) == ["file"]
+    assert folder.read("file") == "old"
+
+
+def test_no_descriptor_is_left_open(shared: Path, victim: Path) -> None:
+    before = len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else None
+    if before is None:
+        pytest.skip("no /proc")
+    folder = PrivateFolder.of_user("name").folder("inner")
+    folder.write("file", "text")
+    os.symlink(victim, f"{folder.path}/link")
+    for _ in range(20):
+        folder.read("file")
+        with pytest.raises(ForeignFolderError):
+            folder.read("link")
+        with pytest.raises(ForeignFolderError):
+            folder.files()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@given(st.text(max_size=300), st.text(max_size=300))
+def test_names_are_plain_and_never_the_same_for_two_texts(first: str, second: str) -> None:
+    names = [file_name(first), file_name(second)]
+    assert (names[0] == names[1]) == (first == second)
+    for name in names:
+        assert name
+        assert "/" not in name
+        assert not name.startswith(".")
+        assert len(name.encode()) <= 255

@@ -1,0 +1,169 @@
+"""Thousands of staged parts in a process that may open few files, and parts that change after their proof."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import MappingProxyType
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pytest
+from mock_cluster import MockCluster
+from mock_commit import OUTPUT, MockKafka, commit, values
+
+from kafka_eos_source.commit.parties import ProducerSession
+from kafka_eos_source.errors import StagedPartError
+from kafka_eos_source.model import StagedPart
+from kafka_eos_source.stage import files
+from kafka_eos_source.stage.fanout import SinkPart, StagedForSink
+from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.parts import StagedRows
+from kafka_eos_source.stage.writer import stage
+
+SCHEMA = pa.schema([("value", pa.binary()), ("partition", pa.int32())])
+
+Read = Callable[[], Iterator[pa.RecordBatch]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> StagingFolder:
+    return StagingFolder.at(str(tmp_path / "staging"))
+
+
+@pytest.fixture
+def remote(folder: StagingFolder, monkeypatch: pytest.MonkeyPatch) -> StagingFolder:
+    """The same folder on a file system that cannot be mapped into memory."""
+
+    def not_local(location: str) -> tuple[pafs.FileSystem, str]:
+        return pafs.SubTreeFileSystem("/", pafs.LocalFileSystem()), location.lstrip("/")
+
+    monkeypatch.setattr(files, "file_system", not_local)
+    return folder
+
+
+def put(folder: StagingFolder, number: int = 0) -> StagedPart:
+    texts = values(number)
+    rows = [
+        pa.array([text.encode() for text in texts]),
+        pa.array([row % 2 for row in range(len(texts))], pa.int32()),
+    ]
+    batch = pa.record_batch(rows, schema=SCHEMA)
+    return stage([batch], SCHEMA, folder=folder, batch="0", inline_bytes=0, topic=OUTPUT)
+
+
+def read_all(read: Read) -> list[str]:
+    return [value.decode() for batch in read() for value in batch.column("value").to_pylist()]
+
+
+def for_kafka(folder: StagingFolder, *parts: StagedPart) -> Read:
+    return StagedRows(folder, "0", parts).batches
+
+
+def for_a_sink(folder: StagingFolder, *parts: StagedPart) -> Read:
+    found = [SinkPart("files", part.rows, part) for part in parts]
+    return StagedForSink(folder, "0", SCHEMA, found).batches
+
+
+proved = pytest.mark.parametrize("proved", [for_kafka, for_a_sink])
+
+_FEW_FILES = """
+import resource, sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from kafka_eos_source.stage import files
+from test_stage_limits import *
+
+folder = StagingFolder.at(sys.argv[2])
+if sys.argv[3] == "remote":
+    files.file_system = lambda location: (
+        pafs.SubTreeFileSystem("/", pafs.LocalFileSystem()), location.lstrip("/")
+    )
+parts = [put(folder, number) for number in range(300)]
+expected = [text for number in range(300) for text in values(number)]
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+for proved in (for_kafka, for_a_sink):
+    read = proved(folder, *parts)
+    for _ in range(2):
+        assert read_all(read) == expected
+    held = list(read())  # as a sink does that makes one table of all batches
+    assert pa.Table.from_batches(held)["value"].to_pylist() == [text.encode() for text in expected]
+print("read", len(held))
+"""
+
+
+@pytest.mark.parametrize("where", ["local", "remote"])
+def test_a_batch_may_have_more_parts_than_the_process_may_open_files(tmp_path: Path, where: str) -> None:
+    arguments = [
+        sys.executable,
+        "-c",
+        _FEW_FILES,
+        str(Path(__file__).parent),
+        str(tmp_path / "staging"),
+        where,
+    ]
+    ended = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.stdout == "read 300\n", ended.stderr
+
+
+def damage(path: Path, how: str, other: Path) -> None:
+    if how == "deleted":
+        path.unlink()
+    elif how == "truncated":
+        os.truncate(path, path.stat().st_size - 1)
+    elif how == "replaced":
+        other.replace(path)
+    else:
+        content = bytearray(path.read_bytes())
+        content[-20] ^= 1
+        path.write_bytes(content)
+
+
+@proved
+@pytest.mark.parametrize("how", ["deleted", "truncated", "replaced", "changed"])
+def test_a_part_that_changes_after_its_proof_is_refused(
+    folder: StagingFolder, proved: Callable[..., Read], how: str
+) -> None:
+    """The other file is a whole one with as many rows and bytes."""
+    part, other = put(folder, 0), put(folder, 1)
+    assert (part.rows, part.size_bytes) == (other.rows, other.size_bytes)
+    batch = Path(folder.location, "0")
+    read = proved(folder, part)
+    assert read_all(read) == values(0)
+    damage(batch / part.name, how, batch / other.name)
+    with pytest.raises(StagedPartError, match=r"cannot be read|is damaged") as caught:
+        read_all(read)
+    assert "restart the query" in caught.value.fix
+
+
+@proved
+def test_a_remote_part_is_fetched_once(remote: StagingFolder, proved: Callable[..., Read]) -> None:
+    parts = [put(remote, number) for number in range(3)]
+    read = proved(remote, *parts)
+    for part in parts:
+        Path(remote.location, "0", part.name).unlink()
+    for _ in range(2):
+        assert read_all(read) == values(0) + values(1) + values(2)
+
+
+def test_a_part_that_is_replaced_during_the_commit_aborts_the_transaction(folder: StagingFolder) -> None:
+    first, second, other = put(folder, 0), put(folder, 1), put(folder, 2)
+    batch = Path(folder.location, "0")
+    with MockCluster() as mock:
+        kafka, session = MockKafka(mock), ProducerSession()
+        staged = StagedRows(folder, "0", [first, second])
+        damage(batch / second.name, "replaced", batch / other.name)
+        with pytest.raises(StagedPartError, match="is damaged"):
+            commit(kafka, session, rows=staged)
+        assert kafka.calls[-1] == "abort"
+        assert kafka.visible() == []
+        assert session.producer is None
+
+
+def test_topics_and_rows_are_known_without_reading(folder: StagingFolder) -> None:
+    staged = StagedRows(folder, "0", [put(folder), put(folder, 1)])
+    assert staged.rows == len(values(0) + values(1))
+    assert staged.topics == MappingProxyType({OUTPUT: 1})
