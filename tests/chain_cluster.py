@@ -15,11 +15,13 @@ from itertools import count
 from typing import NamedTuple
 
 import pyarrow as pa
-from chain_product import Deadline, GroupOffset, Offsets, TopicPartition, is_ours
+from chain_product import Deadline, GroupOffset, TopicPartition, is_ours
 
 from kafka_eos_source.errors import FencedError, KafkaEosError, OutcomeUnknownError, UnavailableError
 
 CLUSTER_ID = "model-cluster"
+#: The broker's ``offsets.retention.minutes``.
+RETENTION_MS = 7 * 24 * 3_600_000
 
 
 class Killed(BaseException):
@@ -97,7 +99,7 @@ class Transaction:
             after that could as well have been deleted after the commit: its records count as written.
     """
 
-    epoch: int
+    process: Process
     rows: list[tuple[str, TopicPartition, Record]] = field(default_factory=list)
     offsets: dict[tuple[str, TopicPartition], tuple[str, GroupOffset]] = field(default_factory=dict)
     seen_ids: set[str] = field(default_factory=set)
@@ -334,8 +336,7 @@ class ModelProducer:
 
     def _transaction(self) -> Transaction:
         self._fence()
-        assert self._epoch is not None
-        return self._cluster.open.setdefault(self._id, Transaction(self._epoch))
+        return self._cluster.open.setdefault(self._id, Transaction(self._process))
 
     def _fence(self) -> None:
         if self._epoch != self._cluster.epochs.get(self._id):
@@ -375,9 +376,23 @@ class ModelAdmin:
     def at_time(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
         return {}
 
-    def committed(self, group_id: str, partitions: Collection[TopicPartition]) -> Offsets:
+    def committed(
+        self, group_id: str, partitions: Collection[TopicPartition]
+    ) -> Mapping[TopicPartition, GroupOffset]:
+        rival = self._cluster.is_unstable(group_id)
+        if rival is not None and not self._cluster.open[rival].process.dead:
+            raise UnavailableError(f"an open transaction of {rival} holds offsets of group {group_id}")
+        if rival is not None:
+            self._cluster.settle(rival)  # by its time-out, for which the client waits
         found = self._cluster.groups.get(group_id, {})
-        return {tp: each.offset for tp, each in found.items() if tp in partitions}
+        return {tp: each for tp, each in found.items() if tp in partitions}
+
+    def current_ids(self, topics: Collection[str]) -> Mapping[str, str]:
+        there = self._cluster.topics
+        return {name: there[name].topic_id for name in topics if name in there}
+
+    def offsets_retention_ms(self) -> int:
+        return RETENTION_MS
 
     def matching(self, pattern: str) -> ModelTopics:
         raise NotImplementedError

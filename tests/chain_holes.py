@@ -75,6 +75,17 @@ def recreated_source_during_a_replay(world: World) -> None:
     world.produce(number=3)
 
 
+def adopted_after_a_recreated_source(world: World) -> None:
+    """As before, but the checkpoint is lost after the replay, and a new one starts from the group."""
+    world.start(Query(tolerant=True))
+    world.produce(number=2)
+    world.batch("q", interruptions=[("planned", world.kill)])
+    world.recreate("in")
+    world.produce(number=3)
+    world.batch("q")
+    world.lose("q")
+
+
 def recreated_output_during_a_commit(world: World) -> None:
     """The output topic is recreated after the records were flushed and before the commit."""
     world.start(Query())
@@ -174,6 +185,7 @@ HOLES: dict[str, Callable[[World], None]] = {
         moved_offsets,
         lost_token_of_the_first_batch,
         recreated_source_during_a_replay,
+        adopted_after_a_recreated_source,
         recreated_output_during_a_commit,
         adopted_without_fencing,
         prepared_sink_dropped_by_adoption,

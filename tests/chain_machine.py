@@ -110,6 +110,12 @@ class ChainMachine(RuleBasedStateMachine):
             self.world.produce(partition=partition, number=2)
             self.world.batch(self.name(at))
 
+    @rule(at=st.integers(0, 1))
+    def idle(self, at: int) -> None:
+        """Nothing arrives for so long that the query has to renew its token."""
+        self.world.idle()
+        self.world.batch(self.name(at))
+
     @rule(at=st.integers(0, 1), worker=st.integers(0, 1), host=st.integers(0, 1))
     def batch(self, at: int, worker: int, host: int) -> None:
         self.world.batch(self.name(at), worker=worker, host=host)

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 
 import chain_product as product
-from chain_cluster import Interruption, Killed, ModelKafka, Process, Record
+from chain_cluster import RETENTION_MS, Interruption, Killed, ModelKafka, Process, Record
 from chain_oracle import EVENTS, Oracle, Place, Violation
 from chain_product import GroupOffset, TopicPartition
 from chain_query import OUTPUT, Query, QuerySink, make_sources, write_once
@@ -33,7 +33,7 @@ class World(Oracle):
         self._stack = ExitStack()
         root = "/dev/shm" if os.path.isdir("/dev/shm") else None
         self.root = Path(self._stack.enter_context(tempfile.TemporaryDirectory(dir=root)))
-        #: Whether schedules leave out `expired_start_of_an_adoption`, which is still open.
+        #: Whether schedules leave out adoptions that meet a hole which is still open.
         self.spares_open_holes = False
         self.worker = 0
         self._numbers = count()
@@ -74,6 +74,11 @@ class World(Oracle):
 
     def tick(self, number: int = 1) -> None:
         self.outside.ticks += number
+
+    def idle(self) -> None:
+        """Time passes, nearly as much as the brokers keep the offsets of a group."""
+        EVENTS["idle for long"] += 1
+        self.outside.clock_ms += RETENTION_MS - 60_000
 
     # -- queries
 

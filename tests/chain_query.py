@@ -88,7 +88,7 @@ def make_sources(
         log = checkpoint.folder / "sources" / str(number)
         if kind == "eos":
             options = {"startingOffsets": "earliest", "failOnDataLoss": str(not query.tolerant).lower()}
-            found.append(EosSource(cluster, process, topic, settings, **options, **query.names()))
+            found.append(EosSource(cluster, process, topic, settings, outside, **options, **query.names()))
         elif kind == "spark":
             found.append(SparkKafkaSource(cluster, process, topic, settings, log))
         elif kind == "files":

@@ -70,7 +70,13 @@ class EosSource:
     """Ours: the real `SourcePlan` over the model's brokers."""
 
     def __init__(
-        self, cluster: Cluster, process: Process, topic: str, settings: Settings, **options: str
+        self,
+        cluster: Cluster,
+        process: Process,
+        topic: str,
+        settings: Settings,
+        outside: Outside,
+        **options: str,
     ) -> None:
         if settings.limit:
             options["maxOffsetsPerTrigger"] = str(settings.limit)
@@ -78,7 +84,9 @@ class EosSource:
             options["startingOffsets"] = "group"
         self._cluster, self._process = cluster, process
         self._fails = options.get("failOnDataLoss", "true") == "true"
-        self._plan = SourcePlan(read_options(subscribe=topic, **options), ModelAdmin(cluster))
+        self._plan = SourcePlan(
+            read_options(subscribe=topic, **options), ModelAdmin(cluster), lambda: outside.clock_ms / 1000
+        )
 
     def initial(self) -> str | None:
         return self._plan.initial().to_json()

@@ -19,17 +19,19 @@ from kafka_eos_source.protocol.token import Token, newest
 #: What becomes of each schedule: an error that the query is refused with, or nothing if it heals.
 OUTCOMES = {
     "rolled_back_with_another_limit": None,
-    "rolled_back_with_more_input": "CHECKPOINT_ROLLED_BACK",
+    "rolled_back_with_more_input": None,
     "rolled_back_two_sources_on_one_partition": "CHECKPOINT_ROLLED_BACK",
     "rolled_back_opaque_source": "CHECKPOINT_ROLLED_BACK",
     "rolled_back_stateful": None,
     "moved_offsets": "OFFSETS_MOVED",
     "lost_token_of_the_first_batch": "TOKEN_MISSING",
-    "recreated_source_during_a_replay": "DATA_LOSS",
+    "recreated_source_during_a_replay": None,
     "recreated_output_during_a_commit": None,
     "adopted_without_fencing": "FOREIGN_QUERY",
     "prepared_sink_dropped_by_adoption": "FOREIGN_QUERY",
     "names_of_batch_writes_that_collide": None,
+    "expired_start_of_an_adoption": "CHECKPOINT_ROLLED_BACK",
+    "shared_group_behind_a_stale_coordinator": "FOREIGN_QUERY",
     "adopted_from_the_wrong_start": "CHECKPOINT_ROLLED_BACK",
     "killed_before_the_first_commit": None,
     "stale_token_for_the_owner": None,
@@ -39,8 +41,7 @@ OUTCOMES = {
 #: Holes that the model found and that are still open, each with its cause.
 OPEN = {
     "two_sinks_on_one_target": "ids of prepared work do not carry the sink's name yet",
-    "expired_start_of_an_adoption": "a partition without a committed offset is adopted at its beginning",
-    "shared_group_behind_a_stale_coordinator": "the second look at the group compares only the own token",
+    "adopted_after_a_recreated_source": "the replay commits the old topic's offsets to the new topic",
 }
 
 
