@@ -21,6 +21,31 @@ def rolled_back_with_another_limit(world: World) -> None:
     world.roll_back("q", 1, limit=2)
 
 
+def rolled_back_without_a_jump(world: World) -> None:
+    """The same, but the source does not know the application, so it cannot jump."""
+    _two_batches(world, Query(told=False))
+    world.roll_back("q", 1, limit=2)
+
+
+def rolled_back_with_more_input_and_no_jump(world: World) -> None:
+    """The next batch after a rollback reaches over the committed offsets."""
+    _two_batches(world, Query(told=False))
+    world.produce(number=2)
+    world.roll_back("q", 1)
+
+
+def recreated_source_after_the_read(world: World) -> None:
+    """The topic is recreated after the records of a batch were read and before they are committed."""
+    world.start(Query())
+    world.produce(number=2)
+
+    def recreate() -> None:
+        world.recreate("in")
+        world.produce(number=3)
+
+    world.batch("q", interruptions=[("staged", recreate)])
+
+
 def rolled_back_with_more_input(world: World) -> None:
     """A checkpoint is restored from a backup, and its next batch reaches over the committed offsets."""
     _two_batches(world, Query())
@@ -178,7 +203,10 @@ HOLES: dict[str, Callable[[World], None]] = {
     each.__name__: each
     for each in (
         rolled_back_with_another_limit,
+        rolled_back_without_a_jump,
         rolled_back_with_more_input,
+        rolled_back_with_more_input_and_no_jump,
+        recreated_source_after_the_read,
         rolled_back_two_sources_on_one_partition,
         rolled_back_opaque_source,
         rolled_back_stateful,

@@ -20,6 +20,7 @@ QUERIES = (
     Query(),
     Query(sources=("eos:in", "eos:in2")),
     Query(tolerant=True),
+    Query(told=False),
     Query(sources=("eos:in", "eos:in")),
     Query(sources=("spark:in",)),
     Query(sources=("eos:in", "files")),
@@ -139,7 +140,7 @@ class ChainMachine(RuleBasedStateMachine):
     def roll_back(self, at: int, age: int, limit: int) -> None:
         self.world.roll_back(self.name(at), age, limit=limit)
 
-    @precondition(lambda self: "loss" in self.active and self.query().is_kafka_only)
+    @precondition(lambda self: "loss" in self.active and self.query().is_kafka_only and self.query().told)
     @rule(at=st.integers(0, 1), adopt=st.booleans(), from_group=st.booleans())
     def lose_checkpoint(self, at: int, adopt: bool, from_group: bool) -> None:
         self.world.lose(self.name(at), adopt=adopt, from_group=from_group)
@@ -182,7 +183,7 @@ class ChainMachine(RuleBasedStateMachine):
         system=st.sampled_from("ab"),
     )
     def sink_fails(self, call: str, times: int, fatal: bool, system: str) -> None:
-        if "sinks" in self.active:
+        if "sinks" in self.perils:
             EVENTS[f"sink fails at {call}"] += 1
             self.world.faulted = True
             SYSTEMS[system].answers.setdefault(call, []).extend([BROKEN if fatal else DOWN] * times)
@@ -222,7 +223,7 @@ class ChainMachine(RuleBasedStateMachine):
             return world.kill
         if kind == "fault" and "faults" in self.active:
             return world.fail(_ERRORS[number])
-        if kind == "stale" and "faults" in self.active and "shared group" not in world.excuses:
+        if kind == "stale" and "faults" in self.active:
             return world.stale(number)
         if kind == "rival" and "rivals" in self.active:
             return world.rival(name, number)

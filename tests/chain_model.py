@@ -201,7 +201,7 @@ class World(Oracle):
         place = self.places[name]
         if not self.cluster.ours(place.query.group):
             return  # nothing that remembers the query would be left, so nothing could refuse it
-        if self.spares_open_holes and self._missing_starts(place.query):
+        if self.spares_open_holes and place.query.tolerant and "recreated" in self.excuses:
             return
         if set(self.cluster.groups[place.query.group]) != set(self.cluster.ours(place.query.group)):
             return  # to adopt offsets that a person moved is that person's decision
@@ -240,8 +240,6 @@ class World(Oracle):
         offsets = self.cluster.groups.get(group, {})
         gone = [tp for tp in offsets if partitions is None or tp in partitions]
         if not gone or self._would_be_forgotten(lambda tp: tp in gone):
-            return
-        if self.spares_open_holes and not all(each.checkpoint.promises() for each in self.places.values()):
             return
         self._excuse("expired")
         for tp in gone:

@@ -161,16 +161,6 @@ class Oracle:
         if not legitimate and not (self.faulted and short not in EXCUSES):
             raise Violation(f"refused without a reason: {error}") from error
 
-    def _missing_starts(self, query: Query) -> bool:
-        """Whether a partition that the query has read has no committed offset any more."""
-        read = {tuple(effect.partition("|")[2].split("/")[:2]) for effect in self.effects(query.group)}
-        topics = (self.cluster.topics[name] for name in query.topics if name in self.cluster.topics)
-        there = {TopicPartition(each.name, at): each for each in topics for at in range(len(each.logs))}
-        committed = self.cluster.groups.get(query.group, {})
-        return any(
-            (each.topic_id, str(tp.partition)) in read and tp not in committed for tp, each in there.items()
-        )
-
     def _would_be_forgotten(self, goes: Callable[[TopicPartition], bool]) -> bool:
         """Whether neither Kafka nor the checkpoint of a query would remember that it ever ran.
 

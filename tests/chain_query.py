@@ -46,6 +46,7 @@ class Query:
         stateful: whether it counts records by key in an operator with a changelog.
         sinks: name and system of each external sink.
         tolerant: ``failOnDataLoss=false``.
+        told: whether the source has the option ``application.id`` too, without which it cannot jump.
     """
 
     name: str = "q"
@@ -55,6 +56,7 @@ class Query:
     stateful: bool = False
     sinks: tuple[tuple[str, str], ...] = ()
     tolerant: bool = False
+    told: bool = True
 
     @property
     def group(self) -> str:
@@ -87,8 +89,9 @@ def make_sources(
         kind, _, topic = each.partition(":")
         log = checkpoint.folder / "sources" / str(number)
         if kind == "eos":
+            names = query.names() if query.told else {}
             options = {"startingOffsets": "earliest", "failOnDataLoss": str(not query.tolerant).lower()}
-            found.append(EosSource(cluster, process, topic, settings, outside, **options, **query.names()))
+            found.append(EosSource(cluster, process, topic, settings, outside, **options, **names))
         elif kind == "spark":
             found.append(SparkKafkaSource(cluster, process, topic, settings, log))
         elif kind == "files":

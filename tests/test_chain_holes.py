@@ -19,7 +19,10 @@ from kafka_eos_source.protocol.token import Token, newest
 #: What becomes of each schedule: an error that the query is refused with, or nothing if it heals.
 OUTCOMES = {
     "rolled_back_with_another_limit": None,
+    "rolled_back_without_a_jump": None,
     "rolled_back_with_more_input": None,
+    "rolled_back_with_more_input_and_no_jump": "CHECKPOINT_ROLLED_BACK",
+    "recreated_source_after_the_read": "DATA_LOSS",
     "rolled_back_two_sources_on_one_partition": "CHECKPOINT_ROLLED_BACK",
     "rolled_back_opaque_source": "CHECKPOINT_ROLLED_BACK",
     "rolled_back_stateful": None,
@@ -110,7 +113,7 @@ def _skip(*_: object, **__: object) -> Verdict:
 MUTATIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "a batch continues by its number instead of its digest": (
         lambda: _patched((verdict, "continues", _by_number), (transaction, "continues", _by_number)),
-        "rolled_back_with_another_limit",
+        "rolled_back_without_a_jump",
     ),
     "a batch is the token's by its number instead of its digest": (
         lambda: _patched((verdict, "is_batch_of", _same_number)),
@@ -122,11 +125,11 @@ MUTATIONS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "starts need not be the committed offsets": (
         lambda: _patched((verdict, "_by_offsets", _write)),
-        "rolled_back_with_another_limit",
+        "rolled_back_without_a_jump",
     ),
     "ends need not be below the committed offsets": (
         lambda: _patched((verdict, "_by_offsets", _skip)),
-        "rolled_back_with_more_input",
+        "rolled_back_with_more_input_and_no_jump",
     ),
     "the starts of an adoption are not compared": (
         lambda: _patched((verdict, "_check_adoption", _nothing)),
@@ -146,7 +149,7 @@ MUTATIONS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "ids of source topics are not compared": (
         lambda: _patched((transaction.Commit, "_check_topic_ids", _nothing)),
-        "recreated_source_during_a_replay",
+        "recreated_source_after_the_read",
     ),
     "ids of output topics are not compared": (
         lambda: _patched((transaction.Commit, "_check_topic_ids", _nothing)),
