@@ -1,0 +1,406 @@
+"""A model of a Kafka cluster for the chain model: topics, groups, transactional ids, all in memory.
+
+The model follows the rules of Kafka that exactly-once depends on: a transactional id has one owner at a time,
+a transaction becomes visible as a whole, a topic that was recreated is another topic, and the offsets of a
+group disappear together with their topic. `Process` counts every call that a driver makes, so that a schedule
+can kill it, fail it, or let something else happen at any of them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
+
+import pyarrow as pa
+from chain_product import Deadline, GroupOffset, TopicPartition, is_ours
+
+from kafka_eos_source.errors import FencedError, KafkaEosError, OutcomeUnknownError, UnavailableError
+
+CLUSTER_ID = "model-cluster"
+#: The broker's ``offsets.retention.minutes``.
+RETENTION_MS = 7 * 24 * 3_600_000
+
+
+class Killed(BaseException):
+    """The driver process died: nothing that it would still do has any effect."""
+
+
+class Record(NamedTuple):
+    """One record of a topic."""
+
+    key: bytes | None
+    value: bytes | None
+
+
+@dataclass
+class Interruption:
+    """Something that happens at one call of a driver.
+
+    Attributes:
+        at: the number of the call, counted from the start of the batch, or its name (``commit:after``).
+        action: what happens there; it may raise.
+    """
+
+    at: int | str
+    action: Callable[[], None]
+
+
+@dataclass
+class Process:
+    """One driver process. Its pooled commit workers keep their producers between batches.
+
+    Attributes:
+        stale: how many transactions the next answer about committed offsets is behind: it comes from a group
+            coordinator that was cut off.
+    """
+
+    name: str
+    interruptions: list[Interruption] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    dead: bool = False
+    stale: int = 0
+    workers: dict[int, dict[str, object]] = field(default_factory=dict)
+
+    def reach(self, call: str) -> None:
+        """Marks a call of this process; whatever the schedule wants at this moment happens here."""
+        if self.dead:
+            raise Killed
+        self.calls.append(call)
+        for each in list(self.interruptions):
+            if each.at in (call, len(self.calls)):
+                self.interruptions.remove(each)
+                each.action()
+        if self.dead:
+            raise Killed
+
+    def kill(self) -> None:
+        self.dead = True
+        raise Killed
+
+
+@dataclass
+class Topic:
+    """One incarnation of a topic. A record of None is an offset without a record, as of a control record."""
+
+    name: str
+    topic_id: str
+    logs: list[list[Record | None]]
+
+
+@dataclass
+class Transaction:
+    """What one owner has sent and not committed.
+
+    Attributes:
+        seen_ids: ids of topics that the owner was told after it had sent something. A topic that is deleted
+            after that could as well have been deleted after the commit: its records count as written.
+    """
+
+    process: Process
+    rows: list[tuple[str, TopicPartition, Record]] = field(default_factory=list)
+    offsets: dict[tuple[str, TopicPartition], tuple[str, GroupOffset]] = field(default_factory=dict)
+    seen_ids: set[str] = field(default_factory=set)
+
+
+class Written(NamedTuple):
+    """A record that became visible to readers of committed data."""
+
+    transactional_id: str
+    group: str
+    topic: str
+    record: Record
+
+
+class Backwards(NamedTuple):
+    """One of our commits moved an offset back."""
+
+    group: str
+    tp: TopicPartition
+    before: int
+    after: int
+
+
+class Cluster:
+    """The brokers."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, Topic] = {}
+        self.groups: dict[str, dict[TopicPartition, GroupOffset]] = {}
+        self.epochs: dict[str, int] = {}
+        self.open: dict[str, Transaction] = {}
+        self.written: list[Written] = []
+        self.backwards: list[Backwards] = []
+        self.history: list[dict[str, dict[TopicPartition, GroupOffset]]] = []
+        self._ids = count()
+        self.create("__consumer_offsets", 1)
+
+    # -- topics, as an administrator and other producers see them
+
+    def create(self, name: str, partitions: int) -> Topic:
+        topic = self.topics[name] = Topic(name, f"{name}.{next(self._ids)}", [[] for _ in range(partitions)])
+        return topic
+
+    def delete(self, name: str) -> None:
+        del self.topics[name]
+        for offsets in self.groups.values():
+            for tp in [each for each in offsets if each.topic == name]:
+                del offsets[tp]
+
+    def recreate(self, name: str) -> Topic:
+        partitions = len(self.topics[name].logs)
+        self.delete(name)
+        return self.create(name, partitions)
+
+    def append(self, tp: TopicPartition, records: Iterable[Record | None]) -> None:
+        self.topics[tp.topic].logs[tp.partition] += records
+
+    def partitions(self, topics: Iterable[str]) -> tuple[TopicPartition, ...]:
+        return tuple(
+            sorted(TopicPartition(name, at) for name in topics for at in range(len(self.topics[name].logs)))
+        )
+
+    def end(self, tp: TopicPartition) -> int:
+        return len(self.topics[tp.topic].logs[tp.partition])
+
+    # -- transactions
+
+    def settle(self, transactional_id: str) -> int:
+        """Initialises a transactional id: aborts its open transaction and returns a new epoch."""
+        self.open.pop(transactional_id, None)
+        self.epochs[transactional_id] = self.epochs.get(transactional_id, 0) + 1
+        return self.epochs[transactional_id]
+
+    def commit(self, transactional_id: str) -> None:
+        transaction = self.open.pop(transactional_id, None)
+        if transaction is None:
+            return
+        group = next((group for group, _ in transaction.offsets), "")
+        touched = set()
+        for topic_id, tp, record in transaction.rows:
+            topic = self.topics.get(tp.topic)
+            if topic is not None and topic.topic_id == topic_id:
+                topic.logs[tp.partition].append(record)
+                touched.add(tp)
+            elif topic_id not in transaction.seen_ids:
+                continue
+            self.written.append(Written(transactional_id, group, tp.topic, record))
+        for tp in touched:
+            self.append(tp, [None])  # the control record
+        self.history.append({name: dict(offsets) for name, offsets in self.groups.items()})
+        for (group, tp), (topic_id, offset) in transaction.offsets.items():
+            topic = self.topics.get(tp.topic)
+            if topic is not None and topic.topic_id == topic_id:
+                before = self.groups.setdefault(group, {}).get(tp)
+                # an offset that another program moved may be overwritten: the checkpoint is the truth
+                if before is not None and is_ours(before.metadata) and before.offset > offset.offset:
+                    self.backwards.append(Backwards(group, tp, before.offset, offset.offset))
+                self.groups[group][tp] = offset
+
+    def offsets(self, group: str, process: Process) -> dict[TopicPartition, GroupOffset]:
+        """What the coordinator that this process asks says of a group."""
+        behind, process.stale = process.stale, 0
+        if 0 < behind <= len(self.history):
+            return dict(self.history[-behind].get(group, {}))
+        return dict(self.groups.get(group, {}))
+
+    def is_unstable(self, group: str) -> str | None:
+        """The transactional id of an open transaction that is about to change offsets of the group."""
+        for transactional_id, transaction in self.open.items():
+            if any(each == group for each, _ in transaction.offsets):
+                return transactional_id
+        return None
+
+    def ours(self, group: str) -> dict[TopicPartition, int]:
+        """The offsets that our own transactions committed."""
+        return {tp: each.offset for tp, each in self.groups.get(group, {}).items() if is_ours(each.metadata)}
+
+
+class ModelKafka:
+    """`commit.parties.Clients` over the model, as the current driver process uses them."""
+
+    def __init__(self, cluster: Cluster, process: Process) -> None:
+        self.cluster = cluster
+        self.process = process
+
+    def producer(self, transactional_id: str) -> ModelProducer:
+        return ModelProducer(self.cluster, self.process, transactional_id)
+
+    def committed_now(
+        self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
+    ) -> Mapping[TopicPartition, GroupOffset]:
+        self.process.reach("committed_now")
+        return dict(self.cluster.groups.get(group_id, {}))
+
+    def group_offsets(
+        self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
+    ) -> Mapping[TopicPartition, GroupOffset]:
+        self.process.reach("group_offsets")
+        if (rival := self.cluster.is_unstable(group_id)) is not None:
+            raise UnavailableError(f"an open transaction of {rival} holds offsets of group {group_id}")
+        return self.cluster.offsets(group_id, self.process)
+
+
+class ModelProducer:
+    """`commit.parties.Producer` over the model."""
+
+    def __init__(self, cluster: Cluster, process: Process, transactional_id: str) -> None:
+        self._cluster = cluster
+        self._process = process
+        self._id = transactional_id
+        self._epoch: int | None = None
+        self.enqueued = 0
+
+    def init(self, deadline: Deadline) -> None:
+        self._process.reach("init")
+        self._epoch = self._cluster.settle(self._id)
+        self._process.reach("init:after")
+
+    def is_clean(self) -> bool:
+        return True
+
+    def cluster(self, deadline: Deadline) -> tuple[str, Mapping[str, int]]:
+        self._process.reach("cluster")
+        return CLUSTER_ID, {name: len(topic.logs) for name, topic in self._cluster.topics.items()}
+
+    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
+        self._process.reach("topic_ids")
+        known = self._cluster.topics
+        found = {name: known[name].topic_id for name in topics if name in known}
+        if self._id in self._cluster.open:
+            self._cluster.open[self._id].seen_ids = set(found.values())
+        return found
+
+    def check_partitions(self, highest: Mapping[str, int], deadline: Deadline) -> None:
+        self._process.reach("check_partitions")
+        missing = sorted(set(highest) - set(self._cluster.topics))
+        if missing:
+            raise UnavailableError(f"no topic {missing}")
+
+    def begin(self) -> None:
+        self._process.reach("begin")
+        self.enqueued = 0
+
+    def send(self, rows: pa.RecordBatch, topic: str | None, deadline: Deadline) -> None:
+        self._process.reach("send")
+        transaction = self._transaction()
+        for row in rows.to_pylist():
+            name = topic or row["topic"]
+            there = self._cluster.topics.get(name)
+            if there is None:
+                raise UnavailableError(f"no topic {name}")
+            at = row.get("partition")
+            at = zlib.crc32(row["key"] or b"") % len(there.logs) if at is None else at
+            tp = TopicPartition(name, at)
+            transaction.rows.append((there.topic_id, tp, Record(row["key"], row["value"])))
+            self.enqueued += 1
+        self._process.reach("send:after")
+
+    def flush(self, deadline: Deadline) -> None:
+        self._process.reach("flush")
+        self._transaction()
+        self._process.reach("flush:after")
+
+    def ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
+        self._process.reach("ends")
+        mine = self._transaction().rows
+        return {tp: self._cluster.end(tp) + sum(each == tp for _, each, _ in mine) for tp in partitions}
+
+    def send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None:
+        self._process.reach("send_offsets")
+        transaction = self._transaction()
+        for each in offsets:
+            there = self._cluster.topics.get(each.tp.topic)
+            if there is None:
+                raise UnavailableError(f"no topic {each.tp.topic}")
+            transaction.offsets[group_id, each.tp] = (there.topic_id, each)
+        self._process.reach("send_offsets:after")
+
+    def commit(self, deadline: Deadline) -> None:
+        try:
+            self._process.reach("commit")
+            self._fence()
+            self._cluster.commit(self._id)
+            self._process.reach("commit:after")
+        except KafkaEosError as error:
+            raise OutcomeUnknownError("no answer to the commit") from error
+
+    def abort(self, deadline: Deadline) -> None:
+        if not self._process.dead and self._epoch == self._cluster.epochs.get(self._id):
+            self._cluster.open.pop(self._id, None)
+
+    def close(self) -> None:
+        """The client goes; an open transaction stays until the next owner initialises."""
+
+    def _transaction(self) -> Transaction:
+        self._fence()
+        return self._cluster.open.setdefault(self._id, Transaction(self._process))
+
+    def _fence(self) -> None:
+        if self._epoch != self._cluster.epochs.get(self._id):
+            raise FencedError("a newer owner of the transactional id initialised")
+
+
+class ModelTopics(NamedTuple):
+    """`kafka.admin.Topics`."""
+
+    partitions: tuple[TopicPartition, ...]
+    ids: Mapping[str, str]
+    cluster_id: str | None
+
+
+class ModelAdmin:
+    """`plan.source.Admin` over the model."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def named(self, topics: Iterable[str]) -> ModelTopics:
+        wanted = sorted(set(topics))
+        missing = [name for name in wanted if name not in self._cluster.topics]
+        if missing:
+            raise UnavailableError(f"no topic {missing}")
+        ids = {name: self._cluster.topics[name].topic_id for name in wanted}
+        return ModelTopics(self._cluster.partitions(wanted), ids, CLUSTER_ID)
+
+    def earliest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, 0)
+
+    def latest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return {tp: self._cluster.end(tp) for tp in partitions}
+
+    high_watermarks = latest
+
+    def at_time(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
+        return {}
+
+    def committed(
+        self, group_id: str, partitions: Collection[TopicPartition]
+    ) -> Mapping[TopicPartition, GroupOffset]:
+        rival = self._cluster.is_unstable(group_id)
+        if rival is not None and not self._cluster.open[rival].process.dead:
+            raise UnavailableError(f"an open transaction of {rival} holds offsets of group {group_id}")
+        if rival is not None:
+            self._cluster.settle(rival)  # by its time-out, for which the client waits
+        found = self._cluster.groups.get(group_id, {})
+        return {tp: each for tp, each in found.items() if tp in partitions}
+
+    def current_ids(self, topics: Collection[str]) -> Mapping[str, str]:
+        there = self._cluster.topics
+        return {name: there[name].topic_id for name in topics if name in there}
+
+    def offsets_retention_ms(self) -> int:
+        return RETENTION_MS
+
+    def matching(self, pattern: str) -> ModelTopics:
+        raise NotImplementedError
+
+
+def records(topic: Topic) -> Iterator[tuple[TopicPartition, int, Record]]:
+    """Every record of a topic with its offset."""
+    for at, log in enumerate(topic.logs):
+        for offset, record in enumerate(log):
+            if record is not None:
+                yield TopicPartition(topic.name, at), offset, record

@@ -1,0 +1,237 @@
+"""The state machine of the chain model: hypothesis chooses what happens, and shrinks what goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from chain_cluster import Interruption
+from chain_model import EVENTS, World
+from chain_product import TopicPartition
+from chain_query import OUTPUT, Query
+from chain_sinks import BROKEN, DOWN, SYSTEMS
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from kafka_eos_source.errors import AbortableError, FencedError, RetriableError
+
+#: Queries that the model starts. Two Kafka sources may share a partition; two sinks may share a system.
+QUERIES = (
+    Query(),
+    Query(sources=("eos:in", "eos:in2")),
+    Query(tolerant=True),
+    Query(told=False),
+    Query(sources=("eos:in", "eos:in")),
+    Query(sources=("spark:in",)),
+    Query(sources=("eos:in", "files")),
+    Query(sources=("files",)),
+    Query(sources=("rate",)),
+    Query(stateful=True),
+    Query(sinks=(("one", "a"), ("two", "b"))),
+    Query(sinks=(("one", "a"), ("two", "a"))),
+    Query(group_id="shared"),
+)
+
+#: What may go wrong. A machine without perils still kills drivers and restarts them.
+PERILS = frozenset(
+    {
+        "faults",
+        "rivals",
+        "rollback",
+        "loss",
+        "copy",
+        "reset",
+        "expiry",
+        "recreate",
+        "sharing",
+        "sinks",
+        "writes",
+    }
+)
+
+_CALLS = ("init", "init:after", "group_offsets", "begin", "send", "send:after", "flush:after", "send_offsets")
+_COMMITS = ("send_offsets:after", "commit", "commit:after")
+_ERRORS = (RetriableError, AbortableError, FencedError)
+_PARTITIONS = (
+    TopicPartition("in", 0),
+    TopicPartition("in", 1),
+    TopicPartition("in2", 0),
+    TopicPartition(OUTPUT, 0),
+)
+_TOPICS = ("in", OUTPUT)
+
+_faults = st.tuples(
+    st.just("fault"), st.sampled_from(_CALLS + _COMMITS), st.sampled_from(range(len(_ERRORS)))
+)
+_kills = st.tuples(st.just("kill"), st.integers(1, 40), st.just(0))
+_rivals = st.tuples(st.just("rival"), st.integers(1, 40), st.integers(1, 3))
+_stale = st.tuples(st.just("stale"), st.sampled_from(("group_offsets", "shard_offset")), st.integers(1, 3))
+_recreations = st.tuples(st.just("recreate"), st.integers(1, 40), st.integers(0, 1))
+_INTERRUPTIONS = st.one_of(_kills, _kills, _faults, _faults, _rivals, _recreations, _stale)
+
+
+class ChainMachine(RuleBasedStateMachine):
+    """Perils and queries can be narrowed by a subclass, to look for one kind of hole."""
+
+    perils: ClassVar[frozenset[str]] = PERILS
+    queries: ClassVar[tuple[Query, ...]] = QUERIES
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.world.spares_open_holes = True
+        self.names: list[str] = []
+        self.active: frozenset[str] = frozenset()
+
+    @initialize(number=st.integers(0, 50), active=st.tuples(*[st.sampled_from(sorted(PERILS))] * 3))
+    def start(self, number: int, active: tuple[str, ...]) -> None:
+        """Only a few perils at a time: with all of them, most queries are refused before they get far."""
+        self.active = self.perils & frozenset(active)
+        query = self.queries[number % len(self.queries)]
+        self.world.start(query)
+        self.names.append(query.name)
+        for at in (0, 1):
+            self.world.produce(partition=at, number=2)
+
+    @rule(partition=st.integers(0, 2), number=st.integers(1, 4), gap=st.booleans())
+    def produce(self, partition: int, number: int, gap: bool) -> None:
+        topic = "in2" if partition == 2 else "in"
+        self.world.produce(topic, partition % 2, number, gap)
+
+    @precondition(lambda self: {"files", "rate"} & set(self.query().sources))
+    @rule(number=st.integers(1, 2))
+    def outside(self, number: int) -> None:
+        self.world.tick(number)
+        for _ in range(number):
+            self.world.add_file()
+
+    @rule(at=st.integers(0, 1), partition=st.integers(0, 1), batches=st.integers(1, 3))
+    def work(self, at: int, partition: int, batches: int) -> None:
+        for _ in range(batches):
+            self.world.produce(partition=partition, number=2)
+            self.world.batch(self.name(at))
+
+    @rule(at=st.integers(0, 1))
+    def idle(self, at: int) -> None:
+        """Nothing arrives for so long that the query has to renew its token."""
+        self.world.idle()
+        self.world.batch(self.name(at))
+
+    @rule(at=st.integers(0, 1), worker=st.integers(0, 1), host=st.integers(0, 1))
+    def batch(self, at: int, worker: int, host: int) -> None:
+        self.world.batch(self.name(at), worker=worker, host=host)
+
+    @rule(at=st.integers(0, 1), interruptions=st.lists(_INTERRUPTIONS, min_size=1, max_size=2))
+    def troubled_batch(self, at: int, interruptions: list[tuple[str, Any, int]]) -> None:
+        name = self.name(at)
+        chosen = [
+            (call, action)
+            for kind, call, number in interruptions
+            if (action := self.action(kind, number, name)) is not None
+        ]
+        self.world.batch(name, interruptions=chosen)
+
+    @rule(at=st.integers(0, 1), new_process=st.booleans(), limit=st.integers(0, 4))
+    def restart(self, at: int, new_process: bool, limit: int) -> None:
+        self.world.restart(self.name(at), new_process=new_process, limit=limit)
+
+    @precondition(lambda self: "rollback" in self.active)
+    @rule(at=st.integers(0, 1), age=st.integers(0, 4), limit=st.integers(0, 4))
+    def roll_back(self, at: int, age: int, limit: int) -> None:
+        self.world.roll_back(self.name(at), age, limit=limit)
+
+    @precondition(lambda self: "loss" in self.active and self.query().is_kafka_only and self.query().told)
+    @rule(at=st.integers(0, 1), adopt=st.booleans(), from_group=st.booleans())
+    def lose_checkpoint(self, at: int, adopt: bool, from_group: bool) -> None:
+        self.world.lose(self.name(at), adopt=adopt, from_group=from_group)
+
+    @precondition(lambda self: "copy" in self.active and len(self.names) == 1)
+    @rule()
+    def copy_checkpoint(self) -> None:
+        self.world.copy(self.names[0], "copy")
+        self.names = list(self.world.places)
+
+    @precondition(lambda self: "sharing" in self.active and len(self.names) == 1)
+    @rule(adopt=st.booleans())
+    def share_group(self, adopt: bool) -> None:
+        first = self.query()
+        other = Query("other", first.sources, "other-app", first.group, sinks=first.sinks)
+        self.world.share(other, adopt=adopt)
+        self.names = list(self.world.places)
+
+    @precondition(lambda self: "reset" in self.active)
+    @rule(tp=st.sampled_from(_PARTITIONS), offset=st.integers(0, 9))
+    def reset(self, tp: TopicPartition, offset: int) -> None:
+        self.world.reset(self.query().group, tp, offset)
+
+    @precondition(lambda self: "expiry" in self.active)
+    @rule(tps=st.none() | st.sets(st.sampled_from(_PARTITIONS), min_size=1))
+    def forget(self, tps: set[TopicPartition] | None) -> None:
+        self.world.forget(self.query().group, tps)
+
+    @precondition(lambda self: "recreate" in self.active)
+    @rule(topic=st.sampled_from(_TOPICS))
+    def recreate(self, topic: str) -> None:
+        if topic == OUTPUT or not any(each.startswith("spark:") for each in self.query().sources):
+            self.world.recreate(topic)
+
+    @precondition(lambda self: self.query().sinks)
+    @rule(
+        call=st.sampled_from(("prepare", "commit", "abort", "recover")),
+        times=st.integers(1, 3),
+        fatal=st.booleans(),
+        system=st.sampled_from("ab"),
+    )
+    def sink_fails(self, call: str, times: int, fatal: bool, system: str) -> None:
+        if "sinks" in self.perils:
+            EVENTS[f"sink fails at {call}"] += 1
+            self.world.faulted = True
+            SYSTEMS[system].answers.setdefault(call, []).extend([BROKEN if fatal else DOWN] * times)
+
+    @precondition(lambda self: self.query().stateful)
+    @rule(host=st.integers(0, 1))
+    def lose_state(self, host: int) -> None:
+        self.world.lose_state(host)
+
+    @precondition(lambda self: "writes" in self.active)
+    @rule(
+        who=st.sampled_from((("orders", "eu-west"), ("orders-eu", "west"))),
+        version=st.integers(0, 3),
+        at=st.integers(0, 20),
+    )
+    def write(self, who: tuple[str, str], version: int, at: int) -> None:
+        self.world.write(*who, version, at)
+
+    def teardown(self) -> None:
+        try:
+            if self.names:
+                self.world.catch_up()
+        finally:
+            self.world.close()
+
+    # -- inner
+
+    def query(self) -> Query:
+        return self.world.places[self.names[0]].query
+
+    def name(self, at: int) -> str:
+        return self.names[at % len(self.names)]
+
+    def action(self, kind: str, number: int, name: str) -> Callable[[], None] | None:
+        world = self.world
+        if kind == "kill":
+            return world.kill
+        if kind == "fault" and "faults" in self.active:
+            return world.fail(_ERRORS[number])
+        if kind == "stale" and "faults" in self.active:
+            return world.stale(number)
+        if kind == "rival" and "rivals" in self.active:
+            return world.rival(name, number)
+        if kind == "recreate" and "recreate" in self.active:
+            topic = _TOPICS[number]
+            if topic == OUTPUT or not any(each.startswith("spark:") for each in self.query().sources):
+                return lambda: world.recreate(topic)
+        return None
+
+
+__all__ = ["PERILS", "QUERIES", "ChainMachine", "Interruption"]

@@ -1,0 +1,318 @@
+"""The world of the chain model: what may happen to a query, and the multiset that must come of it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import chain_product as product
+from chain_cluster import RETENTION_MS, Interruption, Killed, ModelKafka, Process, Record
+from chain_oracle import EVENTS, Oracle, Place, Violation
+from chain_product import GroupOffset, TopicPartition
+from chain_query import OUTPUT, Query, QuerySink, make_sources, write_once
+from chain_sinks import SYSTEMS, System
+from chain_spark import Checkpoint, Run, Settings, SparkConflictError
+from chain_state import StateWorld, on_host
+
+from kafka_eos_source.errors import KafkaEosError, OperatorError
+
+KEYS = (b"a", b"b", b"c")
+
+
+class World(Oracle):
+    """Everything there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stack = ExitStack()
+        root = "/dev/shm" if os.path.isdir("/dev/shm") else None
+        self.root = Path(self._stack.enter_context(tempfile.TemporaryDirectory(dir=root)))
+        #: Whether schedules leave out adoptions that meet a hole which is still open.
+        self.spares_open_holes = False
+        self.worker = 0
+        self._numbers = count()
+        self.state = StateWorld(self.cluster, self.current)
+        SYSTEMS.clear()
+        for name in ("a", "b"):
+            SYSTEMS[name] = System(self.current)
+        self._stack.enter_context(
+            product.installed(
+                lambda: ModelKafka(self.cluster, self.current()),
+                self.state.seams(),
+            )
+        )
+        for name, partitions in (("in", 2), ("in2", 1), (OUTPUT, 2), ("west", 1), ("eu-west", 1)):
+            self.cluster.create(name, partitions)
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def current(self) -> Process:
+        """The process that runs now."""
+        return self._running[-1]
+
+    # -- input
+
+    def produce(self, topic: str = "in", partition: int = 0, number: int = 1, gap: bool = False) -> None:
+        tp = TopicPartition(topic, partition)
+        there = self.cluster.topics[topic]
+        for _ in range(number):
+            at = self.cluster.end(tp)
+            value = f"{there.topic_id}/{partition}/{at}".encode()
+            self.cluster.append(tp, [Record(KEYS[at % len(KEYS)], value)])
+        if gap:
+            self.cluster.append(tp, [None])
+
+    def add_file(self) -> None:
+        self.outside.files.append(f"file/{len(self.outside.files)}")
+
+    def tick(self, number: int = 1) -> None:
+        self.outside.ticks += number
+
+    def idle(self) -> None:
+        """Time passes, nearly as much as the brokers keep the offsets of a group."""
+        EVENTS["idle for long"] += 1
+        self.outside.clock_ms += RETENTION_MS - 60_000
+
+    # -- queries
+
+    def start(self, query: Query) -> Place:
+        """Creates the query's checkpoint and driver; nothing runs yet."""
+        place = Place(query, Checkpoint(self.root / query.name), self._process())
+        self.places[query.name] = place
+        return place
+
+    def restart(self, name: str, *, new_process: bool = True, **settings: object) -> None:
+        """The next micro-batch is run by a new start of the query."""
+        place = self.places[name]
+        if new_process:
+            place.process.dead = True
+            place.process = self._process()
+        place.run = None
+        place.settings = replace(place.settings, **settings)  # type: ignore[arg-type]
+
+    def batch(
+        self,
+        name: str,
+        *,
+        interruptions: Iterable[tuple[int | str, Callable[[], None]]] = (),
+        worker: int = 0,
+        host: int = 0,
+    ) -> str:
+        """Lets a query run one micro-batch.
+
+        Returns:
+            ``done``, ``idle``, ``died``, ``failed`` (a restart may help), ``refused`` or ``conflict``.
+        """
+        place = self.places[name]
+        process = place.process
+        process.calls.clear()
+        process.interruptions = [Interruption(at, action) for at, action in interruptions]
+        before, self.worker = self.worker, worker
+        self._running.append(process)
+        try:
+            with on_host(self.state, host):
+                if place.run is None:
+                    place.run = self._run(place)
+                outcome = "done" if place.run.batch() else "idle"
+        except Killed:
+            outcome = "died"
+        except SparkConflictError:
+            outcome = "conflict"
+        except KafkaEosError as error:
+            place.refused = error
+            outcome = "refused" if isinstance(error, OperatorError) else "failed"
+            self._check_excuse(error)
+        finally:
+            self._running.pop()
+            self.worker = before
+            process.interruptions = []
+        if outcome in ("died", "conflict"):
+            self.restart(name)
+        elif outcome in ("failed", "refused"):
+            self.restart(name, new_process=False)
+        if outcome == "done" and place.settings.adopt:
+            place.settings = replace(place.settings, adopt=False)  # no later start needs it
+        EVENTS[f"batch {outcome}"] += 1
+        if outcome == "done":
+            place.backups.append(place.checkpoint.snapshot())
+        self.check()
+        return outcome
+
+    def kill(self) -> None:
+        EVENTS["kill"] += 1
+        self.current().kill()
+
+    def fail(self, error: type[KafkaEosError]) -> Callable[[], None]:
+        """A call of a client that raises."""
+
+        def action() -> None:
+            self.faulted = True
+            EVENTS[f"fault {error.__name__}"] += 1
+            raise error("a fault of the schedule")
+
+        return action
+
+    def stale(self, behind: int) -> Callable[[], None]:
+        """The next answer about committed offsets comes from a coordinator that was cut off a while ago."""
+
+        def action() -> None:
+            self._excuse("stale coordinator")
+            self.current().stale = behind
+
+        return action
+
+    def rival(self, name: str, batches: int = 1) -> Callable[[], None]:
+        """While the driver is stopped at a call, another one takes over the query and runs some batches."""
+
+        def action() -> None:
+            EVENTS["rival"] += 1
+            self.excuses.add("rival")
+            place = self.places[name]
+            mine = (place.process, place.run)
+            place.process, place.run = self._process(), None
+            for _ in range(batches):
+                self.batch(name)
+            place.process, place.run = mine
+
+        return action
+
+    # -- what happens to checkpoints
+
+    def roll_back(self, name: str, age: int, **settings: object) -> None:
+        """Restores the checkpoint from a backup; ``age`` 0 is the newest one."""
+        place = self.places[name]
+        if not place.backups:
+            return
+        at = max(0, len(place.backups) - 1 - age)
+        del place.backups[at + 1 :]
+        place.checkpoint.restore(place.backups[at])
+        self._excuse("rolled back")
+        self.restart(name, **settings)
+
+    def lose(self, name: str, *, adopt: bool = True, from_group: bool = True) -> None:
+        """Deletes the checkpoint; the query starts again with a new one."""
+        place = self.places[name]
+        if not self.cluster.ours(place.query.group):
+            return  # nothing that remembers the query would be left, so nothing could refuse it
+        if self.spares_open_holes and place.query.tolerant and "recreated" in self.excuses:
+            return
+        if set(self.cluster.groups[place.query.group]) != set(self.cluster.ours(place.query.group)):
+            return  # to adopt offsets that a person moved is that person's decision
+        place.checkpoint.restore({})
+        place.backups.clear()
+        self._excuse("lost checkpoint")
+        self.restart(name, adopt=adopt, from_group=from_group)
+
+    def copy(self, name: str, to: str) -> None:
+        """A second driver starts from a copy of the checkpoint while the first one lives on."""
+        place = self.places[name]
+        if not place.checkpoint.promises():
+            return  # a copy of nothing is a new query, and which one of the two goes on nobody can say
+        twin = self.start(replace(place.query, name=to))
+        twin.checkpoint.restore(place.checkpoint.snapshot())
+        self._excuse("copied")
+
+    def share(self, query: Query, *, adopt: bool) -> None:
+        """Another query starts with the consumer group of the first one, if that group holds anything."""
+        if not self.cluster.ours(query.group):
+            return
+        self._excuse("shared group")
+        self.start(query).settings = Settings(adopt=adopt, from_group=adopt)
+
+    # -- what happens to Kafka
+
+    def reset(self, group: str, tp: TopicPartition, offset: int) -> None:
+        """Somebody sets an offset of the group with Kafka's own tool."""
+        adopted = all(each.checkpoint.promises() for each in self.places.values())
+        if tp in self.cluster.groups.get(group, {}) and adopted:
+            self._excuse("reset")
+            self.cluster.groups[group][tp] = GroupOffset(tp, min(offset, self.cluster.end(tp)), "")
+
+    def forget(self, group: str, partitions: Collection[TopicPartition] | None = None) -> None:
+        """The group is deleted, or the offsets of some partitions expire."""
+        offsets = self.cluster.groups.get(group, {})
+        gone = [tp for tp in offsets if partitions is None or tp in partitions]
+        if not gone or self._would_be_forgotten(lambda tp: tp in gone):
+            return
+        self._excuse("expired")
+        for tp in gone:
+            del offsets[tp]
+
+    def recreate(self, topic: str) -> None:
+        if self._would_be_forgotten(lambda tp: tp.topic == topic):
+            return
+        self._excuse("recreated")
+        self.cluster.recreate(topic)
+
+    def lose_state(self, host: int) -> None:
+        EVENTS["state lost"] += 1
+        for key in [each for each in self.state.disks if each[0] == host]:
+            del self.state.disks[key]
+
+    # -- batch writes
+
+    def write(self, series: str, topic: str, version: int, at: int | str = 0) -> None:
+        """A versioned batch write, written again after a kill."""
+        EVENTS["batch write"] += 1
+        newest = max((v for s, t, v in self.versions if (s, t) == (series, topic)), default=-1)
+        rows = self.versions.setdefault((series, topic, version), Counter())
+        value = f"{series}|{topic}|{version}".encode()
+        process = self._process([Interruption(at, self.kill)] if at else [])
+        for _ in range(2):
+            self._running.append(process)
+            try:
+                write_once(process, self.root / "staging", series, topic, version, [value])
+                rows[value] = max(
+                    rows[value], int(version >= newest)
+                )  # older versions are skipped: versions only grow
+                break
+            except Killed:
+                process = self._process()
+            finally:
+                self._running.pop()
+        self.check()
+
+    # -- the end
+
+    def catch_up(self) -> None:
+        """Starts every query anew and without faults until it has read everything or is refused."""
+        for name, place in list(self.places.items()):
+            for system in SYSTEMS.values():
+                system.answers.clear()
+            outcome = "done"
+            self.restart(name)
+            for _ in range(40):
+                outcome = self.batch(name)
+                if outcome == "failed":
+                    self.restart(name)
+                elif outcome not in ("done", "conflict"):
+                    break
+            EVENTS[f"in the end {outcome}"] += 1
+            if outcome == "idle":
+                self._check_complete(place.query)
+            elif outcome != "refused":
+                raise Violation(f"{name} never catches up: {outcome}, {place.refused}")
+
+    # -- inner
+
+    def _process(self, interruptions: Iterable[Interruption] = ()) -> Process:
+        return Process(f"driver-{next(self._numbers)}", list(interruptions))
+
+    def _run(self, place: Place) -> Run:
+        query, process = place.query, place.process
+        args = (self.cluster, process, self.outside, place.checkpoint, place.settings)
+        sources = make_sources(query, *args)
+        sink = QuerySink(
+            query, place.checkpoint.folder, place.settings, self.state, process, lambda: self.worker
+        )
+        return Run(place.checkpoint, process, sources, sink, self.outside)
+
+
+__all__ = ["EVENTS", "Violation", "World"]

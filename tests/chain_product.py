@@ -1,0 +1,146 @@
+"""The places where the chain model enters the product, gathered so that a moved module changes one file.
+
+Everything between these seams is the real code: source planning, staging, packets of state changes, the
+identity file, the offset log, the order of a commit, its verdict and its state machine, the sinks' recovery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+from typing import Any
+from unittest.mock import patch
+
+from kafka_eos_source import stream_writer as writer_module
+from kafka_eos_source.commit import direct, session, sink_session, sinks, transaction
+from kafka_eos_source.model import GroupOffset, OffsetRange, Offsets, TopicPartition
+from kafka_eos_source.options import parse_read, parse_write
+from kafka_eos_source.protocol.token import Mark
+from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.state.operator import shard as shard_module
+from kafka_eos_source.state.options import parse_state
+from kafka_eos_source.stream_writer import batch_writer, stream_writer
+from kafka_eos_source.streaming_task import StreamingTask
+
+__all__ = [
+    "Deadline",
+    "GroupOffset",
+    "OffsetRange",
+    "Offsets",
+    "TopicPartition",
+    "batch_writer",
+    "installed",
+    "is_ours",
+    "read_options",
+    "shard_module",
+    "state_options",
+    "stream_writer",
+    "task",
+    "worker",
+    "worker_globals",
+    "write_options",
+]
+
+_BROKERS = {"kafka.bootstrap.servers": "model:1"}
+
+
+def is_ours(metadata: str) -> bool:
+    """Whether one of our transactions committed an offset."""
+    return Mark.decode(metadata) is not None
+
+
+@lru_cache(maxsize=4096)
+def _read(options: tuple[tuple[str, str], ...]) -> Any:
+    return parse_read(dict(options), streaming=True, pyspark_version="4.3.0")
+
+
+@lru_cache(maxsize=4096)
+def _state(options: tuple[tuple[str, str], ...]) -> Any:
+    return parse_state(dict(options))
+
+
+def read_options(**options: str) -> Any:
+    return _read(tuple(sorted({**_BROKERS, **options}.items())))
+
+
+def write_options(streaming: bool, options: Mapping[str, str]) -> Any:
+    return parse_write({**_BROKERS, **options}, streaming=streaming)
+
+
+def state_options(options: Mapping[str, str]) -> Any:
+    return _state(tuple(sorted({**_BROKERS, **options}.items())))
+
+
+@contextmanager
+def task(query_id: str, batch_id: str, run_id: str, partition: int) -> Iterator[None]:
+    """The Spark task that runs now."""
+    running = StreamingTask(query_id, batch_id, run_id, partition)
+    with patch.object(writer_module, "_task", lambda: running):
+        yield
+
+
+def worker_globals() -> dict[str, Any]:
+    """What a pooled commit worker keeps between batches; empty, as in a new process."""
+    return {
+        "_sessions": type(session._sessions)(),
+        "_opened": type(sink_session._opened)(),
+        "_checked": set(),
+    }
+
+
+@contextmanager
+def worker(kept: Mapping[str, Any]) -> Iterator[None]:
+    """The driver's Python process in which the product runs now."""
+    with (
+        patch.object(session, "_sessions", kept["_sessions"]),
+        patch.object(sink_session, "_opened", kept["_opened"]),
+        patch.object(sink_session, "_checked", kept["_checked"]),
+    ):
+        yield
+
+
+@contextmanager
+def installed(clients: Callable[[], Any], seams: Mapping[str, Any]) -> Iterator[None]:
+    """Replaces the clients of Kafka by the model.
+
+    Args:
+        clients: makes the `parties.Clients` of the process that runs now.
+        seams: what stands for the names that `state.operator.shard` imports.
+    """
+    with ExitStack() as stack:
+
+        def replace(owner: object, name: str, value: object) -> None:
+            stack.enter_context(patch.object(owner, name, value))
+
+        replace(session, "KafkaClients", lambda _kafka: clients())
+        replace(direct, "check_target", lambda _options: None)
+        replace(writer_module, "task_begins", lambda: None)
+        replace(sink_session, "WatchedSink", lambda sink: sink)
+        for module in (transaction, sinks):
+            replace(module, "_FIRST_PAUSE_SECONDS", 0.0)
+            replace(module, "_LONGEST_PAUSE_SECONDS", 0.0)
+        for name, value in seams.items():
+            replace(shard_module, name, value)
+        yield
+
+
+def shard_task(
+    query_id: str, batch_id: int, run_id: str, attempt: str, changelog: Any, options: Any, shard: int
+) -> Any:
+    """`state.operator.shard.Task` of one attempt at one shard."""
+    return shard_module.Task(
+        spark=shard_module.Spark(query_id, batch_id),
+        run_id=run_id,
+        attempt=attempt,
+        identity=shard_module.StoreIdentity(
+            application_id=options.application(query_id),
+            store="counts",
+            shard=shard,
+            shards=changelog.shards,
+            changelog_topic=changelog.name,
+            topic_id=changelog.topic_id,
+        ),
+        changelog=changelog,
+        options=options,
+    )

@@ -1,0 +1,211 @@
+"""A query of the chain model: its options, the writer that Spark would make of them, and its operator."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import chain_product as product
+import pyarrow as pa
+from chain_cluster import Cluster, Process, Record
+from chain_spark import (
+    Checkpoint,
+    EosSource,
+    FileSource,
+    Outside,
+    RateSource,
+    Settings,
+    Source,
+    SparkKafkaSource,
+)
+from chain_state import SHARDS, StateWorld, count_rows
+from pyspark.sql.types import BinaryType, StructType
+
+from kafka_eos_source.protocol.packet import CHANGELOG
+
+OUTPUT = "out"
+_FRAME = StructType().add("key", BinaryType()).add("value", BinaryType())
+_STATEFUL_FRAME = (
+    StructType().add("key", BinaryType()).add("value", BinaryType()).add(CHANGELOG, BinaryType())
+)
+_ARROW = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+_STATEFUL_ARROW = pa.schema([*_ARROW, (CHANGELOG, pa.binary())])
+
+
+@dataclass(frozen=True)
+class Query:
+    """A query, as its program states it.
+
+    Attributes:
+        name: of its checkpoint.
+        sources: ``eos:<topic>``, ``spark:<topic>``, ``files`` or ``rate``.
+        application_id, group_id: the options; the group is the application by default.
+        stateful: whether it counts records by key in an operator with a changelog.
+        sinks: name and system of each external sink.
+        tolerant: ``failOnDataLoss=false``.
+        told: whether the source has the option ``application.id`` too, without which it cannot jump.
+    """
+
+    name: str = "q"
+    sources: tuple[str, ...] = ("eos:in",)
+    application_id: str = "app"
+    group_id: str | None = None
+    stateful: bool = False
+    sinks: tuple[tuple[str, str], ...] = ()
+    tolerant: bool = False
+    told: bool = True
+
+    @property
+    def group(self) -> str:
+        return self.group_id or self.application_id
+
+    @property
+    def topics(self) -> list[str]:
+        """Those that its Kafka sources read."""
+        return [each.partition(":")[2] for each in self.sources if ":" in each]
+
+    @property
+    def is_kafka_only(self) -> bool:
+        return all(each.startswith("eos:") for each in self.sources)
+
+    def names(self) -> dict[str, str]:
+        group = {} if self.group_id is None else {"kafka.group.id": self.group_id}
+        return {"application.id": self.application_id, **group}
+
+
+def make_sources(
+    query: Query,
+    cluster: Cluster,
+    process: Process,
+    outside: Outside,
+    checkpoint: Checkpoint,
+    settings: Settings,
+) -> list[Source]:
+    found: list[Source] = []
+    for number, each in enumerate(query.sources):
+        kind, _, topic = each.partition(":")
+        log = checkpoint.folder / "sources" / str(number)
+        if kind == "eos":
+            names = query.names() if query.told else {}
+            options = {"startingOffsets": "earliest", "failOnDataLoss": str(not query.tolerant).lower()}
+            found.append(EosSource(cluster, process, topic, settings, outside, **options, **names))
+        elif kind == "spark":
+            found.append(SparkKafkaSource(cluster, process, topic, settings, log))
+        elif kind == "files":
+            found.append(FileSource(outside, process, settings, log))
+        else:
+            found.append(RateSource(outside, process, settings))
+    return found
+
+
+class QuerySink:
+    """`chain_spark.Sink`: the real writer in tasks and commit."""
+
+    def __init__(
+        self,
+        query: Query,
+        folder: Path,
+        settings: Settings,
+        state: StateWorld,
+        process: Process,
+        worker: Callable[[], int],
+    ) -> None:
+        own = {**query.names(), "topic": OUTPUT, "onMissingToken": settings.missing}
+        if settings.adopt:
+            own["onForeignQuery"] = "adopt"
+        self._query, self._state, self._process, self._worker = query, state, process, worker
+        self._operator = {**query.names(), "onForeignQuery": own.get("onForeignQuery", "fail")}
+        self._options = {**own, "checkpointLocation": str(folder)}
+        if query.sinks:
+            self._options["sinks"] = ",".join(name for name, _ in query.sinks)
+            for name, system in query.sinks:
+                self._options[f"sink.{name}.type"] = "chain_sinks:ModelSink"
+                self._options[f"sink.{name}.system"] = system
+
+    def run(self, query_id: str, batch_id: int, run_id: str, rows: Sequence[tuple[int, Record]]) -> list[Any]:
+        with self._in_worker():
+            writer = self._writer()
+            if not self._query.stateful:
+                frames = [_frame([(_key(record), _tagged(n, record)) for n, record in rows])]
+            else:
+                frames = [self._shard(query_id, batch_id, run_id, rows, shard) for shard in range(SHARDS)]
+            messages = []
+            for number, frame in enumerate(frames):
+                with product.task(query_id, str(batch_id), run_id, number):
+                    messages.append(writer.write(iter(frame)))
+            return messages
+
+    def commit(self, messages: list[Any], batch_id: int) -> None:
+        with self._in_worker():
+            writer = self._writer()
+            try:
+                writer.commit(messages, batch_id)
+            except Exception:
+                writer.abort(messages, batch_id)
+                raise
+
+    def _in_worker(self) -> Any:
+        return product.worker(self._process.workers.setdefault(self._worker(), product.worker_globals()))
+
+    def _writer(self) -> Any:
+        frame = _STATEFUL_FRAME if self._query.stateful else _FRAME
+        return product.stream_writer(product.write_options(True, self._options), frame)
+
+    def _shard(
+        self, query_id: str, batch_id: int, run_id: str, rows: Sequence[tuple[int, Record]], shard: int
+    ) -> list[pa.RecordBatch]:
+        options = product.state_options(self._operator)
+        name = f"{self._query.application_id}-counts-changelog"
+        changelog = self._state.changelog(name)
+        mine = [(_key(record), _tagged(n, record)) for n, record in rows if _shard_of(record) == shard]
+        task = product.shard_task(query_id, batch_id, run_id, uuid.uuid4().hex, changelog, options, shard)
+        self._process.reach("shard")
+        output, packets = count_rows(task, mine)
+        keys = [key for key, _ in output] + [None] * len(packets)
+        values = [value for _, value in output] + [None] * len(packets)
+        changes = [None] * len(output) + packets
+        arrays = [pa.array(each, pa.binary()) for each in (keys, values, changes)]
+        return [pa.RecordBatch.from_arrays(arrays, schema=_STATEFUL_ARROW)]
+
+
+def write_once(
+    process: Process, staging: Path, series: str, topic: str, version: int, rows: Sequence[bytes]
+) -> None:
+    """One ``df.write`` with ``txnAppId`` and ``txnVersion``, as ``foreachBatch`` makes it."""
+    stated = {
+        "txnAppId": series,
+        "txnVersion": str(version),
+        "topic": topic,
+        "staging.location": str(staging),
+    }
+    options = product.write_options(False, stated)
+    writer = product.batch_writer(options, _FRAME)
+    with product.task("", "", "", 0):
+        message = writer.write(iter(_frame([(b"row", row) for row in rows])))
+    with product.worker(process.workers.setdefault(0, product.worker_globals())):
+        writer.commit([message])
+
+
+def _frame(rows: Sequence[tuple[bytes, bytes]]) -> list[pa.RecordBatch]:
+    if not rows:
+        return []
+    columns = [pa.array(each, pa.binary()) for each in zip(*rows, strict=True)]
+    return [pa.RecordBatch.from_arrays(columns, schema=_ARROW)]
+
+
+def _key(record: Record) -> bytes:
+    assert record.key is not None
+    return record.key
+
+
+def _tagged(source: int, record: Record) -> bytes:
+    """The effect of one record of one source: the same record read by two sources has two effects."""
+    assert record.value is not None
+    return b"%d|%s" % (source, record.value)
+
+
+def _shard_of(record: Record) -> int:
+    return sum(_key(record)) % SHARDS

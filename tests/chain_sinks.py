@@ -1,0 +1,103 @@
+"""External two-phase systems for the chain model: what they hold outlives every process that uses them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from chain_cluster import Killed, Process
+from chain_product import Deadline
+
+from kafka_eos_source import option_values as values
+from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable, SinkTxn, Staged, TwoPhaseSink
+from kafka_eos_source.sinks.options import SinkOption
+
+
+@dataclass
+class System:
+    """One outside system. Two sinks may share it, as two sinks share a folder.
+
+    Attributes:
+        answers: what the next calls of a name answer before anything happens.
+    """
+
+    process: Callable[[], Process]
+    prepared: dict[str, tuple[SinkTxn, list[str]]] = field(default_factory=dict)
+    committed: dict[str, list[str]] = field(default_factory=dict)
+    answers: dict[str, list[Outcome]] = field(default_factory=dict)
+
+    def visible(self) -> Counter[str]:
+        return Counter(row for rows in self.committed.values() for row in rows)
+
+
+SYSTEMS: dict[str, System] = {}
+
+
+class ModelSink(TwoPhaseSink):
+    """The contract's table of answers over a `System`. Rows are tagged with the name of the sink."""
+
+    OPTIONS: ClassVar[tuple[SinkOption, ...]] = (
+        SinkOption("system", values.text, "a", "text", "Which of the model's systems."),
+    )
+
+    def __init__(self, system: str = "a") -> None:
+        self.system = system
+
+    def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
+        system = self._reach("prepare")
+        if told := self._told("prepare"):
+            return told
+        rows = [row["value"] for batch in staged.batches() for row in batch.to_pylist()]
+        if self._key(txn) not in system.committed:
+            tagged = [f"{self.context.name}:{row.decode()}" for row in rows if row is not None]
+            system.prepared[self._key(txn)] = (txn, tagged)
+        self._reach("prepare:after")
+        return OK
+
+    def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        system = self._reach("sink_commit")
+        if told := self._told("commit"):
+            return told
+        key = self._key(txn)
+        if key in system.committed:
+            return OK
+        if key not in system.prepared:
+            return Fatal(f"nothing is prepared under {txn}")
+        system.committed[key] = system.prepared.pop(key)[1]
+        self._reach("sink_commit:after")
+        return OK
+
+    def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        system = SYSTEMS[self.system]
+        if system.process().dead:
+            raise Killed
+        if told := self._told("abort"):
+            return told
+        system.prepared.pop(self._key(txn), None)
+        return OK
+
+    def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
+        system = self._reach("recover")
+        if self._told("recover") is not None:
+            raise ConnectionError("the system does not answer")
+        mine = [txn for txn, _ in system.prepared.values()]
+        named = [txn for txn in mine if getattr(txn, "sink", self.context.name) in ("", self.context.name)]
+        return sorted(txn for txn in named if txn.application_id == self.context.application_id)
+
+    def _key(self, txn: SinkTxn) -> str:
+        return str(txn)
+
+    def _reach(self, call: str) -> System:
+        system = SYSTEMS[self.system]
+        system.process().reach(call)
+        return system
+
+    def _told(self, call: str) -> Outcome | None:
+        waiting = SYSTEMS[self.system].answers.get(call)
+        return waiting.pop(0) if waiting else None
+
+
+DOWN = Retryable("the system is down")
+BROKEN = Fatal("the system refuses")

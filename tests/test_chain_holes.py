@@ -1,0 +1,174 @@
+"""Each hole that the chain closes, as a schedule; and each rule of the chain, broken, against one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from chain_holes import HOLES, play
+from chain_model import Violation
+
+from kafka_eos_source.commit import shard_checks, transaction, verdict
+from kafka_eos_source.commit.verdict import Batch, Held, Verdict
+from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.protocol.token import Token, newest
+
+#: What becomes of each schedule: an error that the query is refused with, or nothing if it heals.
+OUTCOMES = {
+    "rolled_back_with_another_limit": None,
+    "rolled_back_without_a_jump": None,
+    "rolled_back_with_more_input": None,
+    "rolled_back_with_more_input_and_no_jump": "CHECKPOINT_ROLLED_BACK",
+    "recreated_source_after_the_read": "DATA_LOSS",
+    "rolled_back_two_sources_on_one_partition": "CHECKPOINT_ROLLED_BACK",
+    "rolled_back_opaque_source": "CHECKPOINT_ROLLED_BACK",
+    "rolled_back_stateful": None,
+    "moved_offsets": "OFFSETS_MOVED",
+    "lost_token_of_the_first_batch": "TOKEN_MISSING",
+    "recreated_source_during_a_replay": None,
+    "recreated_output_during_a_commit": None,
+    "adopted_without_fencing": "FOREIGN_QUERY",
+    "prepared_sink_dropped_by_adoption": "FOREIGN_QUERY",
+    "names_of_batch_writes_that_collide": None,
+    "expired_start_of_an_adoption": "CHECKPOINT_ROLLED_BACK",
+    "shared_group_behind_a_stale_coordinator": "FOREIGN_QUERY",
+    "adopted_from_the_wrong_start": "CHECKPOINT_ROLLED_BACK",
+    "killed_before_the_first_commit": None,
+    "stale_token_for_the_owner": None,
+    "stale_token_for_a_shard": None,
+}
+
+#: Holes that the model found and that are still open, each with its cause.
+OPEN = {
+    "two_sinks_on_one_target": "ids of prepared work do not carry the sink's name yet",
+    "adopted_after_a_recreated_source": "the replay commits the old topic's offsets to the new topic",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in HOLES if name not in OPEN])
+def test_a_hole_is_closed(name: str) -> None:
+    world = play(HOLES[name])
+    errors = [place.refused for place in world.places.values() if isinstance(place.refused, KafkaEosError)]
+    wanted = OUTCOMES[name]
+    if wanted is None:
+        assert all("RESTART" in each.condition or "FENCED" in each.condition for each in errors), errors
+    else:
+        assert [each.condition for each in errors] == [f"KAFKA_EOS.{wanted}"]
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_a_hole_is_known_to_be_open(name: str) -> None:
+    """Fails as soon as the hole is closed; then move its name to `OUTCOMES`."""
+    with pytest.raises(Violation):
+        play(HOLES[name])
+
+
+def _by_number(batch: Batch, token: Token) -> bool:
+    return batch.batch_id == token.batch_id + 1
+
+
+def _same_number(batch: Batch, token: Token) -> bool:
+    return batch.batch_id == token.batch_id
+
+
+def _of_any_application(application_id: str, offsets: Any) -> Held:
+    return Held(application_id, offsets, newest(offsets.values()))
+
+
+@contextmanager
+def _patched(*patches: tuple[object, str, object]) -> Iterator[None]:
+    owner, name, value = patches[0]
+    with patch.object(owner, name, value):
+        if patches[1:]:
+            with _patched(*patches[1:]):
+                yield
+        else:
+            yield
+
+
+def _nothing(*_: object, **__: object) -> None:
+    return None
+
+
+def _yes(*_: object, **__: object) -> bool:
+    return True
+
+
+def _no(*_: object, **__: object) -> bool:
+    return False
+
+
+def _write(*_: object, **__: object) -> Verdict:
+    return Verdict.WRITE
+
+
+def _skip(*_: object, **__: object) -> Verdict:
+    return Verdict.SKIP
+
+
+#: A rule of the chain, how it is broken, and the schedule that shows it.
+MUTATIONS: dict[str, tuple[Callable[[], Any], str]] = {
+    "a batch continues by its number instead of its digest": (
+        lambda: _patched((verdict, "continues", _by_number), (transaction, "continues", _by_number)),
+        "rolled_back_without_a_jump",
+    ),
+    "a batch is the token's by its number instead of its digest": (
+        lambda: _patched((verdict, "is_batch_of", _same_number)),
+        "rolled_back_opaque_source",
+    ),
+    "offsets without our mark are trusted": (
+        lambda: _patched((Held, "is_marked", _yes)),
+        "moved_offsets",
+    ),
+    "starts need not be the committed offsets": (
+        lambda: _patched((verdict, "_by_offsets", _write)),
+        "rolled_back_without_a_jump",
+    ),
+    "ends need not be below the committed offsets": (
+        lambda: _patched((verdict, "_by_offsets", _skip)),
+        "rolled_back_with_more_input_and_no_jump",
+    ),
+    "the starts of an adoption are not compared": (
+        lambda: _patched((verdict, "_check_adoption", _nothing)),
+        "adopted_from_the_wrong_start",
+    ),
+    "the shards' sequence numbers are not compared": (
+        lambda: _patched((transaction, "check_shards", _nothing), (transaction, "stand_at", _yes)),
+        "stale_token_for_a_shard",
+    ),
+    "there is no genesis token": (
+        lambda: _patched((transaction.Commit, "_needs_genesis", _no)),
+        "killed_before_the_first_commit",
+    ),
+    "tokens of any application count": (
+        lambda: _patched((Held, "of", _of_any_application), (verdict, "_refuse_shared_group", _nothing)),
+        "adopted_without_fencing",
+    ),
+    "ids of source topics are not compared": (
+        lambda: _patched((transaction.Commit, "_check_topic_ids", _nothing)),
+        "recreated_source_after_the_read",
+    ),
+    "ids of output topics are not compared": (
+        lambda: _patched((transaction.Commit, "_check_topic_ids", _nothing)),
+        "recreated_output_during_a_commit",
+    ),
+    "the token is not read again before the commit": (
+        lambda: _patched((transaction.Commit, "_confirm", _nothing)),
+        "stale_token_for_the_owner",
+    ),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_the_model_notices_a_broken_rule(mutation: str) -> None:
+    broken, hole = MUTATIONS[mutation]
+    with broken(), pytest.raises(Violation):
+        play(HOLES[hole])
+
+
+def test_every_schedule_has_an_outcome() -> None:
+    assert {*OUTCOMES, *OPEN} == set(HOLES)
+    assert shard_checks.check_shards is transaction.check_shards, "the mutation breaks what the commit uses"

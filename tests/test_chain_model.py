@@ -1,0 +1,83 @@
+"""The chain model, explored: whatever happens, each record takes effect once or the query is refused by name.
+
+``KAFKA_EOS_MODEL_EXAMPLES`` sets how many schedules are tried; each run with it tries others. Without it, the
+same schedules are tried every time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+from chain_machine import PERILS, QUERIES, ChainMachine
+from chain_model import EVENTS
+from hypothesis import HealthCheck, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+EXAMPLES = int(os.environ.get("KAFKA_EOS_MODEL_EXAMPLES", "0"))
+#: Two sinks on one target share the ids of their prepared work (`test_chain_holes.OPEN`).
+_SAFE = tuple(query for query in QUERIES if len({system for _, system in query.sinks}) == len(query.sinks))
+_SETTINGS = settings(
+    max_examples=max(1, EXAMPLES // len(_SAFE)) if EXAMPLES else 30,
+    stateful_step_count=20,
+    database=None,
+    deadline=None,
+    report_multiple_bugs=False,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)
+
+
+def _explore(perils: frozenset[str]) -> Counter[str]:
+    """Explores each kind of query for itself; raises what was found, with the schedule that shows it."""
+    before = Counter(EVENTS)
+    for number, query in enumerate(_SAFE):
+        machine: type[ChainMachine] = type(
+            "Machine", (ChainMachine,), {"perils": perils, "queries": (query,)}
+        )
+        if not EXAMPLES:
+            machine = seed(number)(machine)  # the same schedules every time, others for each query
+        run_state_machine_as_test(machine, settings=_SETTINGS)
+    return Counter(EVENTS) - before
+
+
+def test_crashes_and_restarts_alone_never_refuse_lose_or_double() -> None:
+    reached = _explore(frozenset())
+    assert reached["batch died"]
+    assert reached["in the end idle"]
+    assert not reached["batch refused"]
+
+
+@pytest.fixture(scope="module")
+def reached() -> Counter[str]:
+    """What happened in a run with everything that can go wrong."""
+    return _explore(PERILS)
+
+
+def test_whatever_goes_wrong_no_record_is_lost_or_doubled(reached: Counter[str]) -> None:
+    assert reached["in the end idle"]
+    assert reached["in the end refused"]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        *(f"batch {outcome}" for outcome in ("done", "idle", "died", "failed", "refused", "conflict")),
+        *("kill", "rival", "rolled back", "lost checkpoint", "copied", "shared group", "reset", "expired"),
+        *("recreated", "state lost", "batch write", "stale coordinator", "idle for long"),
+        *(f"fault {error}Error" for error in ("Retriable", "Abortable", "Fenced")),
+        *(f"sink fails at {call}" for call in ("prepare", "commit", "abort", "recover")),
+        *(
+            f"error KAFKA_EOS.{condition}"
+            for condition in (
+                "CHECKPOINT_ROLLED_BACK",
+                "DATA_LOSS",
+                "FOREIGN_QUERY",
+                "OFFSETS_MOVED",
+                "TOKEN_MISSING",
+            )
+        ),
+    ],
+)
+def test_the_model_reaches(event: str, reached: Counter[str]) -> None:
+    assert reached[event], sorted(reached.items())
