@@ -79,7 +79,6 @@ class ChainMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = World()
-        self.world.spares_open_holes = True
         self.names: list[str] = []
         self.active: frozenset[str] = frozenset()
 

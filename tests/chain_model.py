@@ -34,7 +34,6 @@ class World(Oracle):
         root = "/dev/shm" if os.path.isdir("/dev/shm") else None
         self.root = Path(self._stack.enter_context(tempfile.TemporaryDirectory(dir=root)))
         #: Whether schedules leave out adoptions that meet a hole which is still open.
-        self.spares_open_holes = False
         self.worker = 0
         self._numbers = count()
         self.state = StateWorld(self.cluster, self.current)
@@ -201,8 +200,6 @@ class World(Oracle):
         place = self.places[name]
         if not self.cluster.ours(place.query.group):
             return  # nothing that remembers the query would be left, so nothing could refuse it
-        if self.spares_open_holes and place.query.tolerant and "recreated" in self.excuses:
-            return
         if set(self.cluster.groups[place.query.group]) != set(self.cluster.ours(place.query.group)):
             return  # to adopt offsets that a person moved is that person's decision
         place.checkpoint.restore({})

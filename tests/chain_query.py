@@ -46,7 +46,7 @@ class Query:
         stateful: whether it counts records by key in an operator with a changelog.
         sinks: name and system of each external sink.
         tolerant: ``failOnDataLoss=false``.
-        told: whether the source has the option ``application.id`` too, without which it cannot jump.
+        told: whether the source has ``onRolledBackCheckpoint=jump`` and the ``application.id`` it needs.
     """
 
     name: str = "q"
@@ -89,7 +89,8 @@ def make_sources(
         kind, _, topic = each.partition(":")
         log = checkpoint.folder / "sources" / str(number)
         if kind == "eos":
-            names = query.names() if query.told else {}
+            jumps = {**query.names(), "onRolledBackCheckpoint": "jump"}
+            names = jumps if query.told else {}
             options = {"startingOffsets": "earliest", "failOnDataLoss": str(not query.tolerant).lower()}
             found.append(EosSource(cluster, process, topic, settings, outside, **options, **names))
         elif kind == "spark":

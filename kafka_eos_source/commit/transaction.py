@@ -485,7 +485,9 @@ class Commit:
             self._produce(producer, rows)
         failpoints.reach(f"{point}.after_flush")
         self._move(Step.OFFSETS)
-        self._check_topic_ids(producer, is_written=bool(rows))
+        recreated = self._check_topic_ids(producer, is_written=bool(rows))
+        # offsets of the old topic mean nothing in the new one
+        offsets = {tp: offset for tp, offset in offsets.items() if tp.topic not in recreated}
         try:
             if written is None:
                 written = self._group_offsets(attempt, token, offsets, shards)
@@ -610,11 +612,14 @@ class Commit:
                 raise
             raise AbortableError(error.message) from error
 
-    def _check_topic_ids(self, producer: Producer, *, is_written: bool) -> None:
+    def _check_topic_ids(self, producer: Producer, *, is_written: bool) -> set[str]:
         """No topic was deleted and created again since the batch was planned, or while it was written.
 
         Topic ids never recur. So if the ids after the last acknowledged record are those from before the
         first one, all records went to the same topics.
+
+        Returns:
+            Source topics that were created again, and whose loss the user accepts.
 
         Raises:
             DataLossError: a source topic is another one than the batch was planned for.
@@ -623,10 +628,12 @@ class Commit:
         own = self._request.own(self._session.cluster)
         before, now = self._session.topic_ids, self._topic_ids(producer)
         self._session.topic_ids = now
+        recreated: set[str] = set()
         for topic, planned in sorted(own.topic_ids.items()):
             if now.get(topic, planned) == planned:
                 continue
             if topic in own.lossy_topics:
+                recreated.add(topic)
                 _log.warning("topic %r was deleted and created again (failOnDataLoss=false)", topic)
                 continue
             raise DataLossError(
@@ -640,11 +647,10 @@ class Commit:
         records = self._session.token_records
         if records is not None and now.get(records.name, records.topic_id) != records.topic_id:
             raise AbortableError(f"token.topic={records.name!r} was deleted and created again meanwhile")
-        if not is_written:
-            return
-        for topic in sorted(self._staged.topics):
+        for topic in sorted(self._staged.topics) if is_written else ():
             if now.get(topic) != before.get(topic, now.get(topic)):
                 raise AbortableError(f"output topic {topic!r} was deleted and created again meanwhile")
+        return recreated
 
     # -- state of operators ----------------------------------------------------------------------
 
