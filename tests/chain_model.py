@@ -278,14 +278,18 @@ class World(Oracle):
 
     # -- the end
 
-    def catch_up(self) -> None:
-        """Starts every query anew and without faults until it has read everything or is refused."""
+    def catch_up(self, batches: int = 40) -> None:
+        """Starts every query anew and without faults until it has read everything or is refused.
+
+        Args:
+            batches: more than any query needs for what it has not read.
+        """
         for name, place in list(self.places.items()):
             for system in SYSTEMS.values():
                 system.answers.clear()
             outcome = "done"
             self.restart(name)
-            for _ in range(40):
+            for _ in range(batches):
                 outcome = self.batch(name)
                 if outcome == "failed":
                     self.restart(name)
