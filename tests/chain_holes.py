@@ -111,6 +111,16 @@ def adopted_after_a_recreated_source(world: World) -> None:
     world.lose("q")
 
 
+def recreated_source_while_rows_are_written(world: World) -> None:
+    """The topic is recreated after a batch was staged; then a new checkpoint starts from the group."""
+    world.start(Query(tolerant=True))
+    for number in (2, 4):
+        world.produce(number=number)
+        world.batch("q", interruptions=[("staged", lambda: world.recreate("in"))] if number == 4 else [])
+    world.produce(number=3)
+    world.lose("q")
+
+
 def recreated_output_during_a_commit(world: World) -> None:
     """The output topic is recreated after the records were flushed and before the commit."""
     world.start(Query())
@@ -214,6 +224,7 @@ HOLES: dict[str, Callable[[World], None]] = {
         lost_token_of_the_first_batch,
         recreated_source_during_a_replay,
         adopted_after_a_recreated_source,
+        recreated_source_while_rows_are_written,
         recreated_output_during_a_commit,
         adopted_without_fencing,
         prepared_sink_dropped_by_adoption,

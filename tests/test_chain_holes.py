@@ -29,6 +29,7 @@ OUTCOMES = {
     "moved_offsets": "OFFSETS_MOVED",
     "lost_token_of_the_first_batch": "TOKEN_MISSING",
     "recreated_source_during_a_replay": None,
+    "recreated_source_while_rows_are_written": None,
     "recreated_output_during_a_commit": None,
     "adopted_without_fencing": "FOREIGN_QUERY",
     "prepared_sink_dropped_by_adoption": "FOREIGN_QUERY",

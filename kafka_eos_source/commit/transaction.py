@@ -50,7 +50,7 @@ from kafka_eos_source.errors import (
     StateLostError,
     UnavailableError,
 )
-from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
+from kafka_eos_source.model import GroupOffset, Offsets, ShardReport, TopicPartition
 from kafka_eos_source.protocol.token import FORMAT, UNDECIDED, Token
 from kafka_eos_source.protocol.token_record import TokenRecord, record_batch
 from kafka_eos_source.runtime.deadline import Deadline
@@ -476,6 +476,9 @@ class Commit:
         self._begun += 1
         self._begun_at = time.monotonic()
         shards = self._staged.shards if with_shards else ()
+        # offsets of an old topic mean nothing in the one that was created in its place
+        accepted = request.own(session.cluster).lossy_topics
+        offsets = _without(offsets, self._recreated(session.topic_ids) & accepted)
         written: list[GroupOffset] | None = None
         if rows and not any(shard.records for shard in shards):
             # all offsets are known already, so the record for the token topic travels with the rows
@@ -485,9 +488,11 @@ class Commit:
             self._produce(producer, rows)
         failpoints.reach(f"{point}.after_flush")
         self._move(Step.OFFSETS)
-        recreated = self._check_topic_ids(producer, is_written=bool(rows))
-        # offsets of the old topic mean nothing in the new one
-        offsets = {tp: offset for tp, offset in offsets.items() if tp.topic not in recreated}
+        left = _without(offsets, self._check_topic_ids(producer, is_written=bool(rows)))
+        if left != offsets:
+            if session.token_records is not None and written is not None:
+                raise AbortableError("a source topic was created again after the offsets had been recorded")
+            offsets, written = left, None
         try:
             if written is None:
                 written = self._group_offsets(attempt, token, offsets, shards)
@@ -628,14 +633,12 @@ class Commit:
         own = self._request.own(self._session.cluster)
         before, now = self._session.topic_ids, self._topic_ids(producer)
         self._session.topic_ids = now
-        recreated: set[str] = set()
-        for topic, planned in sorted(own.topic_ids.items()):
-            if now.get(topic, planned) == planned:
-                continue
+        recreated = self._recreated(now)
+        for topic in sorted(recreated):
             if topic in own.lossy_topics:
-                recreated.add(topic)
                 _log.warning("topic %r was deleted and created again (failOnDataLoss=false)", topic)
                 continue
+            planned = own.topic_ids[topic]
             raise DataLossError(
                 f"TOPIC_RECREATED: topic {topic!r} was deleted and created again after batch "
                 f"{self._request.batch.batch_id} was planned: its id was {planned} and is {now[topic]}. What "
@@ -651,6 +654,11 @@ class Commit:
             if now.get(topic) != before.get(topic, now.get(topic)):
                 raise AbortableError(f"output topic {topic!r} was deleted and created again meanwhile")
         return recreated
+
+    def _recreated(self, topic_ids: Mapping[str, str]) -> set[str]:
+        """Source topics that have another id now than when the batch was planned."""
+        planned = self._request.own(self._session.cluster).topic_ids
+        return {topic for topic, was in planned.items() if topic_ids.get(topic, was) != was}
 
     # -- state of operators ----------------------------------------------------------------------
 
@@ -713,6 +721,11 @@ class Commit:
         if to not in MOVES[self._step]:
             raise AssertionError(f"commit cannot go from {self._step.name} to {to.name}")
         self._step = to
+
+
+def _without(offsets: Offsets, topics: Collection[str]) -> dict[TopicPartition, int]:
+    """The offsets of all other topics."""
+    return {tp: offset for tp, offset in offsets.items() if tp.topic not in topics}
 
 
 def _out_of_time(error: KafkaEosError, deadline: Deadline) -> KafkaEosError:
