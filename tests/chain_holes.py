@@ -193,6 +193,14 @@ def stale_token_for_the_owner(world: World) -> None:
     world.batch("q", interruptions=[("group_offsets", world.stale(1))])
 
 
+def stale_token_for_prepared_sinks(world: World) -> None:
+    """The token that names a batch prepared in sinks is younger than the one that a fresh owner is told."""
+    _two_batches(world, Query(sinks=(("one", "a"), ("two", "b"))))
+    world.produce(number=2)
+    world.batch("q", interruptions=[("sink_commit", world.kill)])
+    world.batch("q", interruptions=[("group_offsets", world.stale(1))])
+
+
 def shared_group_behind_a_stale_coordinator(world: World) -> None:
     """A second query shares the group, and a coordinator that was cut off says that the group is empty."""
     world.start(Query(group_id="shared"))
@@ -235,6 +243,7 @@ HOLES: dict[str, Callable[[World], None]] = {
         killed_before_the_first_commit,
         stale_token_for_the_owner,
         stale_token_for_a_shard,
+        stale_token_for_prepared_sinks,
         shared_group_behind_a_stale_coordinator,
     )
 }

@@ -102,6 +102,9 @@ class Sinks(Protocol):
     def look(self, deadline: Deadline) -> None:
         """Lists what is prepared. Before `Producer.init`: then the token, read after it, is final for all."""
 
+    def has_prepared(self) -> bool:
+        """Whether `look` found anything."""
+
     def settle(self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline) -> None:
         """Commits or takes back what `look` found, as the token says."""
 
@@ -128,6 +131,9 @@ class NoSinks:
 
     def look(self, deadline: Deadline) -> None:
         return
+
+    def has_prepared(self) -> bool:
+        return False
 
     def settle(self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline) -> None:
         """Nothing is prepared anywhere that this query knows of."""

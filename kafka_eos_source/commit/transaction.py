@@ -229,6 +229,7 @@ class Commit:
         self._move(Step.INIT)
         self._sinks.look(self._deadline)
         failpoints.reach("commit.after_look")
+        proved = self._proved_offsets() if self._sinks.has_prepared() else None
         # 2. A new producer fences all others. Crash here ⇒ nothing is open any more.
         producer = session.producer = self._clients.producer(request.batch.application_id)
         producer.init(self._deadline)
@@ -244,6 +245,8 @@ class Commit:
             )
         partitions = request.partitions(session.cluster)
         found = self._clients.group_offsets(request.group_id, partitions, self._deadline)
+        if proved is not None:
+            self._refuse_changed(partitions, found, proved)
         held = self._with_record(Held.of(request.batch.application_id, found))
         known, held = session.held, self._with_predecessor(held)
         session.held = held
@@ -257,9 +260,38 @@ class Commit:
         failpoints.reach("commit.after_settle")
         return Attempt(producer, batch, held, verdict, found)
 
+    def _proved_offsets(self) -> Mapping[TopicPartition, GroupOffset] | None:
+        """The committed offsets, from a coordinator that took an offset commit of ours, which is taken back.
+
+        Sinks commit and abort for good what the token says, and they do so before a transaction of the batch
+        can show that the token was out of date (`_confirm`). So the proof comes first where sinks hold
+        something prepared, which is rare. Its producer is not used again: a late request to end this
+        transaction could end the next one.
+
+        Returns:
+            None if the anchor topic does not exist.
+        """
+        request, deadline = self._request, self._deadline
+        producer = self._clients.producer(request.batch.application_id)
+        try:
+            producer.init(deadline)
+            cluster = Cluster(*producer.cluster(deadline))
+            if not cluster.has(request.anchor):
+                return None
+            producer.begin()
+            producer.send_offsets([GroupOffset(request.anchor, 0, "")], request.group_id, deadline)
+            found = self._clients.committed_now(request.group_id, request.partitions(cluster), deadline)
+            producer.abort(deadline)
+            return found
+        finally:
+            producer.close()
+
     def _decide(self, batch: Batch, held: Held) -> Verdict:
-        """The verdict on the batch. Sinks first get what the token promises them, also if it is refused."""
-        request, token = self._request, held.token
+        """The verdict on the batch. Sinks first get what the token promises them, also if it is refused.
+
+        A token that is not the newest promises nothing: the lost one may name what sinks hold prepared.
+        """
+        request, token = self._request, held.whole_token
         try:
             verdict = batch_verdict(
                 batch,
@@ -594,12 +626,21 @@ class Commit:
             return
         partitions = request.partitions(session.cluster)
         found = self._clients.committed_now(request.group_id, partitions, self._deadline)
-        changed = sorted(tp for tp in partitions if found.get(tp) != attempt.in_group.get(tp))
+        self._refuse_changed(partitions, attempt.in_group, found)
+
+    def _refuse_changed(
+        self,
+        partitions: Collection[TopicPartition],
+        read: Mapping[TopicPartition, GroupOffset],
+        proved: Mapping[TopicPartition, GroupOffset],
+    ) -> None:
+        """Raises AbortableError unless what was read is what a coordinator in good standing says."""
+        changed = sorted(tp for tp in partitions if read.get(tp) != proved.get(tp))
         if changed:
             raise AbortableError(
-                f"the committed offset of {changed[0]} in group {request.group_id!r} is not the one that was "
-                "read before the transaction: another program committed it meanwhile, or the group "
-                "coordinator that answered then was out of date."
+                f"the committed offset of {changed[0]} in group {self._request.group_id!r} was read as "
+                "another one than it is: another program committed it meanwhile, or a group coordinator "
+                "that answered was out of date."
             )
 
     def _topics(self) -> set[str]:

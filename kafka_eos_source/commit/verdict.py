@@ -128,6 +128,12 @@ class Held:
         marks = (Mark.decode(each.metadata) for each in self.offsets.values())
         return max((mark.sequence for mark in marks if mark and mark.application == own), default=-1)
 
+    @property
+    def whole_token(self) -> Token | None:
+        """The newest token, unless a newer mark proves that a newer token was lost."""
+        token = self.token
+        return None if token is None or token.sequence < self.newest_sequence else token
+
     def lacks_offsets(self) -> bool:
         """Whether offsets that the token's transaction committed are not in the group any more."""
         token = self.token
@@ -198,8 +204,8 @@ def batch_verdict(
         CheckpointAheadError: records between the token and the batch were never committed.
     """
     _refuse_shared_group(batch, held, anchor)
-    token = held.token
-    if token is None or held.newest_sequence > token.sequence:
+    token = held.whole_token
+    if token is None:
         return _without_token(batch, held, missing_token, token_topic)
     if batch.once:
         if not token.query_id.startswith(ONCE):
