@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from chain_cluster import Interruption
 from chain_model import World
 from chain_product import TopicPartition
 from chain_query import Query
@@ -171,6 +172,29 @@ def expired_start_of_an_adoption(world: World) -> None:
     world.lose("q")
 
 
+def adopted_with_two_sources_on_one_partition(world: World) -> None:
+    """Two sources read one partition, one got further, and a new checkpoint starts both from the group."""
+    world.start(Query(sources=("eos:in", "eos:in")))
+    world.produce(number=2)
+
+    def more_for_the_second_source() -> None:
+        process = world.current()
+        process.interruptions.append(Interruption(len(process.calls) + 1, lambda: world.produce(number=2)))
+
+    world.batch("q", interruptions=[("latest", more_for_the_second_source)])
+    world.lose("q")
+
+
+def rolled_back_one_source_of_two(world: World) -> None:
+    """A checkpoint is restored; one source must jump, and the other one has new records and need not."""
+    world.start(Query(sources=("eos:in", "eos:in2")))
+    for topic in ("in2", "in"):
+        world.produce(topic, number=2)
+        world.batch("q")
+    world.produce("in2", number=2)
+    world.roll_back("q", 1)
+
+
 def adopted_from_the_wrong_start(world: World) -> None:
     """A new checkpoint adopts, and its source starts from the beginning instead of from the group."""
     _two_batches(world, Query())
@@ -239,6 +263,8 @@ HOLES: dict[str, Callable[[World], None]] = {
         two_sinks_on_one_target,
         names_of_batch_writes_that_collide,
         expired_start_of_an_adoption,
+        adopted_with_two_sources_on_one_partition,
+        rolled_back_one_source_of_two,
         adopted_from_the_wrong_start,
         killed_before_the_first_commit,
         stale_token_for_the_owner,

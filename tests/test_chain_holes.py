@@ -40,6 +40,8 @@ OUTCOMES = {
     "names_of_batch_writes_that_collide": None,
     "expired_start_of_an_adoption": "CHECKPOINT_ROLLED_BACK",
     "shared_group_behind_a_stale_coordinator": "FOREIGN_QUERY",
+    "adopted_with_two_sources_on_one_partition": "CHECKPOINT_ROLLED_BACK",
+    "rolled_back_one_source_of_two": None,
     "adopted_from_the_wrong_start": "CHECKPOINT_ROLLED_BACK",
     "killed_before_the_first_commit": None,
     "two_sinks_on_one_target": None,

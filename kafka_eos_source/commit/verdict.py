@@ -63,6 +63,8 @@ class Batch:
         comparable: whether those are *all* sources of the query and their topics are the logged ones, so that
             offsets alone can tell whether Kafka holds the batch.
         jump: whether a source of the batch passed over records that Kafka should hold already.
+        jumped: partitions of those sources; the batch reads nothing of them.
+        shared: partitions that several sources of the query read.
         versioned: a batch write with ``txnVersion``: versions only grow, gaps are allowed.
         once: a batch write without it: only its own token counts, which settles an unknown outcome.
         promised: whether a token must exist, because the checkpoint says that a genesis token was committed.
@@ -78,6 +80,8 @@ class Batch:
     ends: Offsets | None = None
     comparable: bool = False
     jump: bool = False
+    jumped: frozenset[TopicPartition] = frozenset()
+    shared: frozenset[TopicPartition] = frozenset()
     versioned: bool = False
     once: bool = False
     promised: bool = False
@@ -283,6 +287,14 @@ def _check_adoption(batch: Batch, token: Token, held: Held, foreign_query: str) 
             "first batch starts.",
             fix="read with format('kafka-eos') and startingOffsets=group.",
         )
+    if batch.shared:
+        raise CheckpointRolledBackError(
+            f"adopting query {token.query_id}: two sources of this query read {_list(sorted(batch.shared))}. "
+            "The group holds one offset of each partition, that of the slower source, so it does not tell "
+            "where the faster one stopped.",
+            fix="restore the other checkpoint; or give this query a new application.id and say in "
+            "startingOffsets of each source where it starts.",
+        )
     committed = held.committed
     starts = {tp: batch.starts.get(tp) for tp in {*batch.starts, *(batch.ends or {})}}
     unknown = sorted(tp for tp in starts if tp not in committed)
@@ -331,6 +343,9 @@ def _by_offsets(batch: Batch, token: Token, held: Held) -> Verdict:
             return Verdict.WRITE
         if all_marked and all(_end_is_held(tp, batch, committed) for tp in batch.ends):
             return Verdict.SKIP
+        # one source jumps to the committed offsets, another one stands there and has something new
+        if all_marked and batch.jumped and all(_continues_there(tp, batch, committed) for tp in batch.ends):
+            return Verdict.WRITE
     raise _not_continued(batch, token, held)
 
 
@@ -339,6 +354,14 @@ def _end_is_held(tp: TopicPartition, batch: Batch, committed: Offsets) -> bool:
     if tp in committed:
         return end <= committed[tp]
     return end == (batch.starts or {}).get(tp, 0)  # nothing was read of it, so there is nothing to hold
+
+
+def _continues_there(tp: TopicPartition, batch: Batch, committed: Offsets) -> bool:
+    """Whether a batch with a jump leaves out or repeats nothing of the partition if it is written."""
+    end, start = (batch.ends or {})[tp], (batch.starts or {}).get(tp)
+    if tp in batch.jumped:
+        return end == committed.get(tp, start)
+    return start == committed.get(tp)
 
 
 def _not_continued(batch: Batch, token: Token, held: Held) -> KafkaEosError:
