@@ -100,6 +100,10 @@ class _OvertakenError(FencedError):
     """Fenced, and the token says by whom: not a reason to try again."""
 
 
+class _UnknownForGoodError(OutcomeUnknownError):
+    """Nothing in Kafka tells any more whether a transaction was committed: trying again does not help."""
+
+
 class Commit:
     """One run of the machine.
 
@@ -135,6 +139,7 @@ class Commit:
         self._begun_at = 0.0
         self._fenced: FencedError | None = None
         self._unknown: OutcomeUnknownError | None = None
+        self._anchor_before: GroupOffset | None = None  # as it was before the newest commit was sent
         self._pause = threading.Event()
 
     def run(self) -> Result:
@@ -153,7 +158,7 @@ class Commit:
                 if result is not None:
                     return result
                 self._move(Step.OPEN)
-            except _OvertakenError:
+            except (_OvertakenError, _UnknownForGoodError):
                 self._end_attempt()
                 raise
             except (RetriableError, AbortableError, OutcomeUnknownError, FencedError) as error:
@@ -178,6 +183,8 @@ class Commit:
             attempt = self._open()
         if attempt.verdict is Verdict.SKIP:
             return self._skip()
+        if attempt.batch.once:
+            self._refuse_hidden_outcome(attempt)
         if self._needs_genesis(attempt):
             self._write_genesis(attempt)
             return None
@@ -400,6 +407,21 @@ class Commit:
         self._move(Step.SKIPPED)
         return Result(Step.SKIPPED, self._begun, settled_by_token=self._unknown is not None)
 
+    def _refuse_hidden_outcome(self, attempt: Attempt) -> None:
+        """Raises if another write has replaced the token that would tell of our transaction.
+
+        Writes without a version share their group if ``kafka.group.id`` or ``application.id`` names one.
+        """
+        now = attempt.in_group.get(self._request.anchor)
+        if self._unknown is None or now == self._anchor_before:
+            return
+        raise _UnknownForGoodError(
+            f"{self._unknown.message} Another write committed its token in group {self._request.group_id!r} "
+            "meanwhile, so this write's own token cannot be looked for.",
+            fix="look whether the rows are in the output before you write them again. Let each write without "
+            "txnVersion have a group of its own: leave out kafka.group.id and application.id.",
+        ) from self._unknown
+
     def _write_token_only(self, attempt: Attempt) -> Result:
         """Commits the token of a batch that, as a person says, is in Kafka without one."""
         changed = [str(shard.tp) for shard in self._staged.shards if shard.records]
@@ -541,6 +563,7 @@ class Commit:
         self._confirm(attempt)
         failpoints.reach(f"{point}.before_commit")
         self._move(Step.COMMIT)
+        self._anchor_before = attempt.in_group.get(request.anchor)
         producer.commit(deadline)
         failpoints.reach(f"{point}.after_commit")
         session.held = attempt.held.after(token, {each.tp: each for each in written})
