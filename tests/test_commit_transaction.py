@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,17 @@ def test_the_deadline_after_an_unknown_outcome_says_unknown() -> None:
     broker = begun(faults=[Fault("commit", RetriableError("time-out"), after=True)])
     with pytest.raises(OutcomeUnknownError):
         commit(broker, ProducerSession(), 0, seconds=0)
+
+
+def test_a_restart_with_another_group_reads_what_that_group_holds() -> None:
+    """The same process still has the producer, and what it knows is of the group before."""
+    broker, session = begun(), ProducerSession()
+    commit(broker, session, 0)
+    broker.group = {}
+    moved = replace(request(1), group_id="another")
+    with pytest.raises(TokenMissingError):
+        Commit(moved, ModelRows(rows(1)), broker, session, Deadline.after_seconds(30)).run()
+    assert broker.log == rows(0)
 
 
 @pytest.mark.parametrize("is_committed", [True, False])

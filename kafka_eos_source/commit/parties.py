@@ -190,6 +190,7 @@ class ProducerSession:
     Attributes:
         producer: the initialised client; None if there is none.
         held: what the group holds, as known since the last initialisation and the commits after it.
+        group_id: the group of ``held``.
         cluster: the cluster as it was last listed.
         topic_ids: ids of topics, as they were last looked up.
         confirmed: whether the group coordinator that answered for ``held`` also took a commit of ours.
@@ -198,6 +199,7 @@ class ProducerSession:
 
     producer: Producer | None = None
     held: Held | None = None
+    group_id: str = ""
     cluster: Cluster = field(default_factory=Cluster)
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     confirmed: bool = False

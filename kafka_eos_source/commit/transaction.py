@@ -216,6 +216,8 @@ class Commit:
             return Attempt(producer, batch, Held(batch.application_id), Verdict.WRITE, {})
         if held is None or held.token is None or held.token.query_id != batch.query_id:
             return None
+        if session.group_id != request.group_id:
+            return None  # a restart in the same process changed kafka.group.id
         if batch.versioned:
             follows = batch.batch_id > held.token.batch_id
         else:
@@ -256,7 +258,7 @@ class Commit:
             self._refuse_changed(partitions, found, proved)
         held = self._with_record(Held.of(request.batch.application_id, found))
         known, held = session.held, self._with_predecessor(held)
-        session.held = held
+        session.held, session.group_id = held, request.group_id
         failpoints.reach("commit.after_token")
         if self._fenced is not None and held.token is not None:
             self._refuse_rival(held.token, known)
