@@ -755,3 +755,17 @@ def test_the_reads_of_the_runbooks_are_reads() -> None:
 
 def test_no_secret_is_asked_for_on_a_command_line() -> None:
     assert not re.search(r"--kafka [\w.]*(password|jaas|secret)", RUNBOOKS)
+
+
+def test_two_sources_on_one_partition_are_not_handed_over(tmp_path: Path) -> None:
+    """The group holds the offset of the slower one, so the faster one would read records again."""
+    broker = ModelBroker()
+    lost = Made(tmp_path / "lost").upto(0, 0)
+    commit(broker, lost, 0)
+    new = Made(tmp_path / "new", "query-2")
+    position = SourcePosition({IN: 20}, {IN: 10}, CLUSTER_ID, {"in": "id-in"})
+    new.log_offsets(0, position, position)
+    adoption = plan_adoption(new, broker)
+    assert adoption.request is None
+    assert adoption.refused is not None
+    assert "two sources" in adoption.refused.text

@@ -81,6 +81,9 @@ class Checkpoint:
             starts=own.starts,
             ends=own.ends if known else None,
             comparable=own.comparable and known,
+            jump=known and any(each.jump for each in self.sources()),
+            jumped=own.jumped if known else frozenset(),
+            shared=own.shared,
             promised=self.first_batch is not None and self.first_batch.promises_token(self.next_batch),
         )
 
