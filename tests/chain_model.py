@@ -218,7 +218,7 @@ class World(Oracle):
 
     def share(self, query: Query, *, adopt: bool) -> None:
         """Another query starts with the consumer group of the first one, if that group holds anything."""
-        if not self.cluster.ours(query.group):
+        if not self.remembered(query.group):
             return
         self._excuse("shared group")
         self.start(query).settings = Settings(adopt=adopt, from_group=adopt)

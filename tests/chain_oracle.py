@@ -70,7 +70,9 @@ class Oracle:
         if self._running:
             return
         for group, tp, before, after in self.cluster.backwards:
-            if not any(tp.topic in place.query.topics for place in self.places.values()):
+            readers = [each.query for each in self.places.values() if tp.topic in each.query.topics]
+            # an offset committed at the very moment of an accepted recreation is right again one batch later
+            if not readers or ("recreated" in self.excuses and all(each.tolerant for each in readers)):
                 continue
             raise Violation(f"group {group}: our commit moved {tp} back from {before} to {after}")
         for group in {place.query.group for place in self.places.values()}:
@@ -168,9 +170,11 @@ class Oracle:
         topic (`token.topic`) would be needed to refuse it.
         """
         unpromised = (place.query.group for place in self.places.values() if not place.checkpoint.promises())
-        return any(
-            ours and all(map(goes, ours)) for group in unpromised if (ours := self.cluster.ours(group))
-        )
+        return any(all(map(goes, ours)) for group in unpromised if (ours := self.remembered(group)))
+
+    def remembered(self, group: str) -> list[TopicPartition]:
+        """Where the group still says whose it is, to queries that do not share its state."""
+        return [tp for tp in self.cluster.ours(group) if not tp.topic.endswith("-changelog")]
 
     def _excuse(self, what: str) -> None:
         EVENTS[what] += 1

@@ -94,6 +94,10 @@ def _no_topics(*_: object, **__: object) -> set[str]:
     return set()
 
 
+def _all_of_them(offsets: Any, _topics: Any) -> dict[Any, int]:
+    return dict(offsets)
+
+
 def _yes(*_: object, **__: object) -> bool:
     return True
 
@@ -151,6 +155,10 @@ MUTATIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "ids of source topics are not compared": (
         lambda: _patched((transaction.Commit, "_check_topic_ids", _no_topics)),
         "recreated_source_after_the_read",
+    ),
+    "offsets of a recreated topic are committed": (
+        lambda: _patched((transaction, "_without", _all_of_them)),
+        "recreated_source_while_rows_are_written",
     ),
     "ids of output topics are not compared": (
         lambda: _patched((transaction.Commit, "_check_topic_ids", _no_topics)),
