@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_broker import CLUSTER_ID, Fault, ModelBroker, ModelRows
+from model_broker import CLUSTER_ID, TOKENS, Fault, ModelBroker, ModelRows
 
 from kafka_eos_source.commit.parties import ProducerSession
 from kafka_eos_source.commit.request import CommitRequest
@@ -194,6 +194,36 @@ def test_the_deadline_after_an_unknown_outcome_says_unknown() -> None:
     broker = begun(faults=[Fault("commit", RetriableError("time-out"), after=True)])
     with pytest.raises(OutcomeUnknownError):
         commit(broker, ProducerSession(), 0, seconds=0)
+
+
+@pytest.mark.parametrize(("token_topic", "transactions"), [(None, 1), (TOKENS, 2)])
+def test_a_topic_recreated_while_rows_are_sent_gets_no_old_offset(
+    token_topic: str | None, transactions: int
+) -> None:
+    """A record for the token topic holds the offsets already, so the transaction is begun again."""
+
+    class Recreating(ModelBroker):
+        def reach(self, call: str, *, after: bool) -> None:
+            super().reach(call, after=after)
+            if call == "flush":
+                self.ids["in"] = "id-of-the-new-topic"
+
+    broker = Recreating()
+    broker.group, broker.topics[TOKENS] = begun().group, 1
+    what = replace(request(0), token_topic=token_topic)
+    source = replace(what.sources[0], topic_ids={"in": "id-in"}, lossy=True)
+    machine = Commit(
+        replace(what, sources=(source,)),
+        ModelRows(rows(0)),
+        broker,
+        ProducerSession(),
+        Deadline.after_seconds(30),
+    )
+    machine._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
+    assert machine.run() == Result(Step.COMMITTED, transactions)
+    assert broker.log == rows(0)
+    assert broker.group[IN].offset == 0, "as before the batch; a real broker has deleted it with the topic"
+    assert all(IN not in record.ends for record in broker.records.values())
 
 
 def test_a_restart_with_another_group_reads_what_that_group_holds() -> None:
