@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from chain_cluster import Interruption
 from chain_model import World
 from chain_product import TopicPartition
 from chain_query import Query
@@ -111,6 +112,16 @@ def adopted_after_a_recreated_source(world: World) -> None:
     world.lose("q")
 
 
+def recreated_source_while_rows_are_written(world: World) -> None:
+    """The topic is recreated after a batch was staged; then a new checkpoint starts from the group."""
+    world.start(Query(tolerant=True))
+    for number in (2, 4):
+        world.produce(number=number)
+        world.batch("q", interruptions=[("staged", lambda: world.recreate("in"))] if number == 4 else [])
+    world.produce(number=3)
+    world.lose("q")
+
+
 def recreated_output_during_a_commit(world: World) -> None:
     """The output topic is recreated after the records were flushed and before the commit."""
     world.start(Query())
@@ -161,6 +172,29 @@ def expired_start_of_an_adoption(world: World) -> None:
     world.lose("q")
 
 
+def adopted_with_two_sources_on_one_partition(world: World) -> None:
+    """Two sources read one partition, one got further, and a new checkpoint starts both from the group."""
+    world.start(Query(sources=("eos:in", "eos:in")))
+    world.produce(number=2)
+
+    def more_for_the_second_source() -> None:
+        process = world.current()
+        process.interruptions.append(Interruption(len(process.calls) + 1, lambda: world.produce(number=2)))
+
+    world.batch("q", interruptions=[("latest", more_for_the_second_source)])
+    world.lose("q")
+
+
+def rolled_back_one_source_of_two(world: World) -> None:
+    """A checkpoint is restored; one source must jump, and the other one has new records and need not."""
+    world.start(Query(sources=("eos:in", "eos:in2")))
+    for topic in ("in2", "in"):
+        world.produce(topic, number=2)
+        world.batch("q")
+    world.produce("in2", number=2)
+    world.roll_back("q", 1)
+
+
 def adopted_from_the_wrong_start(world: World) -> None:
     """A new checkpoint adopts, and its source starts from the beginning instead of from the group."""
     _two_batches(world, Query())
@@ -180,6 +214,14 @@ def stale_token_for_the_owner(world: World) -> None:
     _two_batches(world, Query())
     world.produce(number=4)
     world.batch("q", interruptions=[("committed", world.kill)])
+    world.batch("q", interruptions=[("group_offsets", world.stale(1))])
+
+
+def stale_token_for_prepared_sinks(world: World) -> None:
+    """The token that names a batch prepared in sinks is younger than the one that a fresh owner is told."""
+    _two_batches(world, Query(sinks=(("one", "a"), ("two", "b"))))
+    world.produce(number=2)
+    world.batch("q", interruptions=[("sink_commit", world.kill)])
     world.batch("q", interruptions=[("group_offsets", world.stale(1))])
 
 
@@ -214,16 +256,20 @@ HOLES: dict[str, Callable[[World], None]] = {
         lost_token_of_the_first_batch,
         recreated_source_during_a_replay,
         adopted_after_a_recreated_source,
+        recreated_source_while_rows_are_written,
         recreated_output_during_a_commit,
         adopted_without_fencing,
         prepared_sink_dropped_by_adoption,
         two_sinks_on_one_target,
         names_of_batch_writes_that_collide,
         expired_start_of_an_adoption,
+        adopted_with_two_sources_on_one_partition,
+        rolled_back_one_source_of_two,
         adopted_from_the_wrong_start,
         killed_before_the_first_commit,
         stale_token_for_the_owner,
         stale_token_for_a_shard,
+        stale_token_for_prepared_sinks,
         shared_group_behind_a_stale_coordinator,
     )
 }

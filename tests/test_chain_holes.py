@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from chain_holes import HOLES, play
-from chain_model import Violation
+from chain_model import Violation, World
+from chain_product import TopicPartition
+from chain_query import OUTPUT, Query
+from chain_sinks import SYSTEMS
 
 from kafka_eos_source.commit import shard_checks, transaction, verdict
 from kafka_eos_source.commit.verdict import Batch, Held, Verdict
@@ -29,18 +33,22 @@ OUTCOMES = {
     "moved_offsets": "OFFSETS_MOVED",
     "lost_token_of_the_first_batch": "TOKEN_MISSING",
     "recreated_source_during_a_replay": None,
+    "recreated_source_while_rows_are_written": None,
     "recreated_output_during_a_commit": None,
     "adopted_without_fencing": "FOREIGN_QUERY",
     "prepared_sink_dropped_by_adoption": "FOREIGN_QUERY",
     "names_of_batch_writes_that_collide": None,
     "expired_start_of_an_adoption": "CHECKPOINT_ROLLED_BACK",
     "shared_group_behind_a_stale_coordinator": "FOREIGN_QUERY",
+    "adopted_with_two_sources_on_one_partition": "CHECKPOINT_ROLLED_BACK",
+    "rolled_back_one_source_of_two": None,
     "adopted_from_the_wrong_start": "CHECKPOINT_ROLLED_BACK",
     "killed_before_the_first_commit": None,
     "two_sinks_on_one_target": None,
     "adopted_after_a_recreated_source": None,
     "stale_token_for_the_owner": None,
     "stale_token_for_a_shard": None,
+    "stale_token_for_prepared_sinks": None,
 }
 
 
@@ -165,3 +173,23 @@ def test_the_model_notices_a_broken_rule(mutation: str) -> None:
 def test_every_schedule_has_an_outcome() -> None:
     assert set(OUTCOMES) == set(HOLES)
     assert shard_checks.check_shards is transaction.check_shards, "the mutation breaks what the commit uses"
+
+
+def test_a_token_that_is_not_the_newest_decides_nothing_in_sinks() -> None:
+    """The newest token is lost, a newer mark says so, and an older token lies under a former anchor."""
+    world = World()
+    try:
+        world.start(Query(sinks=(("one", "a"), ("two", "b"))))
+        world.produce(number=2)
+        world.batch("q")
+        offsets = world.cluster.groups["app"]
+        former, out = TopicPartition("west", 0), TopicPartition(OUTPUT, 0)
+        offsets[former] = replace(offsets[out], tp=former)
+        world.produce(number=2)
+        assert world.batch("q", interruptions=[("sink_commit", world.kill)]) == "died"
+        world.forget("app", [out, TopicPartition("in", 0)])
+        assert world.batch("q") == "refused"
+        assert "TOKEN_MISSING" in str(world.places["q"].refused)
+        assert all(system.prepared for system in SYSTEMS.values())
+    finally:
+        world.close()

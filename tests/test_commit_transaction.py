@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.protocol.identity import ONCE
 from kafka_eos_source.protocol.token import Mark, Token, newest
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -192,6 +194,41 @@ def test_the_deadline_after_an_unknown_outcome_says_unknown() -> None:
     broker = begun(faults=[Fault("commit", RetriableError("time-out"), after=True)])
     with pytest.raises(OutcomeUnknownError):
         commit(broker, ProducerSession(), 0, seconds=0)
+
+
+def test_a_restart_with_another_group_reads_what_that_group_holds() -> None:
+    """The same process still has the producer, and what it knows is of the group before."""
+    broker, session = begun(), ProducerSession()
+    commit(broker, session, 0)
+    broker.group = {}
+    moved = replace(request(1), group_id="another")
+    with pytest.raises(TokenMissingError):
+        Commit(moved, ModelRows(rows(1)), broker, session, Deadline.after_seconds(30)).run()
+    assert broker.log == rows(0)
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_a_write_whose_token_another_write_replaced_is_not_written_again(is_committed: bool) -> None:
+    """The answer to the commit is lost, and another write without a version commits in the same group."""
+    broker = ModelBroker(faults=[Fault("commit", OutcomeUnknownError("no answer"), after=is_committed)])
+
+    def write(number: int) -> Commit:
+        what = request(0, query_id=f"{ONCE}{number}", once=True, promised=False, run_id="")
+        found = ModelRows(rows(number))
+        return Commit(what, found, broker, ProducerSession(), Deadline.after_seconds(30))
+
+    machine = write(1)
+    others = iter([write(2)])
+
+    def pause(_seconds: float) -> bool:
+        for other in others:
+            other.run()
+        return True
+
+    machine._pause.wait = pause  # type: ignore[method-assign,assignment]
+    with pytest.raises(OutcomeUnknownError, match="own token cannot be looked for"):
+        machine.run()
+    assert broker.log == (rows(1) if is_committed else []) + rows(2)
 
 
 def test_a_stale_cached_producer_is_fenced_once_and_opened_again() -> None:

@@ -141,6 +141,24 @@ def test_a_jump_may_only_be_skipped() -> None:
         decide(batch(6, jump=True))
 
 
+def test_a_jump_of_one_source_does_not_hold_up_another_one() -> None:
+    """The first source jumps to the committed offset; the second one stands there and reads on."""
+
+    def mixed(starts: tuple[int, int], ends: tuple[int, int]) -> Batch:
+        again = replanned(3, 0, 0, jump=True, jumped=frozenset({TP}))
+        return replace(again, starts={TP: starts[0], OTHER: starts[1]}, ends={TP: ends[0], OTHER: ends[1]})
+
+    assert decide(mixed((20, 60), (60, 75))) is Verdict.WRITE
+    for starts, ends in (
+        ((20, 50), (60, 75)),
+        ((20, 61), (60, 75)),
+        ((20, 60), (59, 75)),
+        ((20, 60), (61, 75)),
+    ):
+        with pytest.raises((CheckpointRolledBackError, CheckpointAheadError)):
+            decide(mixed(starts, ends))
+
+
 def test_offsets_without_our_mark_were_moved_by_somebody_else() -> None:
     reset = held(committed={TP: 0, OTHER: 60}, mark="")
     with pytest.raises(OffsetsMovedError, match=r"in-0.*onMovedOffsets"):

@@ -102,6 +102,9 @@ class Sinks(Protocol):
     def look(self, deadline: Deadline) -> None:
         """Lists what is prepared. Before `Producer.init`: then the token, read after it, is final for all."""
 
+    def has_prepared(self) -> bool:
+        """Whether `look` found anything."""
+
     def settle(self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline) -> None:
         """Commits or takes back what `look` found, as the token says."""
 
@@ -128,6 +131,9 @@ class NoSinks:
 
     def look(self, deadline: Deadline) -> None:
         return
+
+    def has_prepared(self) -> bool:
+        return False
 
     def settle(self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline) -> None:
         """Nothing is prepared anywhere that this query knows of."""
@@ -184,6 +190,7 @@ class ProducerSession:
     Attributes:
         producer: the initialised client; None if there is none.
         held: what the group holds, as known since the last initialisation and the commits after it.
+        group_id: the group of ``held``.
         cluster: the cluster as it was last listed.
         topic_ids: ids of topics, as they were last looked up.
         confirmed: whether the group coordinator that answered for ``held`` also took a commit of ours.
@@ -192,6 +199,7 @@ class ProducerSession:
 
     producer: Producer | None = None
     held: Held | None = None
+    group_id: str = ""
     cluster: Cluster = field(default_factory=Cluster)
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     confirmed: bool = False

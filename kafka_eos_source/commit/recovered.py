@@ -96,7 +96,7 @@ def recover(
         OperatorError: group and record contradict each other, or the record cannot be read.
         UnavailableError: the topic cannot be read before ``deadline``.
     """
-    is_lost = _whole_token(held) is None
+    is_lost = held.whole_token is None
     record = records.last(held.application_id, deadline, certain=is_lost)
     if record is None:
         return held
@@ -128,7 +128,7 @@ def choose(held: Held, group_id: str, record: TokenRecord | None) -> Held:
     """
     if record is None or record.token.sequence < held.newest_sequence:
         return held
-    token = _whole_token(held)
+    token = held.whole_token
     if token is not None:
         if token.query_id != record.token.query_id or token.sequence == record.token.sequence:
             return held
@@ -145,12 +145,6 @@ def choose(held: Held, group_id: str, record: TokenRecord | None) -> Held:
     )
     moved = {tp: held.offsets[tp] for tp in record.ends if tp in held.offsets and not held.is_marked(tp)}
     return Held.of(held.application_id, {**held.offsets, **record.group_offsets(), **moved})
-
-
-def _whole_token(held: Held) -> Token | None:
-    """The newest token, unless a newer mark proves that a newer token was lost."""
-    token = held.token
-    return None if token is None or token.sequence < held.newest_sequence else token
 
 
 def _doubtful(

@@ -84,6 +84,8 @@ class CommitRequest:
             ends=own.ends,
             comparable=own.comparable and unchanged and not self.has_native_state(),
             jump=any(each.jump for each in self.sources),
+            jumped=own.jumped,
+            shared=own.shared,
         )
 
     def offsets(

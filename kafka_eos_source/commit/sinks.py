@@ -74,6 +74,9 @@ class SinkWork:
         """Raises: SinkRetryableError: a sink does not tell."""
         self._found = {name: self._look_at(name, deadline) for name in self._sinks}
 
+    def has_prepared(self) -> bool:
+        return any(self._found.values())
+
     def settle(self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline) -> None:
         """Commits or aborts what `look` found, each id by `commit.settle.fate`.
 

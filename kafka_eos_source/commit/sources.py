@@ -79,6 +79,8 @@ class OwnOffsets:
             topic was created again, so that offsets alone identify the batch.
         topic_ids: ids of the topics that were read, as far as the sources say.
         lossy_topics: topics of whose records the user accepts a loss.
+        jumped: partitions of the sources that jump in this batch.
+        shared: partitions that several of the sources read.
     """
 
     ends: Offsets
@@ -86,6 +88,8 @@ class OwnOffsets:
     comparable: bool
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     lossy_topics: frozenset[str] = frozenset()
+    jumped: frozenset[TopicPartition] = frozenset()
+    shared: frozenset[TopicPartition] = frozenset()
 
 
 def on_cluster(
@@ -109,14 +113,15 @@ def on_cluster(
         for tp, start in (each.start or {}).items():
             starts[tp] = min(start, starts.get(tp, start))
     readers = Counter(tp for each in own for tp in each.end or {})
+    shared = frozenset(tp for tp, number in readers.items() if number > 1)
     return OwnOffsets(
         ends=ends,
         starts=None if any(each.start is None for each in own) else starts,
-        comparable=len(own) == len(sources) > 0
-        and max(readers.values(), default=1) == 1
-        and all(each.same_topics for each in own),
+        comparable=len(own) == len(sources) > 0 and not shared and all(each.same_topics for each in own),
         topic_ids={topic: topic_id for each in own for topic, topic_id in each.topic_ids.items()},
         lossy_topics=frozenset(topic for each in own if each.lossy for topic in each.topic_ids),
+        jumped=frozenset(tp for each in own if each.jump for tp in each.end or {}),
+        shared=shared,
     )
 
 

@@ -50,7 +50,7 @@ from kafka_eos_source.errors import (
     StateLostError,
     UnavailableError,
 )
-from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
+from kafka_eos_source.model import GroupOffset, Offsets, ShardReport, TopicPartition
 from kafka_eos_source.protocol.token import FORMAT, UNDECIDED, Token
 from kafka_eos_source.protocol.token_record import TokenRecord, record_batch
 from kafka_eos_source.runtime.deadline import Deadline
@@ -100,6 +100,10 @@ class _OvertakenError(FencedError):
     """Fenced, and the token says by whom: not a reason to try again."""
 
 
+class _UnknownForGoodError(OutcomeUnknownError):
+    """Nothing in Kafka tells any more whether a transaction was committed: trying again does not help."""
+
+
 class Commit:
     """One run of the machine.
 
@@ -135,6 +139,7 @@ class Commit:
         self._begun_at = 0.0
         self._fenced: FencedError | None = None
         self._unknown: OutcomeUnknownError | None = None
+        self._anchor_before: GroupOffset | None = None  # as it was before the newest commit was sent
         self._pause = threading.Event()
 
     def run(self) -> Result:
@@ -153,7 +158,7 @@ class Commit:
                 if result is not None:
                     return result
                 self._move(Step.OPEN)
-            except _OvertakenError:
+            except (_OvertakenError, _UnknownForGoodError):
                 self._end_attempt()
                 raise
             except (RetriableError, AbortableError, OutcomeUnknownError, FencedError) as error:
@@ -178,6 +183,8 @@ class Commit:
             attempt = self._open()
         if attempt.verdict is Verdict.SKIP:
             return self._skip()
+        if attempt.batch.once:
+            self._refuse_hidden_outcome(attempt)
         if self._needs_genesis(attempt):
             self._write_genesis(attempt)
             return None
@@ -209,6 +216,8 @@ class Commit:
             return Attempt(producer, batch, Held(batch.application_id), Verdict.WRITE, {})
         if held is None or held.token is None or held.token.query_id != batch.query_id:
             return None
+        if session.group_id != request.group_id:
+            return None  # a restart in the same process changed kafka.group.id
         if batch.versioned:
             follows = batch.batch_id > held.token.batch_id
         else:
@@ -229,6 +238,7 @@ class Commit:
         self._move(Step.INIT)
         self._sinks.look(self._deadline)
         failpoints.reach("commit.after_look")
+        proved = self._proved_offsets() if self._sinks.has_prepared() else None
         # 2. A new producer fences all others. Crash here ⇒ nothing is open any more.
         producer = session.producer = self._clients.producer(request.batch.application_id)
         producer.init(self._deadline)
@@ -244,9 +254,11 @@ class Commit:
             )
         partitions = request.partitions(session.cluster)
         found = self._clients.group_offsets(request.group_id, partitions, self._deadline)
+        if proved is not None:
+            self._refuse_changed(partitions, found, proved)
         held = self._with_record(Held.of(request.batch.application_id, found))
         known, held = session.held, self._with_predecessor(held)
-        session.held = held
+        session.held, session.group_id = held, request.group_id
         failpoints.reach("commit.after_token")
         if self._fenced is not None and held.token is not None:
             self._refuse_rival(held.token, known)
@@ -257,9 +269,38 @@ class Commit:
         failpoints.reach("commit.after_settle")
         return Attempt(producer, batch, held, verdict, found)
 
+    def _proved_offsets(self) -> Mapping[TopicPartition, GroupOffset] | None:
+        """The committed offsets, from a coordinator that took an offset commit of ours, which is taken back.
+
+        Sinks commit and abort for good what the token says, and they do so before a transaction of the batch
+        can show that the token was out of date (`_confirm`). So the proof comes first where sinks hold
+        something prepared, which is rare. Its producer is not used again: a late request to end this
+        transaction could end the next one.
+
+        Returns:
+            None if the anchor topic does not exist.
+        """
+        request, deadline = self._request, self._deadline
+        producer = self._clients.producer(request.batch.application_id)
+        try:
+            producer.init(deadline)
+            cluster = Cluster(*producer.cluster(deadline))
+            if not cluster.has(request.anchor):
+                return None
+            producer.begin()
+            producer.send_offsets([GroupOffset(request.anchor, 0, "")], request.group_id, deadline)
+            found = self._clients.committed_now(request.group_id, request.partitions(cluster), deadline)
+            producer.abort(deadline)
+            return found
+        finally:
+            producer.close()
+
     def _decide(self, batch: Batch, held: Held) -> Verdict:
-        """The verdict on the batch. Sinks first get what the token promises them, also if it is refused."""
-        request, token = self._request, held.token
+        """The verdict on the batch. Sinks first get what the token promises them, also if it is refused.
+
+        A token that is not the newest promises nothing: the lost one may name what sinks hold prepared.
+        """
+        request, token = self._request, held.whole_token
         try:
             verdict = batch_verdict(
                 batch,
@@ -367,6 +408,21 @@ class Commit:
         """Kafka holds the batch, and by now the sinks that its token names hold it too."""
         self._move(Step.SKIPPED)
         return Result(Step.SKIPPED, self._begun, settled_by_token=self._unknown is not None)
+
+    def _refuse_hidden_outcome(self, attempt: Attempt) -> None:
+        """Raises if another write has replaced the token that would tell of our transaction.
+
+        Writes without a version share their group if ``kafka.group.id`` or ``application.id`` names one.
+        """
+        now = attempt.in_group.get(self._request.anchor)
+        if self._unknown is None or now == self._anchor_before:
+            return
+        raise _UnknownForGoodError(
+            f"{self._unknown.message} Another write committed its token in group {self._request.group_id!r} "
+            "meanwhile, so this write's own token cannot be looked for.",
+            fix="look whether the rows are in the output before you write them again. Let each write without "
+            "txnVersion have a group of its own: leave out kafka.group.id and application.id.",
+        ) from self._unknown
 
     def _write_token_only(self, attempt: Attempt) -> Result:
         """Commits the token of a batch that, as a person says, is in Kafka without one."""
@@ -476,6 +532,9 @@ class Commit:
         self._begun += 1
         self._begun_at = time.monotonic()
         shards = self._staged.shards if with_shards else ()
+        # offsets of an old topic mean nothing in the one that was created in its place
+        accepted = request.own(session.cluster).lossy_topics
+        offsets = _without(offsets, self._recreated(session.topic_ids) & accepted)
         written: list[GroupOffset] | None = None
         if rows and not any(shard.records for shard in shards):
             # all offsets are known already, so the record for the token topic travels with the rows
@@ -485,9 +544,11 @@ class Commit:
             self._produce(producer, rows)
         failpoints.reach(f"{point}.after_flush")
         self._move(Step.OFFSETS)
-        recreated = self._check_topic_ids(producer, is_written=bool(rows))
-        # offsets of the old topic mean nothing in the new one
-        offsets = {tp: offset for tp, offset in offsets.items() if tp.topic not in recreated}
+        left = _without(offsets, self._check_topic_ids(producer, is_written=bool(rows)))
+        if left != offsets:
+            if session.token_records is not None and written is not None:
+                raise AbortableError("a source topic was created again after the offsets had been recorded")
+            offsets, written = left, None
         try:
             if written is None:
                 written = self._group_offsets(attempt, token, offsets, shards)
@@ -504,6 +565,7 @@ class Commit:
         self._confirm(attempt)
         failpoints.reach(f"{point}.before_commit")
         self._move(Step.COMMIT)
+        self._anchor_before = attempt.in_group.get(request.anchor)
         producer.commit(deadline)
         failpoints.reach(f"{point}.after_commit")
         session.held = attempt.held.after(token, {each.tp: each for each in written})
@@ -589,12 +651,21 @@ class Commit:
             return
         partitions = request.partitions(session.cluster)
         found = self._clients.committed_now(request.group_id, partitions, self._deadline)
-        changed = sorted(tp for tp in partitions if found.get(tp) != attempt.in_group.get(tp))
+        self._refuse_changed(partitions, attempt.in_group, found)
+
+    def _refuse_changed(
+        self,
+        partitions: Collection[TopicPartition],
+        read: Mapping[TopicPartition, GroupOffset],
+        proved: Mapping[TopicPartition, GroupOffset],
+    ) -> None:
+        """Raises AbortableError unless what was read is what a coordinator in good standing says."""
+        changed = sorted(tp for tp in partitions if read.get(tp) != proved.get(tp))
         if changed:
             raise AbortableError(
-                f"the committed offset of {changed[0]} in group {request.group_id!r} is not the one that was "
-                "read before the transaction: another program committed it meanwhile, or the group "
-                "coordinator that answered then was out of date."
+                f"the committed offset of {changed[0]} in group {self._request.group_id!r} was read as "
+                "another one than it is: another program committed it meanwhile, or a group coordinator "
+                "that answered was out of date."
             )
 
     def _topics(self) -> set[str]:
@@ -628,14 +699,12 @@ class Commit:
         own = self._request.own(self._session.cluster)
         before, now = self._session.topic_ids, self._topic_ids(producer)
         self._session.topic_ids = now
-        recreated: set[str] = set()
-        for topic, planned in sorted(own.topic_ids.items()):
-            if now.get(topic, planned) == planned:
-                continue
+        recreated = self._recreated(now)
+        for topic in sorted(recreated):
             if topic in own.lossy_topics:
-                recreated.add(topic)
                 _log.warning("topic %r was deleted and created again (failOnDataLoss=false)", topic)
                 continue
+            planned = own.topic_ids[topic]
             raise DataLossError(
                 f"TOPIC_RECREATED: topic {topic!r} was deleted and created again after batch "
                 f"{self._request.batch.batch_id} was planned: its id was {planned} and is {now[topic]}. What "
@@ -651,6 +720,11 @@ class Commit:
             if now.get(topic) != before.get(topic, now.get(topic)):
                 raise AbortableError(f"output topic {topic!r} was deleted and created again meanwhile")
         return recreated
+
+    def _recreated(self, topic_ids: Mapping[str, str]) -> set[str]:
+        """Source topics that have another id now than when the batch was planned."""
+        planned = self._request.own(self._session.cluster).topic_ids
+        return {topic for topic, was in planned.items() if topic_ids.get(topic, was) != was}
 
     # -- state of operators ----------------------------------------------------------------------
 
@@ -713,6 +787,11 @@ class Commit:
         if to not in MOVES[self._step]:
             raise AssertionError(f"commit cannot go from {self._step.name} to {to.name}")
         self._step = to
+
+
+def _without(offsets: Offsets, topics: Collection[str]) -> dict[TopicPartition, int]:
+    """The offsets of all other topics."""
+    return {tp: offset for tp, offset in offsets.items() if tp.topic not in topics}
 
 
 def _out_of_time(error: KafkaEosError, deadline: Deadline) -> KafkaEosError:

@@ -63,6 +63,8 @@ class Batch:
         comparable: whether those are *all* sources of the query and their topics are the logged ones, so that
             offsets alone can tell whether Kafka holds the batch.
         jump: whether a source of the batch passed over records that Kafka should hold already.
+        jumped: partitions of those sources; the batch reads nothing of them.
+        shared: partitions that several sources of the query read.
         versioned: a batch write with ``txnVersion``: versions only grow, gaps are allowed.
         once: a batch write without it: only its own token counts, which settles an unknown outcome.
         promised: whether a token must exist, because the checkpoint says that a genesis token was committed.
@@ -78,6 +80,8 @@ class Batch:
     ends: Offsets | None = None
     comparable: bool = False
     jump: bool = False
+    jumped: frozenset[TopicPartition] = frozenset()
+    shared: frozenset[TopicPartition] = frozenset()
     versioned: bool = False
     once: bool = False
     promised: bool = False
@@ -127,6 +131,12 @@ class Held:
         own = application_hash(self.application_id)
         marks = (Mark.decode(each.metadata) for each in self.offsets.values())
         return max((mark.sequence for mark in marks if mark and mark.application == own), default=-1)
+
+    @property
+    def whole_token(self) -> Token | None:
+        """The newest token, unless a newer mark proves that a newer token was lost."""
+        token = self.token
+        return None if token is None or token.sequence < self.newest_sequence else token
 
     def lacks_offsets(self) -> bool:
         """Whether offsets that the token's transaction committed are not in the group any more."""
@@ -198,8 +208,8 @@ def batch_verdict(
         CheckpointAheadError: records between the token and the batch were never committed.
     """
     _refuse_shared_group(batch, held, anchor)
-    token = held.token
-    if token is None or held.newest_sequence > token.sequence:
+    token = held.whole_token
+    if token is None:
         return _without_token(batch, held, missing_token, token_topic)
     if batch.once:
         if not token.query_id.startswith(ONCE):
@@ -277,6 +287,14 @@ def _check_adoption(batch: Batch, token: Token, held: Held, foreign_query: str) 
             "first batch starts.",
             fix="read with format('kafka-eos') and startingOffsets=group.",
         )
+    if batch.shared:
+        raise CheckpointRolledBackError(
+            f"adopting query {token.query_id}: two sources of this query read {_list(sorted(batch.shared))}. "
+            "The group holds one offset of each partition, that of the slower source, so it does not tell "
+            "where the faster one stopped.",
+            fix="restore the other checkpoint; or give this query a new application.id and say in "
+            "startingOffsets of each source where it starts.",
+        )
     committed = held.committed
     starts = {tp: batch.starts.get(tp) for tp in {*batch.starts, *(batch.ends or {})}}
     unknown = sorted(tp for tp in starts if tp not in committed)
@@ -325,6 +343,9 @@ def _by_offsets(batch: Batch, token: Token, held: Held) -> Verdict:
             return Verdict.WRITE
         if all_marked and all(_end_is_held(tp, batch, committed) for tp in batch.ends):
             return Verdict.SKIP
+        # one source jumps to the committed offsets, another one stands there and has something new
+        if all_marked and batch.jumped and all(_continues_there(tp, batch, committed) for tp in batch.ends):
+            return Verdict.WRITE
     raise _not_continued(batch, token, held)
 
 
@@ -333,6 +354,14 @@ def _end_is_held(tp: TopicPartition, batch: Batch, committed: Offsets) -> bool:
     if tp in committed:
         return end <= committed[tp]
     return end == (batch.starts or {}).get(tp, 0)  # nothing was read of it, so there is nothing to hold
+
+
+def _continues_there(tp: TopicPartition, batch: Batch, committed: Offsets) -> bool:
+    """Whether a batch with a jump leaves out or repeats nothing of the partition if it is written."""
+    end, start = (batch.ends or {})[tp], (batch.starts or {}).get(tp)
+    if tp in batch.jumped:
+        return end == committed.get(tp, start)
+    return start == committed.get(tp)
 
 
 def _not_continued(batch: Batch, token: Token, held: Held) -> KafkaEosError:

@@ -17,7 +17,7 @@ Spark would otherwise forget:
     renewed before it expires (`plan.source`).
 ``jump``
     true if the source continues from the offsets that Kafka holds for the query, because its checkpoint is
-    an old copy. Such a batch reads nothing, and the sink may only skip it.
+    an old copy. Such a batch reads nothing of this source, and the sink never commits another offset for it.
 ``lossy``
     true if the user accepts lost records (``failOnDataLoss=false``). A topic that was deleted or created
     again after the batch was planned is then no error, neither for the source nor for the sink.
