@@ -14,7 +14,7 @@ LIMITS = range(1, BEFORE + AFTER + LATER + 1)
 
 
 def restored(query: Query, limit: int) -> BaseException | None:
-    """Runs the query over a restored checkpoint with the limit; raises `Violation` if a row is lost or doubled.
+    """Runs the query over a restored checkpoint; raises `Violation` if a row is lost or doubled.
 
     Returns:
         The error that the query was refused with; None if it caught up.
