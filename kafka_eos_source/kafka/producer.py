@@ -321,10 +321,10 @@ class RecordProducer:
 
     def _refused(self, topic: str, code: int, size_bytes: int) -> KafkaEosError:
         """Why the client did not take a record."""
-        doing = f"writing a record of {size_bytes:,} bytes to topic {topic!r}"
-        if code in (KafkaError._STATE, KafkaError._FATAL):  # it takes no records any more
-            return classify(self._failure() or KafkaError(code), doing)
-        return self._cause(KafkaError(code), doing)
+        if code in (KafkaError._STATE, KafkaError._FATAL):
+            # it takes no records any more, whatever their size: the reason is that of an earlier one
+            return classify(self._failure() or KafkaError(code), self._writing())
+        return self._cause(KafkaError(code), f"writing a record of {size_bytes:,} bytes to topic {topic!r}")
 
     def _wait_for_room(self, deadline: Deadline) -> None:
         """Until half of what is queued has been sent: then there is room for many records at once."""
