@@ -125,7 +125,7 @@ producer.send_offsets(offsets(7), sys.argv[2], soon())
 """
 
 
-@pytest.mark.fault("T05", "the producer is killed", "between two requests that send offsets")
+@pytest.mark.fault("T05b", "the producer is killed", "between two requests that send offsets")
 def test_a_producer_that_is_killed_between_two_requests_commits_nothing(wide: str, application: str) -> None:
     group = GroupOffsets({"bootstrap.servers": wide})
     killed = subprocess.run([sys.executable, "-c", _KILLED, wide, application], timeout=60, check=False)
