@@ -475,7 +475,7 @@ class Commit:
         batch = attempt.batch
         if batch.versioned or batch.once or attempt.verdict is not Verdict.WRITE:
             return False
-        return attempt.held.token is None or attempt.held.newest_sequence > attempt.held.token.sequence
+        return attempt.held.whole_token is None
 
     def _write_genesis(self, attempt: Attempt) -> None:
         """Commits the first token of a chain in a transaction of its own: it ends where the batch starts.

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 from kafka_eos_source.errors import (
     CheckpointAheadError,
@@ -125,7 +126,7 @@ class Held:
         mark = self.mark(tp)
         return mark is not None and mark.application == application_hash(self.application_id)
 
-    @property
+    @cached_property
     def newest_sequence(self) -> int:
         """The highest sequence number on any offset of the application, -1 = there is none."""
         own = application_hash(self.application_id)
@@ -156,8 +157,9 @@ class Held:
         If the token was lost, numbering continues at the current time in ms, which is above any number that
         one transaction per ms could have reached. So sinks never meet a number a second time.
         """
-        if self.token is not None and self.token.sequence >= self.newest_sequence:
-            return self.token.sequence + 1
+        token = self.whole_token
+        if token is not None:
+            return token.sequence + 1
         return max(time.time_ns() // 1_000_000, self.newest_sequence + 1)
 
     def after(self, token: Token, written: Mapping[TopicPartition, GroupOffset]) -> Held:

@@ -18,6 +18,11 @@ OWNERS_FOLDER, _OWNERS_FILE = 0o700, 0o600
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasb": "abfs", "wasbs": "abfs"}
 
 
+def arrow_scheme(scheme: str) -> str:
+    """PyArrow's name for a store that Hadoop may call otherwise; any other scheme stays as it is."""
+    return _SCHEMES.get(scheme, scheme)
+
+
 @lru_cache(maxsize=32)
 def file_system(uri: str) -> tuple[pafs.FileSystem, str]:
     """The file system of a Hadoop-style URI or local path, and the path in it.
@@ -30,7 +35,7 @@ def file_system(uri: str) -> tuple[pafs.FileSystem, str]:
         return pafs.LocalFileSystem(), os.path.abspath(unquote(parts.path) if parts.scheme else uri)
     if parts.scheme == "dbfs" and os.path.isdir("/dbfs"):
         return pafs.LocalFileSystem(), "/dbfs" + parts.path
-    ours = uri.replace(parts.scheme, _SCHEMES.get(parts.scheme, parts.scheme), 1)
+    ours = uri.replace(parts.scheme, arrow_scheme(parts.scheme), 1)
     try:
         found: tuple[pafs.FileSystem, str] = pafs.FileSystem.from_uri(ours)
     except (ValueError, OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:

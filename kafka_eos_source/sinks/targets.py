@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from urllib.parse import unquote, urlsplit
 
 from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.runtime.file_systems import arrow_scheme
 from kafka_eos_source.sinks.contract import TwoPhaseSink
 
-_SAME_SCHEME = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasb": "abfs", "wasbs": "abfs"}
 _PORTS = {
     "http": 80,
     "https": 443,
@@ -50,7 +50,7 @@ def location(uri: str) -> str:
     if parts.scheme in ("", "file"):
         path = os.path.realpath(unquote(parts.path) if parts.scheme else uri)
         return f"file:{path}"
-    scheme = _SAME_SCHEME.get(parts.scheme, parts.scheme)
+    scheme = arrow_scheme(parts.scheme)
     path = posixpath.normpath(f"/{parts.path.lstrip('/')}")
     return f"{scheme}://{parts.netloc.rpartition('@')[2] if scheme != 'abfs' else parts.netloc}{path}"
 
