@@ -32,9 +32,6 @@ EFFORT = int(os.environ.get("KAFKA_EOS_TEST_EFFORT", "1"))
 #: Memtables so small that RocksDB flushes and compacts all the time.
 TINY = StoreConfig(write_buffer_bytes=64 << 10, max_wal_bytes=128 << 10)
 
-#: A flush after some hundred small commits, so that others find still moments between them.
-SMALL = StoreConfig(write_buffer_bytes=1 << 20, max_wal_bytes=2 << 20)
-
 Model = dict[bytes, bytes]
 
 

@@ -227,7 +227,7 @@ def test_another_process_reads_commits_while_the_owner_writes(other: OtherProces
     """B10: data and offset of the same commit, at any time, without the owner's lock."""
     path = tmp_path / "s"
     other.run(
-        f"store = TransactionalStateStore.open({str(path)!r}, IDENTITY, SMALL)\n"
+        f"store = TransactionalStateStore.open({str(path)!r}, IDENTITY, TINY)\n"
         "store.put(b'\\1last', b'0'); store.commit({TP: 0})"
     )
     # The owner commits until the reader has seen enough, so that neither can be too early or too late.

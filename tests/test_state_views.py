@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,12 +17,13 @@ from state_kit import EFFORT, IDENTITY, INPUT, TINY, TP, binary, key, record
 from kafka_eos_source.errors import (
     InvalidOptionError,
     NotUpToBoundError,
+    StateCorruptedError,
     StateError,
     StateLockedError,
     StoreClosedError,
     ViewInvalidatedError,
 )
-from kafka_eos_source.state.store import database
+from kafka_eos_source.state.store import database, frozen
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from kafka_eos_source.state.store.views import StateView
@@ -287,25 +291,114 @@ def test_a_reader_finds_no_store_or_one_that_is_closed(tmp_path: Path) -> None:
         reader.get(A)
 
 
-def test_a_reader_tries_again_when_files_changed_while_it_opened(
+def _rewrite(store: TransactionalStateStore) -> None:
+    """Commits the rows of `_rows_of` for later and later offsets until logs and tables are deleted."""
+    files = store.path / "db"
+    before = set(files.glob("*.log")), set(files.glob("*.sst"))
+    while any(not was or was <= set(files.iterdir()) for was in before):
+        _commit_next(store)
+        before = before[0], before[1] or set(files.glob("*.sst"))
+    _commit_next(store)  # this one is in a log only
+
+
+def _commit_next(store: TransactionalStateStore) -> None:
+    offset = (store.next_offset(TP) or 0) + 1
+    store.put_all(list(_rows_of(offset).items()))
+    store.commit({TP: offset})
+
+
+def _rows_of(offset: int) -> dict[bytes, bytes]:
+    return {key(n): b"%d" % offset * 20 for n in range(50)}
+
+
+@pytest.mark.parametrize("linked", [True, False], ids=["links", "no links"])
+@pytest.mark.parametrize("moment", ["logs", "tables", "manifest", "later tables", "opening"])
+def test_a_reader_sees_whole_commits_though_files_are_deleted_while_it_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, linked: bool
+) -> None:
+    """The owner flushes and compacts before the named step. With links, the first attempt succeeds."""
+    steps = ["logs", "tables", "manifest", "later tables", "opening"]
+    taken: list[str] = []
+    with TransactionalStateStore.open(tmp_path / "s", IDENTITY, TINY) as store:
+
+        def rewriting_first(place: Any, name: str, names: list[str]) -> None:
+            step = getattr(place, name)
+
+            def after_rewriting(*args: Any, **more: Any) -> Any:
+                now = next(each for each in names if each not in taken or each == names[-1])
+                if now == moment and now not in taken:
+                    _rewrite(store)
+                taken.append(now)
+                return step(*args, **more)
+
+            monkeypatch.setattr(place, name, after_rewriting)
+
+        def no_link(source: Path, target: Path) -> None:
+            if not source.exists():
+                raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(source))
+            raise OSError(errno.EXDEV, "Invalid cross-device link", str(source))
+
+        rewriting_first(frozen, "_link_log", ["logs"])
+        rewriting_first(frozen, "_link_tables", ["tables", "later tables"])
+        rewriting_first(frozen, "manifest_in_force", ["manifest"])
+        rewriting_first(database, "_open", ["opening"])
+        if not linked:
+            monkeypatch.setattr(os, "link", no_link)
+        _rewrite(store)
+        before = store.next_offset(TP)
+        assert before is not None
+        with TransactionalStateStore.open_read_only(store.path) as reader:
+            offset = reader.next_offset(TP)
+            assert offset is not None
+            assert offset >= before
+            assert rows(reader) == _rows_of(offset)
+        assert set(taken) == set(steps)
+        if linked:
+            assert taken.count("opening") == 1
+
+
+def test_a_reader_tries_again_while_tables_are_missing(
     store: TransactionalStateStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A flush between RocksDB's reading of the manifest and of the logs would hide what is flushed."""
+    """A compaction deletes a table between the copy of the manifest and the link to the table."""
     store.put(A, b"1")
     store.commit({TP: 1})
-    seen: list[object] = []
-    manifest = database._manifest
+    attempts: list[tuple[str, int]] = []
+    opening = database._open
 
-    def changing(path: Path) -> tuple[str, int]:
-        name, size = manifest(path)
-        seen.append(None)
-        return name, size + (len(seen) if len(seen) < 4 else 0)
+    def damaged(*args: Any, **more: Any) -> Any:
+        attempts.append(("", len(attempts)))
+        if len(attempts) < 3:
+            raise StateCorruptedError("a table is missing")
+        return opening(*args, **more)
 
-    monkeypatch.setattr(database, "_manifest", changing)
-    with TransactionalStateStore.open_read_only(store.path) as reader:
-        assert reader.get(A) == b"1"
-    assert len(seen) == 6, "twice it had changed, then it had not"
-    monkeypatch.setattr(database, "_manifest", lambda path: (seen.append(None), len(seen)))
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "_open", damaged)
+        patch.setattr(database, "manifest_in_force", lambda path: attempts[-1])
+        with TransactionalStateStore.open_read_only(store.path) as reader:
+            assert reader.get(A) == b"1"
+    assert len(attempts) == 3
+    attempts.clear()
+
+    def always_damaged(*args: Any, **more: Any) -> Any:
+        attempts.append(("", len(attempts)))
+        raise StateCorruptedError("a table is missing")
+
+    monkeypatch.setattr(database, "_open", always_damaged)
+    with pytest.raises(StateCorruptedError, match="a table is missing"):
+        TransactionalStateStore.open_read_only(store.path)
+    assert len(attempts) == 1, "the files have not changed: they are damaged"
+    monkeypatch.setattr(database, "manifest_in_force", lambda path: attempts[-1])
     monkeypatch.setattr(database, "_STILL_WITHIN_S", 0.2)
     with pytest.raises(StateLockedError, match="changed under every attempt"):
         TransactionalStateStore.open_read_only(store.path)
+
+
+def test_a_reader_leaves_no_links_behind(store: TransactionalStateStore) -> None:
+    """A link to a table would keep its space on the disk after a compaction has deleted it."""
+    store.put(A, b"1")
+    store.commit({TP: 1})
+    with TransactionalStateStore.open_read_only(store.path) as reader:
+        for _ in range(3):
+            reader.refresh()
+        assert all(file.stat().st_nlink == 1 for file in (store.path / "db").iterdir() if file.is_file())

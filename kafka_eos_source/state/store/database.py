@@ -21,6 +21,8 @@ Measured with rocksdict 0.3.29; the tests hold the first four in place:
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import time
 from bisect import bisect_right
 from collections import deque
@@ -35,6 +37,7 @@ import rocksdict
 
 from kafka_eos_source.errors import StateCorruptedError, StateError, StateLockedError, StoreClosedError
 from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.frozen import freeze, manifest_in_force
 from kafka_eos_source.state.store.overlay import Pair
 from kafka_eos_source.state.store.rocks_errors import translate
 from kafka_eos_source.state.store.rocks_options import database_options, family_options
@@ -50,8 +53,7 @@ _DENSE = 4
 _SHORT_SCAN = 32
 #: Rows that are Python objects at once while a file is written.
 _ROWS_AT_ONCE = 10_000
-# A reader needs a moment without a flush, some 10 ms. An owner flushes every few seconds, or all the time
-# while it restores.
+#: A reader tries again for so long while compactions delete the tables that it is about to open.
 _STILL_WITHIN_S = 10.0
 
 _opened_by: int | None = None
@@ -106,36 +108,41 @@ class Database:
 
     @classmethod
     def open_read_only(cls, path: Path, log_folder: Path) -> Database:
-        """The database as it is on disk now, also while another process has it open; it does not follow on.
+        """Opens the database as it is on disk now, also while another process has it open.
 
-        RocksDB reads the manifest first and the logs after. A flush in between deletes a log whose rows the
-        manifest read does not have yet: the rows of one commit, from offset to data, would be torn. So the
-        manifest must be the same before and after.
+        It shows a prefix of the owner's commits, at least those that were done before this call, and does not
+        follow on; see `freeze`.
+
+        Args:
+            path: the folder of the database.
+            log_folder: an existing folder for RocksDB's own log files and, during this call, for links to the
+                database's files; best on the same file system.
 
         Raises:
-            StateLockedError: the owner flushes so often that no still moment was found; try again.
+            StateCorruptedError: the files are damaged.
+            StateLockedError: the owner rewrote its files during every attempt; try again.
         """
         _check_not_forked()
         config = StoreConfig()
         deadline = time.monotonic() + _STILL_WITHIN_S
-        while time.monotonic() < deadline:
-            before = _manifest(path)
+        while True:
+            folder = Path(tempfile.mkdtemp(prefix="files-", dir=log_folder))
+            manifest = None
             try:
-                database = cls(
-                    path,
-                    _open(path, config, rocksdict.AccessType.read_only(False), log_folder=log_folder),
-                    read_only=True,
-                )
-            except StateCorruptedError:
-                if _manifest(path) == before:
+                manifest = freeze(path, folder)
+                access = rocksdict.AccessType.read_only(False)
+                return cls(path, _open(folder, config, access, log_folder, known_as=path), read_only=True)
+            except StateCorruptedError as error:
+                if manifest is not None and manifest_in_force(path) == manifest:
                     raise
-                continue
-            if _manifest(path) == before:
-                return database
-            database.close()
-        raise StateLockedError(
-            f"the database {path} changed under every attempt to read it for {_STILL_WITHIN_S} s"
-        )
+                if manifest is None and not (path / "CURRENT").exists():
+                    raise
+                if time.monotonic() >= deadline:
+                    raise StateLockedError(
+                        f"the database {path} changed under every attempt to read it for {_STILL_WITHIN_S} s"
+                    ) from error
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def write(self, batch: Writes, *, sync: bool) -> None:
         """All of the batch or nothing.
@@ -341,7 +348,9 @@ def is_open_here(path: Path) -> bool:
     return str(path.resolve()) in _open_here
 
 
-def _open(path: Path, config: StoreConfig, access: Any, log_folder: Path | None = None) -> Any:
+def _open(
+    path: Path, config: StoreConfig, access: Any, log_folder: Path | None = None, known_as: Path | None = None
+) -> Any:
     global _opened_by
     options = database_options(config)
     if log_folder is not None:
@@ -352,7 +361,10 @@ def _open(path: Path, config: StoreConfig, access: Any, log_folder: Path | None 
     try:
         return rocksdict.Rdict(str(path), options=options, column_families=families, access_type=access)
     except Exception as error:
-        raise translate(error, path) from error
+        if known_as is None:
+            raise translate(error, path) from error
+        text = str(error).replace(str(path), str(known_as))
+        raise translate(Exception(text), known_as) from error
 
 
 def _check_not_forked() -> None:
@@ -365,15 +377,6 @@ def _check_not_forked() -> None:
 
 
 os.register_at_fork(after_in_child=lambda: _inherited.extend(_alive))
-
-
-def _manifest(path: Path) -> tuple[str, int]:
-    """Which list of files is in force, and how long it is: it grows with each flush and compaction."""
-    try:
-        name = (path / "CURRENT").read_text().strip()
-        return name, (path / name).stat().st_size
-    except OSError as error:
-        raise StateCorruptedError(f"the database {path} has no list of its files: {error}") from error
 
 
 def _collect(get: Callable[[bytes], bytes | None], keys: list[bytes]) -> list[bytes | None]:
