@@ -241,6 +241,13 @@ def stale_token_for_a_shard(world: World) -> None:
     world.batch("q", interruptions=[("shard_offset", world.stale(1))], host=1)
 
 
+def rival_while_a_first_shard_opens(world: World) -> None:
+    """Another driver commits the first batch after a shard of a slower one has found no token."""
+    world.start(Query(stateful=True))
+    world.produce(number=4)
+    world.batch("q", interruptions=[("restore", world.rival("q"))])
+
+
 HOLES: dict[str, Callable[[World], None]] = {
     each.__name__: each
     for each in (
@@ -271,6 +278,7 @@ HOLES: dict[str, Callable[[World], None]] = {
         stale_token_for_a_shard,
         stale_token_for_prepared_sinks,
         shared_group_behind_a_stale_coordinator,
+        rival_while_a_first_shard_opens,
     )
 }
 

@@ -49,6 +49,7 @@ OUTCOMES = {
     "stale_token_for_the_owner": None,
     "stale_token_for_a_shard": None,
     "stale_token_for_prepared_sinks": None,
+    "rival_while_a_first_shard_opens": None,
 }
 
 

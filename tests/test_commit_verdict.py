@@ -192,6 +192,35 @@ def test_a_lost_token_is_an_error_with_two_ways_out() -> None:
     assert decide(batch(6), empty, missing_token="assume_not_committed") is Verdict.WRITE
 
 
+GENESIS = Token("app", "query", "run-1", 0, -1, "", "d0", 0)
+
+
+def test_the_first_batch_starts_at_the_offsets_of_the_genesis_transaction() -> None:
+    """The offset log's first entry was lost, and `startingOffsets=latest` planned a later or earlier one."""
+    started = held(GENESIS, {TP: 0, OTHER: 0})
+    assert decide(batch(0), started) is Verdict.WRITE
+    with pytest.raises(CheckpointAheadError, match=r"in-0 \[7, 9\), .*; committed: in-0 at 0"):
+        decide(batch(0, starts={TP: 7, OTHER: 7}, ends={TP: 9, OTHER: 9}), started)
+    with pytest.raises(CheckpointRolledBackError):
+        decide(batch(0, starts={TP: 0, OTHER: 0}), held(GENESIS, {TP: 7, OTHER: 7}))
+
+
+def test_the_first_batch_is_not_compared_where_the_group_tells_nothing() -> None:
+    started = held(GENESIS, {TP: 0, OTHER: 0})
+    assert decide(batch(0, starts={TP: 7}, shared=frozenset({TP})), started) is Verdict.WRITE
+    assert decide(batch(0, starts=None, ends={}, comparable=False), started) is Verdict.WRITE
+    reset = held(GENESIS, {TP: 3, OTHER: 3}, mark="")
+    assert decide(batch(0), reset, moved_offsets="overwrite") is Verdict.WRITE
+
+
+def test_a_versioned_write_is_not_told_of_an_option_that_it_does_not_have() -> None:
+    lost = held(None)
+    with pytest.raises(TokenMissingError) as refused:
+        decide(batch(3, versioned=True, starts=None, ends=None, comparable=False), lost)
+    assert "'assume_committed'" not in refused.value.fix
+    assert "version 3" in refused.value.fix
+
+
 def test_no_token_before_the_genesis_token_is_no_loss() -> None:
     """Also how a checkpoint of Spark's own sink is taken over, at whatever batch it stands."""
     for batch_id in (0, 6):

@@ -48,7 +48,8 @@ from kafka_eos_source.operate.verdict import short_name
 from kafka_eos_source.options import parse_read
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.source_position import SourcePosition
-from kafka_eos_source.protocol.token import Token, newest
+from kafka_eos_source.protocol.token import Mark, Token, newest
+from kafka_eos_source.protocol.token_record import TokenRecord
 from kafka_eos_source.runtime.deadline import Deadline
 
 IN = TopicPartition("in", 0)
@@ -346,6 +347,66 @@ def test_another_querys_token(made: Made) -> None:
     made.upto(-1, 0).mark()
     found = look_at(made, FakeLook(made.held(0, query_id="another")))
     assert found.verdict.condition == "FOREIGN_QUERY"
+
+
+@dataclass
+class Records:
+    """The token topic of a query: it holds one record, or none."""
+
+    record: TokenRecord | None
+    name: str = "tokens"
+    topic_id: str = "id-tokens"
+
+    def partition_of(self, application_id: str) -> int:
+        return 0
+
+    def last(self, application_id: str, deadline: Deadline, *, certain: bool) -> TokenRecord | None:
+        return self.record
+
+
+def _with_token_topic(
+    made: Made, look: FakeLook, record: TokenRecord | UnavailableError | None
+) -> Inspection:
+    FirstBatchFile(
+        made.location, FirstBatch(APP, made.query_id, 0, genesis=True, token_topic="tokens")
+    ).write()
+    file = Path(made.location, "kafka-eos/identity.json")
+    assert json.loads(file.read_text())["token_topic"] == "tokens"
+
+    def opened(name: str, deadline: Deadline) -> Records:
+        assert name == "tokens"
+        if isinstance(record, UnavailableError):
+            raise record
+        return Records(record)
+
+    return inspect(Target(checkpoint=made.location), look, soon(), token_topic=opened)
+
+
+def test_a_lost_group_is_completed_from_the_token_topic(made: Made) -> None:
+    made.upto(6, 7)
+    token = made.request(7)
+    record = TokenRecord(_token(token), {IN: 80, OUT: 0}, OUT, APP, "id-tokens", 0, 0)
+    for offsets in ({}, made.held(5)):  # deleted; or older than the record
+        found = _with_token_topic(made, FakeLook(dict(offsets)), record)
+        assert "batch 7 is in Kafka and not in Spark's log" in found.verdict.text
+        assert found.kafka is not None
+        assert found.kafka.token == record.token
+    nothing = _with_token_topic(made, FakeLook(), None)
+    assert nothing.verdict.condition == "TOKEN_MISSING"
+    assert "token.topic='tokens'" in nothing.verdict.text
+    silent = _with_token_topic(made, FakeLook(), UnavailableError("the topic does not answer", fix="look"))
+    assert silent.verdict.condition == "UNAVAILABLE"
+
+
+def test_a_token_that_is_older_than_a_mark_is_none(made: Made) -> None:
+    """What the group lost must not decide on prepared transactions of sinks."""
+    made.upto(6, 7).mark()
+    newer = _token(made.request(7))
+    offsets = {**made.held(5), IN: GroupOffset(IN, 80, Mark.of(newer).encode())}
+    found = look_at(made, FakeLook(offsets))
+    assert found.kafka is not None
+    assert found.kafka.token is None
+    assert found.verdict.condition == "TOKEN_MISSING"
 
 
 def test_without_a_broker(made: Made) -> None:

@@ -227,6 +227,7 @@ def batch_verdict(
     if moved_offsets != "overwrite":
         _refuse_moved_offsets(batch, held, token)
     if continues(batch, token) and not batch.jump:
+        _check_first_batch(batch, token, held)
         return Verdict.WRITE
     return _by_offsets(batch, token, held)
 
@@ -258,13 +259,23 @@ def _without_token(batch: Batch, held: Held, missing_token: str, token_topic: st
     if missing_token == "assume_committed" and not batch.versioned:
         return Verdict.WRITE_TOKEN_ONLY
     places = "" if token_topic is None else f", in the consumer group or in token.topic={token_topic!r}"
+    if batch.versioned:
+        fix = (
+            f"look whether version {batch.batch_id} is in the output. If it is not, write it once with "
+            ".option('onMissingToken', 'assume_not_committed'). If it is, leave it out, and write the next "
+            "version once with that option."
+        )
+    else:
+        fix = (
+            "look whether the batch is in the output; then restart once with "
+            ".option('onMissingToken', 'assume_committed') or 'assume_not_committed'."
+        )
     raise TokenMissingError(
         f"Kafka holds no token of application.id={batch.application_id!r}{places}, although batches of "
         f"this query were committed: whether batch {batch.batch_id} is in the output cannot be told. The "
         "consumer group was deleted, its offsets expired (offsets.retention.minutes), or the topic that "
         "carried the token was deleted.",
-        fix="look whether the batch is in the output; then restart once with "
-        ".option('onMissingToken', 'assume_committed') or 'assume_not_committed'.",
+        fix=fix,
     )
 
 
@@ -335,6 +346,20 @@ def _refuse_moved_offsets(batch: Batch, held: Held, token: Token) -> None:
     )
 
 
+def _check_first_batch(batch: Batch, token: Token, held: Held) -> None:
+    """Raises unless the first batch starts at the offsets that the genesis transaction committed.
+
+    The digest that the first batch starts with says nothing about its offsets, because no entry of the offset
+    log stands before it. If the entry of the first batch is lost after the genesis token was committed, Spark
+    plans the batch anew, and with ``startingOffsets=latest`` it would leave out the records in between.
+    """
+    if token.sequence > 0 or token.format == 1 or batch.starts is None:
+        return
+    for tp, start in batch.starts.items():
+        if tp not in batch.shared and held.is_marked(tp) and held.offsets[tp].offset != start:
+            raise _not_continued(batch, token, held)
+
+
 def _by_offsets(batch: Batch, token: Token, held: Held) -> Verdict:
     """The offset log is not the one that the token continues: compare offsets, if they tell everything."""
     committed = held.committed
@@ -384,9 +409,14 @@ def _not_continued(batch: Batch, token: Token, held: Held) -> KafkaEosError:
         if differing
         else ""
     )
+    transaction = (
+        f"transaction {token.sequence} with batch {token.batch_id}"
+        if token.sequence > 0
+        else "the transaction that recorded where the query starts"
+    )
     text = (
         f"batch {batch.batch_id} does not continue what Kafka holds of application.id="
-        f"{batch.application_id!r}: transaction {token.sequence} with batch {token.batch_id}.{ranges}"
+        f"{batch.application_id!r}: {transaction}.{ranges}"
     )
     if ahead:
         return CheckpointAheadError(

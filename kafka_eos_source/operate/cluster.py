@@ -8,6 +8,7 @@ from typing import Protocol
 
 from kafka_eos_source.commit.sources import OwnOffsets, on_cluster
 from kafka_eos_source.commit.verdict import Held
+from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.look import LogEnds
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate.checkpoint import Checkpoint
@@ -71,6 +72,8 @@ class KafkaView:
         own: the next batch's offsets on this cluster.
         partitions: that the query reads, writes, or has an offset of.
         losses: what the next batch would not find any more.
+        unrecovered: why ``held`` could not be completed from the query's token topic; None = it is complete,
+            or the query has no token topic.
     """
 
     cluster_id: str
@@ -81,11 +84,12 @@ class KafkaView:
     own: OwnOffsets
     partitions: Sequence[PartitionView] = ()
     losses: Sequence[Loss] = ()
+    unrecovered: KafkaEosError | None = None
 
     @property
     def token(self) -> Token | None:
-        """The newest token of the application; None = there is none."""
-        return self.held.token
+        """The newest token of the application; None = there is none, or a newer one was lost."""
+        return self.held.whole_token
 
     @property
     def offsets(self) -> Mapping[TopicPartition, GroupOffset]:

@@ -65,9 +65,12 @@ def findings(application_id: str, checkpoint: Checkpoint | None, kafka: KafkaVie
 
 
 def _restart(application_id: str, checkpoint: Checkpoint, kafka: KafkaView) -> Finding:
+    if kafka.unrecovered is not None:
+        return Finding.of(kafka.unrecovered)
     batch = checkpoint.next(application_id, kafka.own)
+    token_topic = None if checkpoint.first_batch is None else checkpoint.first_batch.token_topic
     try:
-        verdict = batch_verdict(batch, kafka.held, kafka.anchor)
+        verdict = batch_verdict(batch, kafka.held, kafka.anchor, token_topic=token_topic)
     except KafkaEosError as error:
         return Finding.of(error)
     if verdict is Verdict.SKIP:

@@ -174,10 +174,21 @@ def open_shard(task: Task) -> Iterator[OpenShard | ShardReport]:
         settle(options.kafka, options.application(spark.query_id), left)
 
     with changelog_client(options.kafka, group) as consumer:
-        committed = CommittedShard(consumer, group, task.tp, settle=end_dead_transaction).offset(deadline)
-        token = None if committed is None else Token.decode(committed.metadata)
-        check_owner(spark, token, missing_state=options.missing_state, foreign_query=options.foreign_query)
-        store = _ready(task, consumer, committed, token, deadline, end_dead_transaction)
+        shard = CommittedShard(consumer, group, task.tp, settle=end_dead_transaction)
+        committed = shard.offset(deadline)
+        while True:
+            token = None if committed is None else Token.decode(committed.metadata)
+            try:
+                check_owner(
+                    spark, token, missing_state=options.missing_state, foreign_query=options.foreign_query
+                )
+                store = _ready(task, consumer, committed, token, deadline, end_dead_transaction)
+                break
+            except TokenMissingError:
+                # Another process of this query may have committed its first batch after the offset was read.
+                committed, before = shard.offset(deadline), committed
+                if committed == before:
+                    raise
     try:
         failpoints.reach("state.after_open")
         last = store.last_batch()
