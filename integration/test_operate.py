@@ -28,7 +28,7 @@ from kafka_eos_source.commit import session
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import ForeignQueryError, TokenMissingError
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.options import parse_write
+from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.writer import stage

@@ -33,7 +33,7 @@ from kafka_eos_source.datasource import KafkaEosDataSource
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError
 from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.changelog.committed import settle
+from kafka_eos_source.state.changelog.committed import end_open_transaction
 
 #: ``user, kind, name, operation``: all that a query from ``in`` to ``out`` needs, as docs/security.md has it.
 #: Read and Write imply Describe.
@@ -230,9 +230,9 @@ def test_each_right_that_state_needs_is_named_until_it_is_there(query: Query, tm
     # a transaction that a dead driver left is ended by the first shard that meets it
     login = {name.removeprefix("kafka."): each for name, each in query.cluster.options("operator").items()}
     with pytest.raises(AuthorizationError, match="initialising transactional id"):
-        settle(login, query.names["app"], Deadline.after_seconds(30))
+        end_open_transaction(login, query.names["app"], Deadline.after_seconds(30))
     query.allow(("operator", "transactional_id", "app", "WRITE"))
-    settle(login, query.names["app"], Deadline.after_seconds(30))
+    end_open_transaction(login, query.names["app"], Deadline.after_seconds(30))
 
 
 # -- batch

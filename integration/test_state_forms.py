@@ -18,8 +18,8 @@ from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 
 from integration.support.kafka import Admin, produce, read_back
-from kafka_eos_source import admission
 from kafka_eos_source.in_read.lineage import lineage
+from kafka_eos_source.plan import advice as admission
 from kafka_eos_source.state import (
     CHANGELOG,
     aggregate_with_changelog_state,

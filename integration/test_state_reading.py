@@ -293,7 +293,7 @@ def command(pages: Pages, *words: object) -> Result:
 #: Forks a process for each step, which is killed there: what they import is imported once.
 _KILLED = """
 import os, sys
-from kafka_eos_source import failpoints
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.cli import main
 import kafka_eos_source.operate.rescale, kafka_eos_source.operate.target
 for step in sys.argv[1].split(","):
@@ -385,7 +385,7 @@ def test_state_moves_to_more_and_fewer_shards(
         if step == "rescale.between_topics":
             rival.init(Deadline.after_seconds(30))
 
-    monkeypatch.setattr("kafka_eos_source.failpoints.reach", wakes_up)
+    monkeypatch.setattr("kafka_eos_source.runtime.failpoints.reach", wakes_up)
     refused = command(pages, "rescale", "--shards", 4, "--yes")
     rival.close()
     assert "is alive and took its id back" in refused.output

@@ -31,7 +31,7 @@ from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.batch_record import encode_batch
 from kafka_eos_source.state.changelog import topic as changelog
-from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client, settle
+from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client, end_open_transaction
 from kafka_eos_source.state.changelog.recovery import open_restored
 from kafka_eos_source.state.changelog.restore import Restored, restore
 from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
@@ -308,15 +308,15 @@ def test_d7_the_killed_drivers_transaction_is_settled_first(shard: Shard, died: 
     producer.close()
 
     def settled(deadline: Deadline) -> None:
-        settle(shard.kafka, shard.application_id, deadline)
+        end_open_transaction(shard.kafka, shard.application_id, deadline)
 
     with changelog_client(shard.kafka, shard.application_id) as client:
         committed = CommittedShard(
-            client, shard.application_id, shard.tp, settle=settled, settle_after_ms=200
+            client, shard.application_id, shard.tp, end_transaction=settled, end_after_ms=200
         )
         found = committed.offset(soon())
     assert found == (GroupOffset(shard.tp, 4, f"token of {shard.application_id}") if finished else None)
-    shard.restored(None if found is None else found.offset, settle=settled)
+    shard.restored(None if found is None else found.offset, end_transaction=settled)
     assert shard.content() == ({KEYS[0]: b"2", KEYS[1]: b"2"} if finished else {KEYS[0]: b"1"})
 
 
@@ -329,8 +329,10 @@ def test_d8_a_foreign_transaction_is_an_error_never_a_short_restore(shard: Shard
                 client,
                 shard.application_id,
                 shard.tp,
-                settle=lambda deadline: settle(shard.kafka, shard.application_id, deadline),
-                settle_after_ms=100,
+                end_transaction=lambda deadline: end_open_transaction(
+                    shard.kafka, shard.application_id, deadline
+                ),
+                end_after_ms=100,
             )
             with pytest.raises(UnavailableError, match="not one of this query's"):
                 committed.offset(soon(2.0))

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from kafka_eos_source.checkpoint_files import local_checkpoints
     from kafka_eos_source.datasource import KafkaEosDataSource
     from kafka_eos_source.in_read.frame import map_in_read
+    from kafka_eos_source.spark.session import local_checkpoints
 
 __all__ = ["KafkaEosDataSource", "local_checkpoints", "map_in_read", "register"]
 
@@ -31,7 +31,7 @@ def __getattr__(name: str) -> Any:
 
         return KafkaEosDataSource
     if name == "local_checkpoints":
-        from kafka_eos_source.checkpoint_files import local_checkpoints
+        from kafka_eos_source.spark.session import local_checkpoints
 
         return local_checkpoints
     if name == "map_in_read":

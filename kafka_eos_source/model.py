@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+#: Names of the formats, as in ``spark.readStream.format(…)``.
+FORMAT_NAME = "kafka-eos"
+STATE_FORMAT_NAME = "kafka-eos-state"
+
 
 class TopicPartition(NamedTuple):
     """One partition of one topic. Sorts by topic, then number."""

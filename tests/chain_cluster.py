@@ -219,7 +219,7 @@ class Cluster:
 
 
 class ModelKafka:
-    """`commit.parties.Clients` over the model, as the current driver process uses them."""
+    """`commit.interfaces.Clients` over the model, as the current driver process uses them."""
 
     def __init__(self, cluster: Cluster, process: Process) -> None:
         self.cluster = cluster
@@ -244,7 +244,7 @@ class ModelKafka:
 
 
 class ModelProducer:
-    """`commit.parties.Producer` over the model."""
+    """`commit.interfaces.Producer` over the model."""
 
     def __init__(self, cluster: Cluster, process: Process, transactional_id: str) -> None:
         self._cluster = cluster

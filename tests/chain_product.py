@@ -12,16 +12,16 @@ from functools import lru_cache
 from typing import Any
 from unittest.mock import patch
 
-from kafka_eos_source import stream_writer as writer_module
 from kafka_eos_source.commit import direct, session, sink_session, sinks, transaction
+from kafka_eos_source.datasource import writer as writer_module
+from kafka_eos_source.datasource.writer import batch_writer, stream_writer
 from kafka_eos_source.model import GroupOffset, OffsetRange, Offsets, TopicPartition
-from kafka_eos_source.options import parse_read, parse_write
+from kafka_eos_source.options.parse import parse_read, parse_write
 from kafka_eos_source.protocol.token import Mark
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.spark.task import StreamingTask
 from kafka_eos_source.state.operator import shard as shard_module
 from kafka_eos_source.state.options import parse_state
-from kafka_eos_source.stream_writer import batch_writer, stream_writer
-from kafka_eos_source.streaming_task import StreamingTask
 
 __all__ = [
     "Deadline",

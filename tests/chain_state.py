@@ -114,7 +114,9 @@ class StateWorld:
         return {
             "changelog_client": lambda _kafka, _group: nullcontext(object()),
             "CommittedShard": self._committed_shard,
-            "settle": lambda _kafka, transactional_id, _deadline: self.cluster.settle(transactional_id),
+            "end_open_transaction": lambda _kafka, transactional_id, _deadline: self.cluster.settle(
+                transactional_id
+            ),
             "open_restored": self._open_restored,
             "restore": self._restore,
         }
@@ -124,9 +126,14 @@ class StateWorld:
         return ChangelogTopic(name, topic.topic_id, SHARDS, 86_400_000)
 
     def _committed_shard(
-        self, _consumer: object, group: str, tp: TopicPartition, *, settle: Callable[[Deadline], None]
+        self,
+        _consumer: object,
+        group: str,
+        tp: TopicPartition,
+        *,
+        end_transaction: Callable[[Deadline], None],
     ) -> _Committed:
-        return _Committed(self, group, tp, settle)
+        return _Committed(self, group, tp, end_transaction)
 
     def _open_restored(
         self,
@@ -177,14 +184,14 @@ class StateWorld:
 
 class _Committed:
     def __init__(
-        self, world: StateWorld, group: str, tp: TopicPartition, settle: Callable[[Deadline], None]
+        self, world: StateWorld, group: str, tp: TopicPartition, end_transaction: Callable[[Deadline], None]
     ) -> None:
-        self._world, self._group, self._tp, self._settle = world, group, tp, settle
+        self._world, self._group, self._tp, self._end_transaction = world, group, tp, end_transaction
 
     def offset(self, deadline: Deadline) -> GroupOffset | None:
         self._world.process().reach("shard_offset")
         if self._world.cluster.is_unstable(self._group) is not None:
-            self._settle(deadline)
+            self._end_transaction(deadline)
         if self._world.cluster.is_unstable(self._group) is not None:
             raise UnavailableError("an open transaction of another query holds the offset")
         process = self._world.process()

@@ -17,7 +17,7 @@ from confluent_kafka import TopicPartition as ClientTopicPartition
 from mock_cluster import MockCluster
 from mock_log import Entry, commits, committed, read
 
-from kafka_eos_source.commit.parties import ProducerSession
+from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.recovered import TokenRecords
 from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.session import KafkaClients

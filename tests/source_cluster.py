@@ -10,7 +10,7 @@ from typing import Any
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
 from kafka_eos_source.kafka.admin import Topics
 from kafka_eos_source.model import GroupOffset, OffsetRange, TopicPartition
-from kafka_eos_source.options import parse_read
+from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.plan.source import SourcePlan
 from kafka_eos_source.protocol.source_position import SourcePosition
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_eos_source import admission
+from kafka_eos_source.plan import advice as admission
 
 
 @given(st.integers(1, 10**9), st.floats(1.0001, 1e6))

@@ -8,7 +8,7 @@ from zipfile import ZipFile
 import pytest
 
 from kafka_eos_source import local_checkpoints
-from kafka_eos_source.checkpoint_files import SETTING, file_system_manager
+from kafka_eos_source.spark.session import SETTING, file_system_manager
 
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 _CLASS = "FileSystemBasedCheckpointFileManager"

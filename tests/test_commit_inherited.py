@@ -8,7 +8,7 @@ import pytest
 from model_broker import Fault, ModelBroker, ModelRows
 from test_commit_transaction import IN, OUT, begun, commit, request, rows
 
-from kafka_eos_source.commit.parties import ProducerSession
+from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.transaction import Commit

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from model_broker import Fault, ModelBroker, ModelRows
 from test_commit_transaction import Killed, begun, committed, request, rows
 
-from kafka_eos_source.commit.parties import ProducerSession, UndecidedSinks
+from kafka_eos_source.commit.interfaces import ProducerSession, UndecidedSinks
 from kafka_eos_source.commit.sinks import SinkWork
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.transaction import Commit, Result
@@ -331,14 +331,14 @@ def test_what_a_rival_prepares_after_the_list_was_made_is_none_of_ours(world: Wo
 def test_a_list_made_after_the_token_would_lose_the_rivals_batch(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rule of `commit.settle` switched off: the test above bites."""
-    settle = SinkWork.settle
+    """The rule of `commit.sink_fate` switched off: the test above bites."""
+    resolve = SinkWork.resolve_prepared
 
     def looks_late(self: SinkWork, *arguments: Any) -> None:
-        self.look(arguments[-1])
-        settle(self, *arguments)
+        self.list_prepared(arguments[-1])
+        resolve(self, *arguments)
 
-    monkeypatch.setattr(SinkWork, "settle", looks_late)
+    monkeypatch.setattr(SinkWork, "resolve_prepared", looks_late)
     with pytest.raises((SinkFailedError, AssertionError)):
         overtaken_between_token_and_settling(world)
 

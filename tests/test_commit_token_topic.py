@@ -12,7 +12,7 @@ from model_broker import TOKENS, Fault, ModelBroker, ModelRows
 from test_commit_transaction import IN, OUT, Killed, begun, committed, request, rows
 
 from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile
-from kafka_eos_source.commit.parties import ProducerSession
+from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.transaction import Commit, Result
 from kafka_eos_source.commit.verdict import Held

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_broker import CLUSTER_ID, TOKENS, Fault, ModelBroker, ModelRows
 
-from kafka_eos_source.commit.parties import ProducerSession
+from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.sources import SourceRange
 from kafka_eos_source.commit.steps import MOVES, Step, diagram

@@ -7,13 +7,13 @@ import sys
 
 TASKS = """
 import gc, weakref
-from kafka_eos_source.cycles import spare_what_stays
+from kafka_eos_source.spark.worker import freeze_loaded_objects
 
 class Node:
     pass
 
 def task():
-    spare_what_stays()
+    freeze_loaded_objects()
     node = Node()
     node.itself = node
     left.append(weakref.ref(node))

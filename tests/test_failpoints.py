@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kafka_eos_source import failpoints
 from kafka_eos_source.errors import RestartQueryError
+from kafka_eos_source.runtime import failpoints
 
 
 @pytest.fixture(autouse=True)

@@ -14,19 +14,19 @@ import pytest
 from hypothesis import given
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
-from kafka_eos_source import stream_writer
 from kafka_eos_source.commit import direct
+from kafka_eos_source.datasource import writer as stream_writer
+from kafka_eos_source.datasource.reader import rows_of
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.in_read import packed
 from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
 from kafka_eos_source.in_read.mapping import MapInRead
 from kafka_eos_source.in_read.packed import PACKED, pack, packed_rows, packed_schema, parcels_of, unpack
-from kafka_eos_source.option_objects import to_option
-from kafka_eos_source.options import parse_read, parse_write
+from kafka_eos_source.options.parse import parse_read, parse_write
 from kafka_eos_source.read.settings import task_read
-from kafka_eos_source.schema import arrow_schema, read_arrow_schema
-from kafka_eos_source.stream_reader import rows_of
-from kafka_eos_source.streaming_task import StreamingTask
+from kafka_eos_source.spark.pickled import to_option
+from kafka_eos_source.spark.schema import arrow_schema, read_arrow_schema
+from kafka_eos_source.spark.task import StreamingTask
 
 READ = {"subscribe": "t", "kafka.bootstrap.servers": "h:1"}
 ROWS = StructType(

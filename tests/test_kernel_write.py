@@ -21,7 +21,7 @@ from kafka_eos_source.kafka.native import function
 from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.native import loader
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.schema import HEADERS_ARROW, STAGED_ARROW
+from kafka_eos_source.spark.schema import HEADERS_ARROW, STAGED_ARROW
 
 TOPIC, PARTITIONS = "out", 3
 

@@ -8,7 +8,7 @@ import pytest
 from mock_cluster import Api, MockCluster
 from mock_commit import MockKafka, commit, look, staged, values
 
-from kafka_eos_source.commit.parties import ProducerSession
+from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import InvalidRecordError
 

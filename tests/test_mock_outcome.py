@@ -25,7 +25,7 @@ from mock_commit import (
     values,
 )
 
-from kafka_eos_source.commit.parties import ProducerSession
+from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.transaction import Result
 from kafka_eos_source.errors import OutcomeUnknownError, UnavailableError

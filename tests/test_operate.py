@@ -21,7 +21,7 @@ from integration.support.checkpoint import MadeUp
 from kafka_eos_source import errors
 from kafka_eos_source.cli import main
 from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile
-from kafka_eos_source.commit.parties import ProducerSession
+from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.request import Cluster, CommitRequest
 from kafka_eos_source.commit.session import digests
 from kafka_eos_source.commit.sources import ranges
@@ -36,7 +36,7 @@ from kafka_eos_source.errors import (
     RestartQueryError,
     UnavailableError,
 )
-from kafka_eos_source.kafka.look import LogEnds
+from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate import adopt, staging
 from kafka_eos_source.operate import checkpoint as checkpoints
@@ -45,7 +45,7 @@ from kafka_eos_source.operate.inspect import Inspection, inspect
 from kafka_eos_source.operate.staging import Staged
 from kafka_eos_source.operate.target import Target, kafka_options, parse_properties, target
 from kafka_eos_source.operate.verdict import short_name
-from kafka_eos_source.options import parse_read
+from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.protocol.token import Mark, Token, newest
@@ -685,7 +685,7 @@ def fake_cluster(monkeypatch: pytest.MonkeyPatch, look: FakeLook) -> list[Mappin
         made_with.append(config)
         return look
 
-    monkeypatch.setattr("kafka_eos_source.kafka.look.ClusterLook", make)
+    monkeypatch.setattr("kafka_eos_source.kafka.cluster_reader.ClusterReader", make)
     return made_with
 
 

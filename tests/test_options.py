@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.option_docs import documentation
-from kafka_eos_source.option_table import OPTIONS
-from kafka_eos_source.options import Bound, Subscription, parse_read, parse_write, tells_stream
+from kafka_eos_source.options.docs import documentation
+from kafka_eos_source.options.parse import Bound, Subscription, parse_read, parse_write, tells_stream
+from kafka_eos_source.options.table import OPTIONS
 
 #: Texts that parsers stumble over.
 _TRICKY = [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import OffsetRange, TopicPartition
-from kafka_eos_source.options import Bound
+from kafka_eos_source.options.parse import Bound
 from kafka_eos_source.plan.limits import backlog, held_back, rate_limit
 from kafka_eos_source.plan.loss import data_loss, reconcile
 from kafka_eos_source.plan.positions import Known, resolve, times

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from source_cluster import A0, A1, B0, Cluster, over_the_wire, plan, ranges, read_options
 
+from kafka_eos_source.datasource.reader import ReadLimit, _UnlimitedStreamReader, stream_reader
 from kafka_eos_source.errors import AuthorizationError, UnavailableError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.plan.driver import Planning
 from kafka_eos_source.plan.source import SourcePlan
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.protocol.token import MOVING, Mark, Token, application_hash
-from kafka_eos_source.stream_reader import ReadLimit, _UnlimitedStreamReader, stream_reader
 
 APPLICATION = "orders"
 JUMP = {"application.id": APPLICATION, "onRolledBackCheckpoint": "jump"}

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_eos_source import admission
 from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.plan import advice as admission
 from kafka_eos_source.runtime import private_folders
 from kafka_eos_source.runtime.private_folders import ForeignFolderError, PrivateFolder, file_name
+from kafka_eos_source.spark.task import StreamingTask
 from kafka_eos_source.stage.paths import location_of_batch_writes
 from kafka_eos_source.state.operator.announce import announce, announced
 from kafka_eos_source.state.options import parse_state
-from kafka_eos_source.streaming_task import StreamingTask
 
 UID = os.getuid()
 TASK = StreamingTask("q", "4", "r", 1)

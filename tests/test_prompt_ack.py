@@ -6,7 +6,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from kafka_eos_source.prompt_ack import acknowledge
+from kafka_eos_source.spark.worker import acknowledge
 
 
 def _look() -> None:

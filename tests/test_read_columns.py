@@ -14,7 +14,7 @@ from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.read.columns import MAX_TIMESTAMP_MS, record_batch
 from kafka_eos_source.read.runs import MessageList, Run
-from kafka_eos_source.schema import read_arrow_schema
+from kafka_eos_source.spark.schema import read_arrow_schema
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 Headers = list[tuple[str, bytes | None]] | None

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_eos_source.cycles import cycle_collection_paused
 from kafka_eos_source.errors import DataLossError, RetriableError, UnavailableError
 from kafka_eos_source.kafka.consumer import ConsumerPool, Taken
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read import fetch
 from kafka_eos_source.read.fetch import Reading, ReadSettings
 from kafka_eos_source.read.progress import Progress
+from kafka_eos_source.spark.worker import cycle_collection_paused
 
 A, B, U = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
 

@@ -14,24 +14,24 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kafka_eos_source.commit.session import KafkaClients
+from kafka_eos_source.datasource.reader import stream_reader
+from kafka_eos_source.datasource.writer import _Message
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
 from kafka_eos_source.kafka import secrets
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.clients import make
+from kafka_eos_source.kafka.cluster_reader import ClusterReader
 from kafka_eos_source.kafka.consumer import AssignedConsumer
 from kafka_eos_source.kafka.failure import classify, unreachable
 from kafka_eos_source.kafka.group import GroupOffsets
-from kafka_eos_source.kafka.look import ClusterLook
 from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.kafka.secrets import MASK
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.operate.target import Target
-from kafka_eos_source.options import parse_read, parse_write
+from kafka_eos_source.options.parse import parse_read, parse_write
 from kafka_eos_source.read.fetch import ReadSettings
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.stream_reader import stream_reader
-from kafka_eos_source.stream_writer import _Message
 
 SECRET = "hunter2-is-secret"
 NAMES = (
@@ -109,7 +109,7 @@ UNUSABLE = {
         lambda: AssignedConsumer({**UNUSABLE, "group.id": "g"}),
         lambda: RecordProducer(UNUSABLE, "p"),
         lambda: SourceAdmin(UNUSABLE, "read_committed", 0, 1).named(["t"]),
-        lambda: ClusterLook(UNUSABLE).topics(Deadline.after_seconds(1)),
+        lambda: ClusterReader(UNUSABLE).topics(Deadline.after_seconds(1)),
         lambda: GroupOffsets(UNUSABLE).fetch("g", [], Deadline.after_seconds(1)),
         lambda: GroupOffsets(UNUSABLE).forget("g", Deadline.after_seconds(1)),
         lambda: KafkaClients(UNUSABLE).producer("app"),

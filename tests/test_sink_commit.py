@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_eos_source.commit import sink_session
-from kafka_eos_source.commit.settle import Fate, fate, named_by
+from kafka_eos_source.commit.sink_fate import Fate, fate, named_by
 from kafka_eos_source.commit.sinks import SinkWork
 from kafka_eos_source.commit.verdict import Batch, Verdict
 from kafka_eos_source.errors import InvalidOptionError, SinkFailedError, SinkUndecidedError
-from kafka_eos_source.options import parse_write
+from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import (
@@ -122,8 +122,8 @@ def test_a_failure_for_good_keeps_the_others_promise() -> None:
         work.finish(named, deadline())
     assert [txn.sink for txn in two.memory.prepared] == ["left", "right"]
     again = SinkWork({"left": one, "right": two}, {}, "app", 6)
-    again.look(deadline())
-    again.settle(named, BATCH, None, deadline())
+    again.list_prepared(deadline())
+    again.resolve_prepared(named, BATCH, None, deadline())
     assert not two.memory.prepared
     assert [txn.sink for txn in two.memory.committed] == ["left", "right"]
 
@@ -159,9 +159,9 @@ def test_what_an_older_version_prepared_is_settled_by_its_token(fated: Fate) -> 
     memory = memory_of(sinks)
     memory.prepared[old] = ROWS
     work = SinkWork({"left": sinks["left"]}, {}, "app", 6)
-    work.look(deadline())
+    work.list_prepared(deadline())
     named = PreparedSinks(OLD_ATTEMPT, ("left",)) if fated is Fate.COMMIT else None
-    work.settle(token(sequence=5, sinks=named, format=1), BATCH, Verdict.SKIP, deadline())
+    work.resolve_prepared(token(sequence=5, sinks=named, format=1), BATCH, Verdict.SKIP, deadline())
     assert (list(memory.prepared), list(memory.committed)) == ([], [old] if fated is Fate.COMMIT else [])
 
 
@@ -171,9 +171,9 @@ def test_without_a_token_a_person_decides_even_when_the_batch_is_written() -> No
     memory = memory_of(sinks)
     memory.prepared[SinkTxn("app", "left", 5, ATTEMPT)] = ROWS
     work = SinkWork({"left": sinks["left"]}, {}, "app", 5)
-    work.look(deadline())
+    work.list_prepared(deadline())
     with pytest.raises(SinkUndecidedError, match="app-left-5-"):
-        work.settle(None, BATCH, Verdict.WRITE, deadline())
+        work.resolve_prepared(None, BATCH, Verdict.WRITE, deadline())
 
 
 @given(

@@ -21,8 +21,8 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
-from kafka_eos_source import failpoints
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.sinks import registry
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkTxn, StageContext
 from kafka_eos_source.sinks.store import Store

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kafka_eos_source import failpoints
 from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.sinks import OK, SinkTxn
 from kafka_eos_source.sinks.filesystem import FilesystemSink, committed_files
 from kafka_eos_source.testing.sinks import System, deadline, new_txn, opened, stage

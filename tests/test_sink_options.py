@@ -9,7 +9,7 @@ import pytest
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import secrets
-from kafka_eos_source.options import parse_write
+from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks import SinkOption, with_two_phase_sinks
 from kafka_eos_source.sinks.contract import OK, Outcome, SinkTxn, Staged, TwoPhaseSink

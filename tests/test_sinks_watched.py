@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kafka_eos_source import watchdog
 from kafka_eos_source.commit.sinks import SinkWork
 from kafka_eos_source.errors import RetriableError, SinkRetryableError, SinkUnfinishedError
 from kafka_eos_source.protocol.token import PreparedSinks, Token
+from kafka_eos_source.runtime import watchdog
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks import OK, Outcome, SinkContext, SinkTxn, Staged, TwoPhaseSink
 from kafka_eos_source.sinks.store import Store
@@ -129,7 +129,7 @@ def test_one_that_never_answers_prepares_nothing_and_is_not_waited_for_twice() -
     work.roll_back(soon())
     assert sink.calls == ["prepare"], "it is in the middle of that call"
     with pytest.raises(SinkRetryableError, match="does not tell what it holds"):
-        work.look(soon())
+        work.list_prepared(soon())
     release.set()
 
 

@@ -35,7 +35,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime.file_systems import file_system
-from kafka_eos_source.schema import SinkColumns, check_frame
+from kafka_eos_source.spark.schema import SinkColumns, check_frame
 from kafka_eos_source.stage.files import PROBE, StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.stage.paths import location_of_batch_writes, location_of_query
@@ -504,7 +504,7 @@ def test_nothing_of_the_product_unpickles() -> None:
     unpickling = {
         path.relative_to(package) for path in package.rglob("*.py") if found.search(path.read_text())
     }
-    assert unpickling == {Path("option_objects.py")}
+    assert unpickling == {Path("spark/pickled.py")}
 
 
 def test_the_folder_of_batch_writes_must_be_our_own(

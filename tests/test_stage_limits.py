@@ -15,7 +15,7 @@ import pytest
 from mock_cluster import MockCluster
 from mock_commit import OUTPUT, MockKafka, commit, values
 
-from kafka_eos_source.commit.parties import ProducerSession
+from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.errors import StagedPartError
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.stage import files

@@ -10,7 +10,7 @@ import pytest
 from kafka_eos_source.errors import StagedPartError, StateError, StateLostError
 from kafka_eos_source.model import ShardReport, StagedPart, TopicPartition
 from kafka_eos_source.protocol.packet import CHANGELOG, pack, unpack
-from kafka_eos_source.schema import SinkColumns, check_frame
+from kafka_eos_source.spark.schema import SinkColumns, check_frame
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.stage.rows import from_batches, from_rows, staged_schema

@@ -17,7 +17,7 @@ from local_state import APP, STORE, TOPIC, Machine, rows_of
 
 from kafka_eos_source.cli import main
 from kafka_eos_source.errors import InvalidOptionError, StateError
-from kafka_eos_source.kafka.look import LogEnds
+from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate import state_list, state_verify
 from kafka_eos_source.operate.state_get import typed

@@ -53,8 +53,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     return script
 
 
-def shard(settle: Callable[[Deadline], None] | None = None, settle_after_ms: int = 0) -> CommittedShard:
-    return CommittedShard(None, GROUP, TP, settle=settle, settle_after_ms=settle_after_ms)  # type: ignore[arg-type]
+def shard(end_transaction: Callable[[Deadline], None] | None = None, end_after_ms: int = 0) -> CommittedShard:
+    return CommittedShard(None, GROUP, TP, end_transaction=end_transaction, end_after_ms=end_after_ms)  # type: ignore[arg-type]
 
 
 def test_an_offset_and_none(answers: Answers) -> None:
@@ -86,7 +86,7 @@ def test_it_is_settled_once(answers: Answers) -> None:
 def test_not_before_its_time(answers: Answers) -> None:
     answers(None, None, None, {TP: HELD})
     settled: list[Deadline] = []
-    assert shard(settled.append, settle_after_ms=60_000).offset(after()) == HELD
+    assert shard(settled.append, end_after_ms=60_000).offset(after()) == HELD
     assert not settled
 
 
@@ -165,7 +165,7 @@ def test_what_passes_is_asked_again(cluster: MockCluster, consumer: AssignedCons
 def test_instability_is_told_apart(cluster: MockCluster, consumer: AssignedConsumer) -> None:
     cluster.fail(Api.OFFSET_FETCH, *[KafkaError.UNSTABLE_OFFSET_COMMIT] * 3)
     settled: list[Deadline] = []
-    look = CommittedShard(consumer, GROUP, TP, settle=settled.append, settle_after_ms=0)
+    look = CommittedShard(consumer, GROUP, TP, end_transaction=settled.append, end_after_ms=0)
     assert look.offset(after()) == HELD
     assert len(settled) == 1
     cluster.fail(Api.OFFSET_FETCH, *[KafkaError.COORDINATOR_LOAD_IN_PROGRESS] * 3)

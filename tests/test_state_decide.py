@@ -9,7 +9,7 @@ import pytest
 from kafka_eos_source.errors import ForeignQueryError, TokenMissingError
 from kafka_eos_source.protocol.token import ShardProgress, Token
 from kafka_eos_source.state.model import BatchRecord, PendingBatch
-from kafka_eos_source.state.operator.decide import Action, Local, Spark, check_owner, shard_action
+from kafka_eos_source.state.operator.shard_action import Action, Local, Spark, check_owner, shard_action
 
 TOKEN = Token("app", "query", "run", 4, 4, "s", "e", 10, shard=ShardProgress("attempt-4", 1, 2))
 FOUR = BatchRecord("query", 4, "attempt-4")

@@ -25,7 +25,8 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
-from kafka_eos_source.state.reading.decode import Choice, decoder
+from kafka_eos_source.state.reading.decode import Choice
+from kafka_eos_source.state.reading.decoders import decoder
 from kafka_eos_source.state.reading.local import folders, one_store
 from kafka_eos_source.state.reading.query import StateQuery
 from kafka_eos_source.state.reading.snapshot import Snapshot, of_folders

@@ -16,7 +16,7 @@ from state_kit import binary
 
 from kafka_eos_source.errors import ChangelogError, StateFormatError, UnavailableError
 from kafka_eos_source.kafka.changelog_reader import Pulled, Records
-from kafka_eos_source.kafka.look import LogEnds
+from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.batch_record import encode_batch
@@ -364,13 +364,13 @@ def test_what_the_first_driver_left_is_settled_once() -> None:
     log = Log(records((0, b"k", b"v")), 5, stable=1)
     settled: list[Deadline] = []
 
-    def settle(deadline: Deadline) -> None:
+    def end_transaction(deadline: Deadline) -> None:
         settled.append(deadline)
         log.stable = log.end
 
-    assert run(Store(), log, None, settle=settle).records == 1
+    assert run(Store(), log, None, end_transaction=end_transaction).records == 1
     with pytest.raises(ChangelogError, match="unfinished transaction"):
-        run(Store(), Log([], 5, stable=1), None, seconds=0.05, settle=settled.append)
+        run(Store(), Log([], 5, stable=1), None, seconds=0.05, end_transaction=settled.append)
     assert len(settled) == 2
 
 

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 
 from kafka_eos_source.errors import StateError
+from kafka_eos_source.spark.task import StreamingTask
 from kafka_eos_source.state.changelog.topic import ChangelogTopic
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.operator import task as operator_task
 from kafka_eos_source.state.operator.announce import announce, announced
 from kafka_eos_source.state.operator.task import Operator
 from kafka_eos_source.state.options import parse_state
-from kafka_eos_source.streaming_task import StreamingTask
 
 
 class Nothing:

@@ -11,17 +11,16 @@ import pytest
 from hypothesis import given
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from kafka_eos_source.datasource.reader import rows_of
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
-from kafka_eos_source.options import parse_read
-from kafka_eos_source.schema import read_arrow_schema
-from kafka_eos_source.state import parcels
+from kafka_eos_source.options.parse import parse_read
+from kafka_eos_source.spark.schema import read_arrow_schema
 from kafka_eos_source.state.encoding.spark_hash import shards_of
-from kafka_eos_source.state.parcels import PARCEL, PARCELS, ROUTE, SHARD, pack, routes, unpack
+from kafka_eos_source.state.packed_batches import PARCEL, PARCELS, ROUTE, SHARD, pack, routes, unpack
 from kafka_eos_source.state.vector import AggregateProcessor, count, latest, max_, session, tumbling
 from kafka_eos_source.state.vector.in_read import AggregateInRead, used_columns
 from kafka_eos_source.state.vector.windows import Window
-from kafka_eos_source.stream_reader import rows_of
 
 SHARDS = 3
 READ = {"subscribe": "t", "kafka.bootstrap.servers": "h:1"}
@@ -161,7 +160,7 @@ def test_every_shard_has_a_route(shards: int) -> None:
 
 
 def test_large_rows_go_in_several_parcels_and_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parcels, "PARCEL_BYTES", 1000)
+    monkeypatch.setattr(packed_batches, "PARCEL_BYTES", 1000)
     schema = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.binary())])
     rows = pa.record_batch([[7] * 30, [bytes([n]) * 100 for n in range(30)]], schema=schema)
     (packed,) = pack([rows.slice(0, 0), rows], schema, ["k"], 4)

@@ -11,15 +11,15 @@ import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from kafka_eos_source import stream_writer
 from kafka_eos_source.commit import session
+from kafka_eos_source.datasource import writer as stream_writer
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, RestartQueryError
 from kafka_eos_source.model import StagedPart
-from kafka_eos_source.options import parse_write
+from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol.packet import CHANGELOG
-from kafka_eos_source.schema import check_frame
+from kafka_eos_source.spark.schema import check_frame
+from kafka_eos_source.spark.task import StreamingTask
 from kafka_eos_source.stage.files import StagingFolder
-from kafka_eos_source.streaming_task import StreamingTask
 
 FRAME = StructType([StructField("value", BinaryType())])
 Sink = Callable[[str], stream_writer._StagedSink]

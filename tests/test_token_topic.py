@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from kafka_eos_source.cli import main
 from kafka_eos_source.errors import AuthorizationError, InvalidOptionError, UnavailableError
 from kafka_eos_source.kafka import token_topic, token_topic_reader
+from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.kafka.consumer import Taken
-from kafka_eos_source.kafka.look import LogEnds
 from kafka_eos_source.kafka.token_topic import PROPERTIES, NoTokenTopicError, TokenTopic, partition_of
 from kafka_eos_source.kafka.token_topic_reader import last
 from kafka_eos_source.kafka.topic_admin import TopicShape
@@ -24,7 +24,7 @@ from kafka_eos_source.operate import token_topics
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.protocol.token_record import TokenRecord, record_batch, tombstone_batch
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.schema import STAGED_ARROW
+from kafka_eos_source.spark.schema import STAGED_ARROW
 
 NAME, APP = "tokens", "orders"
 FIRST, SECOND = TopicPartition(NAME, 0), TopicPartition(NAME, 1)
@@ -188,7 +188,7 @@ class FakeKafka:
     failures: list[Exception] = field(default_factory=list)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeKafka:
-        monkeypatch.setattr(token_topic_reader, "ClusterLook", lambda _config: Look(self))
+        monkeypatch.setattr(token_topic_reader, "ClusterReader", lambda _config: Look(self))
         monkeypatch.setattr(token_topic_reader, "POOL", self)
         return self
 
@@ -401,7 +401,7 @@ def test_records_are_shown(held: FakeKafka) -> None:
 
 
 def test_the_topic_is_described(held: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafka_eos_source.kafka.look.ClusterLook", lambda _config: Look(held))
+    monkeypatch.setattr("kafka_eos_source.kafka.cluster_reader.ClusterReader", lambda _config: Look(held))
     shown = run("describe").output
     for text in ("id-1", "compact", "segment.bytes", "1048576", "tokens-1"):
         assert text in shown

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from kafka_eos_source import watchdog
 from kafka_eos_source.errors import RetriableError
-from kafka_eos_source.watchdog import Pulse, Watchdog
+from kafka_eos_source.runtime import watchdog
+from kafka_eos_source.runtime.watchdog import Pulse, Watchdog
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kafka_eos_source.commit import transaction
-from kafka_eos_source.commit.parties import Clients
+from kafka_eos_source.commit.interfaces import Clients
 from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 

@@ -17,10 +17,10 @@ from integration.chaos.stateful import STORE, StatefulRun
 from integration.support.driver import Driver
 from integration.support.kafka import Admin, produce, read_back
 from integration.support.stateful import check_running_counts
-from kafka_eos_source import failpoints
 from kafka_eos_source.commit import session
 from kafka_eos_source.errors import RestartQueryError, StateLostError, TokenMissingError
 from kafka_eos_source.kafka.consumer import POOL
+from kafka_eos_source.runtime import failpoints
 
 ROWS, PER_BATCH, KEYS = 800, 200, 17
 DIES_IN_BATCH = 2

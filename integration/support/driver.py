@@ -35,8 +35,8 @@ from pyspark.sql.streaming import StreamingQuery
 
 from integration.support import processes
 from integration.support.processes import await_condition
-from kafka_eos_source import failpoints as points
 from kafka_eos_source import map_in_read
+from kafka_eos_source.runtime import failpoints as points
 
 START_AND_RUN_SECONDS = 180.0
 ROOT = Path(__file__).parent.parent.parent
@@ -48,7 +48,7 @@ class Driver:
     Args:
         spec: what it is to do.
         directory: for its files.
-        failpoints: armed in it, see `kafka_eos_source.failpoints`.
+        failpoints: armed in it, see `kafka_eos_source.runtime.failpoints`.
         module: run with the path of the spec; this one unless a test has its own.
     """
 

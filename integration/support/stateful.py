@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from integration.support.kafka import Record
-from kafka_eos_source import failpoints
 from kafka_eos_source.protocol.packet import CHANGELOG
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.state import layout
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.operator.frame import grouping, with_operator

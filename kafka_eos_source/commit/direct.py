@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from kafka_eos_source import failpoints
-from kafka_eos_source.checked_options import WriteOptions
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.producer import RecordProducer
+from kafka_eos_source.options.checked import WriteOptions
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.stage.writer import highest_partitions
 

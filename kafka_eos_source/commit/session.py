@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 
 import pyarrow.fs as pafs
 
-from kafka_eos_source import admission, failpoints
-from kafka_eos_source.checked_options import WriteOptions
 from kafka_eos_source.commit import sink_session
 from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile
-from kafka_eos_source.commit.parties import ProducerSession, Sinks
+from kafka_eos_source.commit.interfaces import ProducerSession, Sinks
 from kafka_eos_source.commit.recovered import TokenRecords
 from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.sources import SourceRange, ranges
@@ -29,9 +27,12 @@ from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, StagedPart, TopicPartition
+from kafka_eos_source.options.checked import WriteOptions
+from kafka_eos_source.plan import advice
 from kafka_eos_source.protocol import identity, offset_log
 from kafka_eos_source.protocol.identity import Identity
 from kafka_eos_source.protocol.offset_log import LoggedOffsets, genesis_digest
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.stage import shards
@@ -202,8 +203,8 @@ def _advise(application_id: str, request: CommitRequest, staged: StagedRows) -> 
         for tp, end in source.end.items()
         if tp in source.start
     )
-    before = admission.read(application_id)
-    advised = admission.next_limit(before, records, pressure)
+    before = advice.read(application_id)
+    advised = advice.next_limit(before, records, pressure)
     if pressure > 1:
         _log.warning(
             "batch %d changed %.1f times the state that statestore.uncommitted.max.bytes allows; the source, "
@@ -215,7 +216,7 @@ def _advise(application_id: str, request: CommitRequest, staged: StagedRows) -> 
             advised,
         )
     if advised != before:
-        admission.write(application_id, advised)
+        advice.write(application_id, advised)
 
 
 def commit_batch_write(

@@ -6,10 +6,10 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
-from kafka_eos_source.checked_options import WriteOptions
 from kafka_eos_source.commit.sinks import SinkWork
 from kafka_eos_source.errors import OperatorError, RestartQueryError
 from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.runtime.deadline import Deadline

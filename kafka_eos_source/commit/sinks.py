@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from kafka_eos_source import failpoints
-from kafka_eos_source.commit.parties import missing_sinks
-from kafka_eos_source.commit.settle import Fate, fate, named_by
+from kafka_eos_source.commit.interfaces import missing_sinks
+from kafka_eos_source.commit.sink_fate import Fate, fate, named_by
 from kafka_eos_source.commit.verdict import Batch, Verdict
 from kafka_eos_source.errors import (
     KafkaEosError,
@@ -24,6 +23,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.protocol.token import PreparedSinks, Token
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks import metrics
 from kafka_eos_source.sinks.contract import (
@@ -70,15 +70,17 @@ class SinkWork:
         self._prepared: list[tuple[str, SinkTxn]] = []
         self._pause = threading.Event()
 
-    def look(self, deadline: Deadline) -> None:
+    def list_prepared(self, deadline: Deadline) -> None:
         """Raises: SinkRetryableError: a sink does not tell."""
         self._found = {name: self._look_at(name, deadline) for name in self._sinks}
 
     def has_prepared(self) -> bool:
         return any(self._found.values())
 
-    def settle(self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline) -> None:
-        """Commits or aborts what `look` found, each id by `commit.settle.fate`.
+    def resolve_prepared(
+        self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline
+    ) -> None:
+        """Commits or aborts what `list_prepared` found, each id by `commit.sink_fate.fate`.
 
         Raises:
             SinkUndecidedError: something is prepared, and no token tells what becomes of it.

@@ -10,7 +10,7 @@ The rules, each from `docs/guarantees.md`:
 * A producer that is fenced once asks the token why. A producer that is fenced twice has a rival.
 * Sinks outside Kafka prepare before the transaction begins, under an id that is new after each
   `init_transactions`, and commit when Kafka has. What they hold prepared is listed before that call, so that
-  the token read after it decides their fate for good (`commit.settle`).
+  the token read after it decides their fate for good (`commit.sink_fate`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kafka_eos_source import failpoints
-from kafka_eos_source.commit.parties import (
+from kafka_eos_source.commit.interfaces import (
     Clients,
     FirstBatchMarker,
     NoCheckpoint,
@@ -53,6 +52,7 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.model import GroupOffset, Offsets, ShardReport, TopicPartition
 from kafka_eos_source.protocol.token import FORMAT, UNDECIDED, Token
 from kafka_eos_source.protocol.token_record import TokenRecord, record_batch
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 
 _log = logging.getLogger(__name__)
@@ -236,7 +236,7 @@ class Commit:
         request, session = self._request, self._session
         # 1. Sinks list what they hold prepared. Crash here ⇒ nothing happened.
         self._move(Step.INIT)
-        self._sinks.look(self._deadline)
+        self._sinks.list_prepared(self._deadline)
         failpoints.reach("commit.after_look")
         proved = self._proved_offsets() if self._sinks.has_prepared() else None
         # 2. A new producer fences all others. Crash here ⇒ nothing is open any more.
@@ -325,14 +325,14 @@ class Commit:
             and continues(batch, token)
         )
         if token is None or finished:
-            self._sinks.settle(token, batch, verdict, self._deadline)
+            self._sinks.resolve_prepared(token, batch, verdict, self._deadline)
         else:
             self._resolve_sinks(token, batch, verdict)
         return verdict
 
     def _resolve_sinks(self, token: Token, batch: Batch, verdict: Verdict | None) -> None:
         """Commits what the token names in sinks, whoever wrote it, and takes back what nothing names."""
-        self._sinks.settle(token, batch, verdict, self._deadline)
+        self._sinks.resolve_prepared(token, batch, verdict, self._deadline)
         self._sinks.finish(token, self._deadline)
 
     def _with_record(self, held: Held) -> Held:
@@ -394,7 +394,7 @@ class Commit:
         runs = {batch.run_id, before.run_id if before is not None else ""}
         if token.run_id not in runs:
             # what we had prepared is dead, and the other run may not look again for weeks
-            self._sinks.settle(token, batch, None, self._deadline)
+            self._sinks.resolve_prepared(token, batch, None, self._deadline)
             raise _OvertakenError(
                 f"run {token.run_id} of query {token.query_id} took over application.id="
                 f"{token.application_id!r} and has written batch {token.batch_id}; this is run "

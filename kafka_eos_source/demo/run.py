@@ -15,11 +15,11 @@ from pathlib import Path
 
 import psutil
 
-from kafka_eos_source import failpoints
 from kafka_eos_source.demo.flights import STATUSES
 from kafka_eos_source.demo.query import Spec
 from kafka_eos_source.errors import OperatorError, UnavailableError
 from kafka_eos_source.kafka.playground import Watch
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 
 SOURCE_PARTITIONS = 4

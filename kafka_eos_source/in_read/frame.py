@@ -13,8 +13,8 @@ from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.in_read.lineage import lineage
 from kafka_eos_source.in_read.mapping import ArrowFunction, MapInRead
 from kafka_eos_source.in_read.packed import pack, packed_rows, packed_schema
-from kafka_eos_source.option_objects import to_option
-from kafka_eos_source.worker import task_begins
+from kafka_eos_source.spark.pickled import to_option
+from kafka_eos_source.spark.worker import task_begins
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

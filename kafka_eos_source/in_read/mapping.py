@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from kafka_eos_source.in_read.columns import ReadColumns
 from kafka_eos_source.in_read.packed import pack, packed_schema
-from kafka_eos_source.option_objects import from_option
+from kafka_eos_source.spark.pickled import from_option
 
 #: From batches of rows to batches of rows, as Spark's ``mapInArrow`` takes it.
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
-from kafka_eos_source.schema import arrow_schema
+from kafka_eos_source.spark.schema import arrow_schema
 
 #: The column of parcels.
 PACKED = "__kafka_eos_rows"

@@ -15,10 +15,10 @@ import pyarrow as pa
 from confluent_kafka import Message
 
 from kafka_eos_source.errors import RetriableError
+from kafka_eos_source.kafka.cluster_reader import ClusterReader, LogEnds
 from kafka_eos_source.kafka.consumer import AssignedConsumer
 from kafka_eos_source.kafka.failure import unreachable
 from kafka_eos_source.kafka.kernel_messages import KernelMessages
-from kafka_eos_source.kafka.look import ClusterLook, LogEnds
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -156,7 +156,7 @@ class ChangelogReader:
         Raises:
             UnavailableError: no broker answers.
         """
-        with ClusterLook(self._consumer.connection) as look:
+        with ClusterReader(self._consumer.connection) as look:
             return look.logs([self._tp])[self._tp]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, libversion
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka.failure import kafka_error
@@ -37,3 +37,8 @@ def make(kind: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
     raise InvalidOptionError(
         f"librdkafka refuses the kafka.* options: {said}.", fix="change the option it names."
     )
+
+
+def librdkafka_version() -> str:
+    """The version of the loaded librdkafka, such as ``2.13.0``."""
+    return str(libversion()[0])

@@ -21,7 +21,7 @@ from kafka_eos_source.kafka.kernel import choice
 from kafka_eos_source.kafka.native import has_pointers
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.watchdog import Watchdog
+from kafka_eos_source.runtime.watchdog import Watchdog
 
 #: Longest single wait inside a call of the client, so that deadlines are kept to about this.
 SLICE_SECONDS = 5.0

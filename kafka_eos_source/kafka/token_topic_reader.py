@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 
 from kafka_eos_source.errors import KafkaEosError, RetriableError, UnavailableError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader, Records
+from kafka_eos_source.kafka.cluster_reader import ClusterReader, LogEnds
 from kafka_eos_source.kafka.config import admin_config, consumer_config
 from kafka_eos_source.kafka.consumer import POOL, AssignedConsumer
 from kafka_eos_source.kafka.failure import unreachable
 from kafka_eos_source.kafka.kernel_consumer import range_consumer
-from kafka_eos_source.kafka.look import ClusterLook, LogEnds
 from kafka_eos_source.kafka.token_topic import TokenTopic, check
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol.token_record import TokenRecord
@@ -126,7 +126,7 @@ def read(
     """
     connection = admin_config(kafka)
     survey = Survey(0, 0, {})
-    with ClusterLook(connection) as look:
+    with ClusterReader(connection) as look:
         bounds = _Bounds(connection, look, topic, deadline)
         ranges = bounds.settled() if certain else bounds.now()
     with POOL.borrow(consumer_config(connection, _READER, "read_committed"), range_consumer()) as consumer:
@@ -173,7 +173,7 @@ class _Bounds:
     """Which offsets of each partition are to be read."""
 
     def __init__(
-        self, connection: Mapping[str, Any], look: ClusterLook, topic: TokenTopic, deadline: Deadline
+        self, connection: Mapping[str, Any], look: ClusterReader, topic: TokenTopic, deadline: Deadline
     ) -> None:
         self._connection = connection
         self._look = look

@@ -13,7 +13,7 @@ from enum import Enum
 
 import pyarrow as pa
 
-from kafka_eos_source.commit.parties import ProducerSession, UndecidedSinks
+from kafka_eos_source.commit.interfaces import ProducerSession, UndecidedSinks
 from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.session import KafkaClients, digests
 from kafka_eos_source.commit.sources import SourceRange, ranges

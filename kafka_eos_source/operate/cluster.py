@@ -9,7 +9,7 @@ from typing import Protocol
 from kafka_eos_source.commit.sources import OwnOffsets, on_cluster
 from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.errors import KafkaEosError
-from kafka_eos_source.kafka.look import LogEnds
+from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate.checkpoint import Checkpoint
 from kafka_eos_source.plan.loss import Loss, reconcile
@@ -24,7 +24,7 @@ _INTERNAL = "__"
 
 
 class Look(Protocol):
-    """What is asked of a cluster; see `kafka.look.ClusterLook`."""
+    """What is asked of a cluster; see `kafka.cluster_reader.ClusterReader`."""
 
     def topics(self, deadline: Deadline) -> tuple[str, Mapping[str, int]]: ...
     def group(

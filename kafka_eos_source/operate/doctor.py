@@ -14,13 +14,13 @@ from pkgutil import iter_modules
 from typing import Any
 
 import pyspark
-from confluent_kafka import libversion
 
-from kafka_eos_source.checkpoint_files import local_checkpoints
 from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka import kernel
+from kafka_eos_source.kafka.clients import librdkafka_version
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.spark.session import local_checkpoints
 
 FORMATS = ("kafka-eos", "kafka-eos-state")
 
@@ -75,7 +75,7 @@ def versions() -> Check:
     missing = [name for name, version in found.items() if version is None]
     return Check(
         "versions",
-        f"Python {platform.python_version()}, {said}, librdkafka {libversion()[0]}",
+        f"Python {platform.python_version()}, {said}, librdkafka {librdkafka_version()}",
         f"install {', '.join(missing)}" if missing else "",
     )
 
@@ -159,12 +159,12 @@ def checkpoint_files(local: Mapping[str, str]) -> Check:
 
 
 def broker(kafka: Mapping[str, str], deadline: Deadline) -> Check:
+    from kafka_eos_source.kafka.cluster_reader import ClusterReader
     from kafka_eos_source.kafka.config import admin_config
-    from kafka_eos_source.kafka.look import ClusterLook
 
     servers = kafka.get("bootstrap.servers", "")
     try:
-        with ClusterLook({**admin_config(kafka), "log_level": "0"}) as look:  # its errors are told below
+        with ClusterReader({**admin_config(kafka), "log_level": "0"}) as look:  # its errors are told below
             cluster_id, topics = look.topics(deadline)
     except KafkaEosError as failure:
         return Check("broker", failure.message, failure.fix or "see docs/security.md.")

@@ -79,8 +79,8 @@ def look_at(target: Target) -> Iterator[Look | None]:
     if target.kafka is None:
         yield None
         return
+    from kafka_eos_source.kafka.cluster_reader import ClusterReader
     from kafka_eos_source.kafka.config import admin_config
-    from kafka_eos_source.kafka.look import ClusterLook
 
-    with ClusterLook(admin_config(target.kafka)) as look:
+    with ClusterReader(admin_config(target.kafka)) as look:
         yield look

@@ -42,7 +42,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from kafka_eos_source import failpoints
 from kafka_eos_source.commit.session import KafkaClients
 from kafka_eos_source.errors import (
     AbortableError,
@@ -58,6 +57,7 @@ from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate.rescale_records import Sent, send_back, send_placed
 from kafka_eos_source.protocol.token import Token
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.batch_record import record_of
 from kafka_eos_source.state.changelog.move import (

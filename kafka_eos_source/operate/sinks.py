@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kafka_eos_source.checked_options import WriteOptions
 from kafka_eos_source.commit import sink_session
-from kafka_eos_source.commit.settle import Fate, fate_by_token
+from kafka_eos_source.commit.sink_fate import Fate, fate_by_token
 from kafka_eos_source.errors import InvalidOptionError, OperatorError, SinkFailedError
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.operate import checkpoint as checkpoints
 from kafka_eos_source.operate.cluster import KafkaView
 from kafka_eos_source.operate.inspect import inspect
 from kafka_eos_source.operate.target import Target, properties, target
-from kafka_eos_source.options import parse_write
+from kafka_eos_source.options.checked import WriteOptions
+from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import Fatal, Retryable, SinkTxn, TwoPhaseSink

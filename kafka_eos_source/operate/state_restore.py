@@ -19,7 +19,7 @@ from kafka_eos_source.state.changelog.restore import Restored, restore
 from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
 from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.model import BatchRecord
-from kafka_eos_source.state.operator.decide import Action, Local, shard_action
+from kafka_eos_source.state.operator.shard_action import Action, Local, shard_action
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore

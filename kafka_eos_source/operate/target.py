@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.options import parse_write
+from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.stage.paths import location_of_query
 
 _PREFIX = "kafka."

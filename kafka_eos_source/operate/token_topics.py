@@ -10,14 +10,14 @@ from typing import Any
 
 from rich.console import Console
 
-from kafka_eos_source.commit.parties import Clients
+from kafka_eos_source.commit.interfaces import Clients
 from kafka_eos_source.commit.recovered import TokenRecords, recover
 from kafka_eos_source.commit.request import Cluster
 from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.errors import OperatorError
 from kafka_eos_source.kafka import token_topic, token_topic_reader
+from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.look import LogEnds
 from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.kafka.token_topic import TokenTopic
 from kafka_eos_source.kafka.token_topic_reader import Found, Survey

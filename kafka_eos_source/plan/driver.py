@@ -14,7 +14,7 @@ from kafka_eos_source.protocol.source_position import SourcePosition
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
-    from kafka_eos_source.checked_options import ReadOptions
+    from kafka_eos_source.options.checked import ReadOptions
     from kafka_eos_source.plan.split import Task
 
 Json = dict[str, Any]

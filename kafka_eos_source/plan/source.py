@@ -15,11 +15,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from kafka_eos_source import admission
-from kafka_eos_source.checked_options import ReadOptions
 from kafka_eos_source.errors import AuthorizationError, InvalidOptionError
 from kafka_eos_source.model import GroupOffset, OffsetRange, Offsets, TopicPartition
-from kafka_eos_source.option_bounds import Bound
+from kafka_eos_source.options.bounds import Bound
+from kafka_eos_source.options.checked import ReadOptions
+from kafka_eos_source.plan import advice
 from kafka_eos_source.plan.jump import is_comparable, jump_target
 from kafka_eos_source.plan.limits import backlog, held_back, rate_limit
 from kafka_eos_source.plan.loss import Loss, data_loss, lost_since_planned, reconcile, remade
@@ -321,9 +321,9 @@ class SourcePlan:
         return rate_limit(starts, ends, min(limits), self._turn)
 
     def _admitted(self) -> int | None:
-        """What the query's state can take (`admission`)."""
+        """What the query's state can take (`advice`)."""
         application_id = self._options.application_id
-        return None if application_id is None else admission.read(application_id)
+        return None if application_id is None else advice.read(application_id)
 
     @property
     def _lossy(self) -> bool:

@@ -18,7 +18,7 @@ from kafka_eos_source.read.contents import ColumnTooLargeError, Contents, Header
 from kafka_eos_source.read.kernel_columns import KernelContents
 from kafka_eos_source.read.message_columns import MessageContents
 from kafka_eos_source.read.runs import Run, halves, row_count, where
-from kafka_eos_source.schema import HEADERS_ARROW, read_arrow_schema
+from kafka_eos_source.spark.schema import HEADERS_ARROW, read_arrow_schema
 
 #: Milliseconds beyond which a timestamp does not fit Spark's microseconds in 64 bits.
 MAX_TIMESTAMP_MS = (2**63 - 1) // 1000

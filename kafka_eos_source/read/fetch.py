@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_eos_source.cycles import cycle_collection_paused
 from kafka_eos_source.errors import DataLossError, RetriableError, UnavailableError
 from kafka_eos_source.kafka.consumer import POOL, Taken
 from kafka_eos_source.kafka.kernel_consumer import range_consumer
@@ -28,7 +27,8 @@ from kafka_eos_source.read.columns import record_batches
 from kafka_eos_source.read.progress import Progress
 from kafka_eos_source.read.runs import MessageList, Messages, Run
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.schema import read_arrow_schema
+from kafka_eos_source.spark.schema import read_arrow_schema
+from kafka_eos_source.spark.worker import cycle_collection_paused
 
 _log = logging.getLogger(__name__)
 

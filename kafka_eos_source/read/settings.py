@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pyspark.sql.types import StructType
 
-from kafka_eos_source.checked_options import ReadOptions
 from kafka_eos_source.kafka.config import consumer_config
+from kafka_eos_source.options.checked import ReadOptions
 from kafka_eos_source.read.fetch import ReadSettings
 from kafka_eos_source.read.steps import step
 from kafka_eos_source.read.task import TaskRead
-from kafka_eos_source.schema import read_schema
+from kafka_eos_source.spark.schema import read_schema
 
 
 def schema_of(options: ReadOptions) -> StructType:

@@ -21,7 +21,7 @@ batch. It only grows, while Spark's batch id goes back when a checkpoint is rest
 **An id is prepared under one owner of the transactional id and never under two**: after every
 `init_transactions` there is a new attempt. So a new owner that lists what is prepared *before* it fences the
 others, and reads the token after, knows for certain what becomes of each id on its list: the token names it,
-or nobody ever will. `commit.settle` decides; a sink never does.
+or nobody ever will. `commit.sink_fate` decides; a sink never does.
 
 The shape is that of Flink's ``Committer`` (commit is idempotent, "already committed" is a normal answer) and
 of X/Open XA (prepare, commit, rollback, recover).

@@ -14,9 +14,9 @@ from urllib.parse import unquote, urlsplit
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import secrets
-from kafka_eos_source.option_objects import from_option
 from kafka_eos_source.sinks.contract import TwoPhaseSink
 from kafka_eos_source.sinks.options import COMMON, SinkOption
+from kafka_eos_source.spark.pickled import from_option
 
 #: Rows with this in the column `sink` go to Kafka alone, so no sink may have the name.
 KAFKA = "kafka"

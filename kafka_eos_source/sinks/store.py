@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from kafka_eos_source import failpoints
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.file_systems import file_system, make_folder, new_file
 
 _NOTE, _ROWS, _HALF = ".json", ".arrow", ".new"

@@ -14,8 +14,8 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from kafka_eos_source import failpoints
 from kafka_eos_source.errors import InvalidOptionError, SinkRetryableError
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, SinkTxn, TwoPhaseSink
 from kafka_eos_source.sinks.store import Store

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.watchdog import Pulse, Watchdog
 from kafka_eos_source.sinks.contract import (
     Outcome,
     SinkContext,
@@ -25,7 +26,6 @@ from kafka_eos_source.sinks.contract import (
     TwoPhaseSink,
 )
 from kafka_eos_source.sinks.store import Store
-from kafka_eos_source.watchdog import Pulse, Watchdog
 
 _CLOSE_SECONDS = 5.0
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.option_objects import to_option
 from kafka_eos_source.sinks.contract import TwoPhaseSink
 from kafka_eos_source.sinks.registry import OBJECT, PREFIX, sink_names
+from kafka_eos_source.spark.pickled import to_option
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter

@@ -15,9 +15,9 @@ from pyspark.sql.types import StringType, StructType
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.protocol.packet import CHANGELOG
-from kafka_eos_source.schema import arrow_schema
 from kafka_eos_source.sinks.contract import SinkContext, Stage, StageContext, TwoPhaseSink
 from kafka_eos_source.sinks.registry import KAFKA, SinkSpec
+from kafka_eos_source.spark.schema import arrow_schema
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.proved_parts import ProvedParts
 from kafka_eos_source.stage.spool import Spool

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from kafka_eos_source.model import ShardReport, StagedPart, TopicPartition
 from kafka_eos_source.protocol.packet import unpack
-from kafka_eos_source.schema import CHANGES
+from kafka_eos_source.spark.schema import CHANGES
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.proved_parts import ProvedParts
 from kafka_eos_source.stage.shards import batch_of

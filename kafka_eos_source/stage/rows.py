@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import TimestampType
 
 from kafka_eos_source.errors import InvalidRecordError
-from kafka_eos_source.schema import (
+from kafka_eos_source.spark.schema import (
     CHANGES,
     HEADERS,
     HEADERS_ARROW,

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_eos_source import failpoints
 from kafka_eos_source.model import ShardPart, ShardReport, StagedPart, TopicPartition
 from kafka_eos_source.protocol.packet import unpack
-from kafka_eos_source.schema import CHANGES, PARTITION, TOPIC
+from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.spark.schema import CHANGES, PARTITION, TOPIC
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.spool import Spool
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from kafka_eos_source import failpoints
 from kafka_eos_source import option_values as values
 from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import (
     OK,

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from kafka_eos_source import failpoints
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError, UnavailableError
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import (
     OK,

@@ -20,8 +20,8 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import pyarrow as pa
 
-from kafka_eos_source import failpoints
 from kafka_eos_source.errors import SinkFailedError, SinkRetryableError
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable, SinkContext, SinkTxn, Staged
 from kafka_eos_source.sinks.http import body as bodies

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pyarrow as pa
 
-from kafka_eos_source import failpoints
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import SinkRetryableError
 from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import (
     OK,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from kafka_eos_source import failpoints
 from kafka_eos_source.errors import SinkFailedError, SinkRetryableError
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.s3.client import Bucket, MissingError, translated
 from kafka_eos_source.sinks.s3.uploading import METADATA, StagedObject, parts_of

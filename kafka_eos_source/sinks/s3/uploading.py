@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from kafka_eos_source import failpoints
 from kafka_eos_source.errors import SinkFailedError
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.sinks.filesystem import formats
 from kafka_eos_source.sinks.s3.client import Bucket, MissingError, translated
 

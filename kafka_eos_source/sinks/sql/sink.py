@@ -20,10 +20,10 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import pyarrow as pa
 
-from kafka_eos_source import failpoints
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, SinkFailedError
 from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import (
     OK,

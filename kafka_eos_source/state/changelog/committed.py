@@ -11,7 +11,7 @@ query's transactional id (KIP-98), which commits what was decided and aborts wha
     asked ──stable──▶ answer
       │ ▲
       │ └─────────────────────────────┐
-      └─unstable─▶ waiting ──settle_after_ms──▶ settled (once) ──unstable until the deadline──▶ error
+      └─unstable─▶ waiting ──end_after_ms──▶ settled (once) ──unstable until the deadline──▶ error
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 _log = logging.getLogger(__name__)
 
 #: Markers of a committed transaction are written in milliseconds; a broker that changes hands takes seconds.
-SETTLE_AFTER_MS = 3_000
+END_AFTER_MS = 3_000
 
 #: Between two looks while a transaction is unfinished; doubled up to the second number.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.005, 0.1
@@ -59,7 +59,7 @@ def changelog_client(kafka: Mapping[str, Any], group_id: str) -> AbstractContext
     return POOL.borrow(consumer_config({**ours, **kafka}, group_id, "read_committed"), range_consumer())
 
 
-def settle(kafka: Mapping[str, Any], transactional_id: str, deadline: Deadline) -> None:
+def end_open_transaction(kafka: Mapping[str, Any], transactional_id: str, deadline: Deadline) -> None:
     """Ends whatever transaction an earlier owner of the id left unfinished, and fences that owner.
 
     A living driver of the query is fenced too; it opens another producer then and looks at the token.
@@ -88,8 +88,9 @@ class CommittedShard:
         consumer: from `changelog_client`, with nothing assigned.
         group_id: the query's group.
         tp: the shard's changelog partition.
-        settle: ends a transaction that stays unfinished, as `settle` does; None = it is waited for only.
-        settle_after_ms: how long it may stay unfinished before that.
+        end_transaction: ends a transaction that stays open, as `end_open_transaction` does; None = only wait
+            for its end.
+        end_after_ms: how long it may stay open before that, in ms.
     """
 
     def __init__(
@@ -98,14 +99,14 @@ class CommittedShard:
         group_id: str,
         tp: TopicPartition,
         *,
-        settle: Callable[[Deadline], None] | None = None,
-        settle_after_ms: int = SETTLE_AFTER_MS,
+        end_transaction: Callable[[Deadline], None] | None = None,
+        end_after_ms: int = END_AFTER_MS,
     ) -> None:
         self._consumer = consumer
         self._group_id = group_id
         self._tp = tp
-        self._settle = settle
-        self._settle_after_seconds = settle_after_ms / 1000
+        self._end_transaction = end_transaction
+        self._end_after_seconds = end_after_ms / 1000
         self._pause = threading.Event()
 
     def offset(self, deadline: Deadline) -> GroupOffset | None:
@@ -134,14 +135,14 @@ class CommittedShard:
             since = now if since is None else since
             if deadline.expired:
                 raise self._unfinished(now - since, settled)
-            if self._settle is not None and not settled and now - since >= self._settle_after_seconds:
+            if self._end_transaction is not None and not settled and now - since >= self._end_after_seconds:
                 _log.info(
                     "an unfinished transaction holds the offset of %s in group %s for %.1f s: settling it",
                     self._tp,
                     self._group_id,
                     now - since,
                 )
-                self._settle(deadline)
+                self._end_transaction(deadline)
                 settled = True
                 continue
             self._pause.wait(min(pause_seconds, deadline.remaining_seconds()))

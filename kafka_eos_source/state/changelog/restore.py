@@ -27,12 +27,12 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_eos_source.cycles import cycle_collection_paused
 from kafka_eos_source.errors import ChangelogError, UnavailableError
 from kafka_eos_source.kafka.changelog_reader import Pulled, Records
-from kafka_eos_source.kafka.look import LogEnds
+from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.spark.worker import cycle_collection_paused
 from kafka_eos_source.state.batch_record import decode_batch
 from kafka_eos_source.state.changelog.restore_plan import ReadOn, Reason, WipeNeeded, decide, marked, unmarked
 from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
@@ -119,7 +119,7 @@ def restore(
     *,
     deadline: Deadline,
     progress: RestoreProgress | None = None,
-    settle: Callable[[Deadline], None] | None = None,
+    end_transaction: Callable[[Deadline], None] | None = None,
     delete_retention_ms: int | None = None,
     now_ms: int | None = None,
 ) -> Restored | WipeNeeded:
@@ -135,8 +135,9 @@ def restore(
         source: of that partition.
         deadline: its budget is for each wait: it begins anew whenever something arrives.
         progress: kept up to date.
-        settle: ends what an earlier driver left unfinished (`committed.settle`). Called at most once, where
-            the group has no offset and the log an unfinished transaction: it may be of the very first batch.
+        end_transaction: ends a transaction that an earlier driver left open, as
+            `committed.end_open_transaction`. Called at most once, if the group has no offset and the log has an
+            open transaction, which may be that of the very first batch.
         delete_retention_ms: of the changelog topic; older state must not be caught up. None = any age.
         now_ms: ms since the epoch; None = the clock's.
 
@@ -154,7 +155,7 @@ def restore(
     held = store.next_offset(tp)
     log_start = 0
     if target_end is None:
-        log_start, target_end = _settled_log(source, tp, settle, deadline)
+        log_start, target_end = _settled_log(source, tp, end_transaction, deadline)
     elif held != target_end:
         log_start, _ = source.readable(deadline)
     decision = decide(
@@ -177,14 +178,14 @@ def restore(
 def _settled_log(
     source: ChangelogSource,
     tp: TopicPartition,
-    settle: Callable[[Deadline], None] | None,
+    end_transaction: Callable[[Deadline], None] | None,
     deadline: Deadline,
 ) -> tuple[int, int]:
     """First and end offset of a log in which no transaction is unfinished; waits for one that is."""
     while (ends := source.ends()).stable < ends.end:
-        if settle is not None:
-            settle(deadline)
-            settle = None
+        if end_transaction is not None:
+            end_transaction(deadline)
+            end_transaction = None
             continue
         if deadline.expired:
             raise ChangelogError(

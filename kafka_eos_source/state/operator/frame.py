@@ -10,13 +10,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.protocol.packet import CHANGELOG
+from kafka_eos_source.spark.worker import task_begins
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.model import ShardProcessor
 from kafka_eos_source.state.operator.sharding import by_shard
 from kafka_eos_source.state.operator.task import Operator, look_at_changelog, split_packets
 from kafka_eos_source.state.options import parse_state
-from kafka_eos_source.state.parcels import PARCELS, pack, parcel_rows
-from kafka_eos_source.worker import task_begins
+from kafka_eos_source.state.packed_batches import PARCELS, pack, parcel_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData

@@ -30,7 +30,7 @@ from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.operator.sharding import by_shard
 from kafka_eos_source.state.options import StateOptions
-from kafka_eos_source.state.parcels import SHARD
+from kafka_eos_source.state.packed_batches import SHARD
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

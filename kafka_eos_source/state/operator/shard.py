@@ -23,22 +23,22 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from kafka_eos_source import failpoints
 from kafka_eos_source.errors import TokenMissingError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.consumer import AssignedConsumer
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
 from kafka_eos_source.protocol.token import Token
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.batch_record import record_of
-from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client, settle
+from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client, end_open_transaction
 from kafka_eos_source.state.changelog.recovery import open_restored
 from kafka_eos_source.state.changelog.restore import Restored, restore
 from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
 from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.changelog.topic import ChangelogTopic
 from kafka_eos_source.state.model import BatchContext, BatchRecord, StoreIdentity
-from kafka_eos_source.state.operator.decide import Action, Local, Spark, check_owner, shard_action
+from kafka_eos_source.state.operator.shard_action import Action, Local, Spark, check_owner, shard_action
 from kafka_eos_source.state.options import StateOptions
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
@@ -163,7 +163,7 @@ def open_shard(task: Task) -> Iterator[OpenShard | ShardReport]:
     Raises:
         StateLockedError: another process has the database open for longer than ``state.lock.timeout.ms``.
         StateError: the state is not this query's, is lost, or is of a newer format.
-        ForeignQueryError, TokenMissingError: see `decide.check_owner`.
+        ForeignQueryError, TokenMissingError: see `shard_action.check_owner`.
         UnavailableError: Kafka did not answer within ``state.timeout.ms``.
     """
     options, spark = task.options, task.spark
@@ -171,10 +171,10 @@ def open_shard(task: Task) -> Iterator[OpenShard | ShardReport]:
     group = options.group(spark.query_id)
 
     def end_dead_transaction(left: Deadline) -> None:
-        settle(options.kafka, options.application(spark.query_id), left)
+        end_open_transaction(options.kafka, options.application(spark.query_id), left)
 
     with changelog_client(options.kafka, group) as consumer:
-        shard = CommittedShard(consumer, group, task.tp, settle=end_dead_transaction)
+        shard = CommittedShard(consumer, group, task.tp, end_transaction=end_dead_transaction)
         committed = shard.offset(deadline)
         while True:
             token = None if committed is None else Token.decode(committed.metadata)
@@ -234,7 +234,7 @@ def _ready(
                 reader,
                 deadline=deadline,
                 progress=progress,
-                settle=end_dead_transaction,
+                end_transaction=end_dead_transaction,
                 delete_retention_ms=task.changelog.delete_retention_ms,
             )
 

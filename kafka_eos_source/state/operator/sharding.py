@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions
 
-from kafka_eos_source.state.parcels import PARCEL, ROUTE, SHARD
+from kafka_eos_source.state.packed_batches import PARCEL, ROUTE, SHARD
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -20,7 +20,7 @@ def by_shard(rows: DataFrame, keys: Sequence[str], shards: int) -> DataFrame:
     that has its shard's number.
 
     Args:
-        rows: or parcels of them (`state.parcels`), which know their shard.
+        rows: or parcels of them (`state.packed_batches`), which know their shard.
         keys: columns, in the order in which the state is grouped.
         shards: how many.
     """

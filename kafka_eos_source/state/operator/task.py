@@ -12,21 +12,21 @@ from itertools import chain
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_eos_source import failpoints
 from kafka_eos_source.errors import StateError
 from kafka_eos_source.model import ShardReport
 from kafka_eos_source.protocol.packet import CHANGELOG, pack
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.spark.task import StreamingTask, running_task
+from kafka_eos_source.spark.worker import task_begins
 from kafka_eos_source.state.changelog.topic import ChangelogTopic, changelog_name, ensure
 from kafka_eos_source.state.model import ShardProcessor, StoreIdentity
 from kafka_eos_source.state.operator.announce import announce
-from kafka_eos_source.state.operator.decide import Spark
 from kafka_eos_source.state.operator.shard import Task, open_shard
+from kafka_eos_source.state.operator.shard_action import Spark
 from kafka_eos_source.state.options import StateOptions
-from kafka_eos_source.state.parcels import PARCEL, SHARD, unpack
+from kafka_eos_source.state.packed_batches import PARCEL, SHARD, unpack
 from kafka_eos_source.state.store.handle import StateHandle
-from kafka_eos_source.streaming_task import StreamingTask, running_task
-from kafka_eos_source.worker import task_begins
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Operator:
         store: its name within the query.
         shards: how many.
         options: checked.
-        parcel: schema of the rows in parcels (`state.parcels`); None = rows come as they are.
+        parcel: schema of the rows in parcels (`state.packed_batches`); None = rows come as they are.
     """
 
     processor: ShardProcessor

@@ -21,6 +21,7 @@ from pyspark.sql.streaming import stateful_processor as spark
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import StatefulProcessorError
+from kafka_eos_source.spark.task import running_task
 from kafka_eos_source.state.processor.ddl import as_struct
 from kafka_eos_source.state.processor.list_state import ListState
 from kafka_eos_source.state.processor.map_state import MapState
@@ -29,7 +30,6 @@ from kafka_eos_source.state.processor.timers import Timers
 from kafka_eos_source.state.processor.value_state import ValueState
 from kafka_eos_source.state.processor.variable import Variable
 from kafka_eos_source.state.processor.window import KeyWindow
-from kafka_eos_source.streaming_task import running_task
 
 TimeMode = Literal["None", "ProcessingTime", "EventTime"]
 V = TypeVar("V", bound=Variable)

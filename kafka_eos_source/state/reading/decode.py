@@ -129,28 +129,6 @@ def struct_of(columns: Sequence[pa.Array], field: pa.Field) -> pa.Array:
     return pa.StructArray.from_arrays(cast, fields=fields)
 
 
-def decoder(description: Description, choice: Choice) -> Decoder:
-    """How the chosen table of a store is read.
-
-    Raises:
-        InvalidOptionError: there is no such variable, or several and none was named.
-        StateFormatError, StateMismatchError: another version of kafka-eos wrote it.
-    """
-    if description.kind == "stateful-processor":
-        from kafka_eos_source.state.reading.decode_processor import processor_decoder
-
-        return processor_decoder(description, choice)
-    if choice.timers:
-        raise InvalidOptionError(
-            f"readRegisteredTimers is set, and a store of kind {description.kind!r} has no timers.",
-            fix="leave it out.",
-        )
-    table = chosen(description, choice, {k: t for k, t in description.tables.items() if is_data(t)})
-    from kafka_eos_source.state.reading.decode_vector import VectorDecoder
-
-    return VectorDecoder(description, table)
-
-
 def is_data(table: TableDescription) -> bool:
     """Whether it is more than an index of another table."""
     return table.encoding not in _INDEXES and table.details.get("kind") not in ("index", "timers")

@@ -19,7 +19,8 @@ from kafka_eos_source.state.changelog.handover import Handover
 from kafka_eos_source.state.changelog.restore import restore
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.reading.cut import Changelog, Cut
-from kafka_eos_source.state.reading.decode import BATCH_ROWS, decoder
+from kafka_eos_source.state.reading.decode import BATCH_ROWS
+from kafka_eos_source.state.reading.decoders import decoder
 from kafka_eos_source.state.reading.local import StoreFolder, one_store
 from kafka_eos_source.state.reading.options import StateReadOptions
 from kafka_eos_source.state.reading.query import with_partition, with_partition_id

@@ -23,7 +23,8 @@ from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.encoding.spark_hash import shards_of
 from kafka_eos_source.state.model import BatchRecord
 from kafka_eos_source.state.reading.cut import Bound, Changelog, Cut, check_batch
-from kafka_eos_source.state.reading.decode import Choice, Decoder, decoder
+from kafka_eos_source.state.reading.decode import Choice, Decoder
+from kafka_eos_source.state.reading.decoders import decoder
 from kafka_eos_source.state.reading.local import one_store
 from kafka_eos_source.state.reading.snapshot import Snapshot, of_changelog, of_folders
 from kafka_eos_source.state.store.overlay import Pair

@@ -39,7 +39,7 @@ from kafka_eos_source.state.changelog.committed import changelog_client
 from kafka_eos_source.state.changelog.restore import restore
 from kafka_eos_source.state.changelog.restore_plan import WipeNeeded
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
-from kafka_eos_source.state.operator.decide import Action, Local, shard_action
+from kafka_eos_source.state.operator.shard_action import Action, Local, shard_action
 from kafka_eos_source.state.reading.cut import Changelog, Cut, newest_batch
 from kafka_eos_source.state.reading.local import StoreFolder
 from kafka_eos_source.state.store.reader import CommittedReader

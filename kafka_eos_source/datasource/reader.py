@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from kafka_eos_source.worker import task_begins
+from kafka_eos_source.spark.worker import task_begins
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
-    from kafka_eos_source.checked_options import ReadOptions
+    from kafka_eos_source.options.checked import ReadOptions
     from kafka_eos_source.plan.driver import Planning
     from kafka_eos_source.plan.split import Task
 

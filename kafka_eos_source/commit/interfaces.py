@@ -99,14 +99,16 @@ class Staged(Protocol):
 class Sinks(Protocol):
     """Every two-phase sink of the query, as one. `commit.sinks.SinkWork`, or `NoSinks`."""
 
-    def look(self, deadline: Deadline) -> None:
+    def list_prepared(self, deadline: Deadline) -> None:
         """Lists what is prepared. Before `Producer.init`: then the token, read after it, is final for all."""
 
     def has_prepared(self) -> bool:
-        """Whether `look` found anything."""
+        """Whether `list_prepared` found anything."""
 
-    def settle(self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline) -> None:
-        """Commits or takes back what `look` found, as the token says."""
+    def resolve_prepared(
+        self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline
+    ) -> None:
+        """Commits or takes back what `list_prepared` found, as the token says."""
 
     def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | None:
         """Prepares the batch under a new id.
@@ -129,13 +131,15 @@ class Sinks(Protocol):
 class NoSinks:
     """Of a query that writes nothing but Kafka."""
 
-    def look(self, deadline: Deadline) -> None:
+    def list_prepared(self, deadline: Deadline) -> None:
         return
 
     def has_prepared(self) -> bool:
         return False
 
-    def settle(self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline) -> None:
+    def resolve_prepared(
+        self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline
+    ) -> None:
         """Nothing is prepared anywhere that this query knows of."""
 
     def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | None:

@@ -10,17 +10,17 @@ import difflib
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pyspark
 
-from kafka_eos_source import option_bounds
 from kafka_eos_source import option_values as values
-from kafka_eos_source.checked_options import ReadOptions, WriteOptions
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import config
-from kafka_eos_source.option import (
+from kafka_eos_source.options import bounds as option_bounds
+from kafka_eos_source.options.bounds import Bound, Subscription
+from kafka_eos_source.options.checked import ReadOptions, WriteOptions
+from kafka_eos_source.options.option import (
     BATCH_READ,
     BATCH_WRITE,
     READ,
@@ -30,9 +30,7 @@ from kafka_eos_source.option import (
     WRITE,
     Option,
 )
-from kafka_eos_source.option_bounds import Bound, Subscription
-from kafka_eos_source.option_docs import documentation
-from kafka_eos_source.option_table import BY_NAME, ISOLATION_LEVELS, OPTIONS
+from kafka_eos_source.options.table import BY_NAME, ISOLATION_LEVELS, OPTIONS
 from kafka_eos_source.sinks import registry
 
 __all__ = [
@@ -336,7 +334,3 @@ def _isolation_level(options: Mapping[str, str], found: str, kafka: dict[str, st
             fix="keep one of them.",
         )
     return level
-
-
-if __name__ == "__main__":
-    (Path(__file__).parents[1] / "docs" / "options.md").write_text(documentation(), encoding="utf-8")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kafka_eos_source.kafka import config
-from kafka_eos_source.option import READ, STATE, STATE_READ, WRITE
-from kafka_eos_source.option_table import OPTIONS
+from kafka_eos_source.options.option import READ, STATE, STATE_READ, WRITE
+from kafka_eos_source.options.table import OPTIONS
 from kafka_eos_source.sinks import registry
 from kafka_eos_source.sinks.options import COMMON, SinkOption
 
@@ -14,8 +14,8 @@ def documentation() -> str:
     lines = [
         "# Options",
         "",
-        "Made from `kafka_eos_source/option_table.py` by `./dev docs`; do not edit. Names are matched in any "
-        "letter case. An unknown option is refused, with the nearest names.",
+        "Made from `kafka_eos_source/options/table.py` by `./dev docs`; do not edit. Names are matched in "
+        "any letter case. An unknown option is refused, with the nearest names.",
         "",
         "Every `kafka.*` option goes to librdkafka without its prefix; `kafka.bootstrap.servers` is "
         "required, `kafka.group.id` names the consumer group. Names that only Java's client has are "

@@ -7,7 +7,7 @@ from this table (`option_docs`).
 from __future__ import annotations
 
 from kafka_eos_source import option_values as values
-from kafka_eos_source.option import (
+from kafka_eos_source.options.option import (
     BATCH_READ,
     BATCH_WRITE,
     READ,
@@ -18,7 +18,7 @@ from kafka_eos_source.option import (
     WRITE,
     Option,
 )
-from kafka_eos_source.option_table_state import OPTIONS_OF_STATE
+from kafka_eos_source.options.state_table import OPTIONS_OF_STATE
 from kafka_eos_source.sinks.registry import sink_names
 
 ISOLATION_LEVELS = ("read_committed", "read_uncommitted")

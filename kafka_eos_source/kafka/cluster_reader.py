@@ -40,7 +40,7 @@ class LogEnds:
     end: int
 
 
-class ClusterLook:
+class ClusterReader:
     """Looks at one cluster; a context manager.
 
     Args:
@@ -53,7 +53,7 @@ class ClusterLook:
         self._pause = threading.Event()
         self._admin = SourceAdmin(config, "read_committed", _ADMIN_RETRIES, _ADMIN_PAUSE_MS)
 
-    def __enter__(self) -> ClusterLook:
+    def __enter__(self) -> ClusterReader:
         return self
 
     def __exit__(self, *_error: object) -> None:

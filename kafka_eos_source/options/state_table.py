@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kafka_eos_source import option_values as values
-from kafka_eos_source.option import STATE, STATE_READ, Option
+from kafka_eos_source.options.option import STATE, STATE_READ, Option
 
 OPTIONS_OF_STATE: tuple[Option, ...] = (
     # state

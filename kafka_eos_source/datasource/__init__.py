@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.model import FORMAT_NAME
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
         DataSourceWriter,
     )
     from pyspark.sql.types import StructType
-
-FORMAT_NAME = "kafka-eos"
 
 
 class KafkaEosDataSource(DataSource):
@@ -36,8 +35,8 @@ class KafkaEosDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Called by ``load()``: bad options are refused there. Spark does not say which read it will be."""
-        from kafka_eos_source.options import parse_read, tells_stream
-        from kafka_eos_source.stream_reader import rows_of
+        from kafka_eos_source.datasource.reader import rows_of
+        from kafka_eos_source.options.parse import parse_read, tells_stream
 
         try:
             options = parse_read(self.options, streaming=True)
@@ -49,24 +48,24 @@ class KafkaEosDataSource(DataSource):
         return rows_of(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from kafka_eos_source.options import parse_read
-        from kafka_eos_source.stream_reader import batch_reader, rows_of
+        from kafka_eos_source.datasource.reader import batch_reader, rows_of
+        from kafka_eos_source.options.parse import parse_read
 
         options = parse_read(self.options, streaming=False)
         _refuse_other_schema(schema, rows_of(options))
         return batch_reader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from kafka_eos_source.options import parse_read
-        from kafka_eos_source.stream_reader import rows_of, stream_reader
+        from kafka_eos_source.datasource.reader import rows_of, stream_reader
+        from kafka_eos_source.options.parse import parse_read
 
         options = parse_read(self.options, streaming=True)
         _refuse_other_schema(schema, rows_of(options))
         return stream_reader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from kafka_eos_source.options import parse_write
-        from kafka_eos_source.stream_writer import batch_writer
+        from kafka_eos_source.datasource.writer import batch_writer
+        from kafka_eos_source.options.parse import parse_write
 
         if overwrite:
             raise InvalidOptionError(
@@ -77,8 +76,8 @@ class KafkaEosDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """``overwrite`` is Spark's word for output mode *complete*: the whole result is sent each time."""
-        from kafka_eos_source.options import parse_write
-        from kafka_eos_source.stream_writer import stream_writer
+        from kafka_eos_source.datasource.writer import stream_writer
+        from kafka_eos_source.options.parse import parse_write
 
         return stream_writer(parse_write(self.options, streaming=True), schema)
 

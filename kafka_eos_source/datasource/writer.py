@@ -21,20 +21,20 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from kafka_eos_source.checked_options import WriteOptions
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, RestartQueryError
 from kafka_eos_source.in_read.packed import packed_rows, parcels_of, unpack
 from kafka_eos_source.model import StagedPart
+from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.protocol.packet import CHANGELOG
-from kafka_eos_source.schema import SinkColumns, check_frame, only_changelog, takes_records
+from kafka_eos_source.spark.schema import SinkColumns, check_frame, only_changelog, takes_records
+from kafka_eos_source.spark.task import StreamingTask, running_task
+from kafka_eos_source.spark.worker import task_begins
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.paths import location_of_batch_writes, location_of_query
 from kafka_eos_source.stage.rows import from_batches, from_rows, staged_schema
 from kafka_eos_source.stage.writer import stage
 from kafka_eos_source.state.operator.announce import announced
-from kafka_eos_source.streaming_task import StreamingTask, running_task
-from kafka_eos_source.worker import task_begins
 
 if TYPE_CHECKING:
     from pyspark.sql import Row

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kafka_eos_source.option_bounds import Bound, Subscription
+    from kafka_eos_source.options.bounds import Bound, Subscription
     from kafka_eos_source.sinks.registry import SinkSpec
 
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from kafka_eos_source.model import STATE_FORMAT_NAME
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
     from kafka_eos_source.state.reading.frames import Part
     from kafka_eos_source.state.reading.options import StateReadOptions
-
-FORMAT_NAME = "kafka-eos-state"
 
 
 class KafkaEosStateDataSource(DataSource):
@@ -27,7 +27,7 @@ class KafkaEosStateDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        return FORMAT_NAME
+        return STATE_FORMAT_NAME
 
     def schema(self) -> StructType:
         """Called by ``load()``. Unless ``raw`` is set, the store is asked what it holds."""
