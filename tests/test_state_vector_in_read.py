@@ -16,6 +16,7 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
 from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.spark.schema import read_arrow_schema
+from kafka_eos_source.state import packed_batches
 from kafka_eos_source.state.encoding.spark_hash import shards_of
 from kafka_eos_source.state.packed_batches import PARCEL, PARCELS, ROUTE, SHARD, pack, routes, unpack
 from kafka_eos_source.state.vector import AggregateProcessor, count, latest, max_, session, tumbling

@@ -136,8 +136,8 @@ def restore(
         deadline: its budget is for each wait: it begins anew whenever something arrives.
         progress: kept up to date.
         end_transaction: ends a transaction that an earlier driver left open, as
-            `committed.end_open_transaction`. Called at most once, if the group has no offset and the log has an
-            open transaction, which may be that of the very first batch.
+            `committed.end_open_transaction` does. Called at most once: if the group has no offset and the log
+            has an open transaction, which may be that of the very first batch.
         delete_retention_ms: of the changelog topic; older state must not be caught up. None = any age.
         now_ms: ms since the epoch; None = the clock's.
 
