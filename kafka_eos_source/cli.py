@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -11,7 +12,13 @@ from types import FrameType
 import click
 
 from kafka_eos_source.errors import KafkaEosError
-from kafka_eos_source.operate import commands, sink_commands, state_commands, token_topic_commands
+from kafka_eos_source.operate import (
+    commands,
+    sink_commands,
+    state_commands,
+    token_topic_commands,
+    topic_commands,
+)
 
 _LOOK_SECONDS = 0.1
 
@@ -31,6 +38,8 @@ class _Command(click.Group):
 @click.version_option(package_name="kafka-eos-source")
 def main() -> None:
     """Exactly-once Kafka for Spark Structured Streaming."""
+    # Errors reach the user as messages. Without a handler, Python would print what librdkafka logs as well.
+    logging.getLogger("kafka_eos_source").addHandler(logging.NullHandler())
 
 
 @main.command()
@@ -72,6 +81,15 @@ def demo(arguments: tuple[str, ...]) -> None:
     run(list(arguments), prog_name="kafka-eos demo")
 
 
+@main.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def flights(arguments: tuple[str, ...]) -> None:
+    """Creates a topic of real flights to try queries on (--help lists its options)."""
+    from kafka_eos_source.demo.flights_topic import main as run
+
+    run(list(arguments), prog_name="kafka-eos flights")
+
+
 for _each in (
     commands.doctor,
     commands.inspect,
@@ -81,6 +99,10 @@ for _each in (
     state_commands.state,
     sink_commands.sinks,
     token_topic_commands.group,
+    topic_commands.topics,
+    topic_commands.produce,
+    topic_commands.tail,
+    topic_commands.lag,
 ):
     main.add_command(_each)
 

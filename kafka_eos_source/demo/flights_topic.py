@@ -1,0 +1,59 @@
+"""``kafka-eos flights``: creates a topic of real flights to try queries on."""
+
+from __future__ import annotations
+
+import click
+
+from kafka_eos_source.demo import flights
+from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.kafka import playground
+from kafka_eos_source.kafka.topic_admin import TopicAdmin
+from kafka_eos_source.runtime.deadline import Deadline
+
+_PARTITIONS = 3
+_SECONDS = 60.0
+
+
+@click.command()
+@click.option(
+    "--bootstrap-servers",
+    default="127.0.0.1:9092",
+    show_default=True,
+    help="Kafka brokers; by default those of `kafka-eos broker`.",
+)
+@click.option("--topic", default="flights", show_default=True, help="Name of the topic.")
+@click.option(
+    "--records",
+    default=10_000,
+    show_default=True,
+    type=click.IntRange(1, 336_776),
+    help="How many flights to send.",
+)
+def main(bootstrap_servers: str, topic: str, records: int) -> None:
+    """Create a topic of real flights (New York, 2013) to try queries on.
+
+    Waits up to a minute for the broker. Keys are carrier and flight number, as in AA-1141; values are JSON.
+    Refuses to add to a topic that exists.
+    """
+    try:
+        sent = fill(bootstrap_servers, topic, records)
+    except KafkaEosError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(f"{sent:,} flights sent to topic {topic!r}, {_PARTITIONS} partitions.")
+
+
+def fill(bootstrap_servers: str, topic: str, records: int) -> int:
+    """Creates the topic, sends the first flights of the data set, and returns how many were sent.
+
+    Raises:
+        KafkaEosError: the data set is not installed, the topic exists, or the brokers do not answer.
+    """
+    frame = flights.events(records)
+    with TopicAdmin({"bootstrap.servers": bootstrap_servers}) as admin:
+        deadline = Deadline.after_seconds(_SECONDS)
+        if not admin.create(topic, _PARTITIONS, -1, {}, deadline):
+            raise click.ClickException(f"topic {topic!r} exists. Use it, or name another one with --topic.")
+        admin.await_led(topic, deadline)
+    keys = (frame["carrier"] + "-" + frame["flight"].astype(str)).tolist()
+    playground.send(bootstrap_servers, topic, flights.as_json(frame), keys, lambda _sent: None)
+    return len(frame)

@@ -1,0 +1,128 @@
+"""Measures how far a query, or any consumer group, is behind the topics that it reads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.kafka.cluster_reader import ClusterReader
+from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.protocol.token import Mark, Token
+from kafka_eos_source.runtime.deadline import Deadline
+
+#: Names of Kafka's own topics begin with it.
+_INTERNAL = "__"
+
+
+@dataclass(frozen=True)
+class PartitionLag:
+    """How far a consumer group is behind in one partition.
+
+    Attributes:
+        tp: the partition.
+        committed: next offset that the group will read.
+        end: the last stable offset: what a read_committed consumer can read up to.
+        is_open: whether a transaction is open in the partition, so that more records wait behind ``end``.
+    """
+
+    tp: TopicPartition
+    committed: int
+    end: int
+    is_open: bool
+
+    @property
+    def lag(self) -> int:
+        """Offsets between the two; control records count too."""
+        return max(0, self.end - self.committed)
+
+
+@dataclass(frozen=True)
+class GroupLag:
+    """The lag of a consumer group.
+
+    Attributes:
+        group_id: the group.
+        at_seconds: when it was measured, in seconds since the epoch.
+        partitions: of the topics that the group reads.
+    """
+
+    group_id: str
+    at_seconds: float
+    partitions: Sequence[PartitionLag]
+
+    @property
+    def total(self) -> int:
+        return sum(each.lag for each in self.partitions)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "group": self.group_id,
+            "at": datetime.fromtimestamp(self.at_seconds, timezone.utc).isoformat(timespec="milliseconds"),
+            "lag": self.total,
+            "partitions": [
+                {
+                    "topic": each.tp.topic,
+                    "partition": each.tp.partition,
+                    "committed": each.committed,
+                    "end": each.end,
+                    "lag": each.lag,
+                    "open_transaction": each.is_open,
+                }
+                for each in self.partitions
+            ],
+        }
+
+
+def lag(
+    cluster: ClusterReader,
+    group_id: str,
+    deadline: Deadline,
+    *,
+    sources: Iterable[TopicPartition] = (),
+) -> GroupLag:
+    """Measures how far the committed offsets of a group are behind the topics it reads.
+
+    Args:
+        cluster: a reader of the group's cluster.
+        group_id: the group of a query, or of any consumer.
+        deadline: for the brokers.
+        sources: partitions that the query is known to read, from its checkpoint.
+
+    Raises:
+        InvalidOptionError: the group has committed no offsets.
+        UnavailableError, AuthorizationError: the cluster does not answer, or refuses to.
+    """
+    offsets, _ = cluster.group(group_id, (), deadline)
+    if not offsets:
+        raise InvalidOptionError(
+            f"consumer group {group_id!r} has no committed offsets.",
+            fix="check the name; a query's group is its application.id, unless kafka.group.id is set.",
+        )
+    read = {tp: offsets[tp].offset for tp in offsets if tp in set(sources) or _is_source(offsets[tp])}
+    _, known = cluster.topics(deadline)
+    read = {tp: at for tp, at in read.items() if tp.partition < known.get(tp.topic, 0)}
+    bounds = cluster.logs(list(read)) if read else {}
+    return GroupLag(
+        group_id,
+        time.time(),
+        [
+            PartitionLag(tp, read[tp], bounds[tp].stable, bounds[tp].stable < bounds[tp].end)
+            for tp in sorted(read)
+        ],
+    )
+
+
+def _is_source(offset: GroupOffset) -> bool:
+    """Whether the offset is a position in a topic that is read.
+
+    A query's group also holds the offset of its anchor partition, which is 0, and those of changelog
+    partitions.
+    """
+    token = Token.decode(offset.metadata)
+    if token is None:
+        return Mark.decode(offset.metadata) is not None or not offset.tp.topic.startswith(_INTERNAL)
+    return token.shard is None and offset.offset > 0

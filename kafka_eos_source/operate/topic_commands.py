@@ -1,0 +1,275 @@
+"""``kafka-eos topics | produce | tail | lag``: topics and records from the shell."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from kafka_eos_source.operate.given import CONNECTION, deadline_of, target_of, with_options
+
+if TYPE_CHECKING:
+    from kafka_eos_source.kafka.topic_reader import TopicRecord
+    from kafka_eos_source.operate.lag import GroupLag
+    from kafka_eos_source.operate.topics import TopicDescription
+
+#: Where ``kafka-eos broker`` listens.
+_DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+_PAUSE_SECONDS = 0.5
+
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+@click.group()
+def topics() -> None:
+    """List, create and describe topics.
+
+    Without --bootstrap-servers, all commands use 127.0.0.1:9092, where `kafka-eos broker` listens.
+    """
+
+
+@topics.command("list")
+@with_options(*CONNECTION, _JSON)
+@click.option("--internal", is_flag=True, help="Include Kafka's own topics.")
+def list_topics(internal: bool, as_json: bool, timeout: str, **given: Any) -> None:
+    """List the topics and their numbers of partitions."""
+    from kafka_eos_source.operate import topics as operating
+
+    found = operating.topics(_kafka(given), deadline_of(timeout), internal=internal)
+    if as_json:
+        click.echo(json.dumps([{"topic": name, "partitions": count} for name, count in found.items()]))
+        return
+    for name, count in found.items():
+        click.echo(f"{name}  {count} partition{'s' if count != 1 else ''}")
+
+
+@topics.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@with_options(*CONNECTION)
+@click.option("--partitions", default=1, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--replication-factor", default=-1, show_default=True, help="Replicas; -1 = the broker's default."
+)
+@click.option("--config", multiple=True, metavar="KEY=VALUE", help="Property of the topic; may be repeated.")
+def create(
+    names: tuple[str, ...],
+    partitions: int,
+    replication_factor: int,
+    config: tuple[str, ...],
+    timeout: str,
+    **given: Any,
+) -> None:
+    """Create topics. Existing topics are left as they are."""
+    from kafka_eos_source.operate import topics as operating
+
+    properties = {}
+    for each in config:
+        name, separator, value = each.partition("=")
+        if not separator:
+            raise click.BadParameter(f"{each!r}; expected KEY=VALUE", param_hint="--config")
+        properties[name.strip()] = value.strip()
+    kafka = _kafka(given)
+    for name in names:
+        created = operating.create(
+            kafka,
+            name,
+            deadline_of(timeout),
+            partitions=partitions,
+            replication_factor=replication_factor,
+            config=properties,
+        )
+        click.echo(f"Created topic {name!r}." if created else f"Topic {name!r} exists and was left as it is.")
+
+
+@topics.command()
+@click.argument("name")
+@with_options(*CONNECTION, _JSON)
+def describe(name: str, as_json: bool, timeout: str, **given: Any) -> None:
+    """Show a topic's partitions, offsets, open transactions and properties."""
+    from kafka_eos_source.operate import topics as operating
+
+    found = operating.describe(_kafka(given), name, deadline_of(timeout))
+    if as_json:
+        click.echo(json.dumps(found.to_json()))
+    else:
+        _show_topic(found)
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("file", type=click.File(encoding="utf-8"), default="-")
+@with_options(*CONNECTION)
+@click.option(
+    "--format",
+    "written",
+    type=click.Choice(["lines", "json"]),
+    default="lines",
+    show_default=True,
+    help="lines: each line is a value. json: each line is an object with value, key, headers, partition, "
+    "timestamp_ms, as `kafka-eos tail --json` prints it.",
+)
+@click.option("--key-separator", metavar="TEXT", help="With lines: what stands between key and value.")
+@click.option("--keep-partitions", is_flag=True, help="With json: send each record to its field partition.")
+def produce(
+    topic: str,
+    file: TextIO,
+    written: str,
+    key_separator: str | None,
+    keep_partitions: bool,
+    timeout: str,
+    **given: Any,
+) -> None:
+    """Send the lines of FILE, or of the standard input, to TOPIC.
+
+    The producer is idempotent and not transactional: records are visible as they arrive.
+    """
+    from kafka_eos_source.operate import records as operating
+
+    if written == "json" and key_separator is not None:
+        raise click.UsageError("--key-separator goes with --format lines; JSON has a field 'key'.")
+    if written == "json":
+        batches = operating.from_json(file, keep_partitions=keep_partitions)
+    else:
+        batches = operating.from_lines(file, key_separator)
+    sent = operating.produce(_kafka(given), topic, batches, deadline_of(timeout))
+    click.echo(f"{sent:,} record{'s' if sent != 1 else ''} sent to {topic!r}.", err=True)
+
+
+@click.command()
+@click.argument("topic")
+@with_options(*CONNECTION, _JSON)
+@click.option("-n", "--records", default=10, show_default=True, type=click.IntRange(min=0), help="How many.")
+@click.option("-f", "--follow", is_flag=True, help="Wait for new records until Ctrl-C.")
+@click.option(
+    "--uncommitted", is_flag=True, help="Include records of open and aborted transactions, marked as such."
+)
+def tail(
+    topic: str, records: int, follow: bool, uncommitted: bool, as_json: bool, timeout: str, **given: Any
+) -> None:
+    """Print the newest records of TOPIC: partition, offset, time, key, value.
+
+    Only committed records are shown, as a read_committed consumer sees them.
+    """
+    from kafka_eos_source.operate import records as operating
+    from kafka_eos_source.operate import topics as operating_topics
+
+    kafka, deadline = _kafka(given), deadline_of(timeout)
+    described = operating_topics.describe(kafka, topic, deadline)
+    _print(operating.newest(kafka, topic, deadline, count=records, uncommitted=uncommitted), as_json)
+    if not follow:
+        return
+    start = {tp: log.end if uncommitted else log.stable for tp, log in described.logs.items()}
+    pause = threading.Event()
+
+    def wait() -> bool:
+        sys.stdout.flush()
+        pause.wait(_PAUSE_SECONDS)
+        return True
+
+    try:
+        for record in operating.follow(kafka, start, uncommitted=uncommitted, wait=wait):
+            _print([record], as_json)
+    except KeyboardInterrupt:
+        return
+
+
+@click.command()
+@click.option("--checkpoint", metavar="URI", help="The query's option checkpointLocation.")
+@click.option("--application-id", metavar="ID", help="The query's option application.id.")
+@click.option("--group", "group_id", metavar="ID", help="A consumer group, of a query or of any consumer.")
+@with_options(*CONNECTION, _JSON)
+@click.option("--watch", is_flag=True, help="Measure again every two seconds until Ctrl-C.")
+def lag(
+    checkpoint: str | None,
+    application_id: str | None,
+    group_id: str | None,
+    watch: bool,
+    as_json: bool,
+    timeout: str,
+    **given: Any,
+) -> None:
+    """Show how far a query is behind its source topics."""
+    from kafka_eos_source.kafka.cluster_reader import ClusterReader
+    from kafka_eos_source.kafka.config import admin_config
+    from kafka_eos_source.operate import checkpoint as checkpoints
+    from kafka_eos_source.operate.lag import lag as measure
+
+    if (checkpoint, application_id, group_id) == (None, None, None):
+        raise click.UsageError("name the query: --checkpoint, --application-id or --group.")
+    kafka = _kafka(given)
+    found = checkpoints.read(checkpoint) if checkpoint is not None else None
+    if group_id is None:
+        group_id = kafka.get("group.id") or checkpoints.application_id(application_id, found)
+    sources = [tp for each in (found.sources() if found is not None else ()) for tp in each.end or ()]
+    pause = threading.Event()
+    with ClusterReader(admin_config(kafka)) as cluster:
+        while True:
+            measured = measure(cluster, group_id, deadline_of(timeout), sources=sources)
+            if as_json:
+                click.echo(json.dumps(measured.to_json()))
+            else:
+                _show_lag(measured)
+            if not watch:
+                return
+            sys.stdout.flush()
+            pause.wait(2.0)
+
+
+def _kafka(given: dict[str, Any]) -> Mapping[str, str]:
+    """Properties of the connection. Without any, that of `kafka-eos broker`."""
+    if given["bootstrap_servers"] is None and given["properties"] is None:
+        stated = [each.partition("=")[0].strip() for each in given["stated"]]
+        if not {"bootstrap.servers", "kafka.bootstrap.servers"} & set(stated):
+            given = {**given, "bootstrap_servers": _DEFAULT_BOOTSTRAP}
+    kafka = target_of(given).kafka
+    assert kafka is not None, "brokers were named"
+    return kafka
+
+
+def _print(records: list[TopicRecord], as_json: bool) -> None:
+    from kafka_eos_source.operate.records import record_json, record_line
+
+    for record in records:
+        click.echo(record_json(record) if as_json else record_line(record))
+
+
+def _show_topic(found: TopicDescription) -> None:
+    from kafka_eos_source.operate.view import console, table_of
+
+    out = console()
+    out.print(f"id {found.topic_id}, replication factor {found.replication_factor}")
+    for name, value in sorted(found.config.items()):
+        out.print(f"{name}={value}")
+    table = table_of(f"topic {found.name}")
+    for column in ("partition", "earliest", "stable", "end"):
+        table.add_column(column, justify="right")
+    table.add_column("")
+    for tp, log in sorted(found.logs.items()):
+        open_since = "open transaction" if log.stable < log.end else ""
+        table.add_row(str(tp.partition), str(log.earliest), str(log.stable), str(log.end), open_since)
+    out.print(table)
+
+
+def _show_lag(measured: GroupLag) -> None:
+    from kafka_eos_source.operate.view import console, table_of
+
+    out = console()
+    out.print(f"group {measured.group_id}: {measured.total:,} behind")
+    table = table_of("")
+    table.add_column("partition")
+    for column in ("committed", "end", "lag"):
+        table.add_column(column, justify="right")
+    table.add_column("")
+    for each in measured.partitions:
+        table.add_row(
+            str(each.tp),
+            str(each.committed),
+            str(each.end),
+            f"{each.lag:,}",
+            "open transaction" if each.is_open else "",
+        )
+    out.print(table)

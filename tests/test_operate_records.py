@@ -1,0 +1,110 @@
+"""``kafka-eos produce`` and ``tail``: lines to records, records to lines."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_eos_source.errors import InvalidRecordError
+from kafka_eos_source.kafka.topic_reader import TopicRecord, _in_time_order
+from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.operate import lag
+from kafka_eos_source.operate.records import from_json, from_lines, record_json, record_line
+from kafka_eos_source.protocol.token import Mark, ShardProgress, Token
+
+TP = TopicPartition("t", 1)
+
+_bytes = st.none() | st.binary(max_size=8) | st.text(max_size=8).map(str.encode)
+_records = st.builds(
+    TopicRecord,
+    tp=st.just(TP),
+    offset=st.integers(0, 2**62),
+    timestamp_ms=st.none() | st.integers(0, 2**41),
+    key=_bytes,
+    value=_bytes,
+    headers=st.lists(st.tuples(st.text(max_size=4), _bytes), max_size=3).map(tuple),
+)
+
+
+def sent(lines: list[str], **options: bool) -> list[dict[str, object]]:
+    return [row for batch in from_json(lines, **options) for row in batch.to_pylist()]
+
+
+@given(st.lists(_records, max_size=5))
+def test_what_tail_prints_can_be_produced_again(records: list[TopicRecord]) -> None:
+    rows = sent([record_json(record) for record in records], keep_partitions=True)
+    assert rows == [
+        {
+            "key": record.key,
+            "value": record.value,
+            "partition": 1,
+            "headers": [{"key": name, "value": value} for name, value in record.headers] or None,
+            "timestamp": record.timestamp_ms,
+        }
+        for record in records
+    ]
+
+
+def test_json_values_may_be_objects_and_partitions_are_chosen_by_the_key() -> None:
+    (row,) = sent(['{"key": "a", "value": {"delay": 1}, "headers": {"h": "x"}, "partition": 3}'])
+    assert (row["key"], row["value"], row["partition"]) == (b"a", b'{"delay": 1}', None)
+    assert row["headers"] == [{"key": "h", "value": b"x"}]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{", "line 2 is not a record: it is not JSON"),
+        ("[1]", "it is list, expected an object"),
+        ('{"key": "a"}', "it has no field 'value'"),
+        ('{"value": 1, "valeu": 2}', "field 'valeu' is unknown"),
+        ('{"value": 1, "timestamp_ms": "now"}', "timestamp_ms is 'now'"),
+        ('{"value": 1, "partition": true}', "partition is True"),
+        ('{"value_base64": "?"}', "Error"),
+        ('{"value": 1, "headers": [{"value": "x"}]}', "KeyError"),
+    ],
+)
+def test_a_line_that_is_no_record_is_named(line: str, why: str) -> None:
+    with pytest.raises(InvalidRecordError, match="line 2 is not a record") as refused:
+        sent(['{"value": "fine"}', line])
+    assert why in str(refused.value)
+
+
+def test_lines_are_values_or_keys_and_values() -> None:
+    (batch,) = from_lines(["a\n", "", "c\r\n"])
+    assert batch.to_pylist() == [{"key": None, "value": value} for value in (b"a", b"", b"c")]
+    (batch,) = from_lines(["k|v|w"], "|")
+    assert batch.to_pylist() == [{"key": b"k", "value": b"v|w"}]
+    with pytest.raises(InvalidRecordError, match="line 10001 has no"):
+        list(from_lines(["k|v"] * 10_000 + ["kv"], "|"))
+
+
+def test_a_line_for_people() -> None:
+    record = TopicRecord(TP, 7, 1_700_000_000_123, None, b"\xff", state="aborted")
+    assert record_line(record) == "1:7 22:13:20.123 [aborted] null \ufffd"
+    assert json.loads(record_json(record))["value_base64"] == "/w=="
+
+
+def test_partitions_are_merged_by_time_and_each_keeps_its_order() -> None:
+    other = TopicPartition("t", 2)
+    records = [
+        TopicRecord(TP, 0, 50, None, None),
+        TopicRecord(TP, 1, 10, None, None),  # its producer set an old timestamp
+        TopicRecord(other, 0, 40, None, None),
+        TopicRecord(other, 1, 60, None, None),
+    ]
+    found = [(record.tp.partition, record.offset) for record in _in_time_order(records)]
+    assert found == [(2, 0), (1, 0), (1, 1), (2, 1)]
+
+
+def test_the_lag_of_a_query_leaves_out_anchor_and_changelogs() -> None:
+    token = Token("app", "query", "run", 3, 2, "s", "e", 10)
+    shard = Token("app", "query", "run", 3, 2, "s", "e", 10, shard=ShardProgress("a", 0, None))
+    assert lag._is_source(GroupOffset(TP, 5, Mark.of(token).encode()))
+    assert lag._is_source(GroupOffset(TP, 5, token.encode()))
+    assert lag._is_source(GroupOffset(TP, 0, ""))
+    assert not lag._is_source(GroupOffset(TP, 0, token.encode()))
+    assert not lag._is_source(GroupOffset(TP, 5, shard.encode()))
