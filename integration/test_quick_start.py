@@ -1,0 +1,61 @@
+"""The quick start of the README, pasted from top to bottom into an empty folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from kafka_eos_source.embedded.cluster import free_ports
+
+_README = Path(__file__).parents[1] / "README.md"
+_SECONDS = 240
+
+
+def _blocks(language: str) -> list[str]:
+    """The code blocks of the section, without the installation."""
+    section = _README.read_text(encoding="utf-8").split("## Quick start")[1].split("\n## ")[0]
+    return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+
+
+def test_the_quick_start_works_as_it_stands(tmp_path: Path) -> None:
+    (shell,) = _blocks("bash")
+    (program,) = _blocks("python")
+    assert 'pip install ".[demo]"' in shell
+    (port,) = free_ports([0])
+    commands = [line for line in shell.splitlines() if not line.startswith("pip install")]
+    server = f"127.0.0.1:{port}"
+    script = "\n".join(commands).replace("kafka-eos broker", f"kafka-eos broker --port {port}")
+    for command in ("kafka-eos flights", "kafka-eos topics create delays"):
+        assert command in script
+        script = script.replace(command, f"{command} --bootstrap-servers {server}")
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(_README.parent),
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    (tmp_path / "program.py").write_text(program.replace("127.0.0.1:9092", server))
+    with subprocess.Popen(
+        ["bash", "-e", "-c", f"{script}\npython program.py && python program.py\n"],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # the broker that the script leaves running is ended with its group
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=_SECONDS)
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+    assert process.returncode == 0, f"{out}\n{err}"
+    assert "10,000 flights sent to topic 'flights'" in out
+    assert "minutes late" in out
+    counts = re.findall(r"(\d+) flights left more than an hour late", out)
+    assert len(counts) == 2
+    assert counts[0] == counts[1], "the second run finds nothing new"
+    assert int(counts[0]) > 100
