@@ -42,7 +42,7 @@ def named(query: Query, batch_id: int) -> set[str]:
     return set(logged.sources)
 
 
-@pytest.mark.fault("T02", "as T01, where Spark's offset log has names of sources", "restart")
+@pytest.mark.fault("T02", "commits/N is deleted, and Spark's offset log names the sources", "restart")
 def test_a_replay_of_named_sources_is_skipped_in_whatever_order_they_come(
     query: Query, broker: str, admin: Admin, topic: Callable[..., str]
 ) -> None:
@@ -60,7 +60,7 @@ def test_a_replay_of_named_sources_is_skipped_in_whatever_order_they_come(
     _stands_at_the_end(query, admin, orders, returns)
 
 
-@pytest.mark.fault("T02", "as T01, where Spark's offset log has names of sources", "restart")
+@pytest.mark.fault("T02", "commits/N is deleted, and Spark's offset log names the sources", "restart")
 def test_the_first_batch_of_a_source_that_was_added_is_skipped(
     query: Query, broker: str, admin: Admin, topic: Callable[..., str]
 ) -> None:

@@ -17,7 +17,7 @@ Late = Callable[..., tuple[int, Outcome]]
 NONE, INVALID_PRODUCER_EPOCH, CONCURRENT_TRANSACTIONS = 0, 47, 51
 
 
-@pytest.mark.fault("T06", "the driver dies with its EndTxn on the way", "commit")
+@pytest.mark.fault("T06", "the driver dies while its EndTxn is on the way", "commit")
 @pytest.mark.parametrize("delivered", ["before the restart", "after the restart", "never"])
 def test_t06_the_driver_dies_with_its_commit_on_the_way(
     behind_proxy: Scenario, proxied: Proxied, delivered: str

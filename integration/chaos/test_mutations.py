@@ -27,7 +27,7 @@ def test_t54_without_the_token_check_it_is_written_again(scenario: Scenario) -> 
     assert replayed(scenario, "token check").rows.doubled == 50
 
 
-@pytest.mark.fault("T36", "the client loses a record without a word", "produce")
+@pytest.mark.fault("T36", "the client silently loses a record", "produce")
 def test_t36_a_record_lost_on_the_way_into_the_client(scenario: Scenario) -> None:
     """Every attempt loses one: the batch must never be committed without it."""
     scenario.feed(50)

@@ -180,7 +180,7 @@ def test_t49_the_database_is_killed(scenario: Scenario) -> None:
         server.close()
 
 
-@pytest.mark.fault("T49c", "the network to a database is cut, without a word", "commit with two sinks")
+@pytest.mark.fault("T49c", "the network to a database is cut silently", "commit with two sinks")
 @pytest.mark.parametrize(
     "lost", [Lost.ANSWERS, pytest.param(Lost.EVERYTHING, marks=pytest.mark.long)], ids=lambda lost: lost.value
 )

@@ -71,7 +71,7 @@ def test_t37_the_output_topic_is_deleted(scenario: Scenario, at: str) -> None:
     assert found.exactly_once, found
 
 
-@pytest.mark.fault("T38", "the source topic is made anew under its name", "between batches")
+@pytest.mark.fault("T38", "the source topic is deleted and created again", "between batches")
 def test_t38_the_source_topic_is_made_anew(scenario: Scenario) -> None:
     scenario.feed(50)
     scenario.run()
@@ -135,7 +135,7 @@ def test_t39_the_output_topic_grows(scenario: Scenario) -> None:
     assert rows.exactly_once, rows
 
 
-@pytest.mark.fault("T44", "an old checkpoint whose next batches are cut otherwise", "restart")
+@pytest.mark.fault("T44", "an old checkpoint whose next batches have other boundaries", "restart")
 def test_t44_an_old_checkpoint_whose_batches_are_cut_otherwise(scenario: Scenario) -> None:
     scenario.feed(50)
     scenario.run()
