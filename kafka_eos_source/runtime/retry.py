@@ -1,0 +1,104 @@
+"""The retry policy of this package: which errors, how long to pause, and when to give up.
+
+`retry` repeats an operation that raises errors. `Pauses` paces a loop that waits for something else, such as
+the end of a transaction or the leader of a new partition.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from kafka_eos_source.runtime.deadline import Deadline
+
+T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
+
+
+class Pauses:
+    """The pauses between the tries of one operation. They double and end at the deadline.
+
+    Args:
+        deadline: when to give up; None = never, because the caller decides.
+        first_seconds: length of the first pause; 0 = no pauses.
+        longest_seconds: pauses double up to this length. By default, all have the same length.
+        sleep: sleeps for that many seconds; a caller that can be interrupted passes its own function.
+    """
+
+    def __init__(
+        self,
+        deadline: Deadline | None,
+        first_seconds: float,
+        longest_seconds: float | None = None,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self.deadline = deadline
+        self._next_seconds = first_seconds
+        self._longest_seconds = first_seconds if longest_seconds is None else longest_seconds
+        self._sleep = sleep
+
+    @property
+    def next_seconds(self) -> float:
+        """Length of the next pause."""
+        return (
+            self._next_seconds
+            if self.deadline is None
+            else self.deadline.remaining_seconds(self._next_seconds)
+        )
+
+    def wait(self, timed_out: Callable[[], BaseException] | None = None) -> None:
+        """Pauses before the next try.
+
+        Args:
+            timed_out: returns the error to raise instead if the deadline has passed.
+        """
+        if timed_out is not None and self._is_over():
+            raise timed_out()
+        seconds = self.next_seconds
+        if seconds > 0:
+            self._sleep(seconds)
+        self._next_seconds = min(2 * self._next_seconds, self._longest_seconds)
+
+    def _is_over(self) -> bool:
+        return self.deadline is not None and self.deadline.expired
+
+
+def retry(
+    operation: Callable[[], T],
+    on: type[E],
+    pauses: Pauses,
+    *,
+    permanent: Callable[[E], BaseException | None],
+    timed_out: Callable[[E], BaseException],
+    report: Callable[[E, float], None] | None = None,
+) -> T:
+    """Calls ``operation`` until it succeeds, fails for good, or the deadline has passed.
+
+    The operation runs at least once, even if the deadline has passed already.
+
+    Args:
+        operation: is safe to repeat.
+        on: the class of errors that may be temporary. Any other error is raised at once.
+        pauses: the pauses between the tries, and the deadline.
+        permanent: returns the error to raise for a failure that no retry can mend; None = retry.
+        timed_out: returns the error to raise for a failure after the deadline.
+        report: receives each failure that is retried, and the seconds until then, for the log.
+
+    Returns:
+        What ``operation`` returns.
+    """
+    while True:
+        try:
+            return operation()
+        except on as failure:
+            error = permanent(failure)
+            if error is None and pauses.deadline is not None and pauses.deadline.expired:
+                error = timed_out(failure)
+            if error is failure:
+                raise
+            if error is not None:
+                raise error from failure
+            if report is not None:
+                report(failure, pauses.next_seconds)
+        pauses.wait()
