@@ -174,7 +174,7 @@ class TransactionalProducer(RecordProducer):
         Raises:
             UnavailableError: no broker answers.
         """
-        return self._look_up().ids(topics)
+        return self._look_up().visible_topic_ids(topics)
 
     def send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None:
         """Makes ``offsets`` of the group part of the transaction (TxnOffsetCommit, KIP-98 and KIP-447).

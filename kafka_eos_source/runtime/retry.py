@@ -33,19 +33,22 @@ class Pauses:
         longest_seconds: float | None = None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        self.deadline = deadline
+        self._deadline = deadline
         self._next_seconds = first_seconds
         self._longest_seconds = first_seconds if longest_seconds is None else longest_seconds
         self._sleep = sleep
 
     @property
+    def is_over(self) -> bool:
+        """Whether the deadline has passed."""
+        return self._deadline is not None and self._deadline.expired
+
+    @property
     def next_seconds(self) -> float:
         """Length of the next pause."""
-        return (
-            self._next_seconds
-            if self.deadline is None
-            else self.deadline.remaining_seconds(self._next_seconds)
-        )
+        if self._deadline is None:
+            return self._next_seconds
+        return self._deadline.remaining_seconds(self._next_seconds)
 
     def wait(self, timed_out: Callable[[], BaseException] | None = None) -> None:
         """Pauses before the next try.
@@ -53,24 +56,21 @@ class Pauses:
         Args:
             timed_out: returns the error to raise instead if the deadline has passed.
         """
-        if timed_out is not None and self._is_over():
+        if timed_out is not None and self.is_over:
             raise timed_out()
         seconds = self.next_seconds
         if seconds > 0:
             self._sleep(seconds)
         self._next_seconds = min(2 * self._next_seconds, self._longest_seconds)
 
-    def _is_over(self) -> bool:
-        return self.deadline is not None and self.deadline.expired
-
 
 def retry(
     operation: Callable[[], T],
-    on: type[E],
+    on: type[E] | tuple[type[E], ...],
     pauses: Pauses,
     *,
-    permanent: Callable[[E], BaseException | None],
-    timed_out: Callable[[E], BaseException],
+    permanent: Callable[[E], BaseException | None] | None = None,
+    timed_out: Callable[[E], BaseException] | None = None,
     report: Callable[[E, float], None] | None = None,
 ) -> T:
     """Calls ``operation`` until it succeeds, fails for good, or the deadline has passed.
@@ -79,10 +79,10 @@ def retry(
 
     Args:
         operation: is safe to repeat.
-        on: the class of errors that may be temporary. Any other error is raised at once.
+        on: the classes of errors that may be temporary. Any other error is raised at once.
         pauses: the pauses between the tries, and the deadline.
         permanent: returns the error to raise for a failure that no retry can mend; None = retry.
-        timed_out: returns the error to raise for a failure after the deadline.
+        timed_out: returns the error to raise for a failure after the deadline; by default the failure itself.
         report: receives each failure that is retried, and the seconds until then, for the log.
 
     Returns:
@@ -92,9 +92,9 @@ def retry(
         try:
             return operation()
         except on as failure:
-            error = permanent(failure)
-            if error is None and pauses.deadline is not None and pauses.deadline.expired:
-                error = timed_out(failure)
+            error = None if permanent is None else permanent(failure)
+            if error is None and pauses.is_over:
+                error = failure if timed_out is None else timed_out(failure)
             if error is failure:
                 raise
             if error is not None:
