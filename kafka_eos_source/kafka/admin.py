@@ -347,7 +347,7 @@ class SourceAdmin:
         if is_missing:
             return UnavailableError(f"{tried}.", fix="create the topic, or correct its name.")
         servers = self._config.get("bootstrap.servers")
-        reported = f" The client reported last: {self._complaints.last}." if self._complaints.last else ""
+        reported = f" Last report: {self._complaints.last}." if self._complaints.last else ""
         return UnavailableError(
             f"no answer from Kafka at kafka.bootstrap.servers={servers!r}: {tried}.{reported}",
             fix="check the addresses, that the brokers run, and that kafka.security.protocol matches theirs; "
