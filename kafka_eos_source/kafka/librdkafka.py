@@ -1,9 +1,9 @@
 """Sends records in bulk with ``rd_kafka_produce_batch``, straight from Arrow buffers.
 
 confluent-kafka's ``produce()`` needs a Python call per record. librdkafka also accepts an array of
-``rd_kafka_message_t``. NumPy fills that array from the addresses and offsets of Arrow's binary arrays, with no
-Python object per record: 1.3 to 1.5 million records/s instead of 0.3 million. The array has no fields for
-headers and timestamps; the C kernel sends records that have them, with ``rd_kafka_produceva``.
+``rd_kafka_message_t``. NumPy fills that array from the addresses and offsets of Arrow's binary arrays. So no
+Python object per record is needed: 1.3 to 1.5 million records/s instead of 0.3 million. The array has no
+fields for headers and timestamps; the C kernel sends records that have them, with ``rd_kafka_produceva``.
 """
 
 from __future__ import annotations
