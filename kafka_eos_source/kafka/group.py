@@ -146,7 +146,7 @@ class GroupOffsets:
         stable: bool = True,
         none_if_pending: bool = False,
     ) -> dict[TopicPartition, GroupOffset] | None:
-        """Sends the request until it is answered.
+        """Requests the group's offsets, and retries temporary failures.
 
         Args:
             group_id: the group.

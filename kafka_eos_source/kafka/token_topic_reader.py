@@ -200,7 +200,7 @@ class _Bounds:
         pauses = Pauses(self._deadline, _PAUSE_SECONDS)
         is_logged = False
         while held := [tp for tp in found if found[tp].stable < wanted[tp]]:
-            if pauses.is_over:
+            if pauses.expired:
                 raise self._still_open(held[0], found[held[0]])
             if not is_logged:
                 is_logged = True

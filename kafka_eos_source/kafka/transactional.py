@@ -290,7 +290,10 @@ class TransactionalProducer(RecordProducer):
         return f"{super()._writing()} under transactional id {self.transactional_id!r}"
 
     def _failure(self) -> KafkaError | None:
-        """Returns the transaction's own error first: records that fail with it report only "purged"."""
+        """Returns why the transaction or a record failed.
+
+        The transaction's own error comes first, because its records then report only that they were purged.
+        """
         return self._fatal_error() or self._transaction_error() or self._delivery_error
 
     def _transaction_error(self) -> KafkaError | None:

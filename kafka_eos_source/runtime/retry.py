@@ -17,7 +17,7 @@ E = TypeVar("E", bound=BaseException)
 
 
 class Pauses:
-    """The pauses between the tries of one operation. They double and end at the deadline.
+    """The pauses between the tries of one operation. They may grow, and never extend past the deadline.
 
     Args:
         deadline: when to give up; None = never, because the caller decides.
@@ -39,7 +39,7 @@ class Pauses:
         self._sleep = sleep
 
     @property
-    def is_over(self) -> bool:
+    def expired(self) -> bool:
         """Whether the deadline has passed."""
         return self._deadline is not None and self._deadline.expired
 
@@ -56,7 +56,7 @@ class Pauses:
         Args:
             timed_out: returns the error to raise instead if the deadline has passed.
         """
-        if timed_out is not None and self.is_over:
+        if timed_out is not None and self.expired:
             raise timed_out()
         seconds = self.next_seconds
         if seconds > 0:
@@ -93,7 +93,7 @@ def retry(
             return operation()
         except on as failure:
             error = None if permanent is None else permanent(failure)
-            if error is None and pauses.is_over:
+            if error is None and pauses.expired:
                 error = failure if timed_out is None else timed_out(failure)
             if error is failure:
                 raise
