@@ -41,7 +41,7 @@ class Deliveries:
         return KafkaError(first.value) if failed else None
 
 
-def counted(config: Mapping[str, Any]) -> dict[str, Any]:
+def with_counter(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the properties with the counting plugin added, where the plugin can be used."""
     path = str(library_path())
     if choice().kernel is None or not _has_plugins() or ";" in path:
@@ -50,7 +50,7 @@ def counted(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, _PLUGINS: f"{others};{path}" if others else path}
 
 
-def of(client: Any) -> Deliveries | None:
+def counter_of(client: Any) -> Deliveries | None:
     """Returns the counter of a `Producer`; None if the producer was created without the plugin."""
     kernel = choice().kernel
     counter = kernel.deliveries(client_pointer(client)) if kernel is not None else None

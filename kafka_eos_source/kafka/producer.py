@@ -84,7 +84,7 @@ class RecordProducer:
         self._client: Any = make(
             Producer,
             {
-                **(config if in_transactions else deliveries.counted(config)),
+                **(config if in_transactions else deliveries.with_counter(config)),
                 "error_cb": self._on_error,
                 "delivery.report.only.error": True,
                 "on_delivery": self._on_delivery,
@@ -94,7 +94,7 @@ class RecordProducer:
         self._deliveries: deliveries.Deliveries | None = None
         if has_pointers():
             self._batches = librdkafka.BatchProducer(self._client)
-            self._deliveries = None if in_transactions else deliveries.of(self._client)
+            self._deliveries = None if in_transactions else deliveries.counter_of(self._client)
         self._watchdog = Watchdog(f"client of {name}")
         # confluent-kafka runs no delivery callback for records that were sent as a batch; a transaction
         # fails if one of its records does

@@ -40,7 +40,7 @@ _HOLDER_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Found:
+class NewestRecord:
     """The newest record of a key in one partition of the token topic. It is not a tombstone.
 
     Attributes:
@@ -71,7 +71,7 @@ class Survey:
 
     records: int
     size_bytes: int
-    newest: dict[tuple[bytes, TopicPartition], Found | None]
+    newest: dict[tuple[bytes, TopicPartition], NewestRecord | None]
 
 
 def last(
@@ -298,5 +298,5 @@ def _add(survey: Survey, tp: TopicPartition, records: Records, key: bytes | None
     for index in wanted:
         name, value = records.keys[index].as_py(), records.values[index].as_py()
         if name is not None:
-            found = None if value is None else Found(name, tp, int(records.offsets[index]), value)
+            found = None if value is None else NewestRecord(name, tp, int(records.offsets[index]), value)
             survey.newest[name, tp] = found
