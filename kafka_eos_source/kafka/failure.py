@@ -49,9 +49,9 @@ _AUTHORIZATION = {
 }
 
 _TLS_FIX = (
-    "set kafka.ssl.ca.location to the certificate of the authority that signed the brokers' certificates; "
-    "check that the brokers' certificates name the addresses in kafka.bootstrap.servers; if brokers require "
-    "a client certificate, set kafka.ssl.certificate.location and kafka.ssl.key.location."
+    "set kafka.ssl.ca.location to the certificate of the authority that signed the brokers' certificates; these "
+    "must name the addresses in kafka.bootstrap.servers. If brokers require a client certificate, set "
+    "kafka.ssl.certificate.location and kafka.ssl.key.location."
 )
 
 #: A refused login. Clients report it through the error callback, while the blocked call just waits. Java's
