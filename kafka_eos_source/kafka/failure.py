@@ -49,8 +49,8 @@ _AUTHORIZATION = {
 }
 
 _TLS_FIX = (
-    "set kafka.ssl.ca.location to the certificate of the authority that signed the brokers' certificates; these "
-    "must name the addresses in kafka.bootstrap.servers. If brokers require a client certificate, set "
+    "set kafka.ssl.ca.location to the certificate of the authority that signed the brokers' certificates; "
+    "these must name the addresses in kafka.bootstrap.servers. If brokers require a client certificate, set "
     "kafka.ssl.certificate.location and kafka.ssl.key.location."
 )
 
