@@ -246,8 +246,8 @@ def test_what_the_brokers_tell_of_their_retention_and_of_deleted_topics(
     assert trusted.offsets_retention_ms() == 7 * 24 * 3_600_000
     with pytest.raises(AuthorizationError, match=r"offsets\.retention\.minutes"):
         alice.offsets_retention_ms()
-    assert set(trusted.current_ids([topic, "no-such-topic"])) == {topic}
+    assert set(trusted.existing_topic_ids([topic, "no-such-topic"])) == {topic}
     with pytest.raises(AuthorizationError, match=topic):
-        alice.current_ids([topic])
+        alice.existing_topic_ids([topic])
     with pytest.raises(AuthorizationError, match="group 'no-such-group'"):
         alice.committed("no-such-group", [TopicPartition(topic, 0)])

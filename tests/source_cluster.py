@@ -66,8 +66,8 @@ class Cluster:
         self.requests.append("matching")
         return self._topics({tp.topic for tp in self.logs if re.search(pattern, tp.topic)})
 
-    def current_ids(self, topics: Collection[str]) -> Mapping[str, str]:
-        self.requests.append("current_ids")
+    def existing_topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
+        self.requests.append("existing_topic_ids")
         return {topic: self._id(topic) for topic in topics if topic in {tp.topic for tp in self.logs}}
 
     def _id(self, topic: str) -> str:

@@ -1,4 +1,4 @@
-"""What the source's look-ups make of answers that are none."""
+"""How `SourceAdmin` treats incomplete answers: no offset yet, a missing topic, a hidden topic."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_INVALID
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
-from kafka_eos_source.errors import UnavailableError
+from kafka_eos_source.errors import AuthorizationError, UnavailableError
 from kafka_eos_source.kafka import admin
 from kafka_eos_source.model import TopicPartition
 
@@ -18,24 +18,35 @@ A = TopicPartition("t", 0)
 
 
 class Client:
-    """Answers with these offsets, one a look-up, the last one for ever."""
+    """Returns these offsets or topic ids, one per request; repeats the last one. A KafkaError is raised."""
 
-    answers: list[int]
+    answers: list[Any]
 
     def __init__(self, config: Any, logger: Any) -> None:
         self.config = config
 
     def list_offsets(self, wanted: dict[ClientTopicPartition, Any], **_: Any) -> Any:
         answer: Future[Any] = Future()
-        offset = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        answer.set_result(SimpleNamespace(offset=offset))
+        answer.set_result(SimpleNamespace(offset=self._next()))
         return dict.fromkeys(wanted, answer)
+
+    def describe_topics(self, topics: Any, **_: Any) -> dict[str, Future[Any]]:
+        answer: Future[Any] = Future()
+        topic_id = self._next()
+        if isinstance(topic_id, KafkaError):
+            answer.set_exception(KafkaException(topic_id))
+        else:
+            answer.set_result(SimpleNamespace(topic_id=topic_id))
+        return {"t": answer}
+
+    def _next(self) -> Any:
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
     def poll(self, timeout: float) -> None:
         """As the client's."""
 
 
-def source_admin(monkeypatch: pytest.MonkeyPatch, *answers: int) -> admin.SourceAdmin:
+def source_admin(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> admin.SourceAdmin:
     monkeypatch.setattr(admin, "_AdminClient", type("_", (Client,), {"answers": list(answers)}))
     return admin.SourceAdmin({"bootstrap.servers": "b:9092"}, "read_committed", 2, 1)
 
@@ -54,3 +65,26 @@ def test_and_never_taken_for_an_offset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_record_at_or_after_a_time_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert source_admin(monkeypatch, -1).at_time({A: 1000}) == {A: None}
+
+
+MISSING = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+HIDDEN = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+
+
+@pytest.mark.parametrize("error", [MISSING, HIDDEN])
+def test_visible_topic_ids_leave_out_missing_and_hidden_topics_at_once(
+    monkeypatch: pytest.MonkeyPatch, error: KafkaError
+) -> None:
+    assert source_admin(monkeypatch, error, "id-1").visible_topic_ids(["t"]) == {}
+
+
+def test_existing_topic_ids_ask_again_before_a_topic_counts_as_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert source_admin(monkeypatch, MISSING, MISSING, "id-1").existing_topic_ids(["t"]) == {"t": "id-1"}
+    assert source_admin(monkeypatch, MISSING, MISSING, MISSING, "id-1").existing_topic_ids(["t"]) == {}
+
+
+def test_existing_topic_ids_refuse_to_guess_about_a_hidden_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AuthorizationError):
+        source_admin(monkeypatch, HIDDEN).existing_topic_ids(["t"])

@@ -48,7 +48,7 @@ def test_java_names_that_mean_the_same_are_translated(java: str, value: str, our
         ("ssl.truststore.location", "/s.jks", "kafka.ssl.ca.location"),
         ("ssl.truststore.password", SECRET, "kafka.ssl.ca.location"),
         ("ssl.keystore.location", "/k.JKS", "keytool -importkeystore"),
-        ("interceptor.classes", "", "transform the frame"),
+        ("interceptor.classes", "", "transform the DataFrame"),
         ("partitioner.class", "x", "kafka.partitioner"),
         ("buffer.memory", "1", "kafka.queue.buffering.max.kbytes"),
         ("auto.offset.reset", "earliest", "startingOffsets"),

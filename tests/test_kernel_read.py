@@ -446,12 +446,15 @@ def test_what_the_client_says_besides_is_heard_while_records_come(mock: MockClus
     while not rows:
         assert time.monotonic() < deadline, "the record does not come"
         said[:] = [Message(topic=topic, partition=0, error=KafkaError(KafkaError._AUTO_OFFSET_RESET))]
-        consumer._next_hear = 0.0
+        consumer._next_poll = 0.0
         taken = consumer.take(10, 5)
         assert taken.out_of_range == [tp]
         rows = len(taken.messages)
     said.append(Message(topic=topic, partition=0, value=b"where no record may be"))
-    with pytest.raises(RuntimeError, match="to the wrong queue; KAFKA_EOS_NATIVE=0 reads without"):
+    with pytest.raises(
+        RuntimeError,
+        match="into the wrong queue; set the environment variable KAFKA_EOS_NATIVE=0 to read without",
+    ):
         consumer.take(10, 5)
     consumer.close()
 
@@ -542,10 +545,11 @@ def chosen_anew() -> Iterator[None]:
 def test_the_twin_can_be_forced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv(loader.VARIABLE, "0")
     with caplog.at_level("DEBUG", "kafka_eos_source.kafka.kernel"):
-        assert kernel.choice() == (None, "KAFKA_EOS_NATIVE=0 switches it off")
+        assert kernel.choice() == (None, "KAFKA_EOS_NATIVE=0 turns it off")
         kernel.choice()
     assert [record.message for record in caplog.records] == [
-        "the C kernel is not in use, its Python twin is: KAFKA_EOS_NATIVE=0 switches it off"
+        "using the Python twin of the C kernel, because the kernel is not available: "
+        "KAFKA_EOS_NATIVE=0 turns it off"
     ]
 
 
@@ -565,7 +569,10 @@ def test_a_library_that_does_not_fit_is_not_used(
 @pytest.mark.usefixtures("chosen_anew")
 def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "VERSION", loader.VERSION + 1)
-    assert f"has version {loader.VERSION - 1}, this package wants {loader.VERSION}" in kernel.choice().why_not
+    assert (
+        f"has version {loader.VERSION - 1}, but this package needs version {loader.VERSION}"
+        in kernel.choice().why_not
+    )
 
 
 @pytest.mark.skipif(not os.environ.get("KAFKA_EOS_TEST_KERNEL"), reason="./dev test says whether it must be")

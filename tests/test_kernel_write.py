@@ -271,6 +271,6 @@ def test_a_client_whose_broker_is_gone_ends(kernels: bool) -> None:
 
 def test_the_users_plugins_stay() -> None:
     mine = str(loader.library_path())
-    assert deliveries.counted({"a": "b"}) == {"a": "b", "plugin.library.paths": mine}
-    theirs = deliveries.counted({"plugin.library.paths": "monitoring"})
+    assert deliveries.with_counter({"a": "b"}) == {"a": "b", "plugin.library.paths": mine}
+    theirs = deliveries.with_counter({"plugin.library.paths": "monitoring"})
     assert theirs == {"plugin.library.paths": f"monitoring;{mine}"}

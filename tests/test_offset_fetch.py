@@ -50,4 +50,4 @@ def test_to_delete_a_group_is_given_up_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         group = GroupOffsets({"bootstrap.servers": f"127.0.0.1:{silent.getsockname()[1]}"})
         with pytest.raises(UnavailableError, match="deleting group 'group'"):
-            group.forget("group", Deadline.after_seconds(0.5))
+            group.delete_group("group", Deadline.after_seconds(0.5))

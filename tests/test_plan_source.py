@@ -276,9 +276,9 @@ def test_topic_ids_are_asked_for_only_by_a_replay_and_once() -> None:
     assert cluster.requests == []
     again = plan(cluster, startingOffsets="earliest")
     assert ranges(again.tasks(start, end)) == {(A0, 0, 5)}
-    assert cluster.requests == ["current_ids"]
+    assert cluster.requests == ["existing_topic_ids"]
     assert again.tasks(end, end) == []
-    assert cluster.requests == ["current_ids"], "a batch that reads nothing needs no ids"
+    assert cluster.requests == ["existing_topic_ids"], "a batch that reads nothing needs no ids"
 
 
 def test_a_batch_of_sparks_own_source_has_no_ids_to_compare() -> None:
@@ -304,7 +304,7 @@ def test_a_topic_that_comes_back_is_replayed_from_where_it_began() -> None:
     cluster.logs[B0] = (6, 20)
     cluster.requests.clear()
     assert ranges(plan(cluster, **options).tasks(gone, end)) == planned
-    assert cluster.requests == ["current_ids"], "the first offset is in the position"
+    assert cluster.requests == ["existing_topic_ids"], "the first offset is in the position"
 
 
 def test_a_topic_created_again_is_replayed_from_where_it_began() -> None:

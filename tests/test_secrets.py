@@ -50,14 +50,14 @@ any_secret = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=12
 
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secrets, "_known", set())
+    monkeypatch.setattr(secrets, "_registered", set())
 
 
 @given(st.sampled_from(NAMES), any_secret, st.sampled_from([KafkaError._TRANSPORT, KafkaError._SSL, 29, 58]))
 def test_whatever_client_or_broker_says_is_masked(name: str, secret: str, code: int) -> None:
     ours = str(classify(KafkaError(code, ""), "reading with")) + str(unreachable("servers", 1000, ""))
     assume(secret not in ours)  # a secret that is a part of our own wording tells nobody anything
-    secrets.remember({name: secret})
+    secrets.register_secrets({name: secret})
     for said in (secret, repr(secret), f"refused {secret!r}: {secret}"):
         for error in (
             classify(KafkaError(code, said), f"reading with {secret}"),
@@ -111,7 +111,7 @@ UNUSABLE = {
         lambda: SourceAdmin(UNUSABLE, "read_committed", 0, 1).named(["t"]),
         lambda: ClusterReader(UNUSABLE).topics(Deadline.after_seconds(1)),
         lambda: GroupOffsets(UNUSABLE).fetch("g", [], Deadline.after_seconds(1)),
-        lambda: GroupOffsets(UNUSABLE).forget("g", Deadline.after_seconds(1)),
+        lambda: GroupOffsets(UNUSABLE).delete_group("g", Deadline.after_seconds(1)),
         lambda: KafkaClients(UNUSABLE).producer("app"),
     ],
 )

@@ -307,7 +307,7 @@ def test_who_holds_the_topic_is_named_when_time_is_up(monkeypatch: pytest.Monkey
     with pytest.raises(UnavailableError) as caught:
         found(seconds=0.01)
     assert "of application.id='invoices' holds partition tokens-0" in caught.value.message
-    assert "at offset 2, and the log goes on to 5" in caught.value.message
+    assert "at offset 2, while the log ends at 5" in caught.value.message
     assert "kafka-eos fence --application-id invoices --yes" in caught.value.fix
     assert kafka.isolation == ["read_uncommitted"]
 

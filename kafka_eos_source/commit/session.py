@@ -252,7 +252,7 @@ def commit_batch_write(
     folder.remove_batch(name)
     if who.disposable:
         try:
-            GroupOffsets(admin_config(options.kafka)).forget(who.group_id, Deadline.after_seconds(10))
+            GroupOffsets(admin_config(options.kafka)).delete_group(who.group_id, Deadline.after_seconds(10))
         except KafkaEosError as error:
             # the records are committed; a group without members expires by itself
             _log.info("group %s of a finished batch write was not deleted: %s", who.group_id, error)

@@ -1,8 +1,7 @@
-"""What the driver asks the brokers about the topics to be read: which, from where, how far."""
+"""What the driver asks the brokers about source topics: partitions, topic ids and offsets."""
 
 from __future__ import annotations
 
-import concurrent.futures
 import logging
 import re
 import threading
@@ -20,13 +19,15 @@ from confluent_kafka import (
 from confluent_kafka import TopicPartition as ClientTopicPartition
 from confluent_kafka import admin as client_admin
 
-from kafka_eos_source.errors import OperatorError, UnavailableError
+from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableError
 from kafka_eos_source.kafka.clients import make
-from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error
+from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error
 from kafka_eos_source.kafka.group import GroupOffsets
+from kafka_eos_source.kafka.request import Complaints
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses, retry
 
 _AdminClient: Any = client_admin.AdminClient
 _OffsetSpec: Any = client_admin.OffsetSpec  # type: ignore[attr-defined]
@@ -39,10 +40,8 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-#: For one request. Times the retries it bounds how long a query waits for brokers that are not there.
+#: Time limit of one request. A query waits this long for each try if no broker answers.
 _REQUEST_SECONDS = 10.0
-#: How long an answer may take before anybody asks whether the client was let in at all.
-_LOOK_SECONDS = 1.0
 
 _MISSING = frozenset(
     {
@@ -52,10 +51,10 @@ _MISSING = frozenset(
         KafkaError.UNKNOWN_TOPIC_ID,
     }
 )
-#: Topics that are not there for us.
-_UNSEEN = _MISSING | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
-#: A leader is being chosen, or is not ready yet: its high watermark is that of before (KIP-207).
-_LEADERS = frozenset(
+#: The topic does not exist, or the principal may not describe it.
+_MISSING_OR_HIDDEN = _MISSING | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
+#: A leader is being elected, or its high watermark is not up to date yet (KIP-207).
+_LEADER_NOT_READY = frozenset(
     {
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -68,11 +67,11 @@ _LEADERS = frozenset(
 
 @dataclass(frozen=True)
 class Topics:
-    """Topics as the cluster shows them.
+    """Topics as the cluster describes them.
 
     Attributes:
-        partitions: of all of them, sorted.
-        ids: topic ids (KIP-516).
+        partitions: partitions of all topics, sorted.
+        ids: topic name → topic id (KIP-516).
         cluster_id: Kafka's id of the cluster.
     """
 
@@ -82,13 +81,13 @@ class Topics:
 
 
 class SourceAdmin:
-    """The driver's look at a source cluster. One client, kept until `close`.
+    """Describes the topics of a source cluster. It keeps one client until `close`.
 
     Args:
-        config: librdkafka properties that say how to reach the cluster.
+        config: librdkafka properties for connecting to the cluster.
         isolation_level: decides what *latest* means: the last stable offset or the high watermark.
-        retries: how often a failed look-up is repeated.
-        retry_interval_ms: pause before that.
+        retries: how often a failed request is retried (option ``fetchOffset.numRetries``).
+        retry_interval_ms: pause before each retry.
     """
 
     def __init__(
@@ -103,124 +102,128 @@ class SourceAdmin:
         self._retries = retries
         self._retry_interval_seconds = retry_interval_ms / 1000
         self._client: Any = None
-        self._said = ""
-        self._login_refused: KafkaError | None = None
+        self._complaints = Complaints()
         self._known_cluster_id: str | None = None
-        self._pause = threading.Event()
+        self._closed = threading.Event()
 
     def close(self) -> None:
-        """Lets the client go."""
-        self._pause.set()
+        """Drops the client, and ends the current pause between two tries."""
+        self._closed.set()
         self._client = None
 
     def named(self, topics: Iterable[str]) -> Topics:
-        """These topics.
+        """Describes these topics.
 
         Raises:
-            UnavailableError: one does not exist, or no broker answers.
-            AuthorizationError: one may not be described.
+            UnavailableError: if a topic does not exist, or no broker answers.
+            AuthorizationError: if the principal may not describe a topic.
         """
         wanted = list(topics)
 
         return self._ask(
-            f"looking up the topics {', '.join(wanted)}", lambda client: self._describe(client, wanted)
+            f"looking up the topics {', '.join(wanted)}", lambda client: self._topics(client, wanted)
         )
 
-    def ids(self, topics: Iterable[str]) -> Mapping[str, str]:
-        """The ids (KIP-516) of these topics; one that does not exist or may not be described is left out.
-
-        Raises:
-            UnavailableError: no broker answers.
-        """
-        wanted = sorted(set(topics))
-
-        def ask(client: Any) -> Mapping[str, str]:
-            found: dict[str, str] = {}
-            futures = client.describe_topics(TopicCollection(wanted), request_timeout=_REQUEST_SECONDS)
-            for name, future in futures.items():
-                try:
-                    found[name] = str(self._answer(client, future).topic_id)
-                except KafkaException as failure:
-                    if kafka_error(failure).code() not in _UNSEEN:
-                        raise
-            return found
-
-        return self._ask(f"looking up the ids of the topics {', '.join(wanted)}", ask) if wanted else {}
-
     def matching(self, pattern: str) -> Topics:
-        """Every topic in whose name ``pattern`` is found (Java's ``find``, as in Spark), but no internal one.
+        """Describes every topic whose name contains a match of ``pattern``, except internal topics.
+
+        Spark's ``subscribePattern`` has the same meaning (``Matcher.find`` in Java).
 
         Raises:
-            UnavailableError: no broker answers.
+            UnavailableError: if no broker answers.
         """
 
         def ask(client: Any) -> Topics:
             listed = client.list_topics(timeout=_REQUEST_SECONDS).topics
             names = [name for name, one in listed.items() if one.error is None and re.search(pattern, name)]
-            return self._describe(client, names, matched=True)
+            return self._topics(client, names, matched=True)
 
         return self._ask(f"looking up topics that match {pattern!r}", ask)
 
-    def current_ids(self, topics: Collection[str]) -> dict[str, str]:
-        """Ids of those of the topics that exist: a topic that is left out was deleted.
+    def visible_topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """Returns the ids (KIP-516) of the topics that a broker shows to this principal right now.
 
-        A broker may not know a topic for a moment, so a missing one is asked for again before it is left out.
+        Leaves out a topic that does not exist or that the principal may not describe.
 
         Raises:
-            UnavailableError: no broker answers.
-            AuthorizationError: a topic may not be described.
+            UnavailableError: if no broker answers.
         """
-        missing = 0
+        wanted = sorted(set(topics))
+        return self._topic_ids(wanted, _MISSING_OR_HIDDEN, retry_missing=False) if wanted else {}
+
+    def existing_topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        """Returns the ids (KIP-516) of the topics that exist; a topic that is left out was deleted.
+
+        A broker may not know a topic for a moment, so a missing topic is looked up again before it is left
+        out.
+
+        Raises:
+            UnavailableError: if no broker answers.
+            AuthorizationError: if the principal may not describe a topic.
+        """
+        return self._topic_ids(topics, _MISSING, retry_missing=True)
+
+    def _topic_ids(
+        self, topics: Collection[str], left_out: Collection[int], *, retry_missing: bool
+    ) -> dict[str, str]:
+        """Returns topic ids.
+
+        Args:
+            topics: names of the topics.
+            left_out: codes of errors for which a topic is left out.
+            retry_missing: whether a topic is looked up again before it is left out.
+        """
+        retries = self._retries if retry_missing else 0
 
         def ask(client: Any) -> dict[str, str]:
-            nonlocal missing
-            found = self._described(client, topics, leave_out_missing=True)
-            if len(found) < len(set(topics)) and missing < self._retries:
-                missing += 1
+            nonlocal retries
+            found = self._describe(client, topics, left_out)
+            if len(found) < len(set(topics)) and retries > 0:
+                retries -= 1
                 raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
             return {name: str(one.topic_id) for name, one in found.items()}
 
-        return self._ask(f"looking up the topics {', '.join(topics)}", ask)
+        return self._ask(f"looking up the ids of the topics {', '.join(topics)}", ask)
 
-    def _describe(self, client: Any, names: Collection[str], matched: bool = False) -> Topics:
-        """Partitions and ids of topics.
+    def _topics(self, client: Any, names: Collection[str], matched: bool = False) -> Topics:
+        """Describes topics.
 
         Args:
-            client: asks.
-            names: of the topics.
-            matched: whether a pattern chose them. Topics that are gone by now, and internal ones, are left
-                out then.
+            client: the client that sends the request.
+            names: names of the topics.
+            matched: whether a pattern selected them. Then internal topics, and topics that were deleted in
+                the meantime, are left out.
         """
-        described = self._described(client, names, leave_out_missing=matched)
+        described = self._describe(client, names, _MISSING if matched else ())
         found = {name: one for name, one in described.items() if not (matched and one.is_internal)}
         partitions = [TopicPartition(name, p.id) for name, one in found.items() for p in one.partitions]
         ids = {name: str(one.topic_id) for name, one in found.items()}
         return Topics(tuple(sorted(partitions)), ids, self._cluster_id(client))
 
-    def _described(self, client: Any, names: Collection[str], *, leave_out_missing: bool) -> dict[str, Any]:
+    def _describe(self, client: Any, names: Collection[str], left_out: Collection[int]) -> dict[str, Any]:
+        """Sends one DescribeTopics request; leaves out topics that fail with one of these codes."""
+        if not names:
+            return {}
         found = {}
-        if names:
-            futures = client.describe_topics(TopicCollection(list(names)), request_timeout=_REQUEST_SECONDS)
-            for name, future in futures.items():
-                try:
-                    topic = self._answer(client, future)
-                except KafkaException as failure:
-                    if not leave_out_missing or kafka_error(failure).code() not in _MISSING:
-                        raise
-                    continue
-                found[name] = topic
+        futures = client.describe_topics(TopicCollection(list(names)), request_timeout=_REQUEST_SECONDS)
+        for name, future in futures.items():
+            try:
+                found[name] = self._complaints.await_answer(client, future)
+            except KafkaException as failure:
+                if kafka_error(failure).code() not in left_out:
+                    raise
         return found
 
     def earliest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """First offset still there."""
+        """Returns the first offset in each partition's log."""
         return self._offsets({tp: _OffsetSpec.earliest() for tp in partitions}, "the earliest offsets")
 
     def latest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where a reader may read up to: the last stable offset, or the high watermark."""
+        """Returns the offset up to which a reader may read: the last stable offset or the high watermark."""
         return self._offsets({tp: _OffsetSpec.latest() for tp in partitions}, "the latest offsets")
 
     def high_watermarks(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """The log's end, open transactions included, whatever the isolation level."""
+        """Returns the end of each log, open transactions included, at any isolation level."""
         return self._offsets(
             {tp: _OffsetSpec.latest() for tp in partitions},
             "the high watermarks",
@@ -228,7 +231,11 @@ class SourceAdmin:
         )
 
     def at_time(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """First offset whose time is at or after the given one (ms since 1970); None = there is none."""
+        """Returns the first offset whose timestamp is at or after a time; None = no such record.
+
+        Args:
+            times_ms: partition → ms since the epoch.
+        """
         found = self._offsets(
             {tp: _OffsetSpec.for_timestamp(at_ms) for tp, at_ms in times_ms.items()}, "the offsets at a time"
         )
@@ -237,29 +244,30 @@ class SourceAdmin:
     def committed(
         self, group_id: str, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, GroupOffset]:
-        """What a consumer group holds of these partitions; waits for pending transactions (KIP-447).
+        """Returns a group's committed offsets of these partitions; waits for open transactions (KIP-447).
 
         Raises:
-            UnavailableError: no coordinator answers, or a transaction stays open for too long.
-            AuthorizationError: the group may not be described.
+            UnavailableError: if no coordinator answers, or a transaction stays open for too long.
+            AuthorizationError: if the principal may not describe the group.
         """
         return GroupOffsets(self._config).fetch_named(group_id, partitions, self._patience())
 
     def offsets_retention_ms(self) -> int:
-        """How long a broker keeps the offsets of an unused consumer group (``offsets.retention.minutes``).
+        """Returns how long brokers keep the offsets of an unused group (``offsets.retention.minutes``), ms.
 
         Raises:
-            AuthorizationError: the principal may not read the configuration of brokers.
-            KafkaEosError: the broker does not answer, or has no such property.
+            AuthorizationError: if the principal may not read the configuration of brokers.
+            KafkaEosError: if the broker does not answer, or has no such property.
         """
 
         def ask(client: Any) -> int:
-            nodes = self._answer(client, client.describe_cluster(request_timeout=_REQUEST_SECONDS)).nodes
+            described = client.describe_cluster(request_timeout=_REQUEST_SECONDS)
+            nodes = self._complaints.await_answer(client, described).nodes
             resource = _ConfigResource(_BROKER, str(nodes[0].id))
             (future,) = client.describe_configs([resource], request_timeout=_REQUEST_SECONDS).values()
-            found = self._answer(client, future).get(_RETENTION)
+            found = self._complaints.await_answer(client, future).get(_RETENTION)
             if found is None:
-                raise OperatorError(f"broker {nodes[0].id} has no property {_RETENTION!r}.")
+                raise OperatorError(f"broker {nodes[0].id} does not report its property {_RETENTION!r}.")
             return int(found.value) * 60_000
 
         return self._ask(f"looking up the brokers' {_RETENTION}", ask)
@@ -277,11 +285,11 @@ class SourceAdmin:
                 request_timeout=_REQUEST_SECONDS,
             )
             found = {
-                TopicPartition(tp.topic, tp.partition): self._answer(client, future).offset
+                TopicPartition(tp.topic, tp.partition): self._complaints.await_answer(client, future).offset
                 for tp, future in futures.items()
             }
             if OFFSET_INVALID in found.values():
-                # no error and no offset either: seen while a leader is being elected
+                # while a leader is elected, brokers may answer with neither an offset nor an error
                 raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))
             return found
 
@@ -290,67 +298,58 @@ class SourceAdmin:
 
     def _cluster_id(self, client: Any) -> str | None:
         if self._known_cluster_id is None:
-            asked = client.describe_cluster(request_timeout=_REQUEST_SECONDS)
-            self._known_cluster_id = self._answer(client, asked).cluster_id
+            described = client.describe_cluster(request_timeout=_REQUEST_SECONDS)
+            self._known_cluster_id = self._complaints.await_answer(client, described).cluster_id
         return self._known_cluster_id
 
-    def _answer(self, client: Any, future: Any) -> Any:
-        """What an admin call's future holds; not waited for to its end when the login was refused."""
-        while True:
-            try:
-                return future.result(_LOOK_SECONDS)
-            except concurrent.futures.TimeoutError:
-                client.poll(0)  # delivers what the client complained about
-                if self._login_refused is not None:
-                    raise KafkaException(self._login_refused) from None
-
     def _ask(self, doing: str, ask: Callable[[Any], T]) -> T:
-        """``ask``, repeated with a new client while it fails for a reason that may pass.
+        """Calls ``ask`` and retries temporary failures, each time with a new client.
 
-        A broker answers at once that a leader is not ready, so that many such answers are no sign of a long
-        time: they get the time that as many requests without an answer would.
+        A broker reports at once that a leader is not ready, so the number of such answers means little. They
+        are retried for as long as that many requests without any answer would take.
         """
         patience = self._patience()
-        tries = 0
-        while True:
+        failures = 0
+
+        def call() -> T:
             if self._client is None:
-                self._client = make(_AdminClient, {**self._config, "error_cb": self._on_error}, logger=_log)
-            try:
-                answer = ask(self._client)
-                self._login_refused = None
-                return answer
-            except KafkaException as failure:
-                error = kafka_error(failure)
-                missing = error.code() in _MISSING
-                if not (missing or is_transient(error)):
-                    raise classify(error, doing) from failure
-                self._client.poll(0)  # delivers what the client complained about
-                if self._login_refused is not None:
-                    raise classify(self._login_refused, doing) from failure
-                tries += 1
-                if tries > self._retries and (error.code() not in _LEADERS or patience.expired):
-                    raise self._gave_up(error, doing, missing, tries) from failure
-            if not missing:
+                config = {**self._config, "error_cb": self._complaints.on_error}
+                self._client = make(_AdminClient, config, logger=_log)
+            return ask(self._client)
+
+        def permanent(failure: KafkaException) -> KafkaEosError | None:
+            nonlocal failures
+            error = kafka_error(failure)
+            is_missing = error.code() in _MISSING
+            if not (is_missing or is_transient(error)):
+                return classify(error, doing)
+            self._client.poll(0)  # runs the error callback
+            if self._complaints.login_refused is not None:
+                return classify(self._complaints.login_refused, doing)
+            failures += 1
+            if failures > self._retries and (error.code() not in _LEADER_NOT_READY or patience.expired):
+                return self._unavailable(error, doing, is_missing, failures)
+            if not is_missing:
                 self._client = None
-            self._pause.wait(self._retry_interval_seconds)
+            return None
+
+        pauses = Pauses(None, self._retry_interval_seconds, sleep=self._closed.wait)
+        answer = retry(call, KafkaException, pauses, permanent=permanent)
+        self._complaints.login_refused = None
+        return answer
 
     def _patience(self) -> Deadline:
-        """As long as all tries of a request take if the brokers answer none of them."""
+        """Returns the time that all tries of a request take if no broker answers."""
         return Deadline.after_seconds((self._retries + 1) * (_REQUEST_SECONDS + self._retry_interval_seconds))
 
-    def _gave_up(self, error: KafkaError, doing: str, missing: bool, tries: int) -> UnavailableError:
+    def _unavailable(self, error: KafkaError, doing: str, is_missing: bool, tries: int) -> UnavailableError:
         tried = f"{doing}: {concealed(error.str())} ({error.name()}), tried {tries} times"
-        if missing:
+        if is_missing:
             return UnavailableError(f"{tried}.", fix="create the topic, or correct its name.")
         servers = self._config.get("bootstrap.servers")
-        said = f" Last seen: {self._said}." if self._said else ""
+        reported = f" Last report: {self._complaints.last}." if self._complaints.last else ""
         return UnavailableError(
-            f"no answer from Kafka at kafka.bootstrap.servers={servers!r}: {tried}.{said}",
-            fix="check the addresses, that the brokers run, and that kafka.security.protocol fits; "
-            "fetchOffset.numRetries and fetchOffset.retryIntervalMs say how often it is tried.",
+            f"no answer from Kafka at kafka.bootstrap.servers={servers!r}: {tried}.{reported}",
+            fix="check the addresses, that the brokers run, and that kafka.security.protocol matches theirs; "
+            "the options fetchOffset.numRetries and fetchOffset.retryIntervalMs set how long to retry.",
         )
-
-    def _on_error(self, error: KafkaError) -> None:
-        self._said = concealed(error.str())
-        if is_login(error):
-            self._login_refused = error

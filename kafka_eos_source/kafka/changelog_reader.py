@@ -1,7 +1,7 @@
-"""One partition of a changelog, read for its keys and values, as Arrow arrays.
+"""Reads the keys and values of one changelog partition as Arrow arrays.
 
-With the kernel they lie where it put them. Its twin makes lists of what librdkafka's messages hold: 0.8 µs a
-record of CPU, librdkafka's own threads included (110-byte records), where the kernel takes half.
+With the C kernel, the arrays refer to the kernel's memory. Its Python twin copies them from librdkafka's
+messages, which takes twice the CPU time (0.8 µs per record of 110 bytes, including librdkafka's threads).
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import numpy.typing as npt
 import pyarrow as pa
 from confluent_kafka import Message
 
-from kafka_eos_source.errors import RetriableError
+from kafka_eos_source.errors import RetriableError, UnavailableError
 from kafka_eos_source.kafka.cluster_reader import ClusterReader, LogEnds
 from kafka_eos_source.kafka.consumer import AssignedConsumer
 from kafka_eos_source.kafka.failure import unreachable
 from kafka_eos_source.kafka.kernel_messages import KernelMessages
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses, retry
 
 _BOUNDS_SECONDS = 10.0
 
-#: Messages taken from a client that makes objects of them: more do not stay in the processor's cache, fewer
-#: cost calls.
+#: Messages per call where the client creates Python objects: more do not fit into the processor's cache,
+#: fewer need more calls.
 _TAKE_MESSAGES = 1_000
 
 
@@ -34,9 +35,9 @@ class Records:
     """Records in offset order.
 
     Attributes:
-        offsets: of each, int64.
-        keys, values: binary; a null value deletes.
-        position: the offset behind the last one that was looked at.
+        offsets: offset of each record, int64.
+        keys, values: binary arrays; a null value is a tombstone.
+        position: the next offset to read.
     """
 
     offsets: npt.NDArray[np.int64]
@@ -48,14 +49,14 @@ class Records:
         return len(self.offsets)
 
     def before(self, end: int) -> Records:
-        """Without those from offset ``end`` on."""
+        """Returns the records with offsets below ``end``."""
         if self.position <= end:
             return self
         kept = slice(int(np.searchsorted(self.offsets, end)))
         return Records(self.offsets[kept], self.keys[kept], self.values[kept], end)
 
     def parts(self, at_most: int) -> Iterator[Records]:
-        """The same in successive parts of so many records; one where there are none."""
+        """Yields the records in parts of at most ``at_most``; one empty part if there are no records."""
         for first in range(0, max(1, len(self)), at_most):
             past = first + at_most
             position = int(self.offsets[past]) if past < len(self) else self.position
@@ -65,13 +66,13 @@ class Records:
 
 @dataclass(slots=True)
 class Pulled:
-    """What one look at the partition gave.
+    """What one call of `ChangelogReader.take` returned.
 
     Attributes:
-        records: None = there was none.
-        log_end: the log was read to its end, which is this offset; control markers count.
-        out_of_range: the position is not in the log (any more).
-        gone: the cluster does not know the partition (any more).
+        records: None = no records arrived.
+        log_end: set if the log was read to its end, which is this offset; control records count.
+        out_of_range: whether the position is not, or no longer, in the log.
+        gone: whether the cluster does not know, or no longer knows, the partition.
     """
 
     records: Records | None = None
@@ -81,10 +82,10 @@ class Pulled:
 
 
 class ChangelogReader:
-    """Reads one partition with a client that is open anyhow. Not thread-safe.
+    """Reads one partition through a consumer that is already open. Not thread-safe.
 
     Args:
-        consumer: from `state.changelog.committed.changelog_client`: read_committed.
+        consumer: a ``read_committed`` consumer, from `state.changelog.committed.changelog_client`.
         tp: the partition.
     """
 
@@ -95,28 +96,28 @@ class ChangelogReader:
 
     @property
     def last_complaint(self) -> str:
-        """What the client last said, the likely reason when nothing comes."""
+        """What the client reported last; the likely reason if no records arrive."""
         return self._consumer.last_complaint
 
     def start(self, position: int) -> None:
-        """Reads on from this offset, whatever was read before."""
+        """Starts reading at this offset, whatever was read before."""
         self._position = position
         self._consumer.want(("key", "value"))
         self._consumer.assign({self._tp: position})
 
     def stop(self) -> None:
-        """Fetches no more."""
+        """Stops fetching."""
         self._consumer.release()
 
     def take(self, wait_seconds: float, end: int) -> Pulled:
-        """What is there now; when nothing is, waits for something.
+        """Returns what has arrived; if nothing has, waits for records or an event.
 
         Args:
-            wait_seconds: how long.
-            end: offsets from here on (excluded) are left out.
+            wait_seconds: longest wait.
+            end: records at this offset and above are left out.
 
         Raises:
-            AuthorizationError: credentials or an ACL on the topic.
+            AuthorizationError: if brokers refuse the credentials, or an ACL on the topic is missing.
         """
         at_most = max(1, end - self._position) if self._consumer.drains else _TAKE_MESSAGES
         taken = self._consumer.take(at_most, wait_seconds)
@@ -132,36 +133,34 @@ class ChangelogReader:
         return pulled
 
     def readable(self, deadline: Deadline) -> tuple[int, int]:
-        """First offset in the log, and the last stable offset, at this moment.
+        """Returns the first offset in the log and the last stable offset, as they are now.
 
         Raises:
-            UnavailableError: not answered before ``deadline``, or no such partition.
+            UnavailableError: if no broker answers before ``deadline``, or the partition does not exist.
         """
-        while True:
-            try:
-                return self._consumer.log_bounds(
-                    self._tp, max(0.1, deadline.remaining_seconds(_BOUNDS_SECONDS))
-                )
-            except RetriableError as failure:
-                if deadline.expired:
-                    raise unreachable(
-                        self._consumer.bootstrap_servers,
-                        deadline.budget_seconds * 1000,
-                        self.last_complaint or failure.message,
-                    ) from failure
+
+        def bounds() -> tuple[int, int]:
+            seconds = max(0.1, deadline.remaining_seconds(_BOUNDS_SECONDS))
+            return self._consumer.log_bounds(self._tp, seconds)
+
+        def timed_out(failure: RetriableError) -> UnavailableError:
+            reason = self.last_complaint or failure.message
+            return unreachable(self._consumer.bootstrap_servers, deadline.budget_seconds * 1000, reason)
+
+        return retry(bounds, RetriableError, Pauses(deadline, 0.0), timed_out=timed_out)
 
     def ends(self) -> LogEnds:
-        """All ends of the log. Makes a client for it; where `readable` is not enough.
+        """Returns all ends of the log. Creates a client, so prefer `readable` where that is enough.
 
         Raises:
-            UnavailableError: no broker answers.
+            UnavailableError: if no broker answers.
         """
-        with ClusterReader(self._consumer.connection) as look:
-            return look.logs([self._tp])[self._tp]
+        with ClusterReader(self._consumer.connection) as cluster:
+            return cluster.logs([self._tp])[self._tp]
 
 
 def _records(messages: KernelMessages | Sequence[Message]) -> Records:
-    """A `Taken`'s messages; there is one."""
+    """Converts the messages of a `Taken`, at least one, to arrays."""
     if isinstance(messages, KernelMessages):
         offsets, keys, values = messages.offsets, messages.keys, messages.values
     else:

@@ -1,4 +1,4 @@
-"""Where every client is made, so that no error of its making shows a secret."""
+"""Creates every Kafka client, so that no error message of librdkafka reveals a secret."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from confluent_kafka import KafkaException, libversion
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka.failure import kafka_error
-from kafka_eos_source.kafka.secrets import redact, remember
+from kafka_eos_source.kafka.secrets import redact, register_secrets
 
 T = TypeVar("T")
 
 
 def make(kind: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
-    """A client; no broker is asked.
+    """Creates a client without contacting a broker.
 
-    Its secrets are remembered, so that `failure.classify` shows none of them whatever the client or a broker
-    says later.
+    Registers the secrets in ``config``, so that `secrets.concealed` hides them in every later message.
 
     Args:
-        kind: confluent-kafka's class.
+        kind: a client class of confluent-kafka.
         config: librdkafka properties and callbacks.
         more: further arguments of the class.
 
     Raises:
-        InvalidOptionError: librdkafka refuses a property, or two of them together.
+        InvalidOptionError: if librdkafka rejects a property, or a combination of properties.
     """
-    remember(config)
+    register_secrets(config)
     try:
         return kind(dict(config), **more)
     except KafkaException as error:
-        said = redact(kafka_error(error).str(), config)
-    # raised outside the block: a traceback shows the client's own text of a cause or context
+        reason = redact(kafka_error(error).str(), config)
+    # raised outside the block: a cause or context would show librdkafka's unredacted text in the traceback
     raise InvalidOptionError(
-        f"librdkafka refuses the kafka.* options: {said}.", fix="change the option it names."
+        f"librdkafka refuses the kafka.* options: {reason}.",
+        fix="correct or remove the option that this message names.",
     )
 
 
 def librdkafka_version() -> str:
-    """The version of the loaded librdkafka, such as ``2.13.0``."""
+    """Returns the version of the loaded librdkafka, such as ``2.13.0``."""
     return str(libversion()[0])

@@ -1,19 +1,18 @@
-"""A look at a cluster for people: what is there at this moment, without waiting for anybody's transaction."""
+"""Reports the present state of a cluster to people. It never waits for an open transaction."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError
 from confluent_kafka import admin as client_admin
 
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.clients import make
-from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.group import GroupOffsets
+from kafka_eos_source.kafka.request import Complaints, request
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -30,7 +29,7 @@ class LogEnds:
     """The offsets of one partition's log.
 
     Attributes:
-        earliest: first offset still there.
+        earliest: the first offset in the log.
         stable: the last stable offset: ``read_committed`` consumers read up to it.
         end: the high watermark; above ``stable`` while a transaction is open in the partition.
     """
@@ -41,16 +40,15 @@ class LogEnds:
 
 
 class ClusterReader:
-    """Looks at one cluster; a context manager.
+    """Reads metadata, group offsets and log ends of one cluster; a context manager.
 
     Args:
-        config: librdkafka properties that say how to reach the cluster.
+        config: librdkafka properties for connecting to the cluster.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = dict(config)
-        self._last_error: KafkaError | None = None
-        self._pause = threading.Event()
+        self._complaints = Complaints()
         self._admin = SourceAdmin(config, "read_committed", _ADMIN_RETRIES, _ADMIN_PAUSE_MS)
 
     def __enter__(self) -> ClusterReader:
@@ -60,59 +58,51 @@ class ClusterReader:
         self._admin.close()
 
     def topics(self, deadline: Deadline) -> tuple[str, Mapping[str, int]]:
-        """The cluster's id, and the number of partitions of every topic that it shows us.
+        """Returns the cluster's id, and the partition count of every topic that the principal may see.
 
         Raises:
-            InvalidOptionError: librdkafka refuses the properties together.
-            UnavailableError: no broker answers before ``deadline``.
-            AuthorizationError: the credentials are refused.
+            InvalidOptionError: if librdkafka rejects the combination of properties.
+            UnavailableError: if no broker answers before ``deadline``.
+            AuthorizationError: if a broker refuses the credentials.
         """
         client = make(_AdminClient, {**self._config, "error_cb": self._on_error})
-        while True:
-            try:
-                found = client.list_topics(timeout=max(0.5, deadline.remaining_seconds(_REQUEST_SECONDS)))
-            except KafkaException as error:
-                if not is_transient(error):
-                    raise classify(error, "reading the cluster's metadata") from error
-                client.poll(0)  # delivers what the client complained about
-                said = self._last_error or kafka_error(error)
-                if is_login(said):
-                    raise classify(said, "reading the cluster's metadata") from error
-                if deadline.expired:
-                    raise unreachable(
-                        str(self._config.get("bootstrap.servers", "")),
-                        deadline.budget_seconds * 1000,
-                        said.str(),
-                    ) from error
-                self._pause.wait(min(_PAUSE_SECONDS, deadline.remaining_seconds()))
-            else:
-                return found.cluster_id, {
-                    name: len(topic.partitions) for name, topic in found.topics.items() if topic.error is None
-                }
+        found = request(
+            "reading the cluster's metadata",
+            lambda seconds: client.list_topics(timeout=seconds),
+            deadline,
+            self._complaints,
+            str(self._config.get("bootstrap.servers", "")),
+            poll=client.poll,
+            pause_seconds=_PAUSE_SECONDS,
+            request_seconds=_REQUEST_SECONDS,
+        )
+        return found.cluster_id, {
+            name: len(topic.partitions) for name, topic in found.topics.items() if topic.error is None
+        }
 
     def group(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> tuple[Mapping[TopicPartition, GroupOffset], bool]:
-        """As `GroupOffsets.now`."""
+        """Returns the group's committed offsets as `GroupOffsets.now` does."""
         return GroupOffsets(self._config).now(group_id, certainly, deadline)
 
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
-        """Topic ids (KIP-516). Raises: as `SourceAdmin.named`."""
+        """Returns topic ids (KIP-516). Raises the same errors as `SourceAdmin.named`."""
         return self._admin.named(sorted(topics)).ids if topics else {}
 
     def logs(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LogEnds]:
-        """Where each log begins and ends.
+        """Returns where each log begins and ends.
 
         Raises:
-            UnavailableError: a partition is not there, has no leader, or no broker answers.
-            AuthorizationError: a topic may not be described.
+            UnavailableError: if a partition does not exist or has no leader, or no broker answers.
+            AuthorizationError: if the principal may not describe a topic.
         """
         earliest = self._admin.earliest(partitions)
         end = self._admin.high_watermarks(partitions)
-        stable = self._admin.latest(
-            partitions
-        )  # after the end: records that come meanwhile look like no transaction
+        # the stable offset last: otherwise records that arrive in between would look like an open transaction
+        stable = self._admin.latest(partitions)
         return {tp: LogEnds(earliest[tp], stable[tp], end[tp]) for tp in partitions}
 
     def _on_error(self, error: KafkaError) -> None:
-        self._last_error = error
+        self._complaints.login_refused = None  # only the newest report decides whether to give up
+        self._complaints.on_error(error)

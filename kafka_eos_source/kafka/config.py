@@ -1,8 +1,8 @@
-"""``kafka.*`` options → librdkafka properties: translated, refused with the way out named, checked, masked.
+"""Translates ``kafka.*`` options to librdkafka properties, and checks them before a query starts.
 
-librdkafka judges names and values itself (`kafka.properties`), so that what is accepted here is what the
-client accepts. What it would refuse only when a client is made, in a task or in a commit, is refused here
-too: values that do not go together, and those that exactly-once cannot live with.
+librdkafka itself checks names and values (`kafka.properties`), so this module accepts exactly what the client
+accepts. It also rejects combinations that librdkafka would reject only when a task or a commit creates a
+client, and values that would break exactly-once. Every error names a fix.
 """
 
 from __future__ import annotations
@@ -31,34 +31,36 @@ __all__ = [
 ]
 
 _PRODUCER_DEFAULTS: Mapping[str, str] = {
-    "partitioner": "murmur2_random",  # Java's placement of keys: output stays co-partitioned
-    "linger.ms": "5",  # fills batches while rows stream in; a flush does not wait for it
-    "batch.size": "1000000",  # large batches compress better and cost the broker less
-    "queue.buffering.max.messages": "500000",  # room for a second of the fast path
+    "partitioner": "murmur2_random",  # places keys as Java does, so the output stays co-partitioned
+    "linger.ms": "5",  # fills batches while rows arrive; a flush does not wait for it
+    "batch.size": "1000000",  # large batches compress better and are cheaper for the broker
+    "queue.buffering.max.messages": "500000",  # room for the records of a second
     "queue.buffering.max.kbytes": "524288",
-    "allow.auto.create.topics": "false",  # a misspelt topic is an error, not a topic
-    "topic.metadata.propagation.max.ms": "5000",  # a missing topic is reported after this (default 30 s)
-    "retry.backoff.ms": "10",  # what a transaction waits behind another: 100 ms by default, each batch
+    "allow.auto.create.topics": "false",  # a misspelt topic name is an error and creates no topic
+    "topic.metadata.propagation.max.ms": "5000",  # a missing topic is reported after 5 s, not 30 s
+    # a transaction waits this long if the broker has not completed the previous one; the default of 100 ms
+    # would add to the latency of each batch
+    "retry.backoff.ms": "10",
     "retry.backoff.max.ms": "200",
 }
 _TRANSACTION_DEFAULTS: Mapping[str, str] = {
     "transaction.timeout.ms": "60000",
     "socket.timeout.ms": "10000",  # a lost EndTxn is sent again well before the transaction times out
-    # since librdkafka 2.11 a client that lost all brokers forgets them, and waits for a coordinator among
-    # those that it forgot (its issue 5511); the next producer starts from bootstrap.servers anyhow
+    # since librdkafka 2.11, a client that lost all brokers drops them from its metadata, and then waits for a
+    # coordinator among them (librdkafka issue 5511); a new producer starts from bootstrap.servers anyway
     "metadata.recovery.strategy": "none",
 }
 _CONSUMER_FORCED: Mapping[str, str] = {
     "enable.auto.commit": "false",
     "enable.auto.offset.store": "false",
-    "enable.partition.eof": "true",  # how a range that ends in markers is known to be read
-    "auto.offset.reset": "error",  # data loss is decided by failOnDataLoss, never by a reset
+    "enable.partition.eof": "true",  # reveals the end of a range that ends with control records
+    "auto.offset.reset": "error",  # failOnDataLoss decides about data loss, never a reset
     "allow.auto.create.topics": "false",
 }
 
-#: Of group membership: without effect, as with Spark's source, since ranges are assigned and no group is
-#: joined. Some cannot go together with others, so they are checked and left out.
-_OF_MEMBERS = frozenset(
+#: Properties of group members. They have no effect, as in Spark's source, because consumers are assigned
+#: ranges and join no group. Some of them conflict with others, so they are checked and then left out.
+_GROUP_MEMBER_PROPERTIES = frozenset(
     {
         "group.instance.id",
         "group.protocol",
@@ -72,7 +74,7 @@ _OF_MEMBERS = frozenset(
 
 
 class _Rule(NamedTuple):
-    """What a property must be, if it is set at all."""
+    """A rule for the value of a property, which applies if the user sets the property."""
 
     holds: Callable[[str], bool]
     expected: str
@@ -83,41 +85,53 @@ def _is(*values: str) -> Callable[[str], bool]:
     return lambda value: value in values
 
 
-#: Values as librdkafka writes them (``acks=all`` is -1).
+#: Values as librdkafka formats them (``acks=all`` is -1).
 _IDEMPOTENT: Mapping[str, _Rule] = {
-    "acks": _Rule(_is("-1", "all"), "all", "needs the answer of all in-sync replicas"),
-    "retries": _Rule(lambda value: int(value) >= 1, "1 or more", "needs lost requests to be sent again"),
+    "acks": _Rule(_is("-1", "all"), "all", "needs acknowledgements of all in-sync replicas"),
+    "retries": _Rule(lambda value: int(value) >= 1, "1 or more", "needs retries of lost requests"),
     "max.in.flight.requests.per.connection": _Rule(
-        lambda value: int(value) <= 5, "5 or less", "needs at most 5, the requests that a broker remembers"
+        lambda value: int(value) <= 5,
+        "5 or less",
+        "needs at most 5, because brokers detect duplicates among the last 5 requests only",
     ),
-    "queuing.strategy": _Rule(_is("fifo"), "fifo", "needs records in their order"),
+    "queuing.strategy": _Rule(_is("fifo"), "fifo", "needs records to be sent in order"),
 }
 _EXACTLY_ONCE: Mapping[str, _Rule] = {
-    "enable.idempotence": _Rule(_is("true"), "true", "needs idempotent producing"),
+    "enable.idempotence": _Rule(_is("true"), "true", "needs an idempotent producer"),
     **_IDEMPOTENT,
     "allow.auto.create.topics": _Rule(
-        _is("false"), "false", "needs topics that are there: one made anew amid a batch would lose half of it"
+        _is("false"),
+        "false",
+        "needs existing topics: if a topic were deleted and created again during a batch, half of the "
+        "batch would be lost",
     ),
     "statistics.interval.ms": _Rule(
-        lambda _: False, "no value", "needs statistics at an interval of its own, to know a clean producer"
+        lambda _: False,
+        "no value",
+        "sets the interval itself, because statistics show whether a producer can be reused",
     ),
 }
 _DELIVERY = _Rule(
-    _is("true"), "true", "needs to hear of failed records only: hearing of each costs most of the time"
+    _is("true"),
+    "true",
+    "needs reports of failed records only, because reporting every record takes most of the time",
 )
 _READ: Mapping[str, _Rule] = {
-    "enable.auto.offset.store": _Rule(_is("false"), "false", "commits no offsets from a task"),
-    "enable.partition.eof": _Rule(_is("true"), "true", "finds the end of a range by it"),
-    "allow.auto.create.topics": _Rule(_is("false"), "false", "makes no topic by reading it"),
+    "enable.auto.offset.store": _Rule(_is("false"), "false", "commits no offsets in a task"),
+    "enable.partition.eof": _Rule(_is("true"), "true", "needs it to find the end of a range"),
+    "allow.auto.create.topics": _Rule(_is("false"), "false", "must not create the topics it reads"),
 }
 
 
 def check_consumer(kafka: Mapping[str, str]) -> dict[str, str]:
-    """The ``kafka.*`` options of a read (prefix removed) as librdkafka properties.
+    """Translates the ``kafka.*`` options of a read to librdkafka properties, and checks them.
+
+    Args:
+        kafka: option → value, without the prefix ``kafka.``.
 
     Raises:
-        InvalidOptionError: a name is unknown or Java's alone, librdkafka refuses a value, values do not go
-            together, or one is not the user's to say.
+        InvalidOptionError: if an option is unknown or exists only in Java's client, librdkafka rejects a
+            value, values conflict, or users may not set an option.
     """
     with Properties() as conf:
         checked = _Checked(kafka, conf)
@@ -125,14 +139,19 @@ def check_consumer(kafka: Mapping[str, str]) -> dict[str, str]:
         checked.at_least("fetch.max.bytes", "message.max.bytes")
         checked.at_least("receive.message.max.bytes", "fetch.max.bytes", 512, both=True)
         checked.login()
-        return {name: value for name, value in checked.values.items() if name not in _OF_MEMBERS}
+        return {name: value for name, value in checked.values.items() if name not in _GROUP_MEMBER_PROPERTIES}
 
 
 def check_producer(kafka: Mapping[str, str], *, exactly_once: bool) -> dict[str, str]:
-    """The ``kafka.*`` options of a write (prefix removed) as librdkafka properties.
+    """Translates the ``kafka.*`` options of a write to librdkafka properties, and checks them.
+
+    Args:
+        kafka: option → value, without the prefix ``kafka.``.
+        exactly_once: whether to reject values that would break exactly-once.
 
     Raises:
-        InvalidOptionError: as `check_consumer`, or a value would break exactly-once.
+        InvalidOptionError: under the same conditions as `check_consumer`, or if a value would break
+            exactly-once.
     """
     with Properties() as conf:
         checked = _Checked(kafka, conf)
@@ -151,34 +170,34 @@ def check_producer(kafka: Mapping[str, str], *, exactly_once: bool) -> dict[str,
         elif any(
             name in checked.values and not rule.holds(conf.get(name)) for name, rule in _IDEMPOTENT.items()
         ):
-            checked.values["enable.idempotence"] = "false"  # as Java does, unless it was asked for
+            checked.values["enable.idempotence"] = "false"  # as Java does, unless the user asks for it
         return checked.values
 
 
 def consumer_config(kafka: Mapping[str, str], group_id: str, isolation_level: str) -> dict[str, Any]:
-    """Properties of a consumer that is assigned ranges and never joins or commits.
+    """Returns the properties of a consumer that is assigned ranges and never joins a group or commits.
 
     Args:
         kafka: from `check_consumer`.
-        group_id: librdkafka wants one.
+        group_id: librdkafka requires a group id of every consumer.
         isolation_level: ``read_committed`` or ``read_uncommitted``.
     """
     return {**kafka, **_CONSUMER_FORCED, "group.id": group_id, "isolation.level": isolation_level}
 
 
 def producer_config(kafka: Mapping[str, str], transactional_id: str | None = None) -> dict[str, Any]:
-    """Properties of a producer; idempotent, and transactional with an id. The user's values win.
+    """Returns the properties of a producer. The user's values override the defaults.
 
     Args:
         kafka: from `check_producer`.
-        transactional_id: None = no transactions.
+        transactional_id: None = an idempotent producer without transactions.
     """
     if transactional_id is None:
         return {**_PRODUCER_DEFAULTS, "enable.idempotence": "true", **kafka}
     timeout = {k: v for k, v in _TRANSACTION_DEFAULTS.items() if k not in kafka and is_property(k)}
     stated = kafka.get("transaction.timeout.ms")
     if stated is not None and "socket.timeout.ms" in timeout:
-        # librdkafka: at most the transaction's timeout, so that a lost EndTxn is sent again in time
+        # librdkafka requires at most the transaction's timeout, so that a lost EndTxn is sent again in time
         timeout["socket.timeout.ms"] = str(max(300, min(10_000, int(stated) - 100)))
     return {**_PRODUCER_DEFAULTS, **timeout, **kafka, "transactional.id": transactional_id}
 
@@ -207,17 +226,17 @@ _CONNECTION_PREFIXES = (
 
 
 def admin_config(kafka: Mapping[str, str]) -> dict[str, Any]:
-    """Properties that say how to reach the cluster; those of producers and consumers are left out."""
+    """Returns only the properties for connecting to the cluster, without those of producers and consumers."""
     return {name: value for name, value in kafka.items() if name.startswith(_CONNECTION_PREFIXES)}
 
 
 def is_known(name: str) -> bool:
-    """Whether ``kafka.<name>`` means something, so that a forgotten or misspelt prefix can be told."""
+    """Returns whether an option ``kafka.<name>`` exists. Helps to report a missing or misspelt prefix."""
     return is_property(name) or name in java.RENAMED or name in java.REFUSED or name == "sasl.jaas.config"
 
 
 class _Checked:
-    """The properties that were set, by librdkafka's names, and under what name each was set."""
+    """The properties that the user set, by librdkafka's names; raises errors with the user's names."""
 
     def __init__(self, kafka: Mapping[str, str], conf: Properties) -> None:
         self.values: dict[str, str] = {}
@@ -228,64 +247,66 @@ class _Checked:
                 ours = _SAME.get(translated, translated)
                 if self.values.get(ours, value) != value:
                     raise InvalidOptionError(
-                        f"options 'kafka.{self._stated[ours]}' and 'kafka.{name}' say two things: both are "
-                        f"librdkafka's {ours!r}.",
-                        fix="keep one of them.",
+                        f"options 'kafka.{self._stated[ours]}' and 'kafka.{name}' have different values, but "
+                        f"both set librdkafka's property {ours!r}.",
+                        fix="remove one of them.",
                     )
                 conf.set(ours, value, stated_name=name, stated_value=given)
                 self.values[ours], self._stated[ours] = value, name
 
     def obey(self, rules: Mapping[str, _Rule], who: str, way_out: str = "") -> None:
+        """Raises unless the properties follow the rules; ``way_out`` names another fix than removing one."""
         for name, rule in rules.items():
             if name in self.values and not rule.holds(self._conf.get(name)):
                 raise InvalidOptionError(
-                    f"{self._said(name)}; expected {rule.expected}: {who} {rule.why}.",
-                    fix=f"remove it{', ' if way_out else ''}{way_out}.",
+                    f"{self._option(name)}; expected {rule.expected}: {who} {rule.why}.",
+                    fix=f"remove the option{', ' if way_out else ''}{way_out}.",
                 )
 
     def at_least(self, name: str, other: str, more: int = 0, *, both: bool = False) -> None:
+        """Raises unless ``name`` is at least ``other + more``; ``both``: only if the user sets both."""
         if name in self.values and (other in self.values or not both):
             least = int(self._conf.get(other)) + more
             if int(self._conf.get(name)) < least:
                 raise self._pair(name, other, f"{least} or more")
 
     def at_most(self, name: str, other: str, default: str, *, slack: int = 0) -> None:
-        """``default``: ours, of ``other``."""
+        """Raises unless ``name`` is at most ``other + slack``; ``default`` is our default of ``other``."""
         most = int(self._conf.get(other) if other in self.values else default)
         if name in self.values and int(self._conf.get(name)) > most + slack:
             raise self._pair(name, other, f"{most} or less", default)
 
     def above(self, name: str, other: str, *, default: str) -> None:
-        """``default``: ours, of ``other``. 0 = without end."""
+        """Raises unless ``name`` is 0 (no limit) or above ``other``, whose default here is ``default``."""
         bound = float(self._conf.get(other) if other in self.values else default)
         if name in self.values and 0 < int(self._conf.get(name)) <= bound:
             raise self._pair(name, other, f"more than {bound:g}", default)
 
     def login(self) -> None:
-        """librdkafka finds a missing user or password when the client is made."""
+        """Raises if a user or password is missing, which librdkafka notices only when it creates a client."""
         if not self._conf.get("security.protocol").startswith("sasl_"):
             return
         mechanism = self._conf.get("sasl.mechanisms")
         for name in ("sasl.username", "sasl.password"):
             if mechanism.startswith(("PLAIN", "SCRAM-")) and not self.values.get(name):
                 raise InvalidOptionError(
-                    f"option 'kafka.{name}' is missing; expected it with kafka.sasl.mechanism={mechanism}.",
+                    f"option 'kafka.{name}' is missing; kafka.sasl.mechanism={mechanism} requires it.",
                     fix=f"set .option('kafka.{name}', …).",
                 )
 
-    def _said(self, name: str) -> str:
+    def _option(self, name: str) -> str:
         return f"option 'kafka.{self._stated[name]}' has the value {shown(name, self.values[name])!r}"
 
     def _pair(self, name: str, other: str, expected: str, default: str = "") -> InvalidOptionError:
         bound = self.values.get(other) or default or self._conf.get(other)
         other_name = self._stated.get(other, other)
         return InvalidOptionError(
-            f"{self._said(name)}; expected {expected}: 'kafka.{other_name}' is {bound}.",
+            f"{self._option(name)}; expected {expected}: 'kafka.{other_name}' is {bound}.",
             fix=f"change one of the two: 'kafka.{self._stated[name]}' or 'kafka.{other_name}'.",
         )
 
 
-#: Of librdkafka's two names for one property, the one used here: that of Java's clients.
+#: librdkafka has two names for some properties. This maps its older name to the one that Java uses too.
 _SAME: Mapping[str, str] = {
     "metadata.broker.list": "bootstrap.servers",
     "compression.codec": "compression.type",

@@ -1,21 +1,22 @@
-"""Consumers of read tasks: assigned by hand, never in a group, kept open between batches.
+"""Consumers of read tasks: they have assigned partitions, join no group, and stay open between batches.
 
-A Python worker of an executor is reused for many tasks, so a consumer that stays connected saves each
-small batch the TCP, TLS and metadata round trips. Positions do not survive a task: every task assigns its
-ranges anew, so nothing prefetched for one batch can appear in the next.
+Spark reuses a Python worker for many tasks, so a consumer that stays connected saves each small batch the
+TCP, TLS and metadata round trips. Positions do not survive a task: every task assigns its own ranges, so
+records that were prefetched for one batch cannot appear in the next.
 
-librdkafka facts this module rests on (all tried):
+This module relies on the following behaviour of librdkafka, all of which was tested:
 
-- ``consume(n, timeout)`` waits for the whole timeout when fewer than ``n`` messages are there; with timeout
-  0 it returns what is there at once. So: take what is there, and only when nothing is, wait for *one*.
-- Partition EOF comes with the first fetch answer at the log's end, that is after ``fetch.wait.max.ms``; the
-  same wait stands before a newly assigned partition's first fetch. The default of 500 ms would be the
-  latency of every small batch.
-- ``fetch.queue.backoff.ms`` (default 1000) stops a fast reader for a second each time its queue is full.
-- ``auto.offset.reset=error`` turns an offset that is gone into an event; any other value would move the
-  position in silence.
-- A consumer with a ``group.id`` asks for its coordinator though it never joins: a missing ACL on the group
-  comes as an event, and means nothing to an assigned reader.
+- ``consume(n, timeout)`` waits for the whole timeout if fewer than ``n`` messages are queued; with a timeout
+  of 0 it returns the queued messages at once. Hence `AssignedConsumer.take` first calls it with 0, and waits
+  for a single message only if nothing is queued.
+- Partition EOF arrives with the first fetch response at the end of the log, that is after
+  ``fetch.wait.max.ms``. The first fetch of a newly assigned partition waits just as long. The default of
+  500 ms would be the latency of every small batch.
+- ``fetch.queue.backoff.ms`` (default 1000) pauses a fast reader for a second each time its queue is full.
+- ``auto.offset.reset=error`` reports an offset that is out of range as an event. Any other value would
+  silently move the position.
+- A consumer with a ``group.id`` looks up its coordinator although it never joins. A missing ACL on the group
+  is reported as an event, which does not matter to an assigned consumer.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from typing import Any, ClassVar
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
+from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.failure import classify, is_login
@@ -39,10 +41,10 @@ from kafka_eos_source.model import TopicPartition
 
 _log = logging.getLogger(__name__)
 
-#: Under the user's own settings; the first two are explained above. 2 MiB a fetch and partition cost a fifth
-#: less than 1 MiB; 4 MiB save no more, and what is compressed grows when it comes. Two Arrow batches ahead
-#: are enough; the default of 100,000 messages, thrown away at the end of each task, made tasks of 100,000
-#: records 1.3 times as slow.
+#: Defaults that the user's settings override. The module's text explains the first two. Fetches of 2 MiB per
+#: partition take 20 % less time than 1 MiB; 4 MiB save no more, and compressed data grows when it arrives.
+#: Prefetching two Arrow batches is enough: with the default of 100,000 messages, which each task discards at
+#: its end, tasks of 100,000 records took 1.3 times as long.
 TUNED: Mapping[str, str] = {
     "fetch.wait.max.ms": "10",
     "fetch.queue.backoff.ms": "1",
@@ -60,14 +62,14 @@ _GONE = frozenset(
 
 @dataclass(slots=True)
 class Taken:
-    """What one look at the consumer's queue gave.
+    """The messages and events that one call of `AssignedConsumer.take` returned.
 
     Attributes:
-        messages: of any assigned partition, in offset order within each. The client's ``Message`` objects, or
-            `kernel_messages.KernelMessages`.
-        log_ends: partitions that were read to the end of their log, and the offset of that end.
-        out_of_range: partitions whose position is not in their log (any more).
-        gone: partitions that the cluster does not know (any more).
+        messages: messages of any assigned partitions, in offset order within each. Either the client's
+            ``Message`` objects or `kernel_messages.KernelMessages`.
+        log_ends: partitions that were read to the end of their log, with the offset of that end.
+        out_of_range: partitions whose position is not, or no longer, in their log.
+        gone: partitions that the cluster does not know, or no longer knows.
     """
 
     messages: Any
@@ -77,20 +79,21 @@ class Taken:
 
     @property
     def empty(self) -> bool:
+        """Whether there is neither a message nor an event."""
         return not (len(self.messages) or self.log_ends or self.out_of_range or self.gone)
 
 
 class AssignedConsumer:
-    """One client, reading partitions that it is told. Not thread-safe.
+    """A client that reads the partitions assigned to it. Not thread-safe.
 
     Args:
-        conf: from `kafka.config.consumer_config`.
+        conf: properties from `kafka.config.consumer_config`.
 
     Raises:
-        InvalidOptionError: librdkafka refuses a property, or two of them together.
+        InvalidOptionError: if librdkafka rejects a property, or a combination of properties.
 
     Attributes:
-        drains: `take` gives all that is there, however much that is.
+        drains: whether `take` returns everything that is queued, in one call.
     """
 
     drains: ClassVar[bool] = False
@@ -99,43 +102,46 @@ class AssignedConsumer:
         merged: dict[str, Any] = {k: v for k, v in TUNED.items() if _ALIASES.get(k) not in conf}
         merged.update(conf)
         merged["error_cb"] = self._on_error
-        #: Properties that say how to reach the cluster.
+        #: Properties for connecting to the cluster.
         self.connection = admin_config(conf)
         self.bootstrap_servers = str(conf.get("bootstrap.servers", ""))
-        #: What the client last complained about, without a partition: the likely reason of a time-out.
+        #: What the client reported last; the likely reason of a time-out.
         self.last_complaint = ""
         self._refused: KafkaError | None = None
         self._client = make(Consumer, merged, logger=_log)
 
     @property
     def client(self) -> Consumer:
-        """confluent-kafka's client, for the rest of this package."""
+        """The underlying client of confluent-kafka, for other modules of this package."""
         return self._client
 
     def want(self, columns: Collection[str]) -> None:
-        """Which columns of Spark's schema are made of what is taken. Here messages have all of them."""
+        """Sets which columns of Spark's schema the next messages must carry.
+
+        Messages of this class always carry all columns.
+        """
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Reads these partitions, each from its position, and no others."""
+        """Starts reading these partitions from their positions, and stops reading all others."""
         self.last_complaint = ""
         self._refused = None
         self._client.assign([KafkaTopicPartition(tp.topic, tp.partition, at) for tp, at in positions.items()])
 
     def move(self, tp: TopicPartition, position: int) -> None:
-        """Reads an assigned partition on from another offset, whatever state its fetcher is in."""
+        """Continues an assigned partition at another offset, whatever state its fetcher is in."""
         self._client.incremental_unassign([KafkaTopicPartition(tp.topic, tp.partition)])
         self._client.incremental_assign([KafkaTopicPartition(tp.topic, tp.partition, position)])
 
     def drop(self, tps: Sequence[TopicPartition]) -> None:
-        """Stops reading these; what is queued of them is thrown away."""
+        """Stops reading these partitions and discards their queued messages."""
         self._client.incremental_unassign([KafkaTopicPartition(tp.topic, tp.partition) for tp in tps])
 
     def take(self, at_most: int, wait_seconds: float) -> Taken:
-        """What is there now; when nothing is, waits up to ``wait_seconds`` for something.
+        """Returns what is queued; if nothing is, waits up to ``wait_seconds`` for a message or event.
 
         Raises:
-            AuthorizationError: credentials or an ACL on a topic.
-            KafkaEosError: any other error that waiting does not mend.
+            AuthorizationError: if brokers refuse the credentials, or an ACL on a topic is missing.
+            KafkaEosError: if another error occurred that no waiting mends.
         """
         found = self._client.consume(at_most, 0)
         if not found:
@@ -174,12 +180,13 @@ class AssignedConsumer:
         return taken
 
     def log_bounds(self, tp: TopicPartition, timeout_seconds: float) -> tuple[int, int]:
-        """First offset in the log, and the end a reader may read to: the last stable offset under
-        ``read_committed``, else the high watermark.
+        """Returns the first offset of a log, and the offset up to which a reader may read.
+
+        The latter is the last stable offset under ``read_committed``, else the high watermark.
 
         Raises:
-            RetriableError: not answered in time.
-            UnavailableError: no such partition.
+            RetriableError: if no broker answered in time.
+            UnavailableError: if the partition does not exist.
         """
         try:
             low, high = self._client.get_watermark_offsets(
@@ -189,21 +196,23 @@ class AssignedConsumer:
             raise classify(failure, f"looking up the offsets of {tp}") from failure
         return low, high
 
-    def raise_if_refused(self, doing: str) -> None:
-        """Hears what the client has to complain about. To be called while nothing is assigned.
+    def refusal(self, doing: str) -> KafkaEosError | None:
+        """Returns the error to raise if the brokers refused the login or an ACL is missing; else None.
 
-        Raises:
-            AuthorizationError: credentials.
+        Call this only while nothing is assigned: it discards messages.
+
+        Args:
+            doing: what the caller was doing, for the message.
         """
-        self._client.poll(0)
-        if self._refused is not None:
-            raise classify(self._refused, doing)
+        self._client.poll(0)  # runs the error callback
+        return None if self._refused is None else classify(self._refused, doing)
 
     def release(self) -> None:
-        """Stops all fetching; connections stay."""
+        """Stops all fetching; connections stay open."""
         self._client.unassign()
 
     def close(self) -> None:
+        """Closes the client."""
         self._client.close()
 
     def _on_error(self, error: KafkaError) -> None:
@@ -212,7 +221,7 @@ class AssignedConsumer:
             self._refused = error
 
 
-#: What makes consumers interchangeable.
+#: Consumers with the same key are interchangeable.
 _Key = tuple[type[AssignedConsumer], frozenset[tuple[str, str]]]
 
 
@@ -223,15 +232,15 @@ class _Idle:
 
 
 class ConsumerPool:
-    """Idle consumers of this process, by configuration.
+    """Idle consumers of this process, by class and configuration.
 
-    A worker runs one task at a time, so there is rarely more than one; the bound matters to a process that
-    serves many queries in turn. A forked child must neither use nor close its parent's clients (their
-    threads are not there): it forgets them without freeing them.
+    A worker runs one task at a time, so there is rarely more than one idle consumer. The bound matters to a
+    process that serves many queries in turn. A forked child process must neither use nor close the clients
+    of its parent, because it does not have their threads. It keeps references to them without using them.
 
     Args:
-        capacity: idle consumers kept.
-        idle_seconds: those idle for longer are closed when the next one is asked for (5 min, as
+        capacity: the number of idle consumers to keep.
+        idle_seconds: consumers that were idle for longer are closed at the next `borrow` (5 min, like
             ``spark.kafka.consumer.cache.timeout``).
     """
 
@@ -240,13 +249,13 @@ class ConsumerPool:
         self._idle_seconds = idle_seconds
         self._idle: list[tuple[_Key, _Idle]] = []
         self._pid = os.getpid()
-        self._forgotten: list[object] = []
+        self._of_parent: list[object] = []
 
     @contextmanager
     def borrow(
         self, conf: Mapping[str, str], kind: type[AssignedConsumer] = AssignedConsumer
     ) -> Iterator[AssignedConsumer]:
-        """A consumer of this kind and configuration; given back when the block ends well, else closed."""
+        """Lends a consumer; takes it back if the block succeeds, closes it if the block fails."""
         self._after_fork()
         self._close_stale()
         key = (kind, frozenset(conf.items()))
@@ -256,7 +265,7 @@ class ConsumerPool:
             yield consumer
             sound = True
         except GeneratorExit:
-            sound = True  # a LIMIT was satisfied
+            sound = True  # Spark stopped the task early, for example because of a LIMIT
             raise
         finally:
             if sound:
@@ -291,7 +300,7 @@ class ConsumerPool:
 
     def _after_fork(self) -> None:
         if self._pid != os.getpid():
-            self._forgotten.extend(self._idle)
+            self._of_parent.extend(self._idle)
             self._idle.clear()
             self._pid = os.getpid()
 

@@ -1,8 +1,9 @@
-"""Failed deliveries of records that were enqueued in bulk, without a transaction that would fail with them.
+"""Counts failed deliveries of records that a producer without transactions enqueued in bulk.
 
-confluent-kafka's delivery callback runs for records of its own ``produce()``. For others the C kernel counts,
-as a plugin of librdkafka that intercepts acknowledgements (kernel.c). Where it cannot, such a producer sends
-its records one by one.
+confluent-kafka's delivery callback runs only for records of its own ``produce()``. For other records, the C
+kernel counts failures: it is also a plugin of librdkafka that intercepts acknowledgements (kernel.c). Where
+that is not possible, such a producer sends its records one by one. In a transaction no count is needed,
+because the transaction fails if a record does.
 """
 
 from __future__ import annotations
@@ -23,24 +24,25 @@ _PLUGINS = "plugin.library.paths"
 
 
 class Deliveries:
-    """Those of one client that failed since `reset`. Not to be used after the client has ended."""
+    """The failed deliveries of one client since `reset`. Do not use it after the client has ended."""
 
     def __init__(self, kernel: Kernel, counter: int) -> None:
         self._kernel = kernel
         self._counter = counter
 
     def reset(self) -> None:
+        """Sets the count to 0."""
         self._kernel.reset(self._counter)
 
     def error(self) -> KafkaError | None:
-        """Why the first one failed, if one did."""
+        """Returns the error of the first failed delivery; None = no delivery failed."""
         first = c_int32()
         failed = self._kernel.failed(self._counter, first)
         return KafkaError(first.value) if failed else None
 
 
-def counted(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Properties of a producer whose failed deliveries are to be counted; the same ones if that cannot be."""
+def with_counter(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the properties with the counting plugin added, where the plugin can be used."""
     path = str(library_path())
     if choice().kernel is None or not _has_plugins() or ";" in path:
         return dict(config)
@@ -48,8 +50,8 @@ def counted(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, _PLUGINS: f"{others};{path}" if others else path}
 
 
-def of(client: Any) -> Deliveries | None:
-    """Those of a `Producer`; None = nobody counts them."""
+def counter_of(client: Any) -> Deliveries | None:
+    """Returns the counter of a `Producer`; None if the producer was created without the plugin."""
     kernel = choice().kernel
     counter = kernel.deliveries(client_pointer(client)) if kernel is not None else None
     return Deliveries(kernel, counter) if kernel is not None and counter else None
@@ -57,6 +59,6 @@ def of(client: Any) -> Deliveries | None:
 
 @lru_cache(maxsize=1)
 def _has_plugins() -> bool:
-    """Whether this librdkafka was built with them."""
+    """Returns whether this librdkafka was built with support for plugins."""
     with Properties() as conf:
         return "plugins" in conf.get("builtin.features").split(",")

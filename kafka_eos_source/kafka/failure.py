@@ -1,8 +1,10 @@
-"""What a Kafka error means for us: the one place where error codes become our error tree.
+"""Maps Kafka's error codes to the errors of this package. No other module does that.
 
-The order of the tests is the rule (KIP-1050, and what librdkafka was seen to do): fencing first and by
-*name*, because librdkafka flags PRODUCER_FENCED as merely abortable; then what a person must mend, which
-librdkafka flags abortable too and which no retry can heal; then librdkafka's own flags.
+The order of the checks matters (KIP-1050, and tests with librdkafka):
+
+1. Fencing, by error code, because librdkafka flags PRODUCER_FENCED as merely abortable.
+2. Errors that a person must fix and no retry can mend; librdkafka flags some of them as abortable too.
+3. librdkafka's own flags: abortable, retriable, fatal.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.model import TopicPartition
 
-#: How many partitions a message names; a group may have thousands.
+#: Most partitions that a message names; a group may have thousands.
 _NAMED_PARTITIONS = 5
 
 _FENCED = frozenset(
@@ -37,23 +39,23 @@ _FENCED = frozenset(
     }
 )
 
-#: Code → the ACL that is missing.
+#: Error code → the ACL that is missing.
 _AUTHORIZATION = {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "the topic (Write and Describe for a sink, and Read of the topics "
-    "whose offsets it commits, its own among them; Read for a source)",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "the topic (for a source: Read; for a sink: Write and Describe, "
+    "and Read of every topic whose offsets it commits, including the output topic itself)",
     KafkaError.GROUP_AUTHORIZATION_FAILED: "the consumer group (Read)",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "the transactional id (Write and Describe)",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "the cluster (IdempotentWrite)",
 }
 
 _TLS_FIX = (
-    "kafka.ssl.ca.location is to hold the authority that signed the brokers' certificates; those must name "
-    "the addresses in kafka.bootstrap.servers; brokers that ask for a client's certificate want "
+    "set kafka.ssl.ca.location to the certificate of the authority that signed the brokers' certificates; "
+    "these must name the addresses in kafka.bootstrap.servers. If brokers require a client certificate, set "
     "kafka.ssl.certificate.location and kafka.ssl.key.location."
 )
 
-#: What a client complains about, apart from the call that it holds up. Java's clients do not try again either
-#: (SaslAuthenticationException and SslAuthenticationException, KIP-152).
+#: A refused login. Clients report it through the error callback, while the blocked call just waits. Java's
+#: clients do not retry it either (SaslAuthenticationException and SslAuthenticationException, KIP-152).
 _LOGIN = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL})
 
 _RECORD = frozenset(
@@ -75,7 +77,7 @@ _GONE = frozenset(
     }
 )
 
-#: Retriable for anyone who may simply ask again, whatever flag librdkafka set.
+#: Temporary errors of a request that can simply be repeated, whatever flag librdkafka sets.
 _TRANSIENT = frozenset(
     {
         KafkaError._TIMED_OUT,
@@ -110,44 +112,47 @@ _TRANSIENT = frozenset(
 
 
 def kafka_error(failure: KafkaError | KafkaException) -> KafkaError:
-    """The `KafkaError` inside an exception of the client, or the error itself."""
+    """Returns the `KafkaError` inside an exception of the client, or the error itself."""
     return failure.args[0] if isinstance(failure, KafkaException) else failure
 
 
 def is_fenced(failure: KafkaError | KafkaException) -> bool:
-    """Whether a newer owner initialised the transactional id, or the broker timed our transaction out."""
+    """Returns whether a newer producer took over the transactional id, or the transaction timed out."""
     return kafka_error(failure).code() in _FENCED
 
 
 def is_transient(failure: KafkaError | KafkaException) -> bool:
-    """Whether asking the same again, a moment later, is the answer."""
+    """Returns whether the same request may succeed a moment later."""
     error = kafka_error(failure)
     return error.code() in _TRANSIENT or bool(error.retriable())
 
 
 def is_login(failure: KafkaError | KafkaException) -> bool:
-    """Whether client and broker do not trust each other: wrong credentials, certificate or authority.
+    """Returns whether a login failed: wrong credentials, certificate or certificate authority.
 
-    Of the errors of TLS only those of the hand-shake count: librdkafka also has passing ones of its own
-    ("ssl3 ext invalid servername", seen where a coordinator's address is not known for a moment).
+    Of TLS errors, only those of the handshake count. librdkafka also reports temporary TLS errors, such as
+    "ssl3 ext invalid servername" while the address of a coordinator is unknown.
     """
     error = kafka_error(failure)
     return error.code() in _LOGIN and (error.code() != KafkaError._SSL or "handshake" in error.str())
 
 
 def classify(failure: KafkaError | KafkaException, doing: str) -> KafkaEosError:
-    """The error of ours to raise for one of Kafka's.
+    """Returns the error of this package to raise for an error of Kafka's.
 
     Args:
-        failure: as the client gave it.
-        doing: what was tried, naming topic, group or transactional id, as in "writing to topic 't'".
+        failure: the client's error.
+        doing: what was attempted, with the name of the topic, group or transactional id, as in "writing to
+            topic 't'".
     """
     error = kafka_error(failure)
     code = error.code()
     text = concealed(f"{doing}: {error.str()} ({error.name()})")
     if code in _FENCED:
         return FencedError(
-            text, fix="another driver took over, or the transaction timed out; the newer owner goes on."
+            text,
+            fix="another driver of this query took over and continues, or the transaction timed out; make "
+            "sure that only one driver runs the query.",
         )
     if code in _AUTHORIZATION:
         return AuthorizationError(text, fix=f"grant the principal access to {_AUTHORIZATION[code]}.")
@@ -159,7 +164,7 @@ def classify(failure: KafkaError | KafkaException, doing: str) -> KafkaEosError:
         return InvalidRecordError(
             text,
             fix="raise the topic's max.message.bytes and the option kafka.message.max.bytes, "
-            "or drop the record before it reaches the sink.",
+            "or filter out the record before it reaches the sink.",
         )
     if code in _GONE:
         return UnavailableError(text, fix="create the topic, or correct its name.")
@@ -174,18 +179,19 @@ def classify(failure: KafkaError | KafkaException, doing: str) -> KafkaEosError:
     if code == KafkaError._MSG_TIMED_OUT:
         return UnavailableError(
             text,
-            fix="see that every partition has a leader; it may take kafka.message.timeout.ms to come back.",
+            fix="check that every partition has a leader; records wait for a leader for "
+            "kafka.message.timeout.ms.",
         )
     if is_transient(error):
         return RetriableError(text)
     if error.fatal():
-        # the client is done for, the rows are not: a new producer may well succeed
+        # this client is unusable, but a new producer can send the rows again
         return AbortableError(text)
     return OperatorError(text)
 
 
 def named_partitions(partitions: Iterable[TopicPartition]) -> str:
-    """The first few partitions in their order, for an error message, and how many more there are."""
+    """Returns the first few partitions in order, and how many more there are, for an error message."""
     ordered = sorted(partitions)
     text = ", ".join(map(str, ordered[:_NAMED_PARTITIONS]))
     more = len(ordered) - _NAMED_PARTITIONS
@@ -193,10 +199,16 @@ def named_partitions(partitions: Iterable[TopicPartition]) -> str:
 
 
 def unreachable(bootstrap_servers: str, waited_ms: float, last: str = "") -> UnavailableError:
-    """The error for brokers that did not answer in time. ``last`` is what the client said last."""
-    said = f" Last seen: {concealed(last)}." if last else ""
+    """Returns the error for brokers that did not answer in time.
+
+    Args:
+        bootstrap_servers: of the cluster.
+        waited_ms: how long the caller waited.
+        last: what the caller was doing, or what the client reported last.
+    """
+    reported = f" Last report: {concealed(last)}." if last else ""
     return UnavailableError(
         f"no answer from Kafka at kafka.bootstrap.servers={bootstrap_servers!r} "
-        f"within {waited_ms / 1000:.0f} s.{said}",
-        fix="check the addresses, that the brokers run, and that security.protocol fits.",
+        f"within {waited_ms / 1000:.0f} s.{reported}",
+        fix="check the addresses, that the brokers run, and that kafka.security.protocol matches theirs.",
     )

@@ -1,63 +1,69 @@
-"""What a consumer group holds: committed offsets and the text beside them."""
+"""Reads the committed offsets of consumer groups, and the metadata stored with them."""
 
 from __future__ import annotations
 
 import concurrent.futures
-import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
+from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.clients import make
+from kafka_eos_source.kafka.consumer import AssignedConsumer
 from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, named_partitions, unreachable
 from kafka_eos_source.kafka.offset_fetch import NO_LIMIT_MS, fetch
+from kafka_eos_source.kafka.request import Complaints, request
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses, retry
 
 _REQUEST_SECONDS = 10.0
-_PAUSE_SECONDS = 0.05
+#: Between two tries of `stable_offsets`, which a task calls for each batch.
+_TASK_PAUSE_SECONDS = 0.02
 
-#: The broker's word for an unfinished transaction that holds offsets (KIP-447).
+#: The broker's error code for an offset that an open transaction is about to change (KIP-447).
 _PENDING: int = KafkaError.UNSTABLE_OFFSET_COMMIT
 
 _NOTHING_TO_DELETE = (KafkaError.GROUP_ID_NOT_FOUND, KafkaError.INVALID_GROUP_ID)
 
 
 class GroupOffsets:
-    """Reads (and forgets) the offsets of consumer groups.
+    """Reads and deletes the offsets of consumer groups, with a new client for each request.
 
     Args:
-        config: librdkafka properties that say how to reach the cluster.
+        config: librdkafka properties for connecting to the cluster.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._bootstrap = str(config.get("bootstrap.servers", ""))
         self._config = dict(config)
-        self._said = ""
-        self._pause = threading.Event()
+        self._complaints = Complaints()
 
     def fetch(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> dict[TopicPartition, GroupOffset]:
-        """Every committed offset of the group; a partition that has none is absent.
+        """Returns every committed offset of the group, after waiting for open transactions.
 
-        ``RequireStable`` (KIP-447) is asked for: an offset that is part of an unfinished transaction is
-        waited for. The broker says so only for partitions it is *asked* about by name, or that have an
-        older offset: hence ``certainly``.
+        The request asks for stable offsets (``RequireStable``, KIP-447). The broker checks for open
+        transactions only the partitions that the request names and those that have an older offset. Hence
+        the argument ``certainly``.
 
         Args:
-            group_id: the group; one that does not exist has no offsets.
+            group_id: the group; a group that does not exist has no offsets.
             certainly: partitions whose pending offsets must not be overlooked.
-            deadline: for the offsets to become stable. Running out is an error, never "no offset".
+            deadline: for the offsets to become stable. A time-out is an error, never "no offset".
+
+        Returns:
+            The offsets; a partition that has none is absent.
 
         Raises:
-            UnavailableError: no answer, or an unfinished transaction, until ``deadline``.
-            AuthorizationError: the group may not be described.
+            UnavailableError: if no coordinator answers, or a transaction is still open, at ``deadline``.
+            AuthorizationError: if the principal may not describe the group.
         """
         found = self._stable(group_id, None, deadline)
-        # a partition with an older offset was checked for a pending one already
+        # partitions with an older offset have been checked for a pending one already
         missing = [tp for tp in certainly if tp not in found]
         if missing:
             found.update(self._stable(group_id, missing, deadline))
@@ -66,53 +72,53 @@ class GroupOffsets:
     def fetch_named(
         self, group_id: str, partitions: Collection[TopicPartition], deadline: Deadline
     ) -> dict[TopicPartition, GroupOffset]:
-        """What the group holds of these partitions, in one request; waits for pending transactions.
+        """Returns the group's offsets of these partitions, after waiting for open transactions.
 
         Raises:
-            UnavailableError, AuthorizationError: as `fetch`.
+            UnavailableError, AuthorizationError: under the same conditions as `fetch`.
         """
         return self._stable(group_id, partitions, deadline) if partitions else {}
 
     def now(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> tuple[dict[TopicPartition, GroupOffset], bool]:
-        """What is committed at this moment, to be looked at only: a decision takes `fetch`.
+        """Returns what is committed at this moment, to show to people. Decisions need `fetch`.
 
         Returns:
-            The offsets, and whether an unfinished transaction is about to change them.
+            The offsets, and whether an open transaction is about to change them.
 
         Raises:
-            UnavailableError, AuthorizationError: as `fetch`.
+            UnavailableError, AuthorizationError: under the same conditions as `fetch`.
         """
         found: dict[TopicPartition, GroupOffset] = {}
         pending = False
         for partitions in (None, certainly) if certainly else (None,):
-            offsets = self._retried(group_id, partitions, deadline, ends=_PENDING)
+            offsets = self._fetch(group_id, partitions, deadline, none_if_pending=True)
             if offsets is None:
                 pending = True
-                offsets = self._retried(group_id, partitions, deadline, stable=False) or {}
+                offsets = self._fetch(group_id, partitions, deadline, stable=False) or {}
             found.update(offsets)
         return found, pending
 
     def committed_now(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> dict[TopicPartition, GroupOffset]:
-        """What is committed at this moment for these partitions, without what open transactions will commit.
+        """Returns what is committed at this moment for these partitions; ignores open transactions.
 
         Raises:
-            UnavailableError, AuthorizationError: as `fetch`.
+            UnavailableError, AuthorizationError: under the same conditions as `fetch`.
         """
-        return self._retried(group_id, certainly, deadline, stable=False) or {}
+        return self._fetch(group_id, certainly, deadline, stable=False) or {}
 
-    def forget(self, group_id: str, deadline: Deadline) -> None:
-        """Deletes the group, if it is there.
+    def delete_group(self, group_id: str, deadline: Deadline) -> None:
+        """Deletes the group if it exists.
 
         Raises:
-            UnavailableError: no coordinator answers before ``deadline``.
-            AuthorizationError: the group may not be deleted.
+            UnavailableError: if no coordinator answers before ``deadline``.
+            AuthorizationError: if the principal may not delete the group.
         """
         client: Any = make(AdminClient, self._config)
-        # as in `offset_fetch`, the time limit is not librdkafka's
+        # the time limit is not passed to librdkafka, for the reason given in `offset_fetch`
         future = client.delete_consumer_groups([group_id], request_timeout=NO_LIMIT_MS / 1000)[group_id]
         try:
             future.result(deadline.remaining_seconds(_REQUEST_SECONDS))
@@ -127,57 +133,105 @@ class GroupOffsets:
     def _stable(
         self, group_id: str, partitions: Collection[TopicPartition] | None, deadline: Deadline
     ) -> dict[TopicPartition, GroupOffset]:
-        found = self._retried(group_id, partitions, deadline)
-        assert found is not None, "no code ends this look-up"
+        found = self._fetch(group_id, partitions, deadline)
+        assert found is not None, "None is returned only with none_if_pending"
         return found
 
-    def _retried(
+    def _fetch(
         self,
         group_id: str,
         partitions: Collection[TopicPartition] | None,
         deadline: Deadline,
         *,
         stable: bool = True,
-        ends: int | None = None,
+        none_if_pending: bool = False,
     ) -> dict[TopicPartition, GroupOffset] | None:
-        """Asked again while it fails for a reason that may pass; None = it failed by the code ``ends``."""
-        while True:
-            try:
-                return self._once(group_id, partitions, deadline, stable)
-            except KafkaException as error:
-                last = kafka_error(error)
-                if ends is not None and last.code() == ends:
-                    return None
-                if not is_transient(error):
-                    named = f" for {named_partitions(partitions)}" if partitions else ""
-                    raise classify(error, f"reading the offsets of group {group_id!r}{named}") from error
-            if deadline.expired:
-                raise unreachable(
-                    self._bootstrap,
-                    deadline.budget_seconds * 1000,
-                    f"offsets of group {group_id!r}: {self._said or last}",
-                )
-            self._pause.wait(min(_PAUSE_SECONDS, deadline.remaining_seconds()))
+        """Requests the group's offsets, and retries temporary failures.
 
-    def _once(
-        self,
-        group_id: str,
-        partitions: Collection[TopicPartition] | None,
-        deadline: Deadline,
-        stable: bool,
+        Args:
+            group_id: the group.
+            partitions: which to ask for; None = all that have an offset.
+            deadline: of all tries together.
+            stable: whether to wait for open transactions.
+            none_if_pending: return None instead of waiting for an open transaction.
+        """
+
+        def send(seconds: float) -> dict[TopicPartition, GroupOffset] | None:
+            try:
+                return self._fetch_once(group_id, partitions, seconds, stable)
+            except KafkaException as failure:
+                if none_if_pending and kafka_error(failure).code() == _PENDING:
+                    return None
+                raise
+
+        return request(_doing(group_id, partitions), send, deadline, self._complaints, self._bootstrap)
+
+    def _fetch_once(
+        self, group_id: str, partitions: Collection[TopicPartition] | None, seconds: float, stable: bool
     ) -> dict[TopicPartition, GroupOffset]:
-        consumer = make(Consumer, {**self._config, "group.id": group_id, "error_cb": self._on_error})
+        config = {**self._config, "group.id": group_id, "error_cb": self._complaints.on_error}
+        consumer = make(Consumer, config)
         try:
-            timeout_ms = int(1000 * max(0.5, deadline.remaining_seconds(_REQUEST_SECONDS)))
-            fetched = fetch(consumer, group_id, partitions, timeout_ms, stable=stable)
+            return _by_partition(fetch(consumer, group_id, partitions, int(1000 * seconds), stable=stable))
         finally:
             consumer.close()
-        # librdkafka writes a trailing NUL into the log
-        return {
-            each.tp: GroupOffset(each.tp, each.offset, each.metadata.rstrip("\0"))
-            for each in fetched
-            if each.offset >= 0
-        }
 
-    def _on_error(self, error: KafkaError) -> None:
-        self._said = error.str()
+
+def stable_offsets(
+    consumer: AssignedConsumer, group_id: str, partitions: Collection[TopicPartition], deadline: Deadline
+) -> dict[TopicPartition, GroupOffset] | None:
+    """Returns a group's stable offsets of these partitions, through a consumer that is already open.
+
+    `GroupOffsets` creates a client for each request. In the task of a small batch, that would cost more than
+    the work of the task.
+
+    Args:
+        consumer: any consumer; it need not belong to the group.
+        group_id: the group; a group that does not exist has no offsets.
+        partitions: the partitions, at least one. The request names each, with ``RequireStable``.
+        deadline: for the answer of the group coordinator.
+
+    Returns:
+        The offsets, without partitions that have none; None = an open transaction is about to change one of
+        them (KIP-447).
+
+    Raises:
+        UnavailableError: if no coordinator answers before ``deadline``.
+        AuthorizationError: if the principal may not describe the group.
+    """
+    doing = _doing(group_id, partitions)
+
+    def send() -> dict[TopicPartition, GroupOffset] | None:
+        timeout_ms = int(1000 * max(0.5, deadline.remaining_seconds(_REQUEST_SECONDS)))
+        try:
+            return _by_partition(fetch(consumer.client, group_id, partitions, timeout_ms))
+        except KafkaException as failure:
+            if kafka_error(failure).code() == _PENDING:
+                return None
+            raise
+
+    def permanent(failure: KafkaException) -> KafkaEosError | None:
+        return consumer.refusal(doing) if is_transient(failure) else classify(failure, doing)
+
+    def timed_out(failure: KafkaException) -> KafkaEosError:
+        reason = f"{doing}: {consumer.last_complaint or kafka_error(failure).str()}"
+        return unreachable(consumer.bootstrap_servers, deadline.budget_seconds * 1000, reason)
+
+    return retry(
+        send, KafkaException, Pauses(deadline, _TASK_PAUSE_SECONDS), permanent=permanent, timed_out=timed_out
+    )
+
+
+def _doing(group_id: str, partitions: Collection[TopicPartition] | None) -> str:
+    of_partitions = f" for {named_partitions(partitions)}" if partitions else ""
+    return f"reading the offsets of group {group_id!r}{of_partitions}"
+
+
+def _by_partition(fetched: Iterable[GroupOffset]) -> dict[TopicPartition, GroupOffset]:
+    """Returns the offsets by partition, without partitions that have none."""
+    # librdkafka appends a NUL to the metadata that it commits
+    return {
+        each.tp: GroupOffset(each.tp, each.offset, each.metadata.rstrip("\0"))
+        for each in fetched
+        if each.offset >= 0
+    }

@@ -1,4 +1,4 @@
-"""What people paste from Java clients: names that librdkafka spells otherwise, and those it has not."""
+"""Translates property names of Java's Kafka clients to librdkafka's, or explains why that is impossible."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka.secrets import shown
 
-#: Java's name → librdkafka's, where the value means the same.
+#: Java's name → librdkafka's name of a property whose values mean the same.
 RENAMED = {
     "fetch.max.wait.ms": "fetch.wait.max.ms",
     "receive.buffer.bytes": "socket.receive.buffer.bytes",
@@ -17,23 +17,23 @@ RENAMED = {
     "request.timeout.ms": "socket.timeout.ms",
 }
 
-_BYTES = "are bytes as they are; cast the column"
-_METRICS = "Java only; remove it. Spark's progress and the group's lag show what goes on"
+_METRICS = "remove it; Spark's query progress and the group's lag show the progress"
 _OIDC = "set kafka.sasl.oauthbearer.method=oidc and its properties"
-_LOGIN = "librdkafka renews logins itself; remove it"
-_TLS = "librdkafka uses OpenSSL; remove it, or set kafka.ssl.cipher.suites"
-_COMMITTED = "offsets are committed with the batch; remove it"
+_LOGIN = "remove it; librdkafka renews logins itself"
+_TLS = "remove it, or set kafka.ssl.cipher.suites; librdkafka uses OpenSSL"
+_COMMITTED = "remove it; offsets are committed with the batch"
 _PARTITIONER = "set kafka.partitioner (the default, murmur2_random, places keys as Java does)"
 
 #: Java's name → what to do instead.
 REFUSED = {
-    "key.serializer": f"keys {_BYTES} 'key' to string or binary",
-    "value.serializer": f"values {_BYTES} 'value' to string or binary",
-    "key.deserializer": f"keys {_BYTES} 'key' after load()",
-    "value.deserializer": f"values {_BYTES} 'value' after load()",
-    "interceptor.classes": "librdkafka has no interceptor classes; transform the frame instead",
+    "key.serializer": "remove it, and cast the column 'key' to string or binary; keys are written as bytes",
+    "value.serializer": "remove it, and cast the column 'value' to string or binary; values are written as "
+    "bytes",
+    "key.deserializer": "remove it, and cast the column 'key' after load(); keys are read as bytes",
+    "value.deserializer": "remove it, and cast the column 'value' after load(); values are read as bytes",
+    "interceptor.classes": "remove it, and transform the DataFrame; librdkafka has no interceptor classes",
     "partitioner.class": _PARTITIONER,
-    "partitioner.ignore.keys": "leave the column 'key' null; remove it",
+    "partitioner.ignore.keys": "remove it, and leave the column 'key' null",
     "partitioner.adaptive.partitioning.enable": "set kafka.sticky.partitioning.linger.ms",
     "partitioner.availability.timeout.ms": "set kafka.sticky.partitioning.linger.ms",
     "metric.reporters": _METRICS,
@@ -55,11 +55,11 @@ REFUSED = {
     "sasl.kerberos.ticket.renew.jitter": "set kafka.sasl.kerberos.min.time.before.relogin",
     "sasl.kerberos.ticket.renew.window.factor": "set kafka.sasl.kerberos.min.time.before.relogin",
     "ssl.truststore.location": "set kafka.ssl.ca.location to a PEM file, or kafka.ssl.ca.pem to its text",
-    "ssl.truststore.password": "PEM files of authorities have none: remove it; set kafka.ssl.ca.location",
+    "ssl.truststore.password": "remove it; set kafka.ssl.ca.location to a PEM file, which has no password",
     "ssl.truststore.type": "set kafka.ssl.ca.location to a PEM file",
     "ssl.truststore.certificates": "set kafka.ssl.ca.pem to the same text",
-    "ssl.keystore.type": "a PKCS#12 file goes in kafka.ssl.keystore.location; "
-    "PEM files in kafka.ssl.certificate.location and kafka.ssl.key.location",
+    "ssl.keystore.type": "remove it; set kafka.ssl.keystore.location to a PKCS#12 file, or "
+    "kafka.ssl.certificate.location and kafka.ssl.key.location to PEM files",
     "ssl.keystore.certificate.chain": "set kafka.ssl.certificate.pem to the same text",
     "ssl.keystore.key": "set kafka.ssl.key.pem to the same text",
     "ssl.enabled.protocols": _TLS,
@@ -72,8 +72,8 @@ REFUSED = {
     "buffer.memory": "set kafka.queue.buffering.max.kbytes",
     "max.block.ms": "set the option commitTimeoutMs",
     "default.api.timeout.ms": "set kafka.socket.timeout.ms, or fetchOffset.numRetries",
-    "exclude.internal.topics": "a pattern never finds internal topics; remove it",
-    "security.providers": "Java only; remove it",
+    "exclude.internal.topics": "remove it; a pattern never matches internal topics",
+    "security.providers": "remove it",
     "auto.offset.reset": "set the options startingOffsets and failOnDataLoss",
     "enable.auto.commit": _COMMITTED,
     "auto.commit.enable": _COMMITTED,
@@ -82,8 +82,8 @@ REFUSED = {
     "transactional.id": "set the option application.id",
 }
 
-#: Of `REFUSED`: those that librdkafka has too, but that are not the user's to say.
-_DECIDED_HERE = frozenset(
+#: Properties in `REFUSED` that librdkafka has too, but that this package sets itself.
+_SET_BY_US = frozenset(
     {
         "auto.offset.reset",
         "enable.auto.commit",
@@ -96,18 +96,18 @@ _DECIDED_HERE = frozenset(
 
 
 def translated(name: str, value: str) -> Iterable[tuple[str, str]]:
-    """The librdkafka properties that an option stands for; most stand for themselves.
+    """Translates an option to librdkafka properties. Most options keep their name and value.
 
     Args:
-        name: without ``kafka.``.
-        value: as given.
+        name: the option without ``kafka.``.
+        value: the user's value.
 
     Raises:
-        InvalidOptionError: only Java's clients have it, or it is decided here.
+        InvalidOptionError: if only Java's clients have the option, or this package sets it itself.
     """
     instead = REFUSED.get(name)
     if instead is not None:
-        why = "kafka-eos decides it itself" if name in _DECIDED_HERE else "only Java's client has it"
+        why = "kafka-eos sets it itself" if name in _SET_BY_US else "only Java's client has this property"
         raise InvalidOptionError(
             f"option 'kafka.{name}' (value {shown(name, value)!r}) cannot be used: {why}.", fix=f"{instead}."
         )
@@ -115,12 +115,13 @@ def translated(name: str, value: str) -> Iterable[tuple[str, str]]:
         return _from_jaas(value)
     if name == "ssl.keystore.location" and value.lower().endswith(".jks"):
         raise InvalidOptionError(
-            f"option 'kafka.ssl.keystore.location' is {value!r}: librdkafka does not read JKS stores.",
-            fix="convert it once (keytool -importkeystore -deststoretype PKCS12) and give the .p12 file, "
-            "or use kafka.ssl.certificate.location and kafka.ssl.key.location with PEM files.",
+            f"option 'kafka.ssl.keystore.location' has the value {value!r}; "
+            "librdkafka cannot read JKS stores.",
+            fix="convert it (keytool -importkeystore -deststoretype PKCS12) and set the option to the .p12 "
+            "file, or set kafka.ssl.certificate.location and kafka.ssl.key.location to PEM files.",
         )
     if name == "ssl.endpoint.identification.algorithm" and not value.strip():
-        return ((name, "none"),)  # Java: an empty text turns the check of host names off
+        return ((name, "none"),)  # in Java, an empty text turns off the verification of host names
     return ((RENAMED.get(name, name), value),)
 
 
@@ -133,7 +134,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v
 
 
 def _from_jaas(line: str) -> Iterable[tuple[str, str]]:
-    """The two modules that name a user and a password. Read as ``JaasConfig`` in Kafka reads it."""
+    """Translates a JAAS line of PLAIN or SCRAM. Parses it as ``JaasConfig`` in Kafka does."""
     parsed = _JAAS_LINE.fullmatch(line)
     options = dict(_jaas_option(*found) for found in re.findall(_JAAS_OPTION, parsed[2])) if parsed else {}
     if (
@@ -146,8 +147,8 @@ def _from_jaas(line: str) -> Iterable[tuple[str, str]]:
     module = re.match(rf"\s*({_WORD}LoginModule)\b", line)
     raise InvalidOptionError(
         f"option 'kafka.sasl.jaas.config' with {module[1] if module else 'this text'} cannot be translated "
-        "(its value is not shown); expected one entry of PlainLoginModule or ScramLoginModule, with username "
-        "and password.",
+        "(its value is not shown); expected one entry of PlainLoginModule or ScramLoginModule with a "
+        "username and a password.",
         fix="set kafka.sasl.mechanism and librdkafka's own options: kafka.sasl.username and "
         "kafka.sasl.password, kafka.sasl.kerberos.* for GSSAPI, kafka.sasl.oauthbearer.* for OAUTHBEARER.",
     )
@@ -165,10 +166,10 @@ def _unescaped(found: re.Match[str]) -> str:
 
 
 def documentation() -> Iterable[str]:
-    """Lines for ``docs/options.md``."""
-    yield "## Java's names"
+    """Yields the lines about Java's names in ``docs/options.md``."""
+    yield "## Property names of Java's clients"
     yield ""
-    yield "| `kafka.` name | here |"
+    yield "| Java's name | with kafka-eos |"
     yield "|---|---|"
     for java, ours in sorted(RENAMED.items()):
         yield f"| `{java}` | becomes `{ours}` |"

@@ -1,7 +1,7 @@
-"""The C kernel with librdkafka's functions bound to it: signatures, and whether it is in use.
+"""Loads the C kernel, binds librdkafka's functions to it, and declares its signatures.
 
-What it does is told where it is used: `kernel_consumer`, `read.kernel_columns`, `librdkafka`, `deliveries`.
-Each has a twin in Python with the same results, which is used where there is no kernel.
+The modules that use the kernel describe what it does: `kernel_consumer`, `read.kernel_columns`, `librdkafka`
+and `deliveries`. Each has a twin in Python with the same results, for use where the kernel is not available.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kafka_eos_source.native.loader import KernelUnavailableError, load
 
 _log = logging.getLogger(__name__)
 
-#: Bits of ``take``'s last argument: what is copied of each message besides where it was.
+#: Bits of the last argument of ``take``: what to copy of each message, besides its position.
 WANT_KEY, WANT_VALUE, WANT_TIMESTAMP, WANT_HEADERS = 1, 2, 4, 8
 
 #: ``event_t`` of kernel.c.
@@ -27,19 +27,19 @@ EVENT = np.dtype([("topic", "u8"), ("offset", "i8"), ("partition", "i4"), ("err"
 
 
 class Part(Structure):
-    """``part_t``: memory of the kernel's, of which ``bytes`` are used."""
+    """``part_t``: a buffer that the kernel allocated, of which ``bytes`` are used."""
 
     _fields_ = (("at", c_void_p), ("bytes", c_int64), ("capacity", c_int64))
 
 
 class Column(Structure):
-    """``column_t``: the buffers of an Arrow array with variable sizes."""
+    """``column_t``: the buffers of an Arrow array with values of variable size."""
 
     _fields_ = (("validity", Part), ("offsets", Part), ("data", Part), ("nulls", c_int64))
 
 
 class Block(Structure):
-    """``block_t`` as far as it is ours to read."""
+    """``block_t``, up to the last member that Python reads."""
 
     _fields_ = (
         ("rows", c_int64),
@@ -60,8 +60,8 @@ class Block(Structure):
     )
 
 
-#: What ``kafka_eos_bind`` wants, in its order.
-_OF_LIBRDKAFKA = (
+#: The functions of librdkafka that ``kafka_eos_bind`` expects, in that order.
+_BOUND_FUNCTIONS = (
     "rd_kafka_consume_callback_queue",
     "rd_kafka_yield",
     "rd_kafka_message_timestamp",
@@ -89,7 +89,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 class Kernel:
-    """The functions of kernel.c without their prefix; its comments say what they do. None holds the GIL."""
+    """The functions of kernel.c without their prefix. Its comments describe them. None holds the GIL."""
 
     take: Any
     free: Any
@@ -100,11 +100,11 @@ class Kernel:
     reset: Any
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        pointers = (c_void_p * len(_OF_LIBRDKAFKA))(
-            *(ctypes.cast(function(name, None), c_void_p) for name in _OF_LIBRDKAFKA)
+        pointers = (c_void_p * len(_BOUND_FUNCTIONS))(
+            *(ctypes.cast(function(name, None), c_void_p) for name in _BOUND_FUNCTIONS)
         )
         if library.kafka_eos_bind(pointers, len(pointers)) != 0:
-            raise KernelUnavailableError("it asks for other functions of librdkafka than it is given")
+            raise KernelUnavailableError("it expects a different list of librdkafka functions")
         for name, (result, arguments) in _SIGNATURES.items():
             found = library[f"kafka_eos_{name}"]
             found.restype, found.argtypes = result, arguments
@@ -112,9 +112,11 @@ class Kernel:
 
 
 class Choice(NamedTuple):
-    """Attributes:
-    kernel: None = the Python twin does its work.
-    why_not: a clause; empty when there is a kernel.
+    """Whether this process uses the kernel.
+
+    Attributes:
+        kernel: None = this process uses the Python twin.
+        why_not: why the kernel is not available, as a clause; empty if it is.
     """
 
     kernel: Kernel | None
@@ -123,13 +125,13 @@ class Choice(NamedTuple):
 
 @lru_cache(maxsize=1)
 def choice() -> Choice:
-    """What this process uses, chosen at the first call. Says at debug level when that is the twin."""
+    """Returns whether this process uses the kernel. The first call decides, and logs at debug level."""
     if has_pointers():
         try:
             return Choice(Kernel(load()), "")
-        except (KernelUnavailableError, AttributeError) as failure:  # AttributeError: a symbol is not there
+        except (KernelUnavailableError, AttributeError) as failure:  # AttributeError: a symbol is missing
             why_not = str(failure)
     else:
-        why_not = "clients' handles are known on CPython with a GIL and 64 bits only"
-    _log.debug("the C kernel is not in use, its Python twin is: %s", why_not)
+        why_not = "it needs a 64-bit CPython with the GIL, whose layout of client objects is known"
+    _log.debug("using the Python twin of the C kernel, because the kernel is not available: %s", why_not)
     return Choice(None, why_not)

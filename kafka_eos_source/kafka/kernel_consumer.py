@@ -1,23 +1,24 @@
-"""`AssignedConsumer` without a Python object a message: what is fetched goes into Arrow's buffers at once.
+"""An `AssignedConsumer` that copies messages straight into Arrow buffers, without a Python object for each.
 
-confluent-kafka's callbacks (errors, logs, statistics, tokens) expect to be run by a call of its own, and end
-the process when they are not. So the kernel never serves the client's own queue. The queues of the assigned
-partitions are forwarded to one of ours, which holds messages and events of partitions; the client is polled
-now and then for the rest.
+confluent-kafka's callbacks (for errors, logs, statistics and OAuth tokens) must run inside one of its own
+calls; elsewhere they kill the process. So the kernel never reads the client's own queue. Instead, this module
+forwards the queues of the assigned partitions to a queue of its own, which then contains only messages and
+events of partitions. It polls the client from time to time for all other events.
 
-librdkafka facts this rests on (rdkafka_queue.c, rdkafka_partition.c, rdkafka_assignment.c):
+The module relies on this behaviour of librdkafka (rdkafka_queue.c, rdkafka_partition.c,
+rdkafka_assignment.c):
 
-- A forward set by the application (RD_KAFKA_Q_F_FWD_APP) is kept when fetching starts; the first one has to
-  be set before.
-- Stopping to fetch clears the forward, in librdkafka's main thread, after ``unassign`` has returned. Any
-  answered request to that thread (`_settle`) comes after it.
-- Setting a forward moves what is in the queue already. So one that was lost after all, and is set again,
-  costs a wait and loses nothing.
-- What is left in our queue of a partition that was unassigned is outdated: the next look at the queue throws
-  it away.
-- A partition that is not there any more puts an RD_KAFKA_OP_ERR into its queue, for which confluent-kafka's
-  own calls run the error callback (kernel.c says how the kernel does not).
-- A client is not destroyed while a handle of one of its queues is left.
+- A forward that the application set (RD_KAFKA_Q_F_FWD_APP) survives the start of fetching. It must be set
+  before that.
+- When fetching stops, librdkafka's main thread clears the forward, after ``unassign`` has returned. A later
+  request to that thread is answered only after that (`_await_unassigned`).
+- Setting a forward also moves what is in the queue already. So if a forward was cleared unexpectedly, setting
+  it again costs time but loses nothing.
+- Messages of an unassigned partition that remain in our queue are outdated; the next read of the queue
+  discards them.
+- A partition that no longer exists puts an RD_KAFKA_OP_ERR into its queue. confluent-kafka's own calls run
+  the error callback for it; kernel.c describes how the kernel avoids that.
+- A client cannot be destroyed while a handle of one of its queues exists.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ from kafka_eos_source.kafka.kernel_messages import Block, KernelMessages
 from kafka_eos_source.kafka.native import client_pointer, function
 from kafka_eos_source.model import TopicPartition
 
-#: The client is asked for errors and other callbacks about this often, and a wait looks up.
-_HEAR_SECONDS = 0.1
+#: How often the client is polled for errors and other callbacks, also during a wait.
+_POLL_SECONDS = 0.1
 
-#: Of one look; what is beyond it goes back into the queue. librdkafka has fetched no more than
-#: ``queued.max.messages.kbytes`` (64 MiB) and a fetch, so this bounds what is otherwise bounded already.
-_LOOK_BYTES = 256 << 20
+#: Most bytes of one read of the queue; further messages stay in it. This is only a safeguard: librdkafka
+#: prefetches at most ``queued.max.messages.kbytes`` (64 MiB) and one fetch.
+_MAX_BYTES = 256 << 20
 
 _WANTS = {
     "key": WANT_KEY,
@@ -63,7 +64,7 @@ _WANTS = {
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """What came in the place of a message, through the accessors of confluent-kafka's."""
+    """An event in place of a message, with the accessors of confluent-kafka's ``Message``."""
 
     tp: TopicPartition | None
     at: int
@@ -83,13 +84,13 @@ class _Event:
 
 
 class KernelConsumer(AssignedConsumer):
-    """Takes `KernelMessages`. Not thread-safe.
+    """A consumer whose `take` returns `KernelMessages`. Not thread-safe.
 
     Args:
-        conf: from `kafka.config.consumer_config`.
+        conf: properties from `kafka.config.consumer_config`.
 
     Raises:
-        InvalidOptionError: librdkafka refuses a property, or two of them together.
+        InvalidOptionError: if librdkafka rejects a property, or a combination of properties.
     """
 
     drains = True
@@ -97,17 +98,17 @@ class KernelConsumer(AssignedConsumer):
     def __init__(self, conf: Mapping[str, str]) -> None:
         kernel = choice().kernel
         if kernel is None:
-            raise ValueError("there is no kernel here: use AssignedConsumer")
+            raise ValueError(f"the C kernel is not available ({choice().why_not}); use AssignedConsumer")
         super().__init__(conf)
         self._kernel = kernel
         self._pid = os.getpid()
         self._pointer = client_pointer(self._client)
         self._queue: int | None = function("rd_kafka_queue_new", c_void_p, c_void_p)(self._pointer)
-        #: Handles of the queues of the assigned partitions.
+        #: Queue handles of the assigned partitions.
         self._sources: dict[TopicPartition, int] = {}
         self._wanted = sum(set(_WANTS.values()))
-        self._unsettled = False
-        self._next_hear = 0.0
+        self._is_unassigning = False
+        self._next_poll = 0.0
 
     def want(self, columns: Collection[str]) -> None:
         self._wanted = 0
@@ -127,23 +128,31 @@ class KernelConsumer(AssignedConsumer):
 
     def drop(self, tps: Sequence[TopicPartition]) -> None:
         super().drop(tps)
-        self._unsettled = True
-        self._forget(tps)
+        self._is_unassigning = True
+        self._free_sources(tps)
 
     def take(self, at_most: int, wait_seconds: float) -> Taken:
-        """What is there now, and no less: ``at_most`` is to be all that the caller will ever need."""
-        block = self._look(at_most, 0.0)
+        """Returns everything that is queued; if nothing is, waits up to ``wait_seconds``.
+
+        Args:
+            at_most: the number of messages that the caller needs in total, not only in this call.
+            wait_seconds: longest wait for a message or event.
+
+        Raises:
+            AuthorizationError, KafkaEosError: under the same conditions as `AssignedConsumer.take`.
+        """
+        block = self._read_queue(at_most, 0.0)
         if block is not None:
-            return self._sorted(block, self._hear() if time.monotonic() >= self._next_hear else [])
+            return self._sorted(block, self._poll() if time.monotonic() >= self._next_poll else [])
         past = time.monotonic() + wait_seconds
         while True:
-            events = self._hear()
+            events = self._poll()
             if self._refused is not None:
                 raise classify(self._refused, "reading")
             if events:
                 return self._sort(events)
             left = past - time.monotonic()
-            block = self._look(at_most, max(0.0, min(left, _HEAR_SECONDS)))
+            block = self._read_queue(at_most, max(0.0, min(left, _POLL_SECONDS)))
             if block is not None:
                 return self._sorted(block, [])
             if time.monotonic() >= past:
@@ -152,10 +161,10 @@ class KernelConsumer(AssignedConsumer):
 
     def release(self) -> None:
         super().release()
-        self._unsettled = True
-        self._forget(list(self._sources))
-        self._settle()
-        self._look(1, 0.0)  # of partitions that were unassigned: all is thrown away
+        self._is_unassigning = True
+        self._free_sources(list(self._sources))
+        self._await_unassigned()
+        self._read_queue(1, 0.0)  # discards everything, because it belongs to unassigned partitions
 
     def close(self) -> None:
         if self._queue is not None:
@@ -164,38 +173,38 @@ class KernelConsumer(AssignedConsumer):
         super().close()
 
     def __del__(self) -> None:
-        """Without `close`, the client's own end would wait for its handles without end."""
+        """Frees the handles if `close` was not called: the client's own end would wait for them forever."""
         if getattr(self, "_queue", None) is not None and self._pid == os.getpid():
             self._free_handles()
 
     # -- inside ----------------------------------------------------------------------------------
 
     def _free_handles(self) -> None:
-        self._forget(list(self._sources))
+        self._free_sources(list(self._sources))
         function("rd_kafka_queue_destroy", None, c_void_p)(self._queue)
         self._queue = None
 
-    def _look(self, at_most: int, wait_seconds: float) -> Block | None:
-        found = self._kernel.take(self._queue, int(wait_seconds * 1000), at_most, _LOOK_BYTES, self._wanted)
+    def _read_queue(self, at_most: int, wait_seconds: float) -> Block | None:
+        found = self._kernel.take(self._queue, int(wait_seconds * 1000), at_most, _MAX_BYTES, self._wanted)
         if not found:
-            raise MemoryError("no memory for what was fetched")
+            raise MemoryError("not enough memory for the fetched messages")
         block = Block(self._kernel, found)
         return block if block.rows or len(block.events) else None
 
-    def _sorted(self, block: Block, heard: Sequence[Any]) -> Taken:
-        """``heard``: what the client had to say besides."""
+    def _sorted(self, block: Block, polled: Sequence[Any]) -> Taken:
+        """Returns the block's messages, with its events and those that the client was polled for."""
         messages = KernelMessages(block, 0, block.rows)
-        if not len(block.events) and not heard:
+        if not len(block.events) and not polled:
             return Taken(messages)
-        events = list(heard)
+        events = list(polled)
         for found in block.events:
             tp = None
             if found["topic"]:
                 tp = TopicPartition(block.topic_names[int(found["topic"])], int(found["partition"]))
             event = _Event(tp, int(found["offset"]), _kafka_error(found))
             if tp is not None and event.failure.str().startswith(f"{tp.topic} [{tp.partition}]: "):
-                # rd_kafka_toppar_enq_error, in whose text alone the partition comes first: the metadata has
-                # no such partition at the moment. Elsewhere it comes by the error callback.
+                # from rd_kafka_toppar_enq_error, the only source of texts that begin with the partition: the
+                # metadata lacks the partition at the moment. Other clients get this in the error callback.
                 self._on_error(event.failure)
             else:
                 events.append(event)
@@ -203,31 +212,31 @@ class KernelConsumer(AssignedConsumer):
         taken.messages = messages
         return taken
 
-    def _hear(self) -> list[Any]:
-        """Runs the client's callbacks, and what it has to say of no partition of ours."""
-        self._next_hear = time.monotonic() + _HEAR_SECONDS
+    def _poll(self) -> list[Any]:
+        """Runs the client's callbacks, and returns events that belong to no assigned partition."""
+        self._next_poll = time.monotonic() + _POLL_SECONDS
         events = []
         while (event := self._client.poll(0)) is not None:
             if event.error() is None:
                 raise RuntimeError(
-                    f"librdkafka handed a record of {event.topic()}-{event.partition()} to the wrong queue; "
-                    "KAFKA_EOS_NATIVE=0 reads without the kernel"
+                    f"librdkafka put a record of {event.topic()}-{event.partition()} into the wrong queue; "
+                    "set the environment variable KAFKA_EOS_NATIVE=0 to read without the C kernel"
                 )
             events.append(event)
         return events
 
-    def _settle(self) -> None:
-        """Until what was unassigned has stopped: it takes its forward along."""
-        if self._unsettled:
+    def _await_unassigned(self) -> None:
+        """Waits until unassigned partitions have stopped fetching, which clears their forwards."""
+        if self._is_unassigning:
             self._client.assignment()
-            self._unsettled = False
+            self._is_unassigning = False
 
     def _forward(self, tps: Mapping[TopicPartition, int] | Sequence[TopicPartition]) -> None:
-        self._settle()
+        self._await_unassigned()
         get = function("rd_kafka_queue_get_partition", c_void_p, c_void_p, c_char_p, c_int32)
         for tp in tps:
             source = get(self._pointer, tp.topic.encode(), tp.partition)
-            if source is not None:  # else no topic can have such a name, and assigning it says so
+            if source is not None:  # None: the topic's name is invalid, and assigning it raises an error
                 self._sources[tp] = source
                 _forward(source, self._queue)
 
@@ -235,7 +244,7 @@ class KernelConsumer(AssignedConsumer):
         for source in self._sources.values():
             _forward(source, self._queue)
 
-    def _forget(self, tps: Sequence[TopicPartition]) -> None:
+    def _free_sources(self, tps: Sequence[TopicPartition]) -> None:
         destroy = function("rd_kafka_queue_destroy", None, c_void_p)
         for tp in tps:
             source = self._sources.pop(tp, None)
@@ -244,7 +253,7 @@ class KernelConsumer(AssignedConsumer):
 
 
 def range_consumer() -> type[AssignedConsumer]:
-    """Which of the two reads ranges in this process."""
+    """Returns the class of consumer that reads ranges in this process."""
     return AssignedConsumer if choice().kernel is None else KernelConsumer
 
 

@@ -1,4 +1,4 @@
-"""What the kernel took in one look, as Arrow arrays over its own memory: nothing is copied again."""
+"""Messages that the C kernel copied from a queue, as Arrow arrays that refer to the kernel's memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kafka_eos_source.model import TopicPartition
 
 
 class _Memory:
-    """Owns a block; whatever lies in it holds this."""
+    """Owns the memory of a block, and frees it when the last array that refers to it is gone."""
 
     def __init__(self, kernel: Kernel, pointer: Any) -> None:
         self._free = kernel.free
@@ -27,28 +27,28 @@ class _Memory:
 
 
 class Block:
-    """Messages and events of one look.
+    """The messages and events of one call of the kernel's ``take``.
 
-    Make it while the partitions are still assigned, for its topics' names are asked for then.
+    Create it while the partitions are still assigned, because it looks up the names of their topics.
 
     Args:
-        kernel: whose it is.
-        pointer: what ``take`` returned.
+        kernel: the kernel that allocated the block.
+        pointer: the pointer that ``take`` returned.
 
     Attributes:
-        rows: how many messages.
-        offsets: of each message.
-        partitions: of each message.
-        topics: librdkafka's pointer to the topic, of each message.
-        topic_names: by that pointer.
-        events: see `kernel.EVENT`; their topics are among `topic_names`.
+        rows: number of messages.
+        offsets: offset of each message.
+        partitions: partition of each message.
+        topics: librdkafka's pointer to the topic of each message.
+        topic_names: pointer → name of the topic.
+        events: see `kernel.EVENT`; `topic_names` includes their topics.
     """
 
     def __init__(self, kernel: Kernel, pointer: Any) -> None:
         self._memory = _Memory(kernel, pointer)
         found = pointer.contents
         if found.no_memory:
-            raise MemoryError("no memory for what was fetched")
+            raise MemoryError("not enough memory for the fetched messages")
         self._found = found
         self.rows = int(found.rows)
         self.offsets: npt.NDArray[np.int64] = self._numbers(found.offsets, np.int64)
@@ -63,48 +63,53 @@ class Block:
 
     @cached_property
     def keys(self) -> pa.Array:
-        """Empty when they were not wanted, as all below."""
+        """Keys. Empty if the caller did not ask for them; so are all properties below."""
         return self._array(pa.binary(), self.rows, self._found.keys)
 
     @cached_property
     def values(self) -> pa.Array:
+        """Values; null = a tombstone."""
         return self._array(pa.binary(), self.rows, self._found.values)
 
     @cached_property
     def value_ends(self) -> npt.NDArray[np.int32]:
-        """Bytes of the values up to each one, itself included."""
+        """Total bytes of all values up to and including each one."""
         return self._numbers(self._found.values.offsets, np.int32)[1:]
 
     @cached_property
     def timestamps_ms(self) -> npt.NDArray[np.int64]:
+        """Timestamps, ms since the epoch; -1 = none."""
         return self._numbers(self._found.timestamps_ms, np.int64)
 
     @cached_property
     def timestamp_types(self) -> npt.NDArray[np.int32]:
+        """Timestamp types as Spark numbers them: -1 = none, 0 = create time, 1 = log append time."""
         return self._numbers(self._found.timestamp_types, np.int32)
 
     @cached_property
     def header_counts(self) -> npt.NDArray[np.int32]:
-        """Of each message; -1 = one has a name that is not UTF-8, and none is here."""
+        """Headers of each message; -1 = the name of one is not UTF-8, and all of them are left out."""
         return self._numbers(self._found.header_counts, np.int32)
 
     @cached_property
     def header_starts(self) -> npt.NDArray[np.int64]:
-        """Number of headers before each message, and of all."""
+        """Index of each message's first header; one more entry for the total number."""
         starts = np.zeros(self.rows + 1, np.int64)
         np.cumsum(np.maximum(self.header_counts, 0), out=starts[1:])
         return starts
 
     @cached_property
     def header_names(self) -> pa.Array:
+        """Names of all headers."""
         return self._array(pa.string(), int(self._found.entries), self._found.header_names)
 
     @cached_property
     def header_values(self) -> pa.Array:
+        """Values of all headers."""
         return self._array(pa.binary(), int(self._found.entries), self._found.header_values)
 
     def broken_name(self, row: int) -> bytes:
-        """The name that is not UTF-8, of a message that has one."""
+        """Returns the header name that is not UTF-8, of a message whose `header_counts` is -1."""
         index = int((self.header_counts[:row] < 0).sum())
         names: list[bytes] = self._buffer(self._found.broken_names).to_pybytes().split(b"\0")
         return names[index]
@@ -127,7 +132,7 @@ class Block:
 
 
 class KernelMessages:
-    """Some successive messages of a block: the counterpart of `read.runs.MessageList`."""
+    """Consecutive messages of a block; the counterpart of `read.runs.MessageList`."""
 
     __slots__ = ("block", "first", "past")
 
@@ -149,28 +154,28 @@ class KernelMessages:
 
     @property
     def keys(self) -> pa.BinaryArray:
-        """Binary, null = none."""
+        """Keys, a binary array; null = no key."""
         return self.block.keys[self.first : self.past]
 
     @property
     def values(self) -> pa.BinaryArray:
-        """As `keys`."""
+        """Values, a binary array; null = a tombstone."""
         return self.block.values[self.first : self.past]
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all values; 0 when those are not wanted."""
+        """Total bytes of the values; 0 if the caller did not ask for values."""
         ends = self.block.value_ends
         return int(ends[self.past - 1]) - self._bytes_before() if len(self) and len(ends) else 0
 
     def fitting(self, rows: int, size_bytes: int) -> int:
-        """How many of the first messages make that many rows or bytes of values; at least one."""
+        """Returns how many of the first messages reach that many rows or bytes of values; at least 1."""
         ends = self.block.value_ends[self.first : self.past]
         enough = int(np.searchsorted(ends, self._bytes_before() + size_bytes)) + 1 if len(ends) else rows
         return max(1, min(rows, enough, len(self)))
 
     def partition_ids(self, one_topic: bool) -> npt.NDArray[np.int64]:
-        """Numbers that differ where partitions do."""
+        """Returns a number per message that differs between partitions."""
         partitions = self.block.partitions[self.first : self.past].astype(np.int64)
         if one_topic:
             return partitions
@@ -178,6 +183,7 @@ class KernelMessages:
         return topics.astype(np.int64) << 32 | partitions
 
     def partition_at(self, index: int) -> TopicPartition:
+        """Returns the topic and partition of a message."""
         at = self.first + index
         return TopicPartition(
             self.block.topic_names[int(self.block.topics[at])], int(self.block.partitions[at])
@@ -188,7 +194,7 @@ class KernelMessages:
 
 
 def _distinct(numbers: npt.NDArray[np.uint64]) -> list[int]:
-    """Mostly there is one, which is seen twenty times as quickly as `numpy.unique` finds it."""
+    """Returns the distinct numbers. Usually there is one; checking for that is 20 times faster."""
     if len(numbers) and (numbers == numbers[0]).all():
         return [int(numbers[0])]
     return [int(number) for number in np.unique(numbers)]

@@ -1,6 +1,6 @@
-"""librdkafka's own functions, for what confluent-kafka does not offer or does one record at a time.
+"""Calls librdkafka's C functions directly, where confluent-kafka has no API or handles single records only.
 
-The extension module of confluent-kafka's wheel resolves every public symbol, on any platform.
+The extension module in confluent-kafka's wheel exports every public symbol of librdkafka on all platforms.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ def _library() -> ctypes.CDLL:
 
 @lru_cache(maxsize=64)
 def function(name: str, result: Any, *arguments: Any) -> Any:
-    """A function of librdkafka, with its C signature."""
-    found = _library()[name]  # an object of its own, so that signatures of others are left alone
+    """Returns a function of librdkafka with this C signature."""
+    found = _library()[name]  # indexing creates a new object, so other users' signatures do not change
     found.restype, found.argtypes = result, list(arguments)
     return found
 
 
 def has_pointers() -> bool:
-    """Whether `client_pointer` works here: CPython with its GIL, 64 bits."""
+    """Returns whether `client_pointer` works in this Python: CPython with the GIL, 64 bits."""
     return ctypes.sizeof(ctypes.c_void_p) == 8 and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 def client_pointer(client: Any) -> int:
-    """The ``rd_kafka_t`` of a `Producer` or `Consumer`; valid while that is open.
+    """Returns the ``rd_kafka_t`` pointer of a `Producer` or `Consumer`; valid while the client is open.
 
-    PyObject_HEAD is two words, and confluent-kafka's ``Handle`` starts with the pointer.
+    PyObject_HEAD takes two words, and confluent-kafka's ``Handle`` starts with the pointer.
     """
     address = ctypes.c_void_p.from_address(id(client) + 2 * ctypes.sizeof(ctypes.c_void_p)).value
     assert address is not None

@@ -1,12 +1,12 @@
-"""OffsetFetch of a whole group, stable offsets (KIP-447) or those of now, through a consumer's handle.
+"""Sends an OffsetFetch request for a group through a consumer's handle; stable offsets (KIP-447) or not.
 
-`AdminClient.list_consumer_group_offsets` does the same on a producer's handle, which has no group state:
-an answer NOT_COORDINATOR, ordinary while a coordinator moves or a cluster is new, then ends the process
-with a segmentation fault (librdkafka issue 5040). A consumer's handle has what that code looks for.
+`AdminClient.list_consumer_group_offsets` sends the same request through a producer's handle, which has no
+group state. The error NOT_COORDINATOR, which is normal while a coordinator moves or a cluster is new, then
+kills the process with a segmentation fault (librdkafka issue 5040). A consumer's handle has the group state.
 
-Nor is librdkafka given the time limit: where one passes before the coordinator is found, and the coordinator
-is found later, an assertion ends the process (librdkafka issue 4605). The limit is that of our own wait; a
-request that is given up is left to the client, its answer to a queue that is gone.
+The time limit is not passed to librdkafka either. If it passed before librdkafka found the coordinator, and
+librdkafka found it later, an assertion would kill the process (librdkafka issue 4605). Instead, this module
+waits for the answer itself, and abandons a request that takes too long.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kafka_eos_source.model import GroupOffset, TopicPartition
 
 _LIST_CONSUMER_GROUP_OFFSETS = 14  # RD_KAFKA_ADMIN_OP_LISTCONSUMERGROUPOFFSETS
 
-#: The longest that librdkafka takes, an hour.
+#: The longest time limit that librdkafka accepts: one hour.
 NO_LIMIT_MS = 3_600_000
 
 
@@ -57,18 +57,19 @@ def fetch(
     *,
     stable: bool = True,
 ) -> list[GroupOffset]:
-    """One request.
+    """Sends one request for the committed offsets of a group.
 
     Args:
         consumer: any consumer with a ``group.id``; it need not belong to the group.
-        group_id: whose offsets.
-        partitions: which; None = all that have one.
+        group_id: the group.
+        partitions: the partitions to ask for; None = all that have an offset.
         timeout_ms: for the answer.
-        stable: fail where an unfinished transaction is about to change an offset (KIP-447); False = what was
-            committed before it.
+        stable: whether to fail if an open transaction is about to change an offset (KIP-447). False = return
+            what was committed before that transaction.
 
     Raises:
-        KafkaException: the request or a partition failed, UNSTABLE_OFFSET_COMMIT among the reasons.
+        KafkaException: if the request or one of its partitions failed, for example with
+            UNSTABLE_OFFSET_COMMIT.
     """
     client = client_pointer(consumer)
     with _queue(client) as queue, _options(client, stable) as options:
@@ -105,7 +106,7 @@ def _options(client: int, stable: bool) -> Iterator[int]:
         error = function("rd_kafka_AdminOptions_set_require_stable_offsets", c_void_p, c_void_p, c_int)(
             options, int(stable)
         )
-        assert not error, "this librdkafka knows no stable offsets"
+        assert not error, "this librdkafka does not support stable offsets"
         yield options
     finally:
         function("rd_kafka_AdminOptions_destroy", None, c_void_p)(options)
@@ -148,7 +149,7 @@ def _offsets(event: int) -> list[GroupOffset]:
     groups = function(
         "rd_kafka_ListConsumerGroupOffsets_result_groups", POINTER(c_void_p), c_void_p, POINTER(c_size_t)
     )(result, ctypes.byref(count))
-    assert count.value == 1, "one group was asked for"
+    assert count.value == 1, "the request names one group"
     error = function("rd_kafka_group_result_error", c_void_p, c_void_p)(groups[0])
     if error:
         _check(function("rd_kafka_error_code", c_int, c_void_p)(error))

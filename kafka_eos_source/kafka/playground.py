@@ -1,9 +1,11 @@
-"""Small clients for the demo: topics made, events sent, output read back by confluent-kafka alone."""
+"""Small clients for the demo and the examples: create topics, send events, and read the output back.
+
+They use only confluent-kafka, so they check the output independently of this package's own reader.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -11,11 +13,12 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import admin as client_admin
 
-from kafka_eos_source.errors import UnavailableError
+from kafka_eos_source.errors import KafkaEosError, UnavailableError
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.failure import classify, is_transient
 from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses, retry
 
 _AdminClient: Any = client_admin.AdminClient
 _NewTopic: Any = client_admin.NewTopic  # type: ignore[attr-defined]
@@ -26,7 +29,11 @@ _PAUSE_SECONDS = 0.1
 
 
 def create_topics(bootstrap_servers: str, partitions: Mapping[str, int]) -> None:
-    """Raises: KafkaEosError: a topic could not be made."""
+    """Creates topics with these partition counts.
+
+    Raises:
+        KafkaEosError: if a topic could not be created.
+    """
     client = _AdminClient({"bootstrap.servers": bootstrap_servers})
     futures = client.create_topics([_NewTopic(name, count, -1) for name, count in partitions.items()])
     for name, future in futures.items():
@@ -35,9 +42,9 @@ def create_topics(bootstrap_servers: str, partitions: Mapping[str, int]) -> None
 
 
 def send(
-    bootstrap_servers: str, topic: str, values: list[str], keys: list[str], tell: Callable[[int], None]
+    bootstrap_servers: str, topic: str, values: list[str], keys: list[str], report: Callable[[int], None]
 ) -> None:
-    """Plain events; ``tell`` is given the number of each chunk."""
+    """Sends events without a transaction; calls ``report`` with the size of each chunk."""
     producer = RecordProducer(producer_config({"bootstrap.servers": bootstrap_servers}), "demo")
     try:
         for start in range(0, len(values), 10_000):
@@ -48,23 +55,23 @@ def send(
                 }
             )
             producer.send(rows, topic, Deadline.after_seconds(_SECONDS))
-            tell(rows.num_rows)
+            report(rows.num_rows)
         producer.flush(Deadline.after_seconds(_SECONDS))
     finally:
         producer.close()
 
 
 class Watch:
-    """How far a run is, seen from outside; asked again and again with one client.
+    """Watches the progress of a query from outside, with one client for all requests.
 
-    It belongs to the group only by name: it never joins. Unlike `GroupOffsets` it does not wait for
-    unfinished transactions: what a killed driver left open is simply not committed yet.
+    The client uses the query's group id but never joins the group. Unlike `GroupOffsets`, it does not wait
+    for open transactions: what a killed driver left open is not committed yet.
 
     Args:
         bootstrap_servers: of the cluster.
-        group_id: the group whose offsets tell the progress.
-        read: topics that are read, and their partitions.
-        written: topics that are written, and their partitions.
+        group_id: the group whose committed offsets show the progress.
+        read: input topics, and their partition counts.
+        written: output topics, and their partition counts.
     """
 
     def __init__(
@@ -75,24 +82,24 @@ class Watch:
         self._written = _partitions(written)
 
     def committed(self) -> int:
-        """Sum of the group's committed offsets.
+        """Returns the sum of the group's committed offsets.
 
         Raises:
-            KafkaEosError: no answer.
+            KafkaEosError: if no broker answers.
         """
-        found = _patiently(
+        found = _retried(
             "reading the offsets of the demo's group",
             lambda: self._client.committed(self._read, timeout=_SECONDS),
         )
         return sum(max(0, each.offset) for each in found)
 
     def written(self) -> int:
-        """Sum of the high watermarks.
+        """Returns the sum of the output topics' high watermarks.
 
         Raises:
-            KafkaEosError: no answer.
+            KafkaEosError: if no broker answers.
         """
-        return _patiently(
+        return _retried(
             "reading the ends of the demo's topics",
             lambda: sum(
                 int(self._client.get_watermark_offsets(each, timeout=_SECONDS)[1]) for each in self._written
@@ -100,16 +107,22 @@ class Watch:
         )
 
     def close(self) -> None:
+        """Closes the client."""
         self._client.close()
 
 
 def read_back(
     bootstrap_servers: str, topics: Mapping[str, int], isolation_level: str = "read_committed"
 ) -> Iterator[tuple[str, bytes]]:
-    """Topic and value of every record that is in the topics (name → partitions) now.
+    """Yields the topic and value of every record that the topics contain now.
+
+    Args:
+        bootstrap_servers: of the cluster.
+        topics: name → partition count.
+        isolation_level: of the consumer.
 
     Raises:
-        KafkaEosError: a partition cannot be read, or nothing came for a minute.
+        KafkaEosError: if a partition cannot be read, or nothing arrives for a minute.
     """
     client = _consumer(bootstrap_servers, isolation_level, "kafka-eos-demo-reader")
     left = {(each.topic, each.partition) for each in _partitions(topics)}
@@ -121,7 +134,10 @@ def read_back(
             if messages:
                 silence = Deadline.after_seconds(_SECONDS)
             elif silence.expired:
-                raise UnavailableError(f"nothing more can be read of {sorted(left)}; the brokers are silent.")
+                raise UnavailableError(
+                    f"no records arrived for {_SECONDS:.0f} s from the partitions {sorted(left)}.",
+                    fix="check that the brokers run and every partition has a leader.",
+                )
             for message in messages:
                 error = message.error()
                 if error is None:
@@ -138,16 +154,19 @@ def _partitions(topics: Mapping[str, int]) -> list[TopicPartition]:
     return [TopicPartition(name, number) for name, count in topics.items() for number in range(count)]
 
 
-def _patiently(doing: str, ask: Callable[[], T]) -> T:
-    """``ask``, repeated while the cluster is new or a coordinator moves."""
-    deadline, pause = Deadline.after_seconds(_SECONDS), threading.Event()
-    while True:
-        try:
-            return ask()
-        except KafkaException as error:
-            if deadline.expired or not is_transient(error):
-                raise classify(error, doing) from error
-        pause.wait(_PAUSE_SECONDS)
+def _retried(doing: str, ask: Callable[[], T]) -> T:
+    """Calls ``ask``, and retries while the cluster is starting or a coordinator moves."""
+
+    def permanent(failure: KafkaException) -> KafkaEosError | None:
+        return None if is_transient(failure) else classify(failure, doing)
+
+    return retry(
+        ask,
+        KafkaException,
+        Pauses(Deadline.after_seconds(_SECONDS), _PAUSE_SECONDS),
+        permanent=permanent,
+        timed_out=lambda failure: classify(failure, doing),
+    )
 
 
 @contextlib.contextmanager

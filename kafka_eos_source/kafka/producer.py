@@ -1,4 +1,4 @@
-"""Records from Arrow batches to Kafka: one client, the fast path and the slow one, every failure named."""
+"""Sends records from Arrow batches to Kafka: in bulk where possible, else one by one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,71 +16,75 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from kafka_eos_source.errors import InvalidRecordError, KafkaEosError
 from kafka_eos_source.kafka import deliveries, librdkafka
 from kafka_eos_source.kafka.clients import make
-from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error, unreachable
+from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.kernel import choice
 from kafka_eos_source.kafka.native import has_pointers
-from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.kafka.request import Complaints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.runtime.watchdog import Watchdog
 
-#: Longest single wait inside a call of the client, so that deadlines are kept to about this.
+T = TypeVar("T")
+
+#: Longest wait of one call to the client. Deadlines are met to about this precision.
 SLICE_SECONDS = 5.0
-#: The same for a call that delivers events. From 0.2 s on confluent-kafka makes several calls of one flush,
-#: and runs callbacks after one has failed, with its exception pending: a lock taken there is never released.
+#: Longest wait of a call that runs callbacks. From 0.2 s on, confluent-kafka splits a flush into several
+#: calls, and runs callbacks even after one of them has failed. The exception is then pending in the callback,
+#: and a lock that the callback takes is never released.
 _EVENTS_SECONDS = 0.1
 _CLOSE_SECONDS = 30.0
-#: A flush that takes longer looks whether its topics are still there: librdkafka waits for a deleted one.
-_LOOK_AGAIN_SECONDS = 10.0
-#: librdkafka's names of what `librdkafka.place` does, as far as records with keys go.
+#: A flush checks at this interval whether its topics still exist: librdkafka waits for a deleted topic.
+_TOPIC_CHECK_SECONDS = 10.0
+#: librdkafka's partitioners that place records with keys as `librdkafka.place` does.
 _AS_JAVA = ("murmur2_random", "murmur2")
-#: So long the number of a topic's partitions is believed.
-_WIDTH_SECONDS = 60.0
+#: How long a topic's partition count is cached.
+_PARTITION_COUNT_SECONDS = 60.0
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Width:
-    """Partitions of a topic, as they were seen, and until when that is believed."""
+class _PartitionCount:
+    """The cached partition count of a topic."""
 
     partitions: int
-    until: Deadline
+    valid_until: Deadline
 
 
 class RecordProducer:
-    """One producing client and the thread that serves its events. Make it after any fork.
+    """A producing client, and the thread that serves its events. Create it after any fork.
 
-    Its methods take the deadline of the whole piece of work and raise errors of our tree. Not thread-safe.
+    Its methods take the deadline of the caller's whole operation, and raise only errors of
+    `kafka_eos_source.errors`. Not thread-safe.
 
     Attributes:
-        enqueued: records taken by the client since `begin_count`.
+        enqueued: number of records that the client accepted since `begin_count`.
     """
 
     def __init__(self, config: Mapping[str, Any], name: str) -> None:
-        """Makes the client without talking to a broker.
+        """Creates the client without contacting a broker.
 
         Args:
             config: librdkafka properties and callbacks.
-            name: for log lines.
+            name: name of the producer in log lines.
 
         Raises:
-            InvalidOptionError: librdkafka refuses a property, or two of them together.
+            InvalidOptionError: if librdkafka rejects a property, or a combination of properties.
         """
         self.name = name
         self.enqueued = 0
         self._topics: set[str] = set()
         self._bootstrap = str(config.get("bootstrap.servers", ""))
-        self._last_said = ""
-        self._login_refused: KafkaError | None = None
+        self._complaints = Complaints()
         self._delivery_error: KafkaError | None = None
-        self._widths: dict[str, _Width] = {}
+        self._partition_counts: dict[str, _PartitionCount] = {}
         self._places_as_java = config.get("partitioner") in _AS_JAVA
         self._fatal: KafkaError | None = None
         in_transactions = "transactional.id" in config
         self._client: Any = make(
             Producer,
             {
-                **(config if in_transactions else deliveries.counted(config)),
+                **(config if in_transactions else deliveries.with_counter(config)),
                 "error_cb": self._on_error,
                 "delivery.report.only.error": True,
                 "on_delivery": self._on_delivery,
@@ -90,16 +94,17 @@ class RecordProducer:
         self._deliveries: deliveries.Deliveries | None = None
         if has_pointers():
             self._batches = librdkafka.BatchProducer(self._client)
-            self._deliveries = None if in_transactions else deliveries.of(self._client)
+            self._deliveries = None if in_transactions else deliveries.counter_of(self._client)
         self._watchdog = Watchdog(f"client of {name}")
-        # confluent-kafka reports no record that was sent as a batch; a transaction knows of its own
+        # confluent-kafka runs no delivery callback for records that were sent as a batch; a transaction
+        # fails if one of its records does
         self._reports_batches = in_transactions or self._deliveries is not None
         self._closed = threading.Event()
         self._poller = threading.Thread(target=self._poll, name="kafka-eos-producer", daemon=True)
         self._poller.start()
 
     def begin_count(self) -> None:
-        """Forgets what was enqueued and what failed before."""
+        """Resets the count of records, the topics written to, and earlier delivery errors."""
         self.enqueued = 0
         self._topics.clear()
         self._delivery_error = None
@@ -110,14 +115,14 @@ class RecordProducer:
         """Enqueues every row of a staged batch, in order.
 
         Args:
-            rows: columns ``value`` and, where there, ``key``, ``topic``, ``partition``, ``headers``,
+            rows: column ``value``, and optionally ``key``, ``topic``, ``partition``, ``headers`` and
                 ``timestamp``, as in `schema.STAGED_ARROW`.
-            topic: for all rows; None = each row's own.
+            topic: topic of all rows; None = the column ``topic`` names it.
             deadline: for room in the client's queue.
 
         Raises:
-            InvalidRecordError: a record is larger than ``message.max.bytes``.
-            AbortableError: the transaction failed meanwhile.
+            InvalidRecordError: if a record is larger than ``message.max.bytes``.
+            AbortableError: if the transaction has failed.
         """
         columns = {name: rows.column(name) for name in rows.schema.names}
         for each_topic, part in _by_topic(columns, topic):
@@ -130,34 +135,34 @@ class RecordProducer:
             ):
                 batch = librdkafka.messages(part.get("key"), part["value"], part.get("partition"))
                 more = librdkafka.extras(part.get("timestamp"), part.get("headers")) if extra else None
-                self._send_batch(each_topic, *self._together(each_topic, batch, more), deadline)
+                self._send_batch(each_topic, *self._grouped(each_topic, batch, more), deadline)
             else:
-                self._send_singly(each_topic, part, deadline)
+                self._send_one_by_one(each_topic, part, deadline)
 
     def flush(self, deadline: Deadline) -> None:
-        """Waits until every record was answered for.
+        """Waits until the brokers have acknowledged every record.
 
         Raises:
-            UnavailableError: brokers did not take the records before ``deadline``, or a topic is gone.
-            KafkaEosError: a record failed; by what it failed.
+            UnavailableError: if brokers did not acknowledge the records before ``deadline``, or a topic was
+                deleted.
+            KafkaEosError: if a record failed; the class depends on the reason.
         """
-        look = Deadline.after_seconds(_LOOK_AGAIN_SECONDS)
+        next_check = Deadline.after_seconds(_TOPIC_CHECK_SECONDS)
         while self._serve(lambda: self._client.flush(deadline.remaining_seconds(_EVENTS_SECONDS))) > 0:
             self._raise_if_failed()
-            if deadline.expired:
-                raise unreachable(self._bootstrap, deadline.budget_seconds * 1000, self._last_said)
-            if look.expired:
-                self._widths.clear()
+            self._raise_if_expired(deadline)
+            if next_check.expired:
+                self._partition_counts.clear()
                 self.check_partitions(dict.fromkeys(self._topics, -1), deadline)
-                look = Deadline.after_seconds(_LOOK_AGAIN_SECONDS)
+                next_check = Deadline.after_seconds(_TOPIC_CHECK_SECONDS)
         self._raise_if_failed()
 
     def close(self) -> None:
-        """Ends the client and its thread. What was not sent is dropped, an open transaction is left open.
+        """Ends the client and its thread. Drops unsent records, and leaves an open transaction open.
 
-        Not by the client's own ``close``: that aborts the transaction (confluent-kafka 2.16), which nothing
-        may after a commit of unknown outcome, and waits for the answer without end. The client ends with its
-        last reference, which is this one.
+        This method does not call the client's own ``close``, which aborts the transaction (confluent-kafka
+        2.16) and waits for the answer without a time limit. After a commit of unknown outcome, nothing may
+        abort the transaction. Instead, the client ends when its last reference, held here, is dropped.
         """
         self._closed.set()
         self._poller.join()
@@ -168,12 +173,12 @@ class RecordProducer:
         if self._batches is not None:
             self._batches.close()
         self._client.purge()
-        self._serve(lambda: self._client.flush(0.01))  # reports what was purged, which holds memory
+        self._serve(lambda: self._client.flush(0.01))  # purged records hold memory until they are reported
         self._client = None
 
     def cluster(self, deadline: Deadline) -> tuple[str, Mapping[str, int]]:
-        """The cluster's id, and the number of partitions of every topic that it shows us."""
-        metadata: Any = self._until(
+        """Returns the cluster's id, and the partition count of every topic that the principal may see."""
+        metadata: Any = self._call(
             deadline,
             "reading the cluster's metadata",
             lambda seconds: self._client.list_topics(timeout=seconds),
@@ -183,30 +188,33 @@ class RecordProducer:
         }
 
     def check_partitions(self, highest: Mapping[str, int], deadline: Deadline) -> None:
-        """Every topic exists and is wide enough: librdkafka does not look before it queues a record.
+        """Checks that every topic exists and has enough partitions.
 
-        What was seen is believed for a minute, as a small batch takes little longer than this look. A topic
-        that was deleted meanwhile is noticed by `flush`.
+        librdkafka does not check this before it queues a record. Partition counts are cached for a minute,
+        because the check takes almost as long as a small batch. `flush` notices a topic that is deleted in
+        the meantime.
 
         Args:
-            highest: each topic with the highest partition that a record names (-1 = none does).
+            highest: topic → the highest partition that any record names; -1 = no record names one.
             deadline: for the brokers' answer.
 
         Raises:
-            UnavailableError: a topic does not exist.
-            AuthorizationError: it may not be described.
-            InvalidRecordError: it has fewer partitions.
+            UnavailableError: if a topic does not exist.
+            AuthorizationError: if the principal may not describe a topic.
+            InvalidRecordError: if a record names a partition that its topic does not have.
         """
         for topic, partition in highest.items():
-            known = self._widths.get(topic)
-            if known is not None and partition < known.partitions and not known.until.expired:
+            known = self._partition_counts.get(topic)
+            if known is not None and partition < known.partitions and not known.valid_until.expired:
                 continue
             count = self._partition_count(topic, deadline)
-            self._widths[topic] = _Width(count, Deadline.after_seconds(_WIDTH_SECONDS))
+            self._partition_counts[topic] = _PartitionCount(
+                count, Deadline.after_seconds(_PARTITION_COUNT_SECONDS)
+            )
             if partition >= count:
                 raise InvalidRecordError(
-                    f"column 'partition' has the value {partition}; topic {topic!r} has {count} partitions "
-                    f"(0 to {count - 1}).",
+                    f"column 'partition' has the value {partition}, but topic {topic!r} has {count} "
+                    f"partitions (0 to {count - 1}).",
                     fix="correct the column, set it to null to let the partitioner choose, "
                     "or add partitions to the topic.",
                 )
@@ -220,54 +228,55 @@ class RecordProducer:
                 raise KafkaException(topic.error)
             return len(topic.partitions)
 
-        count: int = self._until(deadline, f"looking up output topic {name!r}", ask)
-        return count
+        return self._call(deadline, f"looking up output topic {name!r}", ask)
 
-    def _until(
+    def _call(
         self,
         deadline: Deadline,
         doing: str,
-        call: Callable[[float], Any],
+        call: Callable[[float], T],
         slice_seconds: float = SLICE_SECONDS,
-    ) -> Any:
-        """Repeats ``call`` while its error is transient: librdkafka's calls resume where they were.
+    ) -> T:
+        """Makes a blocking call of the client; repeats it while its error is temporary.
 
-        Not when the client complained meanwhile that credentials or certificates do not fit.
+        A repeated call of librdkafka's continues where the last one stopped, so no pause is needed. A refused
+        login ends the tries.
         """
-        while True:
+
+        def once() -> T:
             seconds = max(0.1, deadline.remaining_seconds(slice_seconds))
-            try:
-                answer = self._watchdog.call(doing, partial(call, seconds), seconds)
-                self._login_refused = None  # by one broker of several, for a while
-                return answer
-            except KafkaException as error:
-                failure = kafka_error(error)
-                if failure.txn_requires_abort() or failure.fatal() or not is_transient(failure):
-                    raise self._cause(failure, doing) from error
-                if self._login_refused is not None:
-                    raise classify(self._login_refused, doing) from error
-                if deadline.expired:
-                    raise unreachable(
-                        self._bootstrap,
-                        deadline.budget_seconds * 1000,
-                        f"{doing}: {self._last_said or failure}",
-                    ) from error
+            return self._watchdog.call(doing, partial(call, seconds), seconds)
+
+        def permanent(failure: KafkaException) -> KafkaEosError | None:
+            error = kafka_error(failure)
+            if error.txn_requires_abort() or error.fatal() or not is_transient(error):
+                return self._cause(error, doing)
+            refused = self._complaints.login_refused
+            return None if refused is None else classify(refused, doing)
+
+        def timed_out(failure: KafkaException) -> KafkaEosError:
+            reason = f"{doing}: {self._complaints.last or kafka_error(failure).str()}"
+            return unreachable(self._bootstrap, deadline.budget_seconds * 1000, reason)
+
+        answer = retry(once, KafkaException, Pauses(deadline, 0.0), permanent=permanent, timed_out=timed_out)
+        self._complaints.login_refused = None  # one of several brokers may refuse a login for a while
+        return answer
 
     def _cause(self, failure: KafkaError, doing: str) -> KafkaEosError:
-        """The client says "fatal" or "wrong state" when it knows better: look what it knows."""
+        """Returns the error to raise. Prefers the fatal error behind a vague "fatal" or "wrong state"."""
         return classify(self._fatal_error() or failure, doing)
 
     def _fatal_error(self) -> KafkaError | None:
         found = self._batches.fatal_error() if self._batches is not None else None
         return found or self._fatal
 
-    def _together(
+    def _grouped(
         self, topic: str, batch: librdkafka.Messages, more: librdkafka.Extras | None
     ) -> tuple[librdkafka.Messages, librdkafka.Extras | None]:
-        """The same messages, those of each partition together, as far as it is known where they go."""
-        width = self._widths.get(topic)
-        if self._places_as_java and width is not None:
-            librdkafka.place(batch, width.partitions)
+        """Returns the same messages grouped by partition, as far as their partitions are known."""
+        known = self._partition_counts.get(topic)
+        if self._places_as_java and known is not None:
+            librdkafka.place(batch, known.partitions)
         order = librdkafka.by_partition(batch)
         if order is None:
             return batch, more
@@ -292,8 +301,8 @@ class RecordProducer:
             more = more.of(slice(int(failed[0]), None)) if more is not None else None
             self._wait_for_room(deadline)
 
-    def _send_singly(self, topic: str, part: Mapping[str, pa.Array], deadline: Deadline) -> None:
-        """One call a record: the twin of the kernel's loop, and of its count of failed deliveries."""
+    def _send_one_by_one(self, topic: str, part: Mapping[str, pa.Array], deadline: Deadline) -> None:
+        """Enqueues each record with a call of its own, where the C kernel is not available."""
         rows = len(part["value"])
         none = [None] * rows
         columns = [
@@ -320,20 +329,23 @@ class RecordProducer:
             self.enqueued += 1
 
     def _refused(self, topic: str, code: int, size_bytes: int) -> KafkaEosError:
-        """Why the client did not take a record."""
+        """Returns the error to raise for a record that the client did not accept."""
         if code in (KafkaError._STATE, KafkaError._FATAL):
-            # it takes no records any more, whatever their size: the reason is that of an earlier one
+            # the client accepts no records at all: an earlier failure is the reason
             return classify(self._failure() or KafkaError(code), self._writing())
         return self._cause(KafkaError(code), f"writing a record of {size_bytes:,} bytes to topic {topic!r}")
 
     def _wait_for_room(self, deadline: Deadline) -> None:
-        """Until half of what is queued has been sent: then there is room for many records at once."""
+        """Waits until half of the queued records have been sent, so that many more fit in at once."""
         target = len(self._client) // 2
         while len(self._client) > target:
             self._raise_if_failed()
-            if deadline.expired:
-                raise unreachable(self._bootstrap, deadline.budget_seconds * 1000, self._last_said)
+            self._raise_if_expired(deadline)
             self._serve(lambda: self._client.flush(0.01))
+
+    def _raise_if_expired(self, deadline: Deadline) -> None:
+        if deadline.expired:
+            raise unreachable(self._bootstrap, deadline.budget_seconds * 1000, self._complaints.last)
 
     def _raise_if_failed(self) -> None:
         failure = self._failure()
@@ -341,19 +353,19 @@ class RecordProducer:
             raise classify(failure, self._writing())
 
     def _writing(self) -> str:
-        """For messages."""
+        """Describes what the producer is doing, for messages."""
         return f"writing records to {', '.join(map(repr, sorted(self._topics)))}"
 
     def _failure(self) -> KafkaError | None:
-        """Why the records enqueued so far will not all be written, as far as it is known."""
+        """Returns why some enqueued record will not be written; None = no failure is known."""
         counted = self._deliveries.error() if self._deliveries is not None else None
         return self._fatal_error() or self._delivery_error or counted
 
     def _serve(self, call: Callable[[], int]) -> int:
-        """``call``, which delivers the client's events, and what it returns.
+        """Makes a call that runs the client's callbacks, and returns what it returns.
 
-        confluent-kafka hands a fatal error to no callback. It raises it, once, from the call that happens to
-        deliver it, be that the poller's or ours.
+        confluent-kafka passes a fatal error to no callback. It raises the error once, from whichever call
+        runs callbacks first, in this thread or in the polling thread.
         """
         try:
             return call()
@@ -366,10 +378,8 @@ class RecordProducer:
             self._serve(lambda: self._client.poll(_EVENTS_SECONDS))
 
     def _on_error(self, error: KafkaError) -> None:
-        self._last_said = concealed(error.str())
-        if is_login(error):
-            self._login_refused = error
-        _log.info("producer of %s: %s (%s)", self.name, self._last_said, error.name())
+        self._complaints.on_error(error)
+        _log.info("producer %s: %s (%s)", self.name, self._complaints.last, error.name())
 
     def _on_delivery(self, error: KafkaError | None, _message: object) -> None:
         if error is not None and self._delivery_error is None:
@@ -379,7 +389,7 @@ class RecordProducer:
 def _by_topic(
     columns: Mapping[str, pa.Array], topic: str | None
 ) -> Iterable[tuple[str, Mapping[str, pa.Array]]]:
-    """The rows of each topic, in their order. One topic, the usual case, copies nothing."""
+    """Returns the rows of each topic, in order. Copies nothing if there is only one topic."""
     if topic is not None:
         yield topic, columns
         return
@@ -395,4 +405,5 @@ def _by_topic(
 
 
 def _needs_produceva(part: Mapping[str, pa.Array]) -> bool:
+    """Returns whether any record has headers or a timestamp, which ``rd_kafka_produce_batch`` cannot send."""
     return any(name in part and part[name].null_count < len(part[name]) for name in ("headers", "timestamp"))

@@ -1,4 +1,4 @@
-"""librdkafka's own judgement of property names and values, on a configuration that no client is made from."""
+"""Checks property names and values with librdkafka itself, in a configuration without a client."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kafka_eos_source.kafka.secrets import MASK, is_secret, shown
 _CONF_OK = 0
 _CONF_INVALID = -1
 _CONF_UNKNOWN = -2
-#: ``rd_kafka_conf_res_t``, the name, the value, then where an error is written and its room.
+#: Signatures: the result first. Of ``_SET``, the last two arguments are the buffer of an error and its size.
 _SET = (ctypes.c_int, ctypes.c_void_p, *[ctypes.c_char_p] * 3, ctypes.c_size_t)
 _GET = (ctypes.c_int, ctypes.c_void_p, *[ctypes.c_char_p] * 2, ctypes.POINTER(ctypes.c_size_t))
-#: Longest value that is read back, bytes; only numbers and words are.
+#: Size of the buffer for a value that is read back, bytes. Only numbers and words are read back.
 _VALUE_BYTES = 4096
 
 
@@ -36,16 +36,16 @@ class Properties:
         function("rd_kafka_conf_destroy", None, ctypes.c_void_p)(self._conf)
 
     def set(self, name: str, value: str, *, stated_name: str, stated_value: str) -> None:
-        """``rd_kafka_conf_set``.
+        """Sets a property (``rd_kafka_conf_set``).
 
         Args:
-            name: librdkafka's.
-            value: likewise.
-            stated_name: as the user wrote it, without ``kafka.``.
-            stated_value: as the user wrote it.
+            name: librdkafka's name of the property.
+            value: librdkafka's form of the value.
+            stated_name: the name that the user wrote, without ``kafka.``.
+            stated_value: the value that the user wrote.
 
         Raises:
-            InvalidOptionError: there is no such property, or the value is none for it.
+            InvalidOptionError: if librdkafka does not have the property, or rejects the value.
         """
         text = ctypes.create_string_buffer(ERROR_TEXT_BYTES)
         if _is_text(name) and _is_text(value):
@@ -53,16 +53,16 @@ class Properties:
                 self._conf, name.encode(), value.encode(), text, len(text)
             )
         else:
-            result, text.value = _CONF_INVALID, b"it has a character that no C text can have"
+            result, text.value = _CONF_INVALID, b"it has a character that no C text can contain"
         if result == _CONF_OK:
             return
         if result == _CONF_UNKNOWN:
-            # the value is not shown: under a misspelt name it may be a password
+            # the value is not shown: if the name is misspelt, it may be a password
             near = difflib.get_close_matches(stated_name, property_names(), n=2, cutoff=0.75)
-            said = f" Did you mean {' or '.join(repr('kafka.' + each) for each in near)}?" if near else ""
+            hint = f" Did you mean {' or '.join(repr('kafka.' + each) for each in near)}?" if near else ""
             raise InvalidOptionError(
-                f"unknown option 'kafka.{stated_name}': librdkafka has no such property.{said}",
-                fix="correct or remove it.",
+                f"unknown option 'kafka.{stated_name}': librdkafka has no such property.{hint}",
+                fix="correct or remove the option.",
             )
         why = text.value.decode(errors="replace").strip()
         if is_secret(stated_name) and value:
@@ -70,11 +70,11 @@ class Properties:
         raise InvalidOptionError(
             f"option 'kafka.{stated_name}' has the value {shown(stated_name, stated_value)!r}; "
             f"librdkafka refuses it: {why}.",
-            fix="correct or remove it.",
+            fix="correct or remove the option.",
         )
 
     def get(self, name: str) -> str:
-        """The value as librdkafka writes it (``1`` is ``true``), or its default; "" = it has none."""
+        """Returns the value in librdkafka's form (``true`` for ``1``), or the default; "" = no default."""
         value = ctypes.create_string_buffer(_VALUE_BYTES)
         size = ctypes.c_size_t(len(value))
         found = function("rd_kafka_conf_get", *_GET)(self._conf, name.encode(), value, ctypes.byref(size))
@@ -82,18 +82,18 @@ class Properties:
 
 
 def _is_text(text: str) -> bool:
-    """C would read up to the first NUL; a lone surrogate is no character at all."""
+    """Returns whether C can read the text: no NUL, which would end it, and no lone surrogates."""
     return "\0" not in text and not any("\ud800" <= each <= "\udfff" for each in text)
 
 
 def is_property(name: str) -> bool:
-    """Whether librdkafka has a property of this name."""
+    """Returns whether librdkafka has a property of this name."""
     return name in property_names()
 
 
 @lru_cache(maxsize=1)
 def property_names() -> tuple[str, ...]:
-    """Every property that this librdkafka knows: its own dump of defaults, and those that have none."""
+    """Returns the names of all properties of this librdkafka: those with a default, and `WITHOUT_DEFAULT`."""
     conf = function("rd_kafka_conf_new", ctypes.c_void_p)()
     count = ctypes.c_size_t()
     strings = ctypes.POINTER(ctypes.c_char_p)
@@ -106,7 +106,7 @@ def property_names() -> tuple[str, ...]:
     return tuple(sorted(names | set(WITHOUT_DEFAULT)))
 
 
-#: librdkafka's dump leaves out what has no default, the properties of topics, and second names.
+#: librdkafka's dump of defaults leaves out properties without a default, topic properties, and aliases.
 WITHOUT_DEFAULT = (
     "acks",
     "bootstrap.servers",

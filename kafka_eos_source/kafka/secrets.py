@@ -1,4 +1,4 @@
-"""Passwords never reach a message or a log: what is secret, and how it is hidden."""
+"""Keeps passwords out of messages and logs: recognises secret properties and hides their values."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 MASK = "********"
 
-#: Names of properties whose values are never shown: librdkafka's own list of sensitive ones, Java's, and
-#: whatever else is called like a secret.
+#: Names of properties whose values are never shown: those that librdkafka and Java's clients treat as
+#: sensitive, and any other name that suggests a secret.
 _SECRET = re.compile(
     r"passw|passphrase|secret|credential|jaas|\.pem$|ssl[._]key$|private\.?key|(^|[._])token$"
     r"|oauthbearer\.config$|keystore\.key$",
@@ -20,47 +20,47 @@ _SECRET = re.compile(
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of the property may not be shown."""
+    """Returns whether the value of a property must be hidden."""
     return _SECRET.search(name) is not None
 
 
 def shown(name: str, value: str) -> str:
-    """The value of a property, as a message may have it."""
+    """Returns the value of a property, or `MASK` if it is secret."""
     return MASK if is_secret(name) else value
 
 
 def masked(kafka: Mapping[str, Any]) -> dict[str, Any]:
-    """The properties with every secret hidden, for messages and logs."""
+    """Returns the properties with every secret value replaced by `MASK`."""
     return {name: MASK if is_secret(name) else value for name, value in kafka.items()}
 
 
-#: Every secret that a client of this process was made with.
-_known: set[str] = set()
+#: Every secret that this process has passed to a client.
+_registered: set[str] = set()
 
 
-def remember(kafka: Mapping[str, Any]) -> None:
-    """From now on `concealed` hides the secrets among these properties."""
-    _known.update(_secrets(kafka))
+def register_secrets(kafka: Mapping[str, Any]) -> None:
+    """Makes `concealed` hide the secret values among these properties."""
+    _registered.update(_secrets(kafka))
 
 
-def remember_values(hidden: Iterable[str]) -> None:
-    """From now on `concealed` hides these too: passwords of systems other than Kafka."""
-    _known.update(each for each in hidden if each)
+def register_secret_values(secrets: Iterable[str]) -> None:
+    """Makes `concealed` hide these values too, such as passwords of sinks."""
+    _registered.update(each for each in secrets if each)
 
 
 def concealed(text: str) -> str:
-    """``text`` without any secret that this process knows."""
-    return _without(text, _known)
+    """Returns ``text`` with every registered secret replaced by `MASK`."""
+    return _without(text, _registered)
 
 
 def redact(text: str, kafka: Mapping[str, Any]) -> str:
-    """``text`` without any secret of ``kafka``, in whatever way it was quoted."""
+    """Returns ``text`` with every secret of ``kafka`` replaced by `MASK`, in any form of quoting."""
     return _without(text, _secrets(kafka))
 
 
 def _secrets(kafka: Mapping[str, Any]) -> set[str]:
     found = {str(value) for name, value in kafka.items() if is_secret(name) and str(value)}
-    # librdkafka shows the rest of the line, from the word that it does not understand
+    # librdkafka's error quotes the rest of this line, starting with the word that it cannot parse
     line = str(kafka.get("sasl.oauthbearer.config", ""))
     return found | {line[at.start() :] for at in re.finditer(r"\S+", line)}
 
@@ -77,6 +77,6 @@ def _without(text: str, secrets: Iterable[str]) -> str:
             quote(secret, safe=""),
         )
     }
-    for form in sorted(forms, key=len, reverse=True):  # one may be part of another
+    for form in sorted(forms, key=len, reverse=True):  # longest first: one secret may contain another
         text = text.replace(form, MASK)
     return text

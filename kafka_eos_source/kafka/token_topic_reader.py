@@ -1,14 +1,13 @@
-"""Reads the token topic, and never misses a query's newest record.
+"""Reads the token topic without missing a query's newest record.
 
-A ``read_committed`` reader sees nothing above the last stable offset, which any open transaction of any
-producer holds. So a certain answer waits until the last stable offset has passed the end that the log had
-when the question was asked.
+A ``read_committed`` consumer sees nothing above the last stable offset (LSO), and any open transaction of any
+producer holds back the LSO. So a reader that must not miss a record waits until the LSO has passed the end
+that the log had when the reader started.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,26 +26,27 @@ from kafka_eos_source.kafka.token_topic import TokenTopic, check
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol.token_record import TokenRecord
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses, retry
 
 _log = logging.getLogger(__name__)
 
-#: librdkafka wants a group id of any consumer. The reader never joins the group, and needs no right to it.
+#: librdkafka requires a group id of every consumer. The reader never joins the group and needs no ACL on it.
 _READER = "kafka-eos-token-topic"
 
 _WAIT_SECONDS = 0.5
 _PAUSE_SECONDS = 0.05
-#: How long the record that holds the last stable offset is looked for, to name its query in an error.
+#: Time limit for finding out which query holds the LSO, to name it in an error.
 _HOLDER_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Found:
-    """One key's newest value in the token topic.
+class NewestRecord:
+    """The newest record of a key in one partition of the token topic. It is not a tombstone.
 
     Attributes:
-        key: of the record.
-        tp, offset: where the record is.
-        value: of the record, never a tombstone.
+        key: key of the record.
+        tp, offset: position of the record.
+        value: value of the record.
     """
 
     key: bytes
@@ -55,23 +55,23 @@ class Found:
     value: bytes
 
     def decode(self) -> TokenRecord:
-        """The record. Raises: as `TokenRecord.decode`."""
+        """Decodes the record. Raises the same errors as `TokenRecord.decode`."""
         return TokenRecord.decode(self.key, self.value)
 
 
 @dataclass
 class Survey:
-    """What a reader of the whole topic came across.
+    """The contents of a token topic.
 
     Attributes:
-        records: how many, outdated ones included.
-        size_bytes: of their keys and values.
-        newest: the newest value of each key in each partition; None = a tombstone.
+        records: number of records, including outdated ones.
+        size_bytes: size of their keys and values.
+        newest: the newest record of each key in each partition; None = a tombstone.
     """
 
     records: int
     size_bytes: int
-    newest: dict[tuple[bytes, TopicPartition], Found | None]
+    newest: dict[tuple[bytes, TopicPartition], NewestRecord | None]
 
 
 def last(
@@ -82,28 +82,28 @@ def last(
     *,
     certain: bool = True,
 ) -> TokenRecord | None:
-    """The newest committed record of a query; None if there is none, or only a tombstone.
+    """Returns the newest committed record of a query; None = no record, or only a tombstone.
 
-    Call it after ``init_transactions`` of the query's transactional id: before that, a dead driver's
-    transaction may still commit a newer record.
+    Call it after ``init_transactions`` of the query's transactional id. Before that, the transaction of a
+    dead driver may still commit a newer record.
 
     Args:
-        kafka: librdkafka properties that say how to reach the cluster.
-        topic: from `check`.
-        application_id: of the query.
-        deadline: for the brokers, and for the transactions of other queries that share the topic.
-        certain: False = read only what can be read at once. The newest record may be missed while another
-            query's transaction is open in the same partition, so that None proves nothing.
+        kafka: librdkafka properties for connecting to the cluster.
+        topic: the topic, from `check`.
+        application_id: the transactional id of the query.
+        deadline: for the brokers, and for open transactions of other queries that share the topic.
+        certain: False = read only what is readable at once. The reader may then miss the newest record while
+            another query has an open transaction in the same partition, so None proves nothing.
 
     Raises:
-        UnavailableError: no broker answers, or an unfinished transaction holds a partition, until
+        UnavailableError: if no broker answers, or an open transaction still holds a partition, at
             ``deadline``.
-        AuthorizationError: the topic may not be read.
-        OperatorError: the record is damaged or of a newer format.
+        AuthorizationError: if the principal may not read the topic.
+        OperatorError: if the record is damaged or has a newer format.
     """
     survey = read(kafka, topic, deadline, certain=certain, key=application_id.encode())
     records = [found.decode() for found in survey.newest.values() if found is not None]
-    # a key has records in several partitions after partitions were added: the old ones stay behind
+    # after partitions were added to the topic, older records of a key may be in another partition
     return max(records, key=lambda record: record.token.sequence, default=None)
 
 
@@ -119,33 +119,33 @@ def read(
 
     Args:
         kafka, topic, deadline, certain: as for `last`.
-        key: keep only this key's values; None = all keys'.
+        key: the only key to include in `Survey.newest`; None = all keys.
 
     Raises:
-        UnavailableError, AuthorizationError: as `last`.
+        UnavailableError, AuthorizationError: under the same conditions as `last`.
     """
     connection = admin_config(kafka)
     survey = Survey(0, 0, {})
-    with ClusterReader(connection) as look:
-        bounds = _Bounds(connection, look, topic, deadline)
-        ranges = bounds.settled() if certain else bounds.now()
+    with ClusterReader(connection) as cluster:
+        bounds = _Bounds(connection, cluster, topic, deadline)
+        ranges = bounds.after_open_transactions() if certain else bounds.now()
     with POOL.borrow(consumer_config(connection, _READER, "read_committed"), range_consumer()) as consumer:
         for tp, (start, end) in ranges.items():
             for records in _records(consumer, tp, start, end, deadline):
-                _keep(survey, tp, records, key)
+                _add(survey, tp, records, key)
     return survey
 
 
 @dataclass(frozen=True)
 class TopicRecords:
-    """The records of one checked token topic, as the commit reads them."""
+    """Reads the records of one checked token topic, on behalf of the commit."""
 
-    kafka: Mapping[str, Any] = field(repr=False)  # may hold passwords
+    kafka: Mapping[str, Any] = field(repr=False)  # may contain passwords
     topic: TokenTopic
 
     @classmethod
     def checked(cls, kafka: Mapping[str, Any], name: str, deadline: Deadline) -> TopicRecords:
-        """Looks at the topic and logs its warnings. Raises: as `kafka.token_topic.check`."""
+        """Checks the topic and logs warnings. Raises the same errors as `kafka.token_topic.check`."""
         topic = check(kafka, name, deadline)
         for warning in topic.warnings:
             _log.warning("%s", warning)
@@ -153,16 +153,20 @@ class TopicRecords:
 
     @property
     def name(self) -> str:
+        """Name of the topic."""
         return self.topic.name
 
     @property
     def topic_id(self) -> str:
+        """Kafka's id of the topic (KIP-516)."""
         return self.topic.topic_id
 
     def partition_of(self, application_id: str) -> int:
+        """Returns the partition of a query's record."""
         return self.topic.partition_of(application_id)
 
     def last(self, application_id: str, deadline: Deadline, *, certain: bool) -> TokenRecord | None:
+        """Returns the newest committed record of a query, as the function `last` does."""
         return last(self.kafka, self.topic, application_id, deadline, certain=certain)
 
 
@@ -170,68 +174,67 @@ _Ranges = dict[TopicPartition, tuple[int, int]]
 
 
 class _Bounds:
-    """Which offsets of each partition are to be read."""
+    """Decides which offsets of each partition to read."""
 
     def __init__(
-        self, connection: Mapping[str, Any], look: ClusterReader, topic: TokenTopic, deadline: Deadline
+        self, connection: Mapping[str, Any], cluster: ClusterReader, topic: TokenTopic, deadline: Deadline
     ) -> None:
         self._connection = connection
-        self._look = look
+        self._cluster = cluster
         self._partitions = [TopicPartition(topic.name, number) for number in range(topic.partitions)]
         self._deadline = deadline
-        self._pause = threading.Event()
 
     def now(self) -> _Ranges:
-        """All that can be read at this moment. Open transactions may hold more."""
+        """Returns what is readable at this moment. Open transactions may hold back more."""
         found = self._logs(self._partitions)
         return {tp: (ends.earliest, min(ends.stable, ends.end)) for tp, ends in found.items()}
 
-    def settled(self) -> _Ranges:
-        """All that is in the logs at this moment, once every transaction in it has ended.
+    def after_open_transactions(self) -> _Ranges:
+        """Returns all that the logs contain now, after waiting for the transactions in it to end.
 
         Raises:
-            UnavailableError: a transaction does not end before the deadline.
+            UnavailableError: if a transaction does not end before the deadline.
         """
         found = self._logs(self._partitions)
         wanted = {tp: ends.end for tp, ends in found.items()}
-        said = False
+        pauses = Pauses(self._deadline, _PAUSE_SECONDS)
+        is_logged = False
         while held := [tp for tp in found if found[tp].stable < wanted[tp]]:
-            if self._deadline.expired:
-                raise self._held(held[0], found[held[0]])
-            if not said:
-                said = True
-                _log.info("waiting for unfinished transactions in %s", ", ".join(map(str, held)))
-            self._pause.wait(min(_PAUSE_SECONDS, self._deadline.remaining_seconds()))
+            if pauses.expired:
+                raise self._still_open(held[0], found[held[0]])
+            if not is_logged:
+                is_logged = True
+                _log.info("waiting for open transactions in %s", ", ".join(map(str, held)))
+            pauses.wait()
             found.update(self._logs(held))
         return {tp: (ends.earliest, wanted[tp]) for tp, ends in found.items()}
 
     def _logs(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LogEnds]:
-        while True:
-            try:
-                return dict(self._look.logs(partitions))
-            except (UnavailableError, RetriableError):  # for example while a leader is elected
-                if self._deadline.expired:
-                    raise
-            self._pause.wait(min(_PAUSE_SECONDS, self._deadline.remaining_seconds()))
+        # a partition may be unavailable for a while, for example while a leader is elected
+        return retry(
+            lambda: dict(self._cluster.logs(partitions)),
+            (UnavailableError, RetriableError),
+            Pauses(self._deadline, _PAUSE_SECONDS),
+        )
 
-    def _held(self, tp: TopicPartition, ends: LogEnds) -> UnavailableError:
-        holder = self._holder(tp, ends)
-        if holder is None:
+    def _still_open(self, tp: TopicPartition, ends: LogEnds) -> UnavailableError:
+        owner = self._owner(tp, ends)
+        if owner is None:
             whose = "of an unknown producer"
-            end_it = "find its producer with kafka-transactions.sh find-hanging and end it"
+            end_it = "find its producer with kafka-transactions.sh find-hanging and end the transaction"
         else:
-            whose = f"of application.id={holder!r}"
-            end_it = f"end it with kafka-eos fence --application-id {holder} --yes"
+            whose = f"of application.id={owner!r}"
+            end_it = f"end the transaction with kafka-eos fence --application-id {owner} --yes"
         return UnavailableError(
-            f"an unfinished transaction {whose} holds partition {tp} of the token topic at offset "
-            f"{ends.stable}, and the log goes on to {ends.end}. Newer tokens cannot be read until it ends; "
+            f"an open transaction {whose} holds partition {tp} of the token topic at offset {ends.stable}, "
+            f"while the log ends at {ends.end}. Newer tokens cannot be read until it ends; "
             f"waited {self._deadline.budget_seconds:.0f} s.",
-            fix=f"if the driver of that query is gone, {end_it}; then restart this query. Give queries "
+            fix=f"if the driver of that query is dead, {end_it}; then restart this query. Give queries "
             "different token topics if they must not wait for each other.",
         )
 
-    def _holder(self, tp: TopicPartition, ends: LogEnds) -> str | None:
-        """The query whose transaction is open. It wrote the record at the last stable offset."""
+    def _owner(self, tp: TopicPartition, ends: LogEnds) -> str | None:
+        """Returns the query whose transaction is open: it wrote the record at the last stable offset."""
         conf = consumer_config(self._connection, _READER, "read_uncommitted")
         soon = Deadline.after_seconds(_HOLDER_SECONDS)
         try:
@@ -239,7 +242,7 @@ class _Bounds:
                 records = _records(consumer, tp, ends.stable, ends.stable + 1, soon)
                 keys = [key for each in records for key in each.keys.to_pylist()]
         except KafkaEosError as error:
-            _log.info("the producer that holds %s at offset %d is unknown: %s", tp, ends.stable, error)
+            _log.info("cannot find out which producer blocks %s at offset %d: %s", tp, ends.stable, error)
             return None
         return keys[0].decode(errors="replace") if keys and keys[0] is not None else None
 
@@ -247,11 +250,11 @@ class _Bounds:
 def _records(
     consumer: AssignedConsumer, tp: TopicPartition, start: int, end: int, deadline: Deadline
 ) -> Iterator[Records]:
-    """The records from offset ``start`` to ``end`` (excluded), in offset order.
+    """Yields the records from offset ``start`` to ``end`` (excluded), in offset order.
 
     Raises:
-        UnavailableError: the topic was deleted, or nothing arrives until ``deadline``.
-        AuthorizationError: the topic may not be read.
+        UnavailableError: if the topic was deleted, or nothing arrives before ``deadline``.
+        AuthorizationError: if the principal may not read the topic.
     """
     if start >= end:
         return
@@ -263,15 +266,15 @@ def _records(
             pulled = reader.take(min(_WAIT_SECONDS, deadline.remaining_seconds()), end)
             if pulled.gone:
                 raise UnavailableError(
-                    f"partition {tp} of the token topic is gone: the topic was deleted.",
-                    fix="create it again with kafka-eos token-topic create, then restart the query.",
+                    f"partition {tp} of the token topic is gone, because the topic was deleted.",
+                    fix="create the topic again with kafka-eos token-topic create, then restart the query.",
                 )
             if pulled.records is not None:
                 position = pulled.records.position
                 yield pulled.records
             if pulled.log_end is not None and pulled.log_end >= end:
                 return  # only control records were left
-            if pulled.out_of_range:  # somebody deletes records at this moment
+            if pulled.out_of_range:  # records were deleted in the meantime
                 position, _ = reader.readable(deadline)
                 reader.start(position)
             elif pulled.records is None and deadline.expired:
@@ -284,8 +287,8 @@ def _records(
         reader.stop()
 
 
-def _keep(survey: Survey, tp: TopicPartition, records: Records, key: bytes | None) -> None:
-    """Adds records to the survey: of each key the last value."""
+def _add(survey: Survey, tp: TopicPartition, records: Records, key: bytes | None) -> None:
+    """Adds records to the survey; a later value of a key replaces an earlier one."""
     survey.records += len(records)
     survey.size_bytes += records.keys.nbytes + records.values.nbytes
     wanted: Sequence[int] = range(len(records))
@@ -295,5 +298,5 @@ def _keep(survey: Survey, tp: TopicPartition, records: Records, key: bytes | Non
     for index in wanted:
         name, value = records.keys[index].as_py(), records.values[index].as_py()
         if name is not None:
-            found = None if value is None else Found(name, tp, int(records.offsets[index]), value)
+            found = None if value is None else NewestRecord(name, tp, int(records.offsets[index]), value)
             survey.newest[name, tp] = found

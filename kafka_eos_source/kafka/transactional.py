@@ -1,11 +1,11 @@
-"""The transactional producer of one query: one client, used for one transaction after another while clean.
+"""The transactional producer of a query. One client runs many transactions, as long as it stays clean.
 
-**Clean** (the epoch rule). librdkafka speaks the transaction protocol without KIP-890's epoch bump, so an
-EndTxn of transaction N that was delayed in the network could end transaction N+1, losing its rows while
-its offsets move on. A producer may therefore be used again only if its last commit was answered at the
-first try: the client's statistics show exactly one EndTxn per commit, and no retry, time-out or
-disconnection since the last look. In any other case it is closed, and a new one's ``init_transactions``
-raises the epoch, which makes a late request harmless.
+The **epoch rule** defines "clean". librdkafka implements the transaction protocol without the epoch bump of
+KIP-890. An EndTxn request of transaction N that the network delayed could therefore end transaction N+1: the
+rows of N+1 would be lost while its offsets advance. So a producer may run another transaction only if the
+broker answered its last commit at the first try. The client's statistics prove that: they must show exactly
+one EndTxn request for the commit, and no retry, time-out or disconnection. Otherwise the caller closes the
+producer, and ``init_transactions`` of the next one raises the epoch, which makes a late request harmless.
 """
 
 from __future__ import annotations
@@ -44,25 +44,26 @@ STATISTICS_INTERVAL_MS = 100
 #: Kafka's default of ``max.message.bytes``.
 _OFFSETS_TOPIC_BYTES = 1_048_588
 
-#: One request with offsets: longer than a group needs to find another coordinator when its broker is lost.
-#: If the coordinator has not taken it by then, the transaction is lost, and the batch is sent again.
+#: Time limit of one request with offsets. It is longer than a group takes to move to another coordinator
+#: after a broker is lost. If the coordinator does not accept the request in this time, the transaction is
+#: aborted and the batch is sent again.
 _OFFSETS_SECONDS = 30.0
 
-#: How often the end of a log is asked for before the transaction is given up (and begun again).
-_LOOK_RETRIES = 3
-_LOOK_PAUSE_MS = 200
+#: Retries of metadata requests during a transaction. If they all fail, the transaction starts over.
+_ADMIN_RETRIES = 3
+_ADMIN_PAUSE_MS = 200
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the statistics say about the conversation with the brokers, summed over them.
+    """Requests and failures that the client's statistics counted, summed over all brokers.
 
     Attributes:
-        at_us: when they were taken, on the monotonic clock.
-        commits: EndTxn requests sent, retries included.
-        trouble: retried, timed-out and cut-off requests so far.
+        at_us: when the statistics were taken: µs on the monotonic clock.
+        commits: number of EndTxn requests sent, including retries.
+        trouble: number of retries, time-outs and disconnections.
     """
 
     at_us: int = 0
@@ -71,6 +72,7 @@ class Traffic:
 
     @classmethod
     def parse(cls, statistics: str) -> Traffic:
+        """Parses librdkafka's statistics, a JSON text."""
         parsed = json.loads(statistics)
         brokers = parsed["brokers"].values()
         return cls(
@@ -82,24 +84,24 @@ class Traffic:
         )
 
     def clean_since(self, before: Traffic) -> bool:
-        """Whether exactly one EndTxn was sent since ``before``, and nothing went wrong."""
+        """Returns whether exactly one EndTxn was sent since ``before``, and nothing went wrong."""
         return self.commits == before.commits + 1 and self.trouble == before.trouble
 
 
 class TransactionalProducer(RecordProducer):
-    """One initialised transactional client.
+    """A producer with a transactional id. Call `init` first.
 
-    After any error the only calls that make sense are `abort` and `close`.
+    After any error, call only `abort` and `close`.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        """Makes the client without talking to a broker.
+        """Creates the client without contacting a broker.
 
         Args:
-            config: librdkafka properties, ``transactional.id`` included.
+            config: librdkafka properties, including ``transactional.id``.
 
         Raises:
-            InvalidOptionError: librdkafka refuses a property, or two of them together.
+            InvalidOptionError: if librdkafka rejects a property, or a combination of properties.
         """
         self.transactional_id = str(config["transactional.id"])
         self._statistics: str | None = None
@@ -115,23 +117,23 @@ class TransactionalProducer(RecordProducer):
         )
 
     def init(self, deadline: Deadline) -> None:
-        """``init_transactions``: fences every older owner and settles the transaction it left (KIP-98).
+        """Calls ``init_transactions``: fences older owners of the id and ends their transaction (KIP-98).
 
         Raises:
-            UnavailableError: no broker or coordinator answered before ``deadline``.
-            AuthorizationError: the ACL on the transactional id is missing.
-            InvalidOptionError: the broker refuses ``transaction.timeout.ms``.
+            UnavailableError: if no broker or coordinator answered before ``deadline``.
+            AuthorizationError: if the ACL on the transactional id is missing.
+            InvalidOptionError: if the broker refuses ``transaction.timeout.ms``.
         """
-        self._until(
+        self._call(
             deadline,
             f"initialising transactional id {self.transactional_id!r}",
             lambda seconds: self._client.init_transactions(seconds),
         )
 
     def is_clean(self) -> bool:
-        """Whether this producer may carry another transaction (the epoch rule, see the module).
+        """Returns whether this producer may run another transaction (the epoch rule, see the module).
 
-        Waits, at most a few statistics intervals, for the first statistics after the last commit.
+        Waits a few statistics intervals at most for the first statistics after the last commit.
         """
         if self._committed_at_us is None:
             return False
@@ -145,13 +147,22 @@ class TransactionalProducer(RecordProducer):
             after = self._traffic()
         if not after.clean_since(self._before_commit):
             _log.info(
-                "producer of %s is not clean: %s after %s", self.transactional_id, after, self._before_commit
+                "the producer of %s is not reused: its last commit was not answered at the first try "
+                "(%s, and %s before)",
+                self.transactional_id,
+                after,
+                self._before_commit,
             )
             return False
         self._before_commit = after
         return True
 
     def begin(self) -> None:
+        """Begins a transaction.
+
+        Raises:
+            KafkaEosError: if the client refuses, for example because it was fenced.
+        """
         self.begin_count()
         self._committed_at_us = None
         doing = f"beginning a transaction of transactional id {self.transactional_id!r}"
@@ -161,30 +172,30 @@ class TransactionalProducer(RecordProducer):
             raise self._cause(kafka_error(error), doing) from error
 
     def ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """The end of each partition's log, the records of this open transaction included.
+        """Returns the end of each partition's log, including the records of this open transaction.
 
         Raises:
-            UnavailableError: a partition is gone, or no broker answers.
+            UnavailableError: if a partition does not exist any more, or no broker answers.
         """
-        return self._look_up().high_watermarks(partitions)
+        return self._source_admin().high_watermarks(partitions)
 
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
-        """The ids (KIP-516) of topics as they are now; one that is gone is left out.
+        """Returns the present ids (KIP-516) of topics, without topics that were deleted or are not visible.
 
         Raises:
-            UnavailableError: no broker answers.
+            UnavailableError: if no broker answers.
         """
-        return self._look_up().ids(topics)
+        return self._source_admin().visible_topic_ids(topics)
 
     def send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None:
-        """Makes ``offsets`` of the group part of the transaction (TxnOffsetCommit, KIP-98 and KIP-447).
+        """Adds the group's offsets to the transaction (TxnOffsetCommit, KIP-98 and KIP-447).
 
-        Many offsets take several requests, each small enough for one record batch of the coordinator's log.
-        All of them belong to the transaction, so a producer that dies between two of them commits none.
+        Many offsets need several requests, each small enough for one record batch in the coordinator's log.
+        All requests belong to the transaction, so a producer that dies between two of them commits none.
 
         Raises:
-            OperatorError: the coordinator's log takes no batches of that size.
-            AbortableError, UnavailableError: as Kafka's answer says; see `failure.classify`.
+            OperatorError: if the coordinator's log does not accept record batches of that size.
+            AbortableError, UnavailableError: if the request failed; see `failure.classify`.
         """
         if group_id not in self._group_metadata:
             self._group_metadata[group_id] = self._metadata_of(group_id)
@@ -192,7 +203,7 @@ class TransactionalProducer(RecordProducer):
             try:
                 self._send_offsets(request, group_id, deadline)
             except AbortableError as error:
-                too_large = self._too_large(request, group_id, deadline, error)
+                too_large = self._explain_too_large(request, group_id, deadline, error)
                 if too_large is None:
                     raise
                 raise too_large from error
@@ -202,7 +213,7 @@ class TransactionalProducer(RecordProducer):
             ClientTopicPartition(each.tp.topic, each.tp.partition, each.offset, each.metadata)
             for each in offsets
         ]
-        self._until(
+        self._call(
             deadline,
             f"committing offsets of group {group_id!r}",
             lambda seconds: self._client.send_offsets_to_transaction(
@@ -211,16 +222,16 @@ class TransactionalProducer(RecordProducer):
             _OFFSETS_SECONDS,
         )
 
-    def _too_large(
+    def _explain_too_large(
         self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline, error: AbortableError
     ) -> OperatorError | None:
-        """Explains the coordinator's "unknown server error" where its log is set to small batches.
+        """Explains an "unknown server error" of a coordinator whose log accepts only small record batches.
 
-        A coordinator that cannot write a request because it is too large answers with that error, without a
+        A coordinator that cannot write a request because it is too large answers with that error and gives no
         reason. No retry mends it.
 
         Returns:
-            None if the error has another cause, or if the log's limit cannot be read.
+            The error to raise; None if the cause is another one, or the log's limit cannot be read.
         """
         cause = error.__cause__
         if not isinstance(cause, KafkaException) or kafka_error(cause).code() != KafkaError.UNKNOWN:
@@ -229,74 +240,84 @@ class TransactionalProducer(RecordProducer):
         name = offset_requests.OFFSETS_TOPIC
         try:
             with TopicAdmin(self._connection) as admin:
-                look = Deadline.after_seconds(deadline.remaining_seconds(SLICE_SECONDS))
-                limit = int(admin.config(name, look)["max.message.bytes"])
+                soon = Deadline.after_seconds(deadline.remaining_seconds(SLICE_SECONDS))
+                limit = int(admin.config(name, soon)["max.message.bytes"])
         except (KafkaEosError, KeyError, ValueError) as unknown:
             _log.warning("cannot read max.message.bytes of topic %s: %s", name, unknown)
             return None
         if size <= limit:
             return None
         return OperatorError(
-            f"the coordinator of group {group_id!r} refused {len(offsets):,} offsets, up to {size:,} bytes: "
-            f"topic {name!r} has max.message.bytes={limit}. {error.message}",
-            fix=f"raise max.message.bytes of {name!r} to {_OFFSETS_TOPIC_BYTES} (Kafka's default) and "
-            "restart the query; nothing of this transaction was committed.",
+            f"the coordinator of group {group_id!r} refused {len(offsets):,} offsets (up to {size:,} bytes) "
+            f"because topic {name!r} has max.message.bytes={limit}. {error.message}",
+            fix=f"raise max.message.bytes of {name!r} to {_OFFSETS_TOPIC_BYTES} (Kafka's default), then "
+            "restart the query. Nothing of this transaction was committed.",
         )
 
     def commit(self, deadline: Deadline) -> None:
-        """``commit_transaction``.
+        """Commits the transaction.
 
         Raises:
-            OutcomeUnknownError: on *any* error: the transaction may be committed. Close this producer,
-                `init` another, and read the token.
+            OutcomeUnknownError: after *any* error, because the transaction may be committed nevertheless.
+                Close this producer, `init` another one, and read the commit token.
         """
         try:
-            self._until(
+            self._call(
                 deadline,
                 f"committing the transaction of transactional id {self.transactional_id!r}",
                 lambda seconds: self._client.commit_transaction(seconds),
             )
         except KafkaEosError as error:
-            raise OutcomeUnknownError(f"the commit was sent and not confirmed: {error}") from error
+            raise OutcomeUnknownError(f"the commit was sent, but not confirmed: {error}") from error
         self._committed_at_us = time.monotonic_ns() // 1000
 
     def abort(self, deadline: Deadline) -> None:
-        """Best effort: whatever is left open is settled by the next owner's `init` anyhow."""
+        """Tries to abort the transaction. If that fails, `init` of the next producer ends it."""
         seconds = deadline.remaining_seconds(SLICE_SECONDS)
         try:
             self._watchdog.call(
                 "aborting the transaction", partial(self._client.abort_transaction, seconds), seconds
             )
         except (KafkaException, RetriableError) as error:
-            _log.info("abort of %s: %s", self.transactional_id, error)
+            _log.info("cannot abort the transaction of %s: %s", self.transactional_id, error)
 
-    def _look_up(self) -> SourceAdmin:
+    def _source_admin(self) -> SourceAdmin:
         if self._admin is None:
-            self._admin = SourceAdmin(self._connection, "read_committed", _LOOK_RETRIES, _LOOK_PAUSE_MS)
+            self._admin = SourceAdmin(self._connection, "read_committed", _ADMIN_RETRIES, _ADMIN_PAUSE_MS)
         return self._admin
 
     def _writing(self) -> str:
         return f"{super()._writing()} under transactional id {self.transactional_id!r}"
 
     def _failure(self) -> KafkaError | None:
-        """Asks the transaction: a record that it took down with it reports no more than "purged"."""
+        """Returns why the transaction or a record failed.
+
+        The transaction's own error comes first, because its records then report only that they were purged.
+        """
         return self._fatal_error() or self._transaction_error() or self._delivery_error
 
     def _transaction_error(self) -> KafkaError | None:
-        """What the open transaction failed by, None = it has not.
+        """Returns why the open transaction failed; None = it has not failed.
 
-        To begin another is refused with the reason; nothing else tells it without adding to the transaction.
+        The method tries to begin another transaction, which librdkafka refuses with the reason. No other call
+        reveals the reason without adding something to the transaction.
         """
         try:
-            self._watchdog.call("asking the transaction", self._client.begin_transaction, 0.0)
+            self._watchdog.call("checking the transaction", self._client.begin_transaction, 0.0)
         except KafkaException as error:
             failure = kafka_error(error)
-            told = failure.txn_requires_abort() or failure.fatal() or failure.code() != KafkaError._STATE
-            return failure if told else None
-        raise AssertionError("a transaction was begun within a transaction")
+            has_failed = (
+                failure.txn_requires_abort() or failure.fatal() or failure.code() != KafkaError._STATE
+            )
+            return failure if has_failed else None
+        raise AssertionError("librdkafka began a transaction within a transaction")
 
     def _metadata_of(self, group_id: str) -> Any:
-        """Only a consumer can make group metadata; it never joins, so its generation is -1 (accepted)."""
+        """Returns group metadata for ``send_offsets``.
+
+        Only a consumer can create it. This consumer never joins the group, so its generation is -1, which the
+        coordinator accepts.
+        """
         consumer = make(Consumer, {**self._connection, "group.id": group_id})
         try:
             return consumer.consumer_group_metadata()

@@ -1,1 +1,1 @@
-"""The optional C kernel: one source file, built where there is a C compiler, and how it is found."""
+"""The optional C kernel: one source file, and the module that loads the compiled library."""

@@ -1,14 +1,15 @@
 /*
- * Messages of librdkafka to Arrow's buffers, and Arrow's buffers to librdkafka, without a Python object a record.
+ * Copies messages of librdkafka into Arrow buffers, and sends Arrow buffers through librdkafka, without a Python
+ * object per record.
  *
- * A plain shared library. It includes neither Python.h nor rdkafka.h and links nothing, so a C compiler is all
- * it takes to build: librdkafka's functions come as pointers (kafka_eos_bind), the few types of its stable ABI
- * that are touched are declared here. Whoever calls has let go of Python's GIL (ctypes does). Nothing here keeps
- * state besides those pointers and the counts of failed deliveries.
+ * This is a plain shared library. It includes neither Python.h nor rdkafka.h and links against nothing, so
+ * building it needs only a C compiler. Python passes pointers to librdkafka's functions (kafka_eos_bind). The few
+ * types of librdkafka's stable ABI that this file uses are declared below. Callers must release Python's GIL,
+ * which ctypes does. The only state is those pointers and the counters of failed deliveries.
  *
- * Every function has a twin in Python (read/columns.py, kafka/consumer.py, kafka/producer.py) that gives the
- * same results, which the tests hold against each other byte for byte. kafka/kernel.py has the signatures;
- * whoever changes one changes KAFKA_EOS_KERNEL_VERSION here and VERSION in native/loader.py.
+ * Every function has a twin in Python (read/columns.py, kafka/consumer.py, kafka/producer.py) with the same
+ * results; tests compare the two byte by byte. kafka/kernel.py declares the signatures. If you change one, change
+ * KAFKA_EOS_KERNEL_VERSION here and VERSION in native/loader.py.
  */
 #include <stdatomic.h>
 #include <stddef.h>
@@ -25,7 +26,7 @@ typedef intptr_t ssize_t;
 #define EXPORT __attribute__((visibility("default")))
 #endif
 
-/* ---- librdkafka, as far as it is needed ---------------------------------------------------------------- */
+/* ---- the part of librdkafka's ABI that this file uses -------------------------------------------------- */
 
 typedef struct rd_kafka_s rd_kafka_t;
 typedef struct rd_kafka_topic_s rd_kafka_topic_t;
@@ -34,7 +35,7 @@ typedef struct rd_kafka_headers_s rd_kafka_headers_t;
 typedef struct rd_kafka_error_s rd_kafka_error_t;
 typedef struct rd_kafka_conf_s rd_kafka_conf_t;
 
-/* rdkafka.h, rd_kafka_message_t: the same since 0.8 */
+/* rdkafka.h, rd_kafka_message_t: unchanged since 0.8 */
 typedef struct {
         int err;
         rd_kafka_topic_t *topic;
@@ -99,7 +100,7 @@ static struct {
 
 EXPORT int32_t kafka_eos_kernel_version(void) { return KAFKA_EOS_KERNEL_VERSION; }
 
-/* The functions of the struct above, in its order. Returns 0, or -1 if that is not how many there are. */
+/* Stores librdkafka's functions, in the order of the struct above. Returns 0; -1 if `count` does not match it. */
 EXPORT int32_t kafka_eos_bind(void *const *functions, int32_t count) {
         if ((size_t)count * sizeof(*functions) != sizeof(kafka))
                 return -1;
@@ -109,20 +110,20 @@ EXPORT int32_t kafka_eos_bind(void *const *functions, int32_t count) {
 
 /* ---- reading ------------------------------------------------------------------------------------------- */
 
-/* What grows; Python sees `at` and `bytes`. */
+/* A buffer that grows. Python reads `at` and `bytes`. */
 typedef struct {
         uint8_t *at;
         int64_t bytes;
         int64_t capacity;
 } part_t;
 
-/* An array of Arrow's with variable sizes: a bit for each entry that is not null, int32 offsets, bytes. */
+/* An Arrow array with values of variable size: a validity bit per entry, int32 offsets, bytes. */
 typedef struct {
         part_t validity, offsets, data;
         int64_t nulls;
 } column_t;
 
-/* An error or the end of a log, in the place of a message. */
+/* An error, or the end of a log, that arrived in place of a message. */
 typedef struct {
         const rd_kafka_topic_t *topic;
         int64_t offset;
@@ -134,8 +135,9 @@ typedef struct {
 enum { WANT_KEY = 1, WANT_VALUE = 2, WANT_TIMESTAMP = 4, WANT_HEADERS = 8 };
 
 /*
- * What one look at a queue gave; kafka.kernel.Block has the same layout up to `no_memory`. Of a message whose
- * headers have a name that is not UTF-8, `header_counts` is -1 and that name, with its NUL, in `broken_names`.
+ * The messages and events that one kafka_eos_take returned. kafka.kernel.Block has the same layout up to
+ * `no_memory`. If a message has a header whose name is not UTF-8, its `header_counts` is -1, and `broken_names`
+ * contains that name with its NUL.
  */
 typedef struct {
         int64_t rows, entries;
@@ -147,7 +149,7 @@ typedef struct {
         int32_t wanted;
 } block_t;
 
-/* Room for `more` bytes; 0 = there is none. */
+/* Makes room for `more` bytes. Returns 0 if there is not enough memory. */
 static int reserve(part_t *part, int64_t more) {
         int64_t capacity = part->capacity ? part->capacity : 256;
         uint8_t *at;
@@ -173,7 +175,7 @@ static int append(part_t *part, const void *from, int64_t bytes) {
         return 1;
 }
 
-/* Entry number `index` of a column. The first has an offset in front. */
+/* Appends entry number `index` to a column. The first entry also writes the initial offset. */
 static int append_entry(column_t *column, int64_t index, const void *from, int64_t bytes) {
         static const uint8_t none = 0;
         int32_t offset            = (int32_t)column->data.bytes;
@@ -192,7 +194,7 @@ static int append_entry(column_t *column, int64_t index, const void *from, int64
         return append(&column->offsets, &offset, sizeof(offset));
 }
 
-/* Whether a string is UTF-8 as Python and the Unicode standard (table 3-7) have it. */
+/* Returns whether a string is valid UTF-8 as Python and the Unicode standard (table 3-7) define it. */
 static int is_utf8(const uint8_t *at, size_t bytes) {
         const uint8_t *past = at + bytes;
         while (at < past) {
@@ -227,8 +229,8 @@ static int is_utf8(const uint8_t *at, size_t bytes) {
 }
 
 /*
- * The headers of one message, behind those before it, as an array of names (none null) and one of values. Names
- * end at their first NUL, as confluent-kafka has them.
+ * Appends the headers of one message to the arrays of names (never null) and values. A name ends at its first
+ * NUL, as in confluent-kafka.
  */
 static int append_headers(block_t *block, const message_t *message) {
         rd_kafka_headers_t *headers;
@@ -240,7 +242,7 @@ static int append_headers(block_t *block, const message_t *message) {
         if (!kafka.message_headers(message, &headers)) {
                 for (index = 0; !kafka.header_get_all(headers, index, &name, &value, &bytes); index++)
                         if (!is_utf8((const uint8_t *)name, strlen(name)))
-                                broken = name; /* the last one, which confluent-kafka complains about */
+                                broken = name; /* the last one, which confluent-kafka reports */
                 for (index = 0; !broken && !kafka.header_get_all(headers, index, &name, &value, &bytes); index++) {
                         int64_t length = (int64_t)strlen(name);
                         if (!append_entry(&block->header_names, block->entries, name, length) ||
@@ -289,8 +291,8 @@ static int append_message(block_t *block, const message_t *message) {
                 block->bytes += message->payload ? (int64_t)message->payload_bytes : 0;
         }
         if (block->wanted & WANT_TIMESTAMP) {
-                /* types are Spark's: -1 none, 0 of creation, 1 of the log's append; ConsumerRecord.NO_TIMESTAMP
-                 * is -1 ms */
+                /* types as Spark numbers them: -1 none, 0 create time, 1 log append time;
+                 * ConsumerRecord.NO_TIMESTAMP is -1 ms */
                 int type     = 0;
                 int64_t ms   = kafka.message_timestamp(message, &type);
                 int32_t kind = type - 1;
@@ -312,9 +314,10 @@ static void on_message(message_t *message, void *opaque) {
         if (!(message->err ? append_event(block, message) : append_message(block, message)))
                 block->no_memory = 1;
         if (block->no_memory || block->rows >= block->at_most || block->bytes >= block->max_bytes)
-                kafka.yield(NULL); /* the rest goes back into the queue */
+                kafka.yield(NULL); /* librdkafka puts the rest back into the queue */
 }
 
+/* Frees a block. */
 EXPORT void kafka_eos_free(block_t *block) {
         part_t *parts[] = {&block->offsets,
                            &block->partitions,
@@ -338,13 +341,14 @@ EXPORT void kafka_eos_free(block_t *block) {
 }
 
 /*
- * All that is in the queue; when nothing is, waits for something and takes what came with it. Each message is
- * copied and freed at once. To be freed by kafka_eos_free; NULL = there is no memory, as is `no_memory` in it.
+ * Takes everything from the queue; if it is empty, waits for a message and takes what arrived with it. Copies and
+ * frees each message at once. Free the result with kafka_eos_free. Returns NULL if there is not enough memory; if
+ * memory runs out later, `no_memory` is set in the result.
  *
- * By consume_callback_queue, because of what lies in a queue of partitions besides messages: it hands over
- * RD_KAFKA_OP_ERR as a message, where consume_batch_queue runs the client's error callback. And it takes all ops
- * under one lock. Those that it puts back do not count against queued.min.messages while it runs: so `at_most` is
- * for a reader that is done then, and not for one that would soon come for the rest.
+ * It uses consume_callback_queue for two reasons. That function passes RD_KAFKA_OP_ERR, which may be in a
+ * partition's queue, as a message, whereas consume_batch_queue runs the client's error callback. And it takes all
+ * messages under one lock. Messages that it puts back do not count against queued.min.messages while it runs. So
+ * `at_most` is meant for a reader that needs no more than that, not for one that soon returns for the rest.
  */
 EXPORT block_t *kafka_eos_take(rd_kafka_queue_t *queue, int32_t timeout_ms, int64_t at_most, int64_t max_bytes,
                                int32_t wanted) {
@@ -361,7 +365,7 @@ EXPORT block_t *kafka_eos_take(rd_kafka_queue_t *queue, int32_t timeout_ms, int6
 
 /* ---- writing ------------------------------------------------------------------------------------------- */
 
-/* kafka.librdkafka.HEADER */
+/* The same layout as kafka.librdkafka.HEADER. */
 typedef struct {
         const char *name;
         int64_t name_bytes;
@@ -370,11 +374,11 @@ typedef struct {
 } header_t;
 
 /*
- * As rd_kafka_produce_batch, with what that has no place for: enqueues copies of `messages` in order, and returns
- * how many were taken. The first that was not has its code in `err`, and none behind it was tried.
+ * Enqueues copies of `messages` in order, like rd_kafka_produce_batch, but with timestamps and headers. Returns
+ * how many were accepted. The first message that was not has its error code in `err`; later ones were not tried.
  *
- * `timestamps_ms` may be NULL, and 0 in it is the time of sending. `header_starts` may be NULL; else message i
- * has `header_counts[i]` headers from `headers[header_starts[i]]` on.
+ * `timestamps_ms` may be NULL, and a 0 in it means the time of sending. `header_starts` may be NULL; otherwise
+ * the headers of message i are the `header_counts[i]` entries from `headers[header_starts[i]]` on.
  */
 EXPORT int64_t kafka_eos_produce(rd_kafka_t *client, rd_kafka_topic_t *topic, message_t *messages, int64_t count,
                                  const int64_t *timestamps_ms, const int64_t *header_starts,
@@ -408,7 +412,7 @@ EXPORT int64_t kafka_eos_produce(rd_kafka_t *client, rd_kafka_topic_t *topic, me
                         const header_t *first = headers + header_starts[i];
                         list                  = kafka.headers_new((size_t)header_counts[i]);
                         for (j = 0; j < header_counts[i]; j++) {
-                                /* a name ends at its first NUL, as confluent-kafka has it */
+                                /* a name ends at its first NUL, as in confluent-kafka */
                                 const void *nul = memchr(first[j].name, 0, (size_t)first[j].name_bytes);
                                 kafka.header_add(list, first[j].name,
                                                  nul ? (const char *)nul - first[j].name : first[j].name_bytes,
@@ -422,14 +426,14 @@ EXPORT int64_t kafka_eos_produce(rd_kafka_t *client, rd_kafka_topic_t *topic, me
                         message->err = kafka.error_code(error);
                         kafka.error_destroy(error);
                         if (list)
-                                kafka.headers_destroy(list); /* they are ours again */
+                                kafka.headers_destroy(list); /* after an error, the caller owns the headers */
                         return i;
                 }
         }
         return count;
 }
 
-/* Java's Utils.murmur2, which places a key in Kafka's own producers. */
+/* Java's Utils.murmur2, the hash with which Kafka's own producers choose the partition of a key. */
 static uint32_t murmur2(const uint8_t *at, size_t bytes) {
         const uint32_t m = 0x5bd1e995;
         uint32_t hash    = 0x9747b28c ^ (uint32_t)bytes;
@@ -451,7 +455,7 @@ static uint32_t murmur2(const uint8_t *at, size_t bytes) {
         return hash ^ hash >> 15;
 }
 
-/* Gives each message with a key, and without a partition, the one that its key belongs to. */
+/* Sets the partition of each message that has a key and no partition yet. */
 EXPORT void kafka_eos_place(message_t *messages, int64_t count, int32_t partitions) {
         int64_t i;
 
@@ -462,10 +466,10 @@ EXPORT void kafka_eos_place(message_t *messages, int64_t count, int32_t partitio
 }
 
 /*
- * Failed deliveries of a producer without transactions. confluent-kafka's delivery callback knows the records of
- * its own produce() only. So this library is a plugin of librdkafka too (plugin.library.paths), whose interceptor
- * sees every record that was answered for, or given up, in librdkafka's own threads, before flush counts it as
- * done. It only counts.
+ * Counts the failed deliveries of a producer without transactions. confluent-kafka's delivery callback runs only
+ * for records of its own produce(). So this library is also a plugin of librdkafka (plugin.library.paths). Its
+ * interceptor runs in librdkafka's threads for every record that was acknowledged or given up, before flush counts
+ * that record as done.
  */
 typedef struct deliveries_s {
         rd_kafka_t *client;
@@ -488,7 +492,7 @@ static int on_acknowledgement(rd_kafka_t *client, message_t *message, void *opaq
         return 0;
 }
 
-/* Counters are never freed: a client may be answered while it ends, and there are few clients. */
+/* Creates the counter of a new client. It is never freed, because answers may arrive while the client ends. */
 static int on_new(rd_kafka_t *client, const rd_kafka_conf_t *conf, void *opaque, char *text, size_t text_bytes) {
         deliveries_t *deliveries = calloc(1, sizeof(*deliveries));
 
@@ -502,13 +506,13 @@ static int on_new(rd_kafka_t *client, const rd_kafka_conf_t *conf, void *opaque,
         return kafka.add_on_acknowledgement(client, "kafka-eos", on_acknowledgement, deliveries);
 }
 
-/* librdkafka's entry into a plugin */
+/* The entry point of a librdkafka plugin. */
 EXPORT int conf_init(rd_kafka_conf_t *conf, void **opaque, char *text, size_t text_bytes) {
         (void)opaque, (void)text, (void)text_bytes;
         return kafka.add_on_new ? kafka.add_on_new(conf, "kafka-eos", on_new, NULL) : -1;
 }
 
-/* The counter of a client; NULL = it was made without this plugin. */
+/* Returns the counter of a client; NULL if the client was created without this plugin. */
 EXPORT deliveries_t *kafka_eos_deliveries(rd_kafka_t *client) {
         deliveries_t *each = atomic_load(&newest);
         while (each && each->client != client)
@@ -516,12 +520,13 @@ EXPORT deliveries_t *kafka_eos_deliveries(rd_kafka_t *client) {
         return each;
 }
 
-/* How many failed since it was reset, and the code of the first. */
+/* Returns the number of failed deliveries since the reset, and the error code of the first one. */
 EXPORT int64_t kafka_eos_failed(deliveries_t *deliveries, int32_t *first_error) {
         *first_error = atomic_load(&deliveries->first_error);
         return atomic_load(&deliveries->failed);
 }
 
+/* Sets the counter to 0. */
 EXPORT void kafka_eos_reset(deliveries_t *deliveries) {
         atomic_store(&deliveries->failed, 0);
         atomic_store(&deliveries->first_error, 0);

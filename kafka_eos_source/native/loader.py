@@ -1,4 +1,4 @@
-"""The kernel's library file: where it is, whether it fits, and why not."""
+"""Finds and loads the library file of the C kernel, or explains why that is not possible."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ import os
 import sysconfig
 from pathlib import Path
 
-#: What ``kafka_eos_kernel_version`` must say: a library of another build of this package is not used.
+#: The version that the library must report. A library from another build of this package is not used.
 VERSION = 3
 
-#: Set to 0, the kernel is not used.
+#: The environment variable that turns off the kernel when it is set to 0.
 VARIABLE = "KAFKA_EOS_NATIVE"
 
 _OFF = frozenset({"0", "false", "no", "off"})
 
 
 class KernelUnavailableError(Exception):
-    """Why the kernel is not in use; its text is a clause."""
+    """The kernel cannot be used. The text is a clause that gives the reason."""
 
 
 def library_path() -> Path:
-    """Where setuptools puts the library, in place or installed."""
+    """Returns the path of the library, in a source tree and in an installation."""
     return Path(__file__).with_name(f"kernel{sysconfig.get_config_var('EXT_SUFFIX')}")
 
 
 def load() -> ctypes.CDLL:
-    """The library.
+    """Loads the library.
 
     Raises:
-        KernelUnavailableError: switched off, not built, or of another version.
+        KernelUnavailableError: if the kernel is turned off, was not built, or has another version.
     """
     if os.environ.get(VARIABLE, "").strip().lower() in _OFF:
-        raise KernelUnavailableError(f"{VARIABLE}={os.environ[VARIABLE]} switches it off")
+        raise KernelUnavailableError(f"{VARIABLE}={os.environ[VARIABLE]} turns it off")
     path = library_path()
     if not path.exists():
         raise KernelUnavailableError(
@@ -45,6 +45,7 @@ def load() -> ctypes.CDLL:
         raise KernelUnavailableError(f"{path.name} cannot be loaded: {failure}") from failure
     if version != VERSION:
         raise KernelUnavailableError(
-            f"{path.name} has version {version}, this package wants {VERSION}; install the package again"
+            f"{path.name} has version {version}, but this package needs version {VERSION}; "
+            "install the package again"
         )
     return library

@@ -283,7 +283,7 @@ class Rescale:
     def _make(self, stage: Stage, name: str, like: str) -> None:
         """The topic anew, empty, with the new number of partitions; else as the other one is."""
         with TopicAdmin(self._connection) as admin:
-            replicas, config = admin.stated(like, self._soon())
+            replicas, config = admin.creation_settings(like, self._soon())
             self._still(stage)
             admin.delete(name, self._soon())
             self._await_forgotten(name)

@@ -20,7 +20,7 @@ from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.kafka.token_topic import TokenTopic
-from kafka_eos_source.kafka.token_topic_reader import Found, Survey
+from kafka_eos_source.kafka.token_topic_reader import NewestRecord, Survey
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate.cluster import Look
 from kafka_eos_source.operate.view import table_of
@@ -57,7 +57,7 @@ class Entry:
     """
 
     application_id: str
-    found: Found
+    found: NewestRecord
     record: TokenRecord | None = None
     problem: str = ""
 
@@ -248,7 +248,7 @@ def restore(
         producer.close()
 
 
-def _entry(found: Found) -> Entry:
+def _entry(found: NewestRecord) -> Entry:
     name = found.key.decode(errors="replace")
     try:
         return Entry(name, found, found.decode())

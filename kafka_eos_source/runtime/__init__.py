@@ -1,1 +1,1 @@
-"""Small helpers that import nothing else from this package but its errors."""
+"""Small helpers that import nothing else from this package except its errors."""

@@ -1,4 +1,4 @@
-"""One time budget, handed down: every blocking call takes what remains of it."""
+"""A time budget that is passed down: every blocking call may use only what remains of it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Deadline:
-    """A point on the monotonic clock.
+    """A point in time on the monotonic clock.
 
     Attributes:
-        at: seconds on ``time.monotonic()``'s scale.
-        budget_seconds: what was granted, for error messages.
+        at: seconds on the scale of ``time.monotonic()``.
+        budget_seconds: the time that was granted in total, for error messages.
     """
 
     at: float
@@ -20,17 +20,20 @@ class Deadline:
 
     @classmethod
     def after_seconds(cls, seconds: float) -> Deadline:
+        """Returns a deadline that many seconds from now."""
         return cls(time.monotonic() + seconds, seconds)
 
     @classmethod
     def after_ms(cls, ms: float) -> Deadline:
+        """Returns a deadline that many milliseconds from now."""
         return cls.after_seconds(ms / 1000.0)
 
     def remaining_seconds(self, at_most: float | None = None) -> float:
-        """Seconds left, never below 0, never above ``at_most``."""
+        """Returns the seconds that are left: at least 0 and at most ``at_most``."""
         left = max(0.0, self.at - time.monotonic())
         return left if at_most is None else min(left, at_most)
 
     @property
     def expired(self) -> bool:
+        """Whether the deadline has passed."""
         return time.monotonic() >= self.at

@@ -1,15 +1,20 @@
-"""Named moments at which a test (or the demo) may stop the process dead.
+"""Failpoints: named places in the code where a test or the demo can kill or stop the process.
 
-Armed by an environment variable, read once per process::
+An environment variable arms them. Each process reads it once::
 
     KAFKA_EOS_FAILPOINTS="commit.after_commit=kill@/tmp/once,commit.before_begin=raise"
 
-Each entry is ``name=action[*n][@file]``: from the n-th time on (the first, if not said) that this process
-gets there. Actions: ``kill`` (SIGKILL to this process and to the JVM that started it, the nearest thing to
-pulling the plug on a driver), ``kill-executor`` (this process and its executor's JVM), ``kill-worker`` (this
-Python process only), ``raise`` (a `RestartQueryError`), ``stop`` (SIGSTOP to this process). With ``@file``
-the failpoint fires once in all processes together: the file is created, exclusively, when it fires.
-Nothing is armed in normal use, and `reach` then costs one dictionary look-up.
+Each entry is ``name=action[*n][@file]``. The failpoint fires when the process reaches it for the n-th time
+(default: the first), and each time after that. The actions:
+
+- ``kill`` sends SIGKILL to this process and to the JVM that started it, like a power cut on the driver.
+- ``kill-executor`` sends SIGKILL to this process and to the JVM of its executor.
+- ``kill-worker`` sends SIGKILL to this Python process only.
+- ``raise`` raises a `RestartQueryError`.
+- ``stop`` sends SIGSTOP to this process.
+
+With ``@file``, the failpoint fires once in all processes together: the process that creates the file wins.
+In normal use nothing is armed, and `reach` costs one dictionary look-up.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Armed:
-    """One entry; ``left`` counts down to the time from which it fires."""
+    """One armed failpoint. It fires once ``left`` has been counted down to 0."""
 
     action: str
     left: int
@@ -46,16 +51,19 @@ def _armed() -> dict[str, _Armed]:
         rest, _, once_file = rest.partition("@")
         action, _, times = rest.partition("*")
         if action not in _ACTIONS or not (times or "1").isdecimal():
-            raise ValueError(f"{ENVIRONMENT_VARIABLE}: unknown action {rest!r} in {entry!r}")
+            raise ValueError(
+                f"{ENVIRONMENT_VARIABLE} has an unknown action {rest!r} in {entry!r}; expected one of "
+                f"{', '.join(_ACTIONS)}, with *n and a number if it is not to fire the first time"
+            )
         armed[name] = _Armed(action, int(times or 1), once_file)
     return armed
 
 
 def reach(name: str) -> None:
-    """Marks the moment ``name``; does nothing unless a test armed it.
+    """Performs the action of the failpoint ``name`` if a test armed it.
 
     Raises:
-        RestartQueryError: when armed with ``raise``.
+        RestartQueryError: if the failpoint is armed with ``raise``.
     """
     armed = _armed().get(name)
     if armed is None:
@@ -68,7 +76,7 @@ def reach(name: str) -> None:
             os.close(os.open(armed.once_file, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return
-    _log.warning("failpoint %s: %s", name, armed.action)
+    _log.warning("failpoint %s fires: %s", name, armed.action)
     _ACTIONS[armed.action](name)
 
 
@@ -79,12 +87,12 @@ def _kill(_name: str) -> None:
 
 
 def _driver_processes() -> list[int]:
-    """Our ancestors up to and including the Python process that launched the JVM.
+    """Returns the ids of this process's ancestors, up to the Python process that launched the JVM.
 
-    A commit worker is a child of the ``pyspark.daemon``, that of the JVM, that of the user's script
-    (through ``spark-submit``). Ancestors beyond the script (a shell, a test runner) are left alone.
+    A commit worker is a child of ``pyspark.daemon``, which is a child of the JVM, which is a child of the
+    user's script (through ``spark-submit``). Ancestors of the script, such as a shell, are not included.
     """
-    import psutil  # only when a failpoint fires
+    import psutil  # imported late: needed only when a failpoint fires
 
     found: list[int] = []
     process = psutil.Process().parent()
@@ -101,7 +109,7 @@ def _driver_processes() -> list[int]:
         process = process.parent()
     if not seen_jvm:
         return []
-    # the JVM first, so that nothing it would still do on losing its worker happens
+    # the JVM first, so that it cannot react to the loss of its worker
     return sorted(found, key=lambda pid: psutil.Process(pid).name() != "java")
 
 
@@ -124,7 +132,7 @@ def _stop(_name: str) -> None:
 
 
 def _raise(name: str) -> None:
-    raise RestartQueryError(f"failpoint {name} was armed to raise")
+    raise RestartQueryError(f"failpoint {name} is armed to raise this error")
 
 
 _ACTIONS = {

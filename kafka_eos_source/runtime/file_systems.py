@@ -1,4 +1,4 @@
-"""File systems of Hadoop-style URIs, and files in them that only their owner may read."""
+"""Opens the file systems of Hadoop-style URIs, and creates files that only their owner may read."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import pyarrow.fs as pafs
 
 from kafka_eos_source.errors import InvalidOptionError
 
-#: Modes of local folders and files that only their owner may read.
+#: Modes of local folders and files that only their owner may access.
 OWNERS_FOLDER, _OWNERS_FILE = 0o700, 0o600
 
-#: Hadoop's names for a store → pyarrow's.
+#: Hadoop's name for an object store → PyArrow's name.
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasb": "abfs", "wasbs": "abfs"}
 
 
 def arrow_scheme(scheme: str) -> str:
-    """PyArrow's name for a store that Hadoop may call otherwise; any other scheme stays as it is."""
+    """Returns PyArrow's name for a URI scheme of Hadoop's, such as ``s3`` for ``s3a``."""
     return _SCHEMES.get(scheme, scheme)
 
 
 @lru_cache(maxsize=32)
 def file_system(uri: str) -> tuple[pafs.FileSystem, str]:
-    """The file system of a Hadoop-style URI or local path, and the path in it.
+    """Returns the file system of a Hadoop-style URI or local path, and the path within it.
 
     Raises:
-        InvalidOptionError: no file system for the URI's scheme.
+        InvalidOptionError: if PyArrow cannot open a file system for the URI.
     """
     parts = urlsplit(uri)
     if parts.scheme in ("", "file"):
@@ -40,15 +40,18 @@ def file_system(uri: str) -> tuple[pafs.FileSystem, str]:
         found: tuple[pafs.FileSystem, str] = pafs.FileSystem.from_uri(ours)
     except (ValueError, OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise InvalidOptionError(
-            f"the staging folder {uri!r} is on a file system that pyarrow cannot open: {error}.",
-            fix="set .option('staging.location', …) to a folder that driver and executors share, "
+            f"PyArrow cannot open the file system of the staging folder {uri!r}: {error}.",
+            fix="set .option('staging.location', …) to a folder that the driver and all executors share, "
             "such as file:/…, hdfs://…, s3a://… or gs://….",
         ) from error
     return found
 
 
 def make_folder(fs: pafs.FileSystem, path: str) -> None:
-    """One that only its owner may look into, unless it is there already; those above it as usual."""
+    """Creates a folder that only its owner may open, unless it exists.
+
+    Missing parent folders get the usual permissions.
+    """
     if isinstance(fs, pafs.LocalFileSystem):
         os.makedirs(path, mode=OWNERS_FOLDER, exist_ok=True)
     else:
@@ -56,13 +59,14 @@ def make_folder(fs: pafs.FileSystem, path: str) -> None:
 
 
 def new_file(fs: pafs.FileSystem, path: str) -> pa.NativeFile:
-    """One that only its owner may read, from its first byte on."""
+    """Creates a file that only its owner may read, and opens it for writing."""
     if isinstance(fs, pafs.LocalFileSystem):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _OWNERS_FILE))
     return fs.open_output_stream(path)
 
 
 def read_text(fs: pafs.FileSystem, path: str) -> str | None:
+    """Returns the text of a file; None if the file does not exist."""
     try:
         with fs.open_input_stream(path) as source:
             return str(source.read().decode())

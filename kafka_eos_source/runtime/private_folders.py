@@ -1,10 +1,10 @@
 """Folders below the system's temporary folder that only the current user may read and write.
 
 The system's temporary folder is shared, and the names that this package uses in it are public. Another
-local user may therefore create a folder of that name first, or plant a symbolic link. Every operation of
-this module opens each folder on the way by descriptor, follows no link, checks that the current user owns
-it, and only then touches a file in it. Files are created exclusively with mode 0600 and renamed into place,
-so an operation never writes through anything that is already there.
+local user may therefore create a folder of that name first, or plant a symbolic link. Every operation in
+this module opens each folder on the path by descriptor, follows no links, and checks that the current user
+owns the folder before it touches a file. It creates files exclusively, with mode 0600, and renames them into
+place, so it never writes into a file that already exists.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from urllib.parse import quote, unquote
 
 _OWNERS_FOLDER, _OWNERS_FILE = 0o700, 0o600
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: Without O_NONBLOCK, opening a named pipe would wait for its writer.
+#: O_NONBLOCK: without it, opening a named pipe would wait for a writer.
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
-#: What file systems allow for the name of one file.
+#: Longest name of one file that file systems allow.
 _LONGEST_NAME_BYTES = 255
-#: Begins the name of a file that is not complete yet. `file_name` never returns such a name.
+#: Prefix of a file that is not complete yet. `file_name` never returns such a name.
 _UNFINISHED = "."
-#: Begins the name of a file whose own name is too long. `quote` never writes a "%" before an "s".
+#: Prefix of a name that replaces a name that is too long. `quote` never writes a "%" before an "s".
 _HASHED = "%sha256-"
-#: Stands for the empty text. `quote` writes two digits after each "%".
+#: The name for the empty text. `quote` writes two digits after each "%".
 _EMPTY = "%"
-#: No file that this package keeps in such a folder is nearly as large.
+#: Most bytes that are read of a file. Files that this package keeps in such a folder are much smaller.
 _LARGEST_FILE_BYTES = 64 << 10
 
 
 class ForeignFolderError(PermissionError):
-    """A folder or file is not the current user's own: its owner could read or change what is in it."""
+    """A folder or file belongs to another user, who could read or change its contents."""
 
 
 @dataclass(frozen=True)
@@ -48,53 +48,53 @@ class PrivateFolder:
     """A folder of the current user below the temporary folder. It need not exist yet.
 
     Attributes:
-        names: the folder's name in the temporary folder, then those of the folders inside it.
+        names: the folders on the path, starting with the one directly in the temporary folder.
     """
 
     names: tuple[str, ...]
 
     @classmethod
     def of_user(cls, name: str) -> PrivateFolder:
-        """The folder ``<temporary folder>/<name>-<user id>``."""
+        """Returns the folder ``<temporary folder>/<name>-<user id>``."""
         return cls((file_name(f"{name}-{os.getuid()}"),))
 
     @property
     def path(self) -> str:
-        """Where the folder is. A path does not prove who owns it; `create` does."""
+        """The folder's path. A path does not prove who owns the folder; `create` checks that."""
         return os.path.join(tempfile.gettempdir(), *self.names)
 
     def folder(self, name: str) -> PrivateFolder:
-        """A folder inside this one. ``name`` may be any text: see `file_name`."""
+        """Returns a folder inside this one. ``name`` may be any text: see `file_name`."""
         return PrivateFolder((*self.names, file_name(name)))
 
     def create(self) -> str:
         """Creates the folder with mode 0700 unless it exists, and returns its path.
 
         Raises:
-            ForeignFolderError: another user owns the folder, or it is a link or no folder.
-            OSError: the folder cannot be created.
+            ForeignFolderError: if another user owns the folder, or the path is a link or not a folder.
+            OSError: if the folder cannot be created.
         """
         with self._open(create=True):
             return self.path
 
     def read(self, name: str) -> str | None:
-        """The text of a file; None if the file or the folder does not exist.
+        """Returns the text of a file; None if the file or the folder does not exist.
 
         Raises:
-            ForeignFolderError: the folder or the file is not the current user's own.
-            OSError: the file cannot be read.
-            UnicodeDecodeError: the file is not UTF-8.
+            ForeignFolderError: if another user owns the folder or the file.
+            OSError: if the file cannot be read.
+            UnicodeDecodeError: if the file is not UTF-8.
         """
         with contextlib.suppress(FileNotFoundError), self._open() as folder:
             return self._read(folder, file_name(name))
         return None
 
     def write(self, name: str, text: str) -> None:
-        """Writes a file whole, in place of an older one; a reader sees either of them and never a part.
+        """Writes a file atomically: a reader sees the old text or the new text, never a part.
 
         Raises:
-            ForeignFolderError: the folder is not the current user's own.
-            OSError: the file cannot be written.
+            ForeignFolderError: if another user owns the folder.
+            OSError: if the file cannot be written.
         """
         unfinished = f"{_UNFINISHED}{uuid.uuid4().hex}"
         with self._open(create=True) as folder:
@@ -109,37 +109,37 @@ class PrivateFolder:
                 raise
 
     def remove(self, name: str) -> None:
-        """Deletes a file, if it exists.
+        """Deletes a file if it exists.
 
         Raises:
-            ForeignFolderError: the folder is not the current user's own.
-            OSError: the file cannot be deleted.
+            ForeignFolderError: if another user owns the folder.
+            OSError: if the file cannot be deleted.
         """
         with contextlib.suppress(FileNotFoundError), self._open() as folder:
             os.unlink(file_name(name), dir_fd=folder)
 
     def files(self) -> dict[str, str]:
-        """The names and texts of all complete files; none if the folder does not exist.
+        """Returns the names and texts of all complete files; nothing if the folder does not exist.
 
-        Files with a name that is too long for a file system are left out.
+        Files whose names are too long for a file system are left out.
 
         Raises:
-            ForeignFolderError: the folder or a file is not the current user's own.
-            OSError: a file cannot be read.
-            UnicodeDecodeError: a file is not UTF-8.
+            ForeignFolderError: if another user owns the folder or a file.
+            OSError: if a file cannot be read.
+            UnicodeDecodeError: if a file is not UTF-8.
         """
         found: dict[str, str] = {}
         with contextlib.suppress(FileNotFoundError), self._open() as folder:
             for each in os.listdir(folder):
                 if not each.startswith((_UNFINISHED, _HASHED)):
-                    with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
+                    with contextlib.suppress(FileNotFoundError):  # the file was deleted after the listing
                         found[unquote(each)] = self._read(folder, each)
         return found
 
     @contextmanager
     def _open(self, *, create: bool = False) -> Iterator[int]:
-        """A descriptor of the folder; every folder on the way to it belongs to the current user."""
-        # the temporary folder itself is the administrator's choice, and may be reached by a link
+        """Opens the folder after checking that the current user owns every folder on the path."""
+        # the administrator chooses the temporary folder itself; its path may contain links
         folder = os.open(tempfile.gettempdir(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         path = tempfile.gettempdir()
         try:
@@ -165,15 +165,15 @@ class PrivateFolder:
             found = os.fstat(descriptor)
             _check_owner(path, found)
             if not stat.S_ISREG(found.st_mode):
-                raise ForeignFolderError(f"{path!r} is no regular file")
+                raise ForeignFolderError(f"{path!r} is not a regular file")
             return file.read(_LARGEST_FILE_BYTES).decode()
 
 
 def file_name(text: str) -> str:
-    """A name for a file that stands for ``text`` and for no other text, and cannot lead out of a folder.
+    """Returns a file name that is unique for ``text`` and cannot lead out of a folder.
 
-    Letters, digits, ".", "_", "-" and "~" stay as they are, except for a leading "."; everything else is
-    percent-encoded. A text whose name would be too long is replaced by its SHA-256.
+    Letters, digits, ".", "_", "-" and "~" are kept, except for a leading "."; every other character is
+    percent-encoded. If the name would be too long, the SHA-256 of the text takes its place.
     """
     quoted = quote(text, safe="", errors="surrogatepass") or _EMPTY
     if quoted.startswith(_UNFINISHED):
@@ -202,7 +202,7 @@ def _open_own_folder(parent: int, name: str, path: str) -> int:
         found = os.fstat(descriptor)
         _check_owner(path, found)
         if stat.S_IMODE(found.st_mode) & ~_OWNERS_FOLDER:
-            os.fchmod(descriptor, _OWNERS_FOLDER)  # an older release made some with the umask's mode
+            os.fchmod(descriptor, _OWNERS_FOLDER)  # an older release created folders with the umask's mode
     except BaseException:
         os.close(descriptor)
         raise
@@ -215,7 +215,7 @@ def _check_owner(path: str, found: os.stat_result) -> None:
 
 
 def _explained(error: OSError, parent: int, name: str, path: str) -> OSError:
-    """The error to raise where ``name`` could not be opened: a `ForeignFolderError` where it is foreign."""
+    """Returns a `ForeignFolderError` if ``name`` is a link or another user's, else ``error``."""
     try:
         found = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except OSError:

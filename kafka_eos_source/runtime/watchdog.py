@@ -1,11 +1,10 @@
-"""Blocking calls into other people's code, made so that one that never returns can be left behind.
+"""Makes blocking calls into libraries in a thread of its own, so that a call that hangs can be abandoned.
 
-librdkafka's transactional calls take a timeout and mostly keep it. Two ways are known in which they do not:
-``send_offsets_to_transaction`` waits for ever when the group's coordinator is decommissioned meanwhile
-(librdkafka issue 5511: seen here when the last connection to the last broker broke), and
-``begin_transaction`` after a fatal error that was missed (4420). A database's driver waits for an answer
-until TCP gives up, which may take hours where a network is cut without a word. A driver that hangs is worse
-than one that fails: nobody restarts it.
+librdkafka's transactional calls take a timeout and usually respect it. Two exceptions are known:
+``send_offsets_to_transaction`` waits forever if the group's coordinator is decommissioned during the call
+(librdkafka issue 5511), and so does ``begin_transaction`` after a fatal error that went unnoticed (issue
+4420). A database client waits until TCP gives up, which can take hours when a network drops packets
+silently. A Spark driver that hangs is worse than one that fails: nobody restarts it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any, TypeVar
 
 from kafka_eos_source.errors import RetriableError
 
-#: How much longer than its timeout a call may take.
+#: How much longer than its timeout a call may take before it is abandoned.
 GRACE_SECONDS = 6.0
 
 T = TypeVar("T")
@@ -28,28 +27,30 @@ _log = logging.getLogger(__name__)
 
 
 class Pulse:
-    """Shows that a long call goes on: time counts from the last beat."""
+    """Signs of life of a long call. The watchdog measures time from the last `beat`."""
 
     def __init__(self) -> None:
         self._at = time.monotonic()
 
     def beat(self) -> None:
+        """Records that the call makes progress."""
         self._at = time.monotonic()
 
     def seconds_since(self) -> float:
+        """Returns the seconds since the last `beat`."""
         return time.monotonic() - self._at
 
 
 class Watchdog:
-    """One thread that makes the calls of one client, one after the other.
+    """A thread that makes the calls of one client, one after another.
 
     Args:
-        name: of the client, for messages.
-        pulse: what the calls beat while they get on; None = they do not.
+        name: name of the client, for log lines.
+        pulse: the calls beat it while they make progress; None = they give no signs of life.
 
     Attributes:
-        is_lost: a call did not return. The client must not be called again, not even to be closed: it is
-            in the middle of that call. (A new Kafka client of the same transactional id fences it.)
+        is_lost: whether a call did not return. The client must not be called again, not even to close it,
+            because it is still inside that call. A new Kafka client with the same transactional id fences it.
     """
 
     def __init__(self, name: str, pulse: Pulse | None = None) -> None:
@@ -61,10 +62,15 @@ class Watchdog:
         self._thread.start()
 
     def call(self, doing: str, what: Callable[[], T], seconds: float) -> T:
-        """``what()``, which was told to take at most ``seconds``.
+        """Calls ``what`` in the thread and returns its result.
+
+        Args:
+            doing: what the call does, for messages, such as "committing the transaction".
+            what: the call; its own timeout is ``seconds``.
+            seconds: how long the call may take; `GRACE_SECONDS` are added.
 
         Raises:
-            RetriableError: it did not return within that and `GRACE_SECONDS`, or an earlier call did not.
+            RetriableError: if this call or an earlier one did not return in time.
         """
         if not self.is_lost:
             made = _Call(what)
@@ -73,24 +79,32 @@ class Watchdog:
                 result: T = made.result()
                 return result
             self.is_lost = True
-            _log.warning("%s: %s did not return; it is left behind", self._name, doing)
+            _log.warning("%s: %s did not return; the call is abandoned", self._name, doing)
         raise RetriableError(f"{doing}: the call did not return within {seconds + GRACE_SECONDS:.0f} s")
 
     def end(self, close: Callable[[], None], seconds: float) -> None:
-        """Closes the client, now, or as soon as a call that hangs returns after all; ends the thread."""
+        """Closes the client and ends the thread.
+
+        If a call hangs, the client is closed as soon as that call returns, which may be never.
+
+        Args:
+            close: closes the client.
+            seconds: how long to wait for it.
+        """
         made = _Call(close)
         self._calls.put(made)
         self._calls.put(None)
         if not self.is_lost and made.done.wait(seconds):
             made.result()
         elif not self.is_lost:
-            _log.warning("%s: it is not closed after %.0f s and left behind", self._name, seconds)
+            _log.warning("%s did not close within %.0f s and is abandoned", self._name, seconds)
 
     def _returns(self, made: _Call, seconds: float) -> bool:
         self._pulse.beat()
         left = seconds
         while left >= 0:
-            # in two parts: a process that was stopped meanwhile must not blame the client for that time
+            # two waits: if this process was suspended, the first one ends at once, and the call still gets
+            # the second one to return
             if made.done.wait(left + GRACE_SECONDS / 2) or made.done.wait(GRACE_SECONDS / 2):
                 return True
             left = seconds - self._pulse.seconds_since()
@@ -103,7 +117,10 @@ class Watchdog:
 
 
 class _Call:
-    """Holds the client no longer than the call takes: the client ends with the last reference to it."""
+    """One call and its outcome. It drops its reference to the client when the call returns.
+
+    A client ends with the last reference to it, so a reference that stayed here would keep it alive.
+    """
 
     def __init__(self, what: Callable[[], Any]) -> None:
         self.done = threading.Event()
@@ -112,15 +129,17 @@ class _Call:
         self._error: BaseException | None = None
 
     def make(self) -> None:
+        """Makes the call and stores its outcome."""
         assert self._what is not None, "a call is made once"
         try:
             self._result = self._what()
-        except BaseException as error:  # noqa: BLE001 - raised again where it was asked for
+        except BaseException as error:  # noqa: BLE001 - `result` raises it in the caller's thread
             self._error = error
         self._what = None
         self.done.set()
 
     def result(self) -> Any:
+        """Returns what the call returned, or raises what it raised."""
         error, self._error = self._error, None
         if error is not None:
             try:

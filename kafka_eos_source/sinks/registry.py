@@ -111,11 +111,11 @@ class SinkSpec:
         Raises:
             InvalidOptionError: the class cannot be loaded, or refuses its options.
         """
-        secrets.remember_values(self.secret_values)
+        secrets.register_secret_values(self.secret_values)
         if self.pickled is not None:
             # made by `with_two_phase_sinks`, from the user's own object
             given = _checked(from_option(self.pickled), self.name)
-            secrets.remember_values(_secrets_of(given))
+            secrets.register_secret_values(_secrets_of(given))
             return given
         return _checked(sink_class(self.name, self.type).from_options(self.options), self.name)
 

@@ -70,7 +70,9 @@ class Credentials:
 
 
 def _hide(value: str) -> None:
-    secrets.remember_values([value, value.rpartition(" ")[2]])  # a service may complain about the token alone
+    secrets.register_secret_values(
+        [value, value.rpartition(" ")[2]]
+    )  # a service may complain about the token alone
 
 
 @dataclass

@@ -26,9 +26,9 @@ from typing import Any
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.kafka.config import admin_config, consumer_config, producer_config
 from kafka_eos_source.kafka.consumer import POOL, AssignedConsumer
+from kafka_eos_source.kafka.group import stable_offsets
 from kafka_eos_source.kafka.kernel_consumer import range_consumer
 from kafka_eos_source.kafka.properties import is_property
-from kafka_eos_source.kafka.stable_offsets import stable_offsets
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline

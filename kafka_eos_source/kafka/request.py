@@ -1,0 +1,113 @@
+"""Sends requests to brokers: retries temporary failures, and names the reason when it gives up."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+
+from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error, unreachable
+from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses, retry
+
+T = TypeVar("T")
+
+#: How long to wait for an answer before checking whether the brokers refused the login.
+_LOGIN_CHECK_SECONDS = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+class Complaints:
+    """What a client reported through its error callback, apart from the answers to its calls.
+
+    Attributes:
+        last: the newest report, without secrets; "" = none. It is the likely reason of a time-out.
+        login_refused: set if a broker refused the credentials or a certificate since the last answer.
+    """
+
+    def __init__(self) -> None:
+        self.last = ""
+        self.login_refused: KafkaError | None = None
+
+    def on_error(self, error: KafkaError) -> None:
+        """Records a report. The client's ``error_cb``."""
+        self.last = concealed(error.str())
+        if is_login(error):
+            self.login_refused = error
+
+    def await_answer(self, client: Any, future: Any) -> Any:
+        """Returns the result of an admin call; stops waiting for it if the login was refused.
+
+        Raises:
+            KafkaException: if the call failed, or the login was refused.
+        """
+        while True:
+            try:
+                return future.result(_LOGIN_CHECK_SECONDS)
+            except concurrent.futures.TimeoutError:
+                client.poll(0)  # runs the error callback
+                if self.login_refused is not None:
+                    raise KafkaException(self.login_refused) from None
+
+
+def request(
+    doing: str,
+    send: Callable[[float], T],
+    deadline: Deadline,
+    complaints: Complaints,
+    bootstrap_servers: str,
+    *,
+    poll: Callable[[float], object] | None = None,
+    pause_seconds: float = 0.05,
+    request_seconds: float = 10.0,
+) -> T:
+    """Sends a request until it is answered, fails for good, or the deadline has passed.
+
+    Args:
+        doing: what the request does, for messages, such as "reading the offsets of group 'g'".
+        send: sends the request; receives its time limit in seconds.
+        deadline: of all tries together.
+        complaints: of the client that sends.
+        bootstrap_servers: for messages.
+        poll: runs the client's error callback, so that a refused login ends the tries; None = it does not.
+        pause_seconds: between two tries.
+        request_seconds: longest time limit of one try.
+
+    Raises:
+        UnavailableError: if no broker answered before ``deadline``.
+        AuthorizationError: if a broker refused the login, or the principal lacks a right.
+        KafkaEosError: if the request failed for another reason that no retry mends; see `failure.classify`.
+    """
+
+    def permanent(failure: KafkaException) -> KafkaEosError | None:
+        if not is_transient(failure):
+            return classify(failure, doing)
+        if poll is not None:
+            poll(0)
+            if complaints.login_refused is not None:
+                return classify(complaints.login_refused, doing)
+        return None
+
+    def timed_out(failure: KafkaException) -> KafkaEosError:
+        reason = f"{doing}: {complaints.last or kafka_error(failure).str()}"
+        return unreachable(bootstrap_servers, deadline.budget_seconds * 1000, reason)
+
+    def report(failure: KafkaException, seconds: float) -> None:
+        _log.debug("%s: %s; retrying in %.2f s", doing, concealed(kafka_error(failure).str()), seconds)
+
+    answer = retry(
+        lambda: send(max(0.5, deadline.remaining_seconds(request_seconds))),
+        KafkaException,
+        Pauses(deadline, pause_seconds),
+        permanent=permanent,
+        timed_out=timed_out,
+        report=report,
+    )
+    complaints.login_refused = None
+    return answer

@@ -1,0 +1,104 @@
+"""The retry policy of this package: which errors, how long to pause, and when to give up.
+
+`retry` repeats an operation that raises errors. `Pauses` paces a loop that waits for something else, such as
+the end of a transaction or the leader of a new partition.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from kafka_eos_source.runtime.deadline import Deadline
+
+T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
+
+
+class Pauses:
+    """The pauses between the tries of one operation. They may grow, and never extend past the deadline.
+
+    Args:
+        deadline: when to give up; None = never, because the caller decides.
+        first_seconds: length of the first pause; 0 = no pauses.
+        longest_seconds: pauses double up to this length. By default, all have the same length.
+        sleep: sleeps for that many seconds; a caller that can be interrupted passes its own function.
+    """
+
+    def __init__(
+        self,
+        deadline: Deadline | None,
+        first_seconds: float,
+        longest_seconds: float | None = None,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._deadline = deadline
+        self._next_seconds = first_seconds
+        self._longest_seconds = first_seconds if longest_seconds is None else longest_seconds
+        self._sleep = sleep
+
+    @property
+    def expired(self) -> bool:
+        """Whether the deadline has passed."""
+        return self._deadline is not None and self._deadline.expired
+
+    @property
+    def next_seconds(self) -> float:
+        """Length of the next pause."""
+        if self._deadline is None:
+            return self._next_seconds
+        return self._deadline.remaining_seconds(self._next_seconds)
+
+    def wait(self, timed_out: Callable[[], BaseException] | None = None) -> None:
+        """Pauses before the next try.
+
+        Args:
+            timed_out: returns the error to raise instead if the deadline has passed.
+        """
+        if timed_out is not None and self.expired:
+            raise timed_out()
+        seconds = self.next_seconds
+        if seconds > 0:
+            self._sleep(seconds)
+        self._next_seconds = min(2 * self._next_seconds, self._longest_seconds)
+
+
+def retry(
+    operation: Callable[[], T],
+    on: type[E] | tuple[type[E], ...],
+    pauses: Pauses,
+    *,
+    permanent: Callable[[E], BaseException | None] | None = None,
+    timed_out: Callable[[E], BaseException] | None = None,
+    report: Callable[[E, float], None] | None = None,
+) -> T:
+    """Calls ``operation`` until it succeeds, fails for good, or the deadline has passed.
+
+    The operation runs at least once, even if the deadline has passed already.
+
+    Args:
+        operation: is safe to repeat.
+        on: the classes of errors that may be temporary. Any other error is raised at once.
+        pauses: the pauses between the tries, and the deadline.
+        permanent: returns the error to raise for a failure that no retry can mend; None = retry.
+        timed_out: returns the error to raise for a failure after the deadline; by default the failure itself.
+        report: receives each failure that is retried, and the seconds until then, for the log.
+
+    Returns:
+        What ``operation`` returns.
+    """
+    while True:
+        try:
+            return operation()
+        except on as failure:
+            error = None if permanent is None else permanent(failure)
+            if error is None and pauses.expired:
+                error = failure if timed_out is None else timed_out(failure)
+            if error is failure:
+                raise
+            if error is not None:
+                raise error from failure
+            if report is not None:
+                report(failure, pauses.next_seconds)
+        pauses.wait()
