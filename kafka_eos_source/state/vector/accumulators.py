@@ -3,8 +3,8 @@
 The state of an aggregate is one or more columns with one row per group. The result must not depend on how
 the rows were split before they reached the state. There are three ways to compute a state:
 
-* ``of_rows`` plans an Arrow grouping of input rows;
-* ``of_states`` plans an Arrow grouping of states that were computed from parts of the rows;
+* ``plan_rows`` plans an Arrow grouping of input rows;
+* ``plan_states`` plans an Arrow grouping of states that were computed from parts of the rows;
 * ``combine`` merges two states of the same groups, row by row: the stored one and the one of this batch.
 """
 
@@ -37,10 +37,10 @@ class Accumulator(Protocol):
     state: list[pa.Field]
     result: pa.DataType
 
-    def of_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
+    def plan_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
         """Plans how to compute states from input rows, given as columns by name."""
 
-    def of_states(self, states: Sequence[pa.Array]) -> Plan:
+    def plan_states(self, states: Sequence[pa.Array]) -> Plan:
         """Plans how to merge states that were computed from parts of the rows."""
 
     def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
@@ -78,12 +78,12 @@ class _Count:
         self.state = [pa.field(f"{name}__count", pa.int64(), nullable=False)]
         self.result = pa.int64()
 
-    def of_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
+    def plan_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
         if self._column is None:
             return Plan([(None, "count_all", None)], lambda counts: counts)
         return Plan([(rows[self._column], "count", pc.CountOptions("only_valid"))], lambda counts: counts)
 
-    def of_states(self, states: Sequence[pa.Array]) -> Plan:
+    def plan_states(self, states: Sequence[pa.Array]) -> Plan:
         return Plan([(states[0], "sum", ZERO_FOR_NULLS)], lambda sums: sums)
 
     def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
@@ -99,10 +99,10 @@ class _Sum:
         self.result = _sum_type(name, aggregate, types[0])
         self.state = [pa.field(f"{name}__sum", self.result)]
 
-    def of_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
+    def plan_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
         return exact.plan_sum(rows[self._column], self.result, self._column)
 
-    def of_states(self, states: Sequence[pa.Array]) -> Plan:
+    def plan_states(self, states: Sequence[pa.Array]) -> Plan:
         return exact.plan_sum(states[0], self.result, self._column)
 
     def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
@@ -128,7 +128,7 @@ class _Mean:
             pa.field(f"{name}__count", pa.int64(), nullable=False),
         ]
 
-    def of_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
+    def plan_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
         column = rows[self._column]
         if pa.types.is_floating(self._sum_type):
             column = column.cast(pa.float64(), safe=False)
@@ -136,7 +136,7 @@ class _Mean:
         counted = (column, "count", pc.CountOptions("only_valid"))
         return Plan([*total.requests, counted], lambda grouped: [*total.collect(grouped[:-1]), grouped[-1]])
 
-    def of_states(self, states: Sequence[pa.Array]) -> Plan:
+    def plan_states(self, states: Sequence[pa.Array]) -> Plan:
         total = exact.plan_sum(states[0], self._sum_type, self._column)
         counted = (states[1], "sum", ZERO_FOR_NULLS)
         return Plan([*total.requests, counted], lambda grouped: [*total.collect(grouped[:-1]), grouped[-1]])
@@ -165,10 +165,10 @@ class _Extreme:
         self.result = _supported_type(name, aggregate, self._column, types[0])
         self.state = [pa.field(f"{name}__{aggregate.kind}", self.result)]
 
-    def of_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
+    def plan_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
         return self._plan(rows[self._column])
 
-    def of_states(self, states: Sequence[pa.Array]) -> Plan:
+    def plan_states(self, states: Sequence[pa.Array]) -> Plan:
         return self._plan(states[0])
 
     def _plan(self, column: pa.Array) -> Plan:
@@ -199,10 +199,10 @@ class _Latest:
         self.state = [pa.field(f"{name}__latest", self.result)]
         self.state += [pa.field(f"{name}__by{index}", type_) for index, type_ in enumerate(by_types)]
 
-    def of_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
+    def plan_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
         return self._plan([rows[self._column], *(rows[by] for by in self._by)])
 
-    def of_states(self, states: Sequence[pa.Array]) -> Plan:
+    def plan_states(self, states: Sequence[pa.Array]) -> Plan:
         return self._plan(states)
 
     def _plan(self, columns: Sequence[pa.Array]) -> Plan:

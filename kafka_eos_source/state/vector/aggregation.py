@@ -59,7 +59,7 @@ class Aggregation:
             [pa.field(name, each.result) for name, each in zip(aggregates, self._accumulators, strict=True)]
         )
 
-    def of_rows(
+    def aggregate_rows(
         self, keys: Sequence[pa.Array], rows: Mapping[str, pa.Array], extra: Sequence[Request] = ()
     ) -> Grouped:
         """Computes the states of groups of input rows.
@@ -69,10 +69,10 @@ class Aggregation:
             rows: input columns by name.
             extra: more that is computed for each group.
         """
-        plans = [each.of_rows(rows) for each in self._accumulators]
+        plans = [each.plan_rows(rows) for each in self._accumulators]
         return self._grouped(keys, plans, extra)
 
-    def of_states(
+    def merge_states(
         self, keys: Sequence[pa.Array], states: Sequence[pa.Array], extra: Sequence[Request] = ()
     ) -> Grouped:
         """Merges states that were computed from parts of the rows into one state per group.
@@ -82,7 +82,9 @@ class Aggregation:
             states: columns of ``state``.
             extra: more that is computed for each group.
         """
-        plans = [each.of_states(own) for each, own in zip(self._accumulators, self._own(states), strict=True)]
+        plans = [
+            each.plan_states(own) for each, own in zip(self._accumulators, self._own(states), strict=True)
+        ]
         return self._grouped(keys, plans, extra)
 
     def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:

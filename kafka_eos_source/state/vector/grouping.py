@@ -62,11 +62,11 @@ class Grouping(ABC):
         """Descriptions of the tables in the store, by table number."""
 
     @abstractmethod
-    def of_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def reduce_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Computes one partial row for each group of input rows."""
 
     @abstractmethod
-    def of_partials(self, partial: pa.RecordBatch) -> pa.RecordBatch:
+    def merge_partials(self, partial: pa.RecordBatch) -> pa.RecordBatch:
         """Merges partial rows of the same group into one."""
 
     @abstractmethod

@@ -147,7 +147,7 @@ class AggregateProcessor:
             waiting.append(part)
             count += part.num_rows
             if count >= limit and len(waiting) > 1:
-                waiting = [grouping.of_partials(concat_batches(waiting))]
+                waiting = [grouping.merge_partials(concat_batches(waiting))]
                 count = waiting[0].num_rows
                 if bounded and count >= PARTIAL_ROWS // 2:
                     yield waiting.pop()
@@ -155,7 +155,7 @@ class AggregateProcessor:
                 # If nearly all groups are distinct, merging saves nothing, so wait for twice as many rows.
                 limit = max(PARTIAL_ROWS, 2 * count)
         if waiting:
-            yield waiting[0] if len(waiting) == 1 else grouping.of_partials(concat_batches(waiting))
+            yield waiting[0] if len(waiting) == 1 else grouping.merge_partials(concat_batches(waiting))
 
     def _parts(self, batches: Iterable[pa.RecordBatch], *, merged: bool = True) -> Iterator[pa.RecordBatch]:
         """Yields the input as partial rows, computing them if the input consists of plain rows.
@@ -169,9 +169,9 @@ class AggregateProcessor:
             return
         if first.schema.names == grouping.partial.names:
             partial = chunks(chain([first], rest), grouping.partial)
-            yield from map(grouping.of_partials, partial) if merged else partial
+            yield from map(grouping.merge_partials, partial) if merged else partial
         else:
-            yield from map(grouping.of_rows, chunks(chain([first], rest), self._read))
+            yield from map(grouping.reduce_rows, chunks(chain([first], rest), self._read))
 
     @cached_property
     def _read(self) -> pa.Schema:

@@ -31,13 +31,13 @@ class Running(Grouping):
     def tables(self) -> dict[int, TableDescription]:
         return {VALUES: TableDescription("aggregates", self.aggregation.state)}
 
-    def of_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def reduce_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         columns = {name: rows.column(name) for name in self.aggregation.columns}
-        return self.batch(self.aggregation.of_rows(self.key_arrays(rows), columns))
+        return self.batch(self.aggregation.aggregate_rows(self.key_arrays(rows), columns))
 
-    def of_partials(self, partial: pa.RecordBatch) -> pa.RecordBatch:
+    def merge_partials(self, partial: pa.RecordBatch) -> pa.RecordBatch:
         keys, _, states = self.split(partial)
-        return self.batch(self.aggregation.of_states(keys, states))
+        return self.batch(self.aggregation.merge_states(keys, states))
 
     def update(
         self, partial: pa.RecordBatch, state: StateAccess, _context: BatchContext

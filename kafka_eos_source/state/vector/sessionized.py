@@ -21,7 +21,7 @@ from kafka_eos_source.state.vector.aggregation import Aggregation, Grouped
 from kafka_eos_source.state.vector.group import NO_NULLS_ONLY, ZERO_FOR_NULLS
 from kafka_eos_source.state.vector.grouping import TIMES, VALUES, Grouping, closed_until, record_event_times
 from kafka_eos_source.state.vector.lists import ListCodec
-from kafka_eos_source.state.vector.windows import Session, of_ms, of_times_ms, times_ms
+from kafka_eos_source.state.vector.windows import Session, ms_column, times_from_ms, times_ms
 
 _Mask = NDArray[np.bool_]
 
@@ -111,21 +111,21 @@ class Sessionized(Grouping):
 
     # -- partial rows
 
-    def of_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def reduce_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         times, is_valid = times_ms(rows.column(self._window.on))
         columns = {name: rows.column(name) for name in self.aggregation.columns}
         number, group_keys = numbered(self.codec.encode(self.key_arrays(rows)))
         session = self._join_parts(number, times, times, is_valid)
-        moments = of_ms(times, is_valid)
+        moments = ms_column(times, is_valid)
         extra = [
             (pa.array(number), "min", NO_NULLS_ONLY),
             (moments, "min", NO_NULLS_ONLY),
             (moments, "max", NO_NULLS_ONLY),
             (None, "count_all", None),
         ]
-        return self._partial(group_keys, self.aggregation.of_rows([session], columns, extra))
+        return self._partial(group_keys, self.aggregation.aggregate_rows([session], columns, extra))
 
-    def of_partials(self, partial: pa.RecordBatch) -> pa.RecordBatch:
+    def merge_partials(self, partial: pa.RecordBatch) -> pa.RecordBatch:
         keys, (first, last, counts), states = self.split(partial)
         number, group_keys = numbered(self.codec.encode(keys))
         begins, ends = cells.raw(first, np.int64), cells.raw(last, np.int64)
@@ -136,7 +136,7 @@ class Sessionized(Grouping):
             (last, "max", NO_NULLS_ONLY),
             (counts, "sum", ZERO_FOR_NULLS),
         ]
-        return self._partial(group_keys, self.aggregation.of_states([session], states, extra))
+        return self._partial(group_keys, self.aggregation.merge_states([session], states, extra))
 
     def _join_parts(self, number: Ints, first: Ints, last: Ints, is_valid: _Mask) -> pa.Array:
         # Rows without a time form a separate session per key, which `update` drops and counts.
@@ -216,7 +216,7 @@ class Sessionized(Grouping):
             (pa.array(is_of_batch.astype(np.int64)), "max", NO_NULLS_ONLY),
             (pa.array(rows), "sum", NO_NULLS_ONLY),
         ]
-        (number,), more, states = self.aggregation.of_states([pa.array(session)], both.states, extra)
+        (number,), more, states = self.aggregation.merge_states([pa.array(session)], both.states, extra)
         order = np.argsort(cells.raw(number, np.int64))
         key, first, last, has_new, rows = (cells.raw(column, np.int64)[order] for column in more)
         joined = _Sessions(key, first, last, [column.take(pa.array(order)) for column in states])
@@ -295,7 +295,7 @@ class Sessionized(Grouping):
 
     def _span(self, of: _Sessions) -> list[pa.Array]:
         ends = of.last_ms + self._window.gap_ms
-        return [of_times_ms(of.first_ms, self._time), of_times_ms(ends, self._time)]
+        return [times_from_ms(of.first_ms, self._time), times_from_ms(ends, self._time)]
 
     def read(self, table: int, keys: pa.BinaryArray, values: pa.BinaryArray) -> pa.Table:
         entries = split_keys(keys)
@@ -303,7 +303,7 @@ class Sessionized(Grouping):
         if table == TIMES:
             names = [*self.keys, pa.field("due", self._time)]
             return pa.Table.from_arrays(
-                [*columns, of_times_ms(entries.times_ms, self._time)], schema=pa.schema(names)
+                [*columns, times_from_ms(entries.times_ms, self._time)], schema=pa.schema(names)
             )
         _, counts, (first, last, *states) = self._lists.decode(values)
         key = np.repeat(np.arange(len(counts)), counts)

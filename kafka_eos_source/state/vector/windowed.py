@@ -25,7 +25,7 @@ from kafka_eos_source.state.vector.grouping import (
     record_event_times,
     sort_by_store_key,
 )
-from kafka_eos_source.state.vector.windows import Tumbling, of_ms, of_times_ms, times_ms
+from kafka_eos_source.state.vector.windows import Tumbling, ms_column, times_from_ms, times_ms
 
 
 class Windowed(Grouping):
@@ -68,18 +68,18 @@ class Windowed(Grouping):
     def tables(self) -> dict[int, TableDescription]:
         return {TIMES: TableDescription("windows", self.aggregation.state, details={"time": "window_end"})}
 
-    def of_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def reduce_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         times, is_valid = times_ms(rows.column(self._window.on))
         columns = {name: rows.column(name) for name in self.aggregation.columns}
-        extra = [(of_ms(times, is_valid), "max", NO_NULLS_ONLY), (None, "count_all", None)]
-        keys = [*self.key_arrays(rows), of_ms(self._window.panes(times), is_valid)]
-        groups, more, states = self.aggregation.of_rows(keys, columns, extra)
+        extra = [(ms_column(times, is_valid), "max", NO_NULLS_ONLY), (None, "count_all", None)]
+        keys = [*self.key_arrays(rows), ms_column(self._window.panes(times), is_valid)]
+        groups, more, states = self.aggregation.aggregate_rows(keys, columns, extra)
         return pa.RecordBatch.from_arrays([*groups, *more, *states], schema=self.partial)
 
-    def of_partials(self, partial: pa.RecordBatch) -> pa.RecordBatch:
+    def merge_partials(self, partial: pa.RecordBatch) -> pa.RecordBatch:
         keys, (panes, latest, counts), states = self.split(partial)
         extra = [(latest, "max", NO_NULLS_ONLY), (counts, "sum", ZERO_FOR_NULLS)]
-        groups, more, merged = self.aggregation.of_states([*keys, panes], states, extra)
+        groups, more, merged = self.aggregation.merge_states([*keys, panes], states, extra)
         return pa.RecordBatch.from_arrays([*groups, *more, *merged], schema=self.partial)
 
     def update(
@@ -120,7 +120,7 @@ class Windowed(Grouping):
             index = pa.array(pane)
             keys, states = [key.take(index) for key in keys], [column.take(index) for column in states]
         if window.size_ms != window.every_ms:
-            groups, _, states = self.aggregation.of_states([*keys, pa.array(starts)], states)
+            groups, _, states = self.aggregation.merge_states([*keys, pa.array(starts)], states)
             *keys, begins = groups
             starts = cells.raw(begins, np.int64)
         return keys, starts, states
@@ -168,8 +168,8 @@ class Windowed(Grouping):
         )
 
     def _result(self, keys: list[pa.Array], ends: Ints, states: list[pa.Array]) -> list[pa.Array]:
-        begins = of_times_ms(ends - self._window.size_ms, self._time)
-        return [*keys, begins, of_times_ms(ends, self._time), *self.aggregation.finish(states)]
+        begins = times_from_ms(ends - self._window.size_ms, self._time)
+        return [*keys, begins, times_from_ms(ends, self._time), *self.aggregation.finish(states)]
 
     def read(self, _table: int, keys: pa.BinaryArray, values: pa.BinaryArray) -> pa.Table:
         return pa.Table.from_arrays(self._decode(keys, values), schema=self.output)

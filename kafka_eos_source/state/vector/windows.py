@@ -252,7 +252,7 @@ def times_ms(column: pa.Array) -> tuple[Ints, NDArray[np.bool_]]:
     return times * factor // divisor, binary.valid(column)
 
 
-def of_times_ms(times: Ints, type_: pa.DataType) -> pa.Array:
+def times_from_ms(times: Ints, type_: pa.DataType) -> pa.Array:
     """Converts times in ms to a column of the given event-time type; the inverse of `times_ms`."""
     if not pa.types.is_timestamp(type_):
         return pa.array(times, pa.int64())
@@ -260,6 +260,6 @@ def of_times_ms(times: Ints, type_: pa.DataType) -> pa.Array:
     return pa.array(times * factor // divisor, pa.int64()).cast(type_)
 
 
-def of_ms(times: Ints, is_valid: NDArray[np.bool_]) -> pa.Array:
+def ms_column(times: Ints, is_valid: NDArray[np.bool_]) -> pa.Array:
     """Converts times in ms to an int64 column with nulls."""
     return pa.array(times, pa.int64(), mask=None if bool(is_valid.all()) else ~is_valid)
