@@ -42,8 +42,8 @@ class DeduplicateProcessor:
 
     Without ``within``, the state keeps every key forever. With ``within``, a row is a duplicate if an
     earlier row of its key passed and its own event time is less than ``within`` after the event time of that
-    row. The rows of one micro-batch are processed in chunks of up to about 500,000 rows, and within a chunk in
-    the order of event time.
+    row. The rows of one micro-batch are processed in chunks of up to about 500,000 rows, and within a chunk
+    in the order of event time.
 
     With ``within``, a key is deleted once no later row can be its duplicate. The watermark is the largest
     event time of all shards in the previous batches, minus ``grace``. A row before the watermark might be a
