@@ -44,7 +44,7 @@ class Accumulator(Protocol):
         """Plans how to merge states that were computed from parts of the rows."""
 
     def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
-        """Merges two states of the same groups row by row; ``old`` may be null in any row."""
+        """Merges two states of the same groups row by row; see `Aggregation.combine`."""
 
     def finish(self, states: Sequence[pa.Array]) -> pa.Array:
         """Computes the result of each group from its state."""
@@ -73,6 +73,8 @@ def accumulator(name: str, aggregate: Aggregate, schema: pa.Schema) -> Accumulat
 
 
 class _Count:
+    """The aggregate count; the state is the count so far."""
+
     def __init__(self, name: str, aggregate: Aggregate, _types: list[pa.DataType]) -> None:
         self._column = aggregate.column
         self.state = [pa.field(f"{name}__count", pa.int64(), nullable=False)]
@@ -94,6 +96,8 @@ class _Count:
 
 
 class _Sum:
+    """The aggregate sum; the state is the sum so far."""
+
     def __init__(self, name: str, aggregate: Aggregate, types: list[pa.DataType]) -> None:
         self._column = str(aggregate.column)
         self.result = _sum_type(name, aggregate, types[0])
@@ -113,6 +117,8 @@ class _Sum:
 
 
 class _Mean:
+    """The aggregate mean; the state is the sum and the number of the values so far."""
+
     def __init__(self, name: str, aggregate: Aggregate, types: list[pa.DataType]) -> None:
         self._column = str(aggregate.column)
         sum_type = _sum_type(name, aggregate, types[0])

@@ -90,7 +90,8 @@ class Aggregation:
     def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
         """Merges two states of the same groups row by row.
 
-        A row of ``old`` that is null in all columns is a group without a state.
+        For a group without a stored state, ``old`` is what `RowCodec.decode` returns for a missing value:
+        null, or zero in a column that is not nullable.
         """
         pairs = zip(self._accumulators, self._own(old), self._own(new), strict=True)
         return [column for each, before, after in pairs for column in each.combine(before, after)]

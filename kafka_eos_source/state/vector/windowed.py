@@ -90,11 +90,11 @@ class Windowed(Grouping):
         until_ms = closed_until(context, self._window.grace_ms)
         closing = due.due(state, TIMES, until_ms)
         keys, starts, new = self._windows(panes, context)
-        merged = pa.array([], pa.binary())
+        closed = pa.array([], pa.binary())
         if len(starts):
-            merged = yield from self._merge(keys, starts, new, until_ms, state)
+            closed = yield from self._merge(keys, starts, new, until_ms, state)
         for store_keys, values in closing:
-            unchanged = due.is_not_in(store_keys, merged)
+            unchanged = due.is_not_in(store_keys, closed)
             store_keys, values = store_keys.filter(unchanged), values.filter(unchanged)
             due.delete(state, store_keys)
             if self._on_close:
