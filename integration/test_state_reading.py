@@ -219,7 +219,7 @@ def test_a_store_as_a_frame_and_by_questions(pages: Pages) -> None:
     raw = pages.frame("changelog", raw="true")
     assert raw.schema.simpleString() == "struct<key:binary,value:binary,partition_id:int>"
     assert raw.count() == len(pages.wanted) + SHARDS, "and the description in each shard"
-    with pytest.raises(Exception, match="batchId is 0; the state is of 1"):
+    with pytest.raises(Exception, match="batchId is 0, but the state is that of batch 1"):
         pages.frame("changelog", batchId="0").count()
     with pytest.raises(AnalysisException, match="stateVarName is 'nothing'"):
         pages.frame("changelog", stateVarName="nothing")
@@ -239,7 +239,7 @@ def test_a_store_as_a_frame_and_by_questions(pages: Pages) -> None:
         assert state.get("cart") == {"views": 1}
     source = TopicPartition(pages.source, 0)
     pages.ask(kafka=kafka, at_least={source: 7}).close()  # a marker lies between the two transactions
-    with pytest.raises(NotUpToBoundError, match=r"asked for 99"):
+    with pytest.raises(NotUpToBoundError, match=r"but not offset 99"):
         pages.ask(kafka=kafka, at_least={source: 99})
 
 

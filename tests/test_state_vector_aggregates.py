@@ -213,7 +213,7 @@ def test_rows_with_more_columns_in_another_order_and_of_wider_types() -> None:
     assert _one(processor, *table.to_batches()) == [{"k": 1, "s": 7}]
     with pytest.raises(InvalidSchemaError, match="'v' is missing from the rows"):
         _one(processor, pa.RecordBatch.from_pydict({"k": [1]}))
-    with pytest.raises(InvalidSchemaError, match="column 'v' is string, expected int32"):
+    with pytest.raises(InvalidSchemaError, match="column 'v' has type string; expected int32"):
         _one(processor, pa.RecordBatch.from_pydict({"k": [1], "v": ["x"]}))
 
 
@@ -228,20 +228,22 @@ def test_what_cannot_be_aggregated_is_refused_at_once() -> None:
                 schema, options.pop("keys", ["k"]), options.pop("of", {"n": count()}), **options
             )
 
-    refused("sum of column 's' for 'x': it is string, expected an integer", of={"x": sum_("s")})
-    refused("mean of column 's'", of={"x": mean("s")})
-    refused("min of column 'l' for 'x': it is list<", of={"x": min_("l")})
-    refused("latest of column 's' for 'x': it is list<", of={"x": latest("s", by="l")})
-    refused("max of column 'y' for 'x': there is no such column", of={"x": max_("y")})
+    refused(r"'x' \(sum\) reads column 's' of type string; expected an integer", of={"x": sum_("s")})
+    refused(r"\(mean\) reads column 's'", of={"x": mean("s")})
+    refused(r"'x' \(min\) reads column 'l' of type list<", of={"x": min_("l")})
+    refused(r"'x' \(latest\) reads column 'l' of type list<", of={"x": latest("s", by="l")})
+    refused(r"'x' \(max\) reads column 'y', which the rows do not have", of={"x": max_("y")})
     refused("key column 'y'", keys=["y"])
     refused("no grouping column", keys=[])
     refused("no aggregate", of={})
-    refused("'k' would be there twice", of={"k": count()})
-    refused("column 'y' of event time is missing", window=tumbling("1s", on="y"))
-    refused("column 's' of event time is string", window=tumbling("1s", on="s"))
-    with pytest.raises(InvalidSchemaError, match="cannot be told from partial rows"):
+    refused("two columns named 'k'", of={"k": count()})
+    refused("event-time column 'y' is not among", window=tumbling("1s", on="y"))
+    refused("event-time column 's' has type string", window=tumbling("1s", on="s"))
+    with pytest.raises(InvalidSchemaError, match="same names as those of partial rows"):
         AggregateProcessor(pa.schema([("k", pa.int64()), ("n__count", pa.int64())]), ["k"], {"n": count()})
-    with pytest.raises(InvalidOptionError, match="emit is 'on_close', expected on_update: without a window"):
+    with pytest.raises(
+        InvalidOptionError, match="emit is 'on_close'; expected on_update, because there is no window"
+    ):
         AggregateProcessor(schema, ["k"], {"n": count()}, emit="on_close")
 
 

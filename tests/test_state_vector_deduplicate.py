@@ -136,7 +136,7 @@ def test_declarations() -> None:
         DeduplicateProcessor(SCHEMA, ["k"], within="1h")
     with pytest.raises(InvalidSchemaError, match="key column 'x'"):
         DeduplicateProcessor(SCHEMA, ["x"])
-    with pytest.raises(InvalidSchemaError, match="'s' of event time is string"):
+    with pytest.raises(InvalidSchemaError, match="event-time column 's' has type string"):
         DeduplicateProcessor(SCHEMA, ["k"], within="1h", on="s")
     with pytest.raises(InvalidSchemaError, match="which state cannot hold"):
         DeduplicateProcessor(pa.schema([("l", pa.list_(pa.int64()))]), ["l"])

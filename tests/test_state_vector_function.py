@@ -123,8 +123,8 @@ def test_what_a_function_gives_is_checked() -> None:
         with pytest.raises(InvalidSchemaError, match=match):
             Stream(processor(result)).run([[batch]])
 
-    fails("the function gave 2 states for 1 keys", (None, pa.concat_arrays([good, good])))
-    fails("the function gave list for 1 keys", (None, [{"v": 1}]))
+    fails("the function returned 2 states for 1 keys", (None, pa.concat_arrays([good, good])))
+    fails("the function returned list for 1 keys", (None, [{"v": 1}]))
     fails("'v' is missing", (None, pa.StructArray.from_arrays([pa.array([1])], names=["w"])))
     fails(
         "'v', which is declared not nullable", (None, pa.array([{"v": None}], pa.struct([("v", pa.int64())])))
@@ -146,7 +146,7 @@ def test_declarations() -> None:
         declared(state=pa.schema([]))
     with pytest.raises(InvalidSchemaError, match=r"'l' is list<.*which state cannot hold"):
         declared(state=pa.schema([("l", pa.list_(pa.int64()))]))
-    with pytest.raises(InvalidSchemaError, match="'x' of event time is missing"):
+    with pytest.raises(InvalidSchemaError, match="event-time column 'x' is not among"):
         declared(event_time="x")
 
 
@@ -207,12 +207,16 @@ def test_keys_read_from_the_store_of_duplicates() -> None:
 
 def test_entries_that_are_not_as_described() -> None:
     description = AggregateProcessor(SCHEMA, ["k"], {"n": count()}).description
-    with pytest.raises(StateMismatchError, match="entries of table 0x03, of which"):
+    with pytest.raises(
+        StateMismatchError, match="entries of table 0x03, which its description does not list"
+    ):
         decode_entries(description, [(layout.keyed(3, b"a"), b"\x01")])
     for value, why in ((b"\x02" + bytes(8), "does not begin with"), (b"\x01", "expected 9 or more")):
-        with pytest.raises(StateMismatchError, match=f"'aggregates' are not as described.*{why}"):
+        with pytest.raises(
+            StateMismatchError, match=f"'aggregates' do not match the store's description.*{why}"
+        ):
             decode_entries(description, [(layout.keyed(2, b"a"), value)])
-    with pytest.raises(StateMismatchError, match="that of a 'stateful-processor'"):
+    with pytest.raises(StateMismatchError, match="kind 'stateful-processor' wrote the state"):
         decode_entries(Description("stateful-processor", pa.schema([("k", pa.string())]), {}), [])
 
 

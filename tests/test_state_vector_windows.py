@@ -270,7 +270,7 @@ def test_a_time_beyond_all_calendars_is_named() -> None:
     processor = AggregateProcessor(schema, ["k"], {"n": count()}, window=tumbling("1s", on="t"))
     for time in (1 << 62, -(1 << 63)):
         batch = pa.RecordBatch.from_pydict({"k": ["a"], "t": [time]})
-        with pytest.raises(InvalidRecordError, match=f"{time} int64: not all are dates"):
+        with pytest.raises(InvalidRecordError, match=rf"to {time} \(int64\); expected times from"):
             list(processor.partial([batch]))
 
 
@@ -309,9 +309,9 @@ def test_time_spans() -> None:
     for bad in ("", "soon", "5 parsecs", "-1s"):
         with pytest.raises(InvalidOptionError, match="expected a time"):
             milliseconds("x", bad)
-    with pytest.raises(InvalidOptionError, match=r"grace is .* expected 0 ms or more"):
+    with pytest.raises(InvalidOptionError, match=r"grace is .* expected a time span of 0 ms or more"):
         tumbling("1s", on="t", grace=dt.timedelta(-1))
-    with pytest.raises(InvalidOptionError, match="size is '0s', expected 1 ms or more"):
+    with pytest.raises(InvalidOptionError, match="size is '0s'; expected a time span of 1 ms or more"):
         tumbling("0s", on="t")
-    with pytest.raises(InvalidOptionError, match="windows of 1000 ms, one every 2000 ms"):
+    with pytest.raises(InvalidOptionError, match="windows of 1000 ms that begin every 2000 ms"):
         hopping("1s", every="2s", on="t")

@@ -1,1 +1,1 @@
-"""State read by others than its operator: one committed batch, decoded."""
+"""Reads state without its operator: takes a snapshot of one committed batch, and decodes it."""

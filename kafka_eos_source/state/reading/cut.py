@@ -1,7 +1,8 @@
-"""Where the changelog of a store is committed at one moment: all shards at the same batch.
+"""Reads up to which offsets the changelog of a store is committed, with all shards at the same batch.
 
-Output, state and offsets of a batch are one transaction, and one request reads all of the group's offsets
-that are asked for. So what it answers is the state of one batch in every shard, and the input that it holds.
+The output, the state and the offsets of a micro-batch commit in one transaction, and one OffsetFetch request
+reads the committed offsets of all partitions. Its answer therefore describes the state of one batch in every
+shard, and the input that this state reflects.
 """
 
 from __future__ import annotations
@@ -20,21 +21,23 @@ from kafka_eos_source.state.changelog.committed import CommittedShard, changelog
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
 
-#: What must be reflected: a batch, or the largest input offset of each partition that must be (KIP-796).
+#: What the state must reflect (KIP-796): a batch id, or for each input partition the offset of a record.
 Bound = int | Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True)
 class Cut:
-    """One moment of a store's changelog. Picklable.
+    """Committed offsets of a store's changelog at one moment. Picklable.
 
     Attributes:
-        application_id, store: whose.
-        topic, topic_id: of the changelog.
-        shards: how many.
-        ends: committed end of each shard's partition (excluded); 0 where nothing was ever committed.
-        batches: the micro-batch that it belongs to; None = none was ever committed.
-        inputs: committed offsets of the input partitions that were asked for: next one to read.
+        application_id: the query's ``application.id``.
+        store: name of the store.
+        topic: name of the changelog topic.
+        topic_id: id of the changelog topic.
+        shards: number of shards, which is the number of partitions of the changelog.
+        ends: for each shard the committed end of its partition (exclusive); 0 = nothing is committed yet.
+        batches: for each shard the micro-batch that its end belongs to; None = no batch is committed yet.
+        inputs: committed offsets of the requested input partitions: the next offset to read.
     """
 
     application_id: str
@@ -47,24 +50,23 @@ class Cut:
     inputs: Mapping[TopicPartition, int] = field(default_factory=lambda: MappingProxyType({}))
 
     def tp(self, shard: int) -> TopicPartition:
+        """Returns the changelog partition of a shard."""
         return TopicPartition(self.topic, shard)
 
-    def identity(self, shard: int, schema: str = "") -> StoreIdentity:
-        """Of a store that holds this shard."""
-        return StoreIdentity(
-            self.application_id, self.store, shard, self.shards, self.topic, self.topic_id, schema
-        )
+    def identity(self, shard: int) -> StoreIdentity:
+        """Returns the identity of a store that holds this shard."""
+        return StoreIdentity(self.application_id, self.store, shard, self.shards, self.topic, self.topic_id)
 
     @property
     def batch_id(self) -> int | None:
-        """The newest batch; None = none was committed."""
+        """Id of the newest batch; None = no batch is committed yet."""
         return newest_batch(self.batches.values())
 
     def check(self, at_least: Bound | None) -> None:
-        """Whether it reflects what was asked for.
+        """Checks that the state reflects a batch, or the records at some input offsets.
 
         Raises:
-            NotUpToBoundError: not yet.
+            NotUpToBoundError: if it does not reflect them yet.
         """
         if isinstance(at_least, int):
             check_batch(self.batch_id, at_least)
@@ -72,19 +74,21 @@ class Cut:
         behind = {tp: at for tp, at in (at_least or {}).items() if self.inputs.get(tp, 0) <= at}
         if behind:
             text = ", ".join(
-                f"{tp} up to offset {self.inputs.get(tp, 0)} (excluded), asked for {at}"
+                f"{tp} up to offset {self.inputs.get(tp, 0)} (exclusive), but not offset {at}"
                 for tp, at in sorted(behind.items())
             )
-            raise NotUpToBoundError(f"the state holds {text}.", fix="ask again after the next batch.")
+            raise NotUpToBoundError(f"the state reflects {text}.", fix="read again after the next batch.")
 
 
 @dataclass(frozen=True)
 class Changelog:
-    """The changelog of one store, and the group that says how far it is committed.
+    """The changelog of one store, and the consumer group that holds its committed offsets.
 
     Attributes:
-        kafka: librdkafka properties, from `kafka.config.check_consumer`. May hold passwords.
+        application_id: the query's ``application.id``.
+        store: name of the store.
         group_id: the query's consumer group.
+        kafka: librdkafka properties, from `kafka.config.check_consumer`. They may contain passwords.
     """
 
     application_id: str
@@ -94,20 +98,22 @@ class Changelog:
 
     @property
     def topic(self) -> str:
+        """Name of the changelog topic."""
         return changelog_name(self.application_id, self.store)
 
     def cut(self, deadline: Deadline, at_least: Bound | None = None) -> Cut:
-        """How far it is committed now. Never waits longer than for a transaction that is being ended.
+        """Reads the committed offsets of all shards.
 
         Args:
-            deadline: for the brokers, and for a transaction that is about to move the offsets.
-            at_least: input partitions named there are looked up too; `Cut.check` compares.
+            deadline: limit for the brokers to answer, and for an open transaction to end.
+            at_least: the cut includes the offsets of the input partitions that it names. This function does
+                not wait for it; `Cut.check` compares.
 
         Raises:
-            ChangelogError: there is no such topic.
-            UnavailableError: no answer, or an unfinished transaction, until ``deadline``.
-            AuthorizationError: topic or group may not be described.
-            OperatorError: a token is damaged, or of a newer version.
+            ChangelogError: if the changelog topic does not exist.
+            UnavailableError: if the brokers do not answer, or a transaction is still open, at the deadline.
+            AuthorizationError: if the principal may not describe the topic or the group.
+            OperatorError: if a token is damaged or was written by a newer version.
         """
         topic = self.topic
         with TopicAdmin(self.kafka) as admin:
@@ -115,39 +121,48 @@ class Changelog:
         if shape is None:
             raise ChangelogError(
                 f"changelog topic {topic!r} does not exist.",
-                fix="correct application.id or the store's name; `kafka-eos state ls` lists what there is.",
+                fix="correct application.id or the store's name; `kafka-eos state ls` lists both.",
             )
         tps = [TopicPartition(topic, shard) for shard in range(shape.partitions)]
         inputs = () if at_least is None or isinstance(at_least, int) else tuple(at_least)
         with changelog_client(self.kafka, self.group_id) as consumer:
             shards = CommittedShard(consumer, self.group_id, tps[0])
-            found = shards.offsets([*tps[1:], *inputs], deadline)
+            committed = shards.offsets([*tps[1:], *inputs], deadline)
         return Cut(
             application_id=self.application_id,
             store=self.store,
             topic=topic,
             topic_id=shape.topic_id,
             shards=shape.partitions,
-            ends={tp.partition: found[tp].offset if tp in found else 0 for tp in tps},
-            batches={tp.partition: _batch(found.get(tp)) for tp in tps},
-            inputs={tp: found[tp].offset for tp in inputs if tp in found},
+            ends={tp.partition: committed[tp].offset if tp in committed else 0 for tp in tps},
+            batches={tp.partition: _batch(committed.get(tp)) for tp in tps},
+            inputs={tp: committed[tp].offset for tp in inputs if tp in committed},
         )
 
 
 def newest_batch(batches: Collection[BatchRecord | None]) -> int | None:
-    """The largest batch id; None = there is none."""
+    """Returns the largest batch id; None = no batch is committed yet."""
     return max((each.batch_id for each in batches if each is not None and each.batch_id >= 0), default=None)
 
 
-def check_batch(found: int | None, wanted: int) -> None:
-    """Raises: NotUpToBoundError: the state is of an earlier batch."""
-    if found is None or found < wanted:
-        of = "no batch" if found is None else f"batch {found}"
+def check_batch(batch_id: int | None, at_least: int) -> None:
+    """Checks that the state reflects a batch.
+
+    Args:
+        batch_id: newest batch of the state; None = no batch is committed yet.
+        at_least: the expected batch.
+
+    Raises:
+        NotUpToBoundError: if the state is that of an earlier batch.
+    """
+    if batch_id is None or batch_id < at_least:
+        of = "no batch" if batch_id is None else f"batch {batch_id}"
         raise NotUpToBoundError(
-            f"the state is of {of}, asked for batch {wanted}.", fix="ask again after the next batch."
+            f"the state is that of {of}; expected batch {at_least} or later.",
+            fix="read again after the next batch.",
         )
 
 
-def _batch(found: GroupOffset | None) -> BatchRecord | None:
-    token = None if found is None else Token.decode(found.metadata)
+def _batch(committed: GroupOffset | None) -> BatchRecord | None:
+    token = None if committed is None else Token.decode(committed.metadata)
     return None if token is None else record_of(token)

@@ -1,7 +1,8 @@
-"""Variables and timers of a ``StatefulProcessor`` as columns, as Spark's ``statestore`` reader has them.
+"""Decodes variables and timers of a ``StatefulProcessor`` to the columns of Spark's ``statestore`` reader.
 
-Values that have expired and were not swept yet are among them: ``ttlExpirationMs`` tells. (Spark's
-`StateStoreColumnFamilySchemaUtils` and `SchemaUtil.generateSchemaForStateVar`.)
+The result includes values that have expired but are not deleted yet; ``ttlExpirationMs`` is their time of
+expiry. Spark defines the columns in `StateStoreColumnFamilySchemaUtils` and
+`SchemaUtil.generateSchemaForStateVar`.
 """
 
 from __future__ import annotations
@@ -23,24 +24,35 @@ from kafka_eos_source.state.encoding.keys import split_keys
 from kafka_eos_source.state.processor.arrow import arrow_schema
 from kafka_eos_source.state.processor.entries import StateEntry, read_entries
 from kafka_eos_source.state.processor.registry import TIMERS, Registry, VariableInfo
-from kafka_eos_source.state.reading.decode import BATCH_ROWS, Choice, Decoder, chosen, is_data, struct_of
+from kafka_eos_source.state.reading.decode import (
+    BATCH_ROWS,
+    Choice,
+    Decoder,
+    choose_table,
+    is_data,
+    struct_of,
+)
 from kafka_eos_source.state.store.overlay import Pair
 
 _Convert = Callable[[Any], Any]
 
 
 def processor_decoder(description: Description, choice: Choice) -> Decoder:
-    """Raises: InvalidOptionError: no such variable, or no timers."""
+    """Returns the decoder of a variable, or of the timers.
+
+    Raises:
+        InvalidOptionError: if the store has no such variable or no timers.
+    """
     registry = Registry.from_description(description)
     if choice.timers:
         if TIMERS not in description.tables:
             raise InvalidOptionError(
-                "readRegisteredTimers is set, and the processor's timeMode is 'None': it has no timers.",
-                fix="leave it out.",
+                "readRegisteredTimers is set, but a processor with timeMode 'None' has no timers.",
+                fix="remove the option.",
             )
         return _Timers(description, registry)
     tables = {byte: table for byte, table in description.tables.items() if is_data(table)}
-    table = chosen(description, choice, tables)
+    table = choose_table(description, choice, tables)
     variable = next(each for each in registry.variables if each.table == table)
     if choice.flatten or variable.kind == "value":
         return _Entries(description, registry, variable)
@@ -48,7 +60,7 @@ def processor_decoder(description: Description, choice: Choice) -> Decoder:
 
 
 class _Entries(Decoder):
-    """A row for each value, element of a list or entry of a map."""
+    """Decodes one row per value, element of a list or entry of a map."""
 
     def __init__(self, description: Description, registry: Registry, variable: VariableInfo) -> None:
         super().__init__(description)
@@ -56,7 +68,7 @@ class _Entries(Decoder):
         self.table = variable.table
         self._is_list = variable.kind == "list"
         value = _Rows(variable.value, ttl=variable.ttl)
-        #: Names of the columns behind the key, how a row is read of an entry, and its type.
+        #: For each column after the key: its name, the function that reads it from an entry, and its type.
         self._columns: list[tuple[str, _Convert, pa.DataType]] = []
         if variable.map_key is not None:
             of_key = _Rows(variable.map_key, ttl=False)
@@ -81,11 +93,11 @@ class _Entries(Decoder):
     def _entries(
         self, keys: pa.BinaryArray, values: pa.BinaryArray
     ) -> tuple[pa.BinaryArray, list[StateEntry]]:
-        """The entries with their group keys; the head of a list is none."""
-        found = split_keys(keys)
-        group_keys = found.group_keys
+        """Parses the entries; returns them with their group keys, without the heads of lists."""
+        split = split_keys(keys)
+        group_keys = split.group_keys
         if self._is_list:
-            group_keys = group_keys.filter(pa.array(np.diff(binary.offsets(found.rests)) > 0))
+            group_keys = group_keys.filter(pa.array(np.diff(binary.offsets(split.rests)) > 0))
         pairs = zip(keys.to_pylist(), values.to_pylist(), strict=True)
         return group_keys, list(read_entries(self._registry, pairs))
 
@@ -95,7 +107,7 @@ class _Entries(Decoder):
 
 
 class _Collections(_Entries):
-    """A row for each key: ``list_value``, an array, or ``map_value``, a map."""
+    """Decodes one row per key, with the array ``list_value`` or the map ``map_value``."""
 
     def __init__(self, description: Description, registry: Registry, variable: VariableInfo) -> None:
         super().__init__(description, registry, variable)
@@ -124,7 +136,7 @@ class _Collections(_Entries):
 
 
 class _Timers(Decoder):
-    """A row for each timer."""
+    """Decodes one row per timer."""
 
     def __init__(self, description: Description, registry: Registry) -> None:
         super().__init__(description)
@@ -146,7 +158,7 @@ class _Timers(Decoder):
 
 
 class _Rows:
-    """Rows of a variable as Arrow takes them."""
+    """Converts rows of a variable to values that Arrow accepts."""
 
     def __init__(self, schema: t.StructType, *, ttl: bool) -> None:
         self._convert = _converter(schema)
@@ -163,7 +175,10 @@ class _Rows:
 
 
 def _converter(type_: t.DataType) -> _Convert:
-    """From Spark's Python values to those that Arrow takes: structs by name, moments with their zone."""
+    """Returns a function that converts Spark's Python values to values that Arrow accepts.
+
+    Structs become dicts, maps become lists of pairs, and timestamps get their time zone.
+    """
     if isinstance(type_, t.StructType):
         names = type_.names
         fields = [_converter(field.dataType) for field in type_.fields]
@@ -182,16 +197,16 @@ def _converter(type_: t.DataType) -> _Convert:
         return lambda values: (
             None if values is None else [(of_key(k), of_value(v)) for k, v in values.items()]
         )
-    if isinstance(type_, t.TimestampType):  # comes naive, in the local zone
+    if isinstance(type_, t.TimestampType):  # the value is naive and in the local time zone
         return lambda value: None if value is None else value.astimezone(timezone.utc)
     return lambda value: value
 
 
 def _whole_keys(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
-    """Chunks that end where a group key ends."""
+    """Yields the entries in chunks that never split the entries of one group key."""
     chunk: list[Pair] = []
-    for taken in iter(lambda: list(islice(pairs, BATCH_ROWS)), []):
-        chunk += taken
+    for more in iter(lambda: list(islice(pairs, BATCH_ROWS)), []):
+        chunk += more
         last = layout.split(chunk[-1][0]).group_key
         if layout.split(chunk[0][0]).group_key == last:
             continue

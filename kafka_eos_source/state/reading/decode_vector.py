@@ -1,4 +1,4 @@
-"""State of the vectorised processors as columns: of aggregates the results that would be emitted now."""
+"""Decodes the state of the vectorised processors to columns; aggregates appear as their current results."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ from kafka_eos_source.state.encoding.describe import Description
 from kafka_eos_source.state.reading.decode import Decoder, struct_of
 from kafka_eos_source.state.vector.decode import decode_state
 
-#: Behind the grouping columns: which of a key's windows.
-_OF_WINDOW = ("window_start", "window_end")
+#: Columns that belong to the key in addition to the grouping columns.
+_WINDOW_COLUMNS = ("window_start", "window_end")
 
 
 class VectorDecoder(Decoder):
-    """One table: ``key`` is the grouping columns, and the window; ``value`` all else, if there is more.
+    """Decodes one table: ``key`` holds the grouping columns and the window, ``value`` all other columns.
+
+    A table without other columns has no ``value``.
 
     Raises:
-        StateMismatchError: the store is one of a kind that this version does not know.
+        StateMismatchError: if this version does not know the kind of the store.
     """
 
     def __init__(self, description: Description, table: int) -> None:
         super().__init__(description)
         self.table = table
         self._description = description
-        nothing = pa.array([], pa.binary())
-        found = self._read(nothing, nothing).schema
+        empty = pa.array([], pa.binary())
+        fields = self._read(empty, empty).schema
         own = len(description.key)
-        is_key = [n < own or field.name in _OF_WINDOW for n, field in enumerate(found)]
+        is_key = [n < own or field.name in _WINDOW_COLUMNS for n, field in enumerate(fields)]
         parts = [[n for n, of_key in enumerate(is_key) if of_key is side] for side in (True, False)]
         self._parts = [part for part in parts if part]
         self.schema = pa.schema(
             [
-                pa.field(name, pa.struct([found.field(n).with_nullable(True) for n in part]))
+                pa.field(name, pa.struct([fields.field(n).with_nullable(True) for n in part]))
                 for name, part in zip(("key", "value"), self._parts, strict=False)
             ]
         )

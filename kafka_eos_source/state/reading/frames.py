@@ -1,4 +1,4 @@
-"""A store as a DataFrame: what is planned on the driver, and what each task reads. One task is one shard."""
+"""Reads a store as a DataFrame: the driver plans one part per shard, and one task reads each part."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from kafka_eos_source.state.reading.query import with_partition, with_partition_
 from kafka_eos_source.state.reading.snapshot import Snapshot, of_changelog, of_folders
 from kafka_eos_source.state.store.views import StateView
 
-#: Of a read with ``raw``.
+#: Columns of a read with ``raw``, without the shard.
 RAW = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one task reads: a shard's database, or its changelog up to a cut."""
+    """What one task reads: the database of a shard, or its changelog up to a cut."""
 
     shard: int
     folder: StoreFolder | None = None
@@ -41,53 +41,59 @@ class Part:
 
 
 def columns(options: StateReadOptions) -> pa.Schema:
-    """The columns of the read.
+    """Returns the columns of the DataFrame. Runs on the driver.
 
-    Of a changelog, one partition is read for the store's description, the shortest.
+    A read of the changelog finds the store's description in the shortest partition that has it.
 
     Raises:
-        StateError: there is no such store, or nothing was written to it yet.
-        InvalidOptionError: it has no such variable, or several and none is named.
-        KafkaEosError: as `snapshot.of_folders` and `Changelog.cut` say.
+        StateError: if there is no such store, or it is still empty.
+        InvalidOptionError: if the store has no such variable; or it has several, and none was named.
+        KafkaEosError: as `snapshot.of_folders` and `Changelog.cut` describe.
     """
     if options.raw:
         return with_partition_id(RAW)
-    found = _description(options)
-    if found is None:
+    description = _description(options)
+    if description is None:
         raise StateError(
-            f"nothing was written yet to store {options.store!r} of application.id="
-            f"{options.application_id!r}: what columns it has is not known.",
-            fix="wait for its query's first batch.",
+            f"store {options.store!r} of application.id={options.application_id!r} is still empty, so its "
+            "columns are unknown.",
+            fix="wait for the first batch of its query.",
         )
-    return _nullable(with_partition_id(decoder(found, options.choice).schema))
+    return _nullable(with_partition_id(decoder(description, options.choice).schema))
 
 
 def plan(options: StateReadOptions) -> list[Part]:
-    """The parts, by shard.
+    """Returns the parts to read, one per shard. Runs on the driver.
 
-    Raises: as `columns`.
-        InvalidOptionError: ``batchId`` is not the newest batch.
-        StateError: a shard has no database on this machine.
+    Raises:
+        InvalidOptionError: if ``batchId`` is not the newest batch.
+        StateError: if there is no such store, or a shard has no database on this machine.
+        KafkaEosError: as `snapshot.of_folders` and `Changelog.cut` describe.
     """
     deadline = Deadline.after_ms(options.timeout_ms)
     if options.state_dir is not None:
-        _, _, found = one_store(options.state_dir, options.application_id, options.store)
-        with of_folders(found, None, deadline) as snapshot:
+        _, _, databases = one_store(options.state_dir, options.application_id, options.store)
+        with of_folders(databases, None, deadline) as snapshot:
             snapshot.check_here(range(snapshot.shards))
             for state in snapshot.states.values():
                 _check_batch(options, None if state.batch is None else state.batch.batch_id)
-            return [Part(each.shard, folder=each) for each in found if each.shard in snapshot.states]
+            return [Part(each.shard, folder=each) for each in databases if each.shard in snapshot.states]
     cut = options.changelog().cut(deadline)
     _check_batch(options, cut.batch_id)
     return [Part(shard, cut=cut) for shard in range(cut.shards)]
 
 
 def read(options: StateReadOptions, part: Part, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of one part, in batches of this schema.
+    """Reads the rows of one part. Runs in a task.
+
+    Args:
+        options: options of the read.
+        part: the part to read.
+        schema: columns of the batches, as `columns` returned them on the driver.
 
     Raises:
-        InvalidSchemaError: the store holds other columns by now.
-        KafkaEosError: as `snapshot.of_folders` and `snapshot.of_changelog` say.
+        InvalidSchemaError: if the store now has other columns.
+        KafkaEosError: as `snapshot.of_folders` and `snapshot.of_changelog` describe.
     """
     deadline = Deadline.after_ms(options.timeout_ms)
     with _snapshot(options, part, deadline) as snapshot:
@@ -113,15 +119,16 @@ def _rows(options: StateReadOptions, view: StateView) -> Iterator[pa.RecordBatch
         return
     written = view.get(META_KEY)
     if written is not None:
-        chosen = decoder(Description.from_json(written), options.choice)
-        yield from chosen.batches(view.range(*chosen.span))
+        table = decoder(Description.from_json(written), options.choice)
+        yield from table.batches(view.range(*table.span))
 
 
 def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     if batch.schema.names != schema.names:
         raise InvalidSchemaError(
-            f"the store holds the columns {batch.schema.names}; the read was planned with {schema.names}.",
-            fix="read again; and remove .schema(…), which cannot be set.",
+            f"the store has the columns {batch.schema.names}; expected {schema.names}, as when the read was "
+            "planned.",
+            fix="read again, and remove .schema(…), which this source does not support.",
         )
     return pa.RecordBatch.from_arrays(
         [column.cast(field.type) for column, field in zip(batch.columns, schema, strict=True)], schema=schema
@@ -130,18 +137,18 @@ def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 def _check_batch(options: StateReadOptions, batch_id: int | None) -> None:
     if options.batch_id is not None and options.batch_id != batch_id:
+        of = "no batch" if batch_id is None else f"batch {batch_id}"
         raise InvalidOptionError(
-            f"batchId is {options.batch_id}; the state is of {'no batch' if batch_id is None else batch_id}, "
-            "and no other is kept.",
-            fix="leave batchId out.",
+            f"batchId is {options.batch_id}, but the state is that of {of}; older states are not kept.",
+            fix="remove batchId.",
         )
 
 
 def _description(options: StateReadOptions) -> Description | None:
     deadline = Deadline.after_ms(options.timeout_ms)
     if options.state_dir is not None:
-        _, _, found = one_store(options.state_dir, options.application_id, options.store)
-        with of_folders(found, None, deadline) as snapshot:
+        _, _, databases = one_store(options.state_dir, options.application_id, options.store)
+        with of_folders(databases, None, deadline) as snapshot:
             written = (state.view.get(META_KEY) for state in snapshot.states.values())
             return next((Description.from_json(each) for each in written if each is not None), None)
     changelog = options.changelog()
@@ -149,32 +156,35 @@ def _description(options: StateReadOptions) -> Description | None:
 
 
 def described(changelog: Changelog, cut: Cut, deadline: Deadline) -> Description | None:
-    """What the store says it holds, from the shortest partition that says it; None = none does.
+    """Reads the store's description from the shortest changelog partition that has it.
+
+    Returns:
+        The description; None = no partition has it, because the store is still empty.
 
     Raises:
-        ChangelogError, UnavailableError, AuthorizationError: as `restore`.
+        ChangelogError, UnavailableError, AuthorizationError: as `restore` describes.
     """
     with changelog_client(changelog.kafka, changelog.group_id) as consumer:
         for shard in sorted(range(cut.shards), key=lambda each: cut.ends[each]):
-            found = _last_value(META_KEY, cut.tp(shard), cut.ends[shard], consumer, deadline)
-            if found is not None:
-                return Description.from_json(found)
+            written = _last_value(META_KEY, cut.tp(shard), cut.ends[shard], consumer, deadline)
+            if written is not None:
+                return Description.from_json(written)
     return None
 
 
 def _last_value(
     key: bytes, tp: TopicPartition, end: int, consumer: AssignedConsumer, deadline: Deadline
 ) -> bytes | None:
-    """Of one key in a partition of a changelog; None = it is not there, or was deleted."""
+    """Reads the newest value of one key from a changelog partition; None = no value, or a tombstone."""
     last: bytes | None = None
 
-    def look(keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
+    def record_last(keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
         nonlocal last
-        found = values.filter(pc.equal(keys, pa.scalar(key)))
-        if len(found):
-            last = found[-1].as_py()
+        matches = values.filter(pc.equal(keys, pa.scalar(key)))
+        if len(matches):
+            last = matches[-1].as_py()
 
-    restore(Handover(look), tp, end, ChangelogReader(consumer, tp), deadline=deadline)
+    restore(Handover(record_last), tp, end, ChangelogReader(consumer, tp), deadline=deadline)
     return last
 
 

@@ -1,6 +1,6 @@
-"""The stores that lie under a state directory: ``<state.dir>/<application.id>/<store>/<shard>/``.
+"""Finds the databases under a state directory: ``<state.dir>/<application.id>/<store>/<shard>/``.
 
-`StoreIdentity.folder` is where they are put.
+`StoreIdentity.folder` defines this layout.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from kafka_eos_source.errors import StateError
 
 @dataclass(frozen=True, order=True)
 class StoreFolder:
-    """One shard's database.
+    """Folder of one shard's database.
 
     Attributes:
-        application_id, store, shard: as its path says.
-        path: of its folder.
+        application_id: the query's ``application.id``, from the path.
+        store: name of the store, from the path.
+        shard: number of the shard, from the path.
+        path: path of the folder.
     """
 
     application_id: str
@@ -28,13 +30,13 @@ class StoreFolder:
     path: Path
 
     def size_bytes(self) -> int:
-        """Of its files at this moment."""
+        """Returns the current size of the folder's files in bytes."""
         total = 0
         for folder, _, names in os.walk(self.path):
             for name in names:
                 try:
                     total += os.lstat(os.path.join(folder, name)).st_size
-                except FileNotFoundError:  # its owner compacts
+                except FileNotFoundError:  # a compaction of the owner deleted the file
                     continue
         return total
 
@@ -42,7 +44,13 @@ class StoreFolder:
 def folders(
     root: str | os.PathLike[str], application_id: str | None = None, store: str | None = None
 ) -> list[StoreFolder]:
-    """The databases under ``root``, in order; those set aside, half made or half removed are none."""
+    """Returns the databases under ``root`` in order of their path, without damaged and incomplete ones.
+
+    Args:
+        root: the state directory.
+        application_id: return only the databases of this application; None = of all.
+        store: return only the databases of this store; None = of all.
+    """
     return sorted(_walk(Path(root), application_id, store))
 
 
@@ -57,26 +65,33 @@ def _walk(root: Path, application_id: str | None, store: str | None) -> Iterator
 def one_store(
     root: str | os.PathLike[str], application_id: str | None, store: str | None
 ) -> tuple[str, str, list[StoreFolder]]:
-    """The one store that is meant; names may be left out where there is no choice.
+    """Finds the only store under ``root`` with these names.
 
-    Returns: its ``application.id``, its name, its shards on this machine.
+    Args:
+        root: the state directory.
+        application_id: the query's ``application.id``; None = any.
+        store: name of the store; None = any.
+
+    Returns:
+        Its ``application.id``, its name, and the folders of its shards on this machine.
 
     Raises:
-        StateError: there is none, or there are several.
+        StateError: if no store or several stores match.
     """
-    found = folders(root, application_id, store)
-    names = sorted({(each.application_id, each.store) for each in found})
+    matches = folders(root, application_id, store)
+    names = sorted({(each.application_id, each.store) for each in matches})
     if len(names) == 1:
-        return (*names[0], found)
-    asked = f"application.id={application_id!r}, store={store!r}"
+        return (*names[0], matches)
+    requested = f"application.id={application_id!r}, store={store!r}"
     if not names:
         raise StateError(
-            f"no state of {asked} lies in {str(root)!r} on this machine.",
-            fix="name the query's state.dir; or read its changelog: give kafka.bootstrap.servers instead.",
+            f"there is no state of {requested} in {str(root)!r} on this machine.",
+            fix="correct state.dir; or set kafka.bootstrap.servers instead, to read the changelog.",
         )
     raise StateError(
-        f"several stores lie in {str(root)!r}: {', '.join('/'.join(each) for each in names)}; {asked}.",
-        fix="say which: application.id and storeName.",
+        f"there are several stores in {str(root)!r}: {', '.join('/'.join(each) for each in names)}; "
+        f"expected one that matches {requested}.",
+        fix="set application.id and storeName.",
     )
 
 

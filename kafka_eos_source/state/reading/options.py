@@ -1,4 +1,4 @@
-"""The options of ``spark.read.format("kafka-eos-state")``, checked."""
+"""Parses the options of ``spark.read.format("kafka-eos-state")``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,18 @@ from kafka_eos_source.state.reading.decode import Choice
 
 @dataclass(frozen=True)
 class StateReadOptions:
-    """Fields are named after the options.
+    """Parsed options of a read of state; ``docs/options.md`` describes each.
 
     Attributes:
-        state_dir: read the databases there; None = read the changelog.
-        kafka: librdkafka properties; may hold passwords, so not printed.
+        application_id: option ``application.id``; set unless ``state_dir`` is.
+        store: option ``storeName``; set unless ``state_dir`` is.
+        state_dir: directory of the databases to read; None = read the changelog.
+        group_id: consumer group of the query; None = ``application_id``.
+        choice: the part of the store to read.
+        raw: whether to return keys and values as they are stored.
+        batch_id: batch that the state must be of; None = any.
+        timeout_ms: limit for each wait for the brokers.
+        kafka: librdkafka properties. They may contain passwords, so they are not printed.
     """
 
     application_id: str | None
@@ -33,7 +40,7 @@ class StateReadOptions:
     kafka: Mapping[str, str] = field(repr=False)
 
     def changelog(self) -> Changelog:
-        """The changelog that is meant."""
+        """Returns the changelog to read; ``state_dir`` must not be set."""
         assert self.application_id is not None
         assert self.store is not None
         group_id = self.group_id or self.application_id
@@ -41,50 +48,52 @@ class StateReadOptions:
 
 
 def parse_state_read(options: Mapping[str, str]) -> StateReadOptions:
-    """The options of a read of state. No broker is asked; no file is looked at.
+    """Parses the options of a read of state, without any access to brokers or files.
 
     Raises:
-        InvalidOptionError: an option is unknown, malformed, out of place or missing.
+        InvalidOptionError: if an option is unknown, malformed or missing, or contradicts another one.
     """
-    found, kafka = parse_table(options, STATE_READ, needs_brokers=False)
+    values, kafka = parse_table(options, STATE_READ, needs_brokers=False)
     group_id = take_group_id(kafka)
-    state_dir = found["state.dir"] or options.get("path")
+    state_dir = values["state.dir"] or options.get("path")
     if state_dir is None:
         if not has_brokers(kafka):
             raise InvalidOptionError(
-                "neither 'state.dir' nor 'kafka.bootstrap.servers' is set: state is read from one of them.",
-                fix="set state.dir, or load(path), for the databases on this machine; else the operator's "
-                "kafka.* options, for the changelog.",
+                "neither 'state.dir' nor 'kafka.bootstrap.servers' is set; expected one of them.",
+                fix="to read the databases on this machine, set state.dir or load(path); to read the "
+                "changelog, set the operator's kafka.* options.",
             )
         for name in ("application.id", "storeName"):
-            if found[name] is None:
+            if values[name] is None:
                 raise InvalidOptionError(
-                    f"option {name!r} is missing: the changelog is named by application.id and storeName.",
-                    fix="set it as the query has it; `kafka-eos state ls` lists what there is.",
+                    f"option {name!r} is missing; it is part of the name of the changelog topic.",
+                    fix="set it to the value that the query has; `kafka-eos state ls` lists the values.",
                 )
     elif has_brokers(kafka):
         raise InvalidOptionError(
-            f"both 'state.dir' ({state_dir!r}) and 'kafka.bootstrap.servers' are set.",
-            fix="keep kafka.* for one batch of all shards, wherever they are; state.dir for what lies here. "
-            "StateQuery takes both.",
+            f"both 'state.dir' ({state_dir!r}) and 'kafka.bootstrap.servers' are set; expected one of them.",
+            fix="keep the kafka.* options to read all shards at one batch from the changelog, or keep "
+            "state.dir to read the databases on this machine. StateQuery accepts both.",
         )
-    if found["raw"] and (found["stateVarName"] or found["readRegisteredTimers"]):
+    if values["raw"] and (values["stateVarName"] or values["readRegisteredTimers"]):
         raise InvalidOptionError(
             "'raw' is set together with 'stateVarName' or 'readRegisteredTimers'.", fix="keep one of them."
         )
-    if found["stateVarName"] and found["readRegisteredTimers"]:
+    if values["stateVarName"] and values["readRegisteredTimers"]:
         raise InvalidOptionError(
-            "'stateVarName' and 'readRegisteredTimers' are both set: timers belong to no variable.",
+            "'stateVarName' and 'readRegisteredTimers' are both set, but timers belong to no variable.",
             fix="keep one of them.",
         )
     return StateReadOptions(
-        application_id=found["application.id"],
-        store=found["storeName"],
+        application_id=values["application.id"],
+        store=values["storeName"],
         state_dir=state_dir,
         group_id=group_id,
-        choice=Choice(found["stateVarName"], found["readRegisteredTimers"], found["flattenCollectionTypes"]),
-        raw=found["raw"],
-        batch_id=found["batchId"],
-        timeout_ms=found["state.timeout.ms"],
+        choice=Choice(
+            values["stateVarName"], values["readRegisteredTimers"], values["flattenCollectionTypes"]
+        ),
+        raw=values["raw"],
+        batch_id=values["batchId"],
+        timeout_ms=values["state.timeout.ms"],
         kafka=config.check_consumer(kafka),
     )

@@ -1,8 +1,8 @@
-"""Questions to a store while its query runs: `StateQuery`.
+"""`StateQuery`: reads a store from Python, also while its query runs.
 
-Committed data only, whatever the query does meanwhile (KIP-892's read_committed); all answers of one
-`StateQuery` are of one moment. Kafka Streams calls this interactive queries; there the owner is asked over
-the network, here its files or its changelog are read.
+It sees only committed data, as a ``read_committed`` view of KIP-892, and all results of one `StateQuery`
+belong to the same moment. Kafka Streams calls this interactive queries. There, the reader asks the instance
+that owns the store over the network; here, the reader opens the store's files or its changelog.
 """
 
 from __future__ import annotations
@@ -34,30 +34,36 @@ _PREFIX = "kafka."
 
 
 class StateQuery:
-    """One store of a query, read as it stands at one moment. A context manager; not thread-safe.
+    """Reads one store of a query at one moment. It is a context manager and not thread-safe.
 
-    With ``state_dir`` its databases on this machine are read, with Kafka's options its changelog. With both,
-    the databases are read, and Kafka says which batch is committed: without it a shard may show the batch
-    before the last one, and shards may differ by a batch (`batches` tells).
+    With ``state_dir`` it reads the databases on this machine; with ``kafka`` it reads the changelog. With
+    both, it reads the databases and uses Kafka to find the committed batch. Without Kafka, a shard may show
+    the batch before the last one, so shards may differ by one batch; see `batches`.
 
-    A row is a dict by the columns of ``spark.read.format("kafka-eos-state")``: ``key`` and ``value``, which
+    A row is a dict with the columns of ``spark.read.format("kafka-eos-state")``: ``key`` and ``value``, which
     are dicts themselves, and ``partition_id``.
 
     Args:
-        application_id: of the query; None = the only one in ``state_dir``.
-        store: its name in the query; None = the only one.
-        state_dir: the operator's option ``state.dir`` on this machine.
-        kafka: options as the operator has them: ``kafka.bootstrap.servers``, ``kafka.group.id`` and others.
-        at_least: a batch, or the input offset of each partition, that the answers must reflect (KIP-796).
-            Offsets are those of records, not of what comes after them.
-        timeout_ms: for Kafka, and for databases that a task is about to bring to the newest batch.
+        application_id: the query's ``application.id``; None = the only one in ``state_dir``.
+        store: name of the store; None = the only one in ``state_dir``.
+        state_dir: the operator's option ``state.dir``, on this machine.
+        kafka: the operator's Kafka options, such as ``kafka.bootstrap.servers`` and ``kafka.group.id``.
+        at_least: what the state must reflect (KIP-796): a batch id, or for each input partition the offset of
+            a record.
+        timeout_ms: limit for the brokers to answer, and for a task to bring a database to the newest batch.
 
     Raises:
-        NotUpToBoundError: ``at_least`` is not reached, or a database is behind Kafka. Ask again.
-        StateError: there is no such store here; a shard of it may be on another machine.
-        ChangelogError: there is no such changelog.
-        InvalidOptionError: neither ``state_dir`` nor ``kafka``, or a name is missing.
-        UnavailableError, AuthorizationError: of Kafka.
+        NotUpToBoundError: if the state does not reflect ``at_least`` yet, or a database is behind Kafka. Try
+            again later.
+        StateError: if this machine has no such store, or a shard of it is on another machine.
+        ChangelogError: if the changelog does not exist.
+        InvalidOptionError: if neither ``state_dir`` nor ``kafka`` is set, or a name is missing.
+        UnavailableError, AuthorizationError: if Kafka does not answer, or refuses access.
+
+    Example::
+
+        with StateQuery("page-views", "aggregates", state_dir="/data/state") as query:
+            query.get("music")  # {'views': 1207}, or None
     """
 
     def __init__(
@@ -75,36 +81,38 @@ class StateQuery:
         self._kafka = kafka
         self._timeout_ms = timeout_ms
         self._decoders: dict[Choice, Decoder] = {}
-        self._snapshot = self._taken(at_least)
+        self._snapshot = self._take_snapshot(at_least)
 
     @property
     def application_id(self) -> str:
+        """The query's ``application.id``."""
         return self._snapshot.application_id
 
     @property
     def store(self) -> str:
+        """Name of the store."""
         return self._snapshot.store
 
     @property
     def shards(self) -> int:
-        """How many the store has."""
+        """Number of shards of the store."""
         return self._snapshot.shards
 
     @property
     def batch_id(self) -> int | None:
-        """The micro-batch that the answers belong to, the newest of `batches`; None = none was committed."""
+        """Id of the newest micro-batch that the results reflect; None = no batch is committed yet."""
         return self._snapshot.batch_id
 
     @property
     def batches(self) -> Mapping[int, BatchRecord | None]:
-        """Of each shard. All the same, if Kafka was asked."""
+        """The batch of each shard (None = no batch is committed yet). With ``kafka``, all are equal."""
         return {number: state.batch for number, state in sorted(self._snapshot.states.items())}
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """What the processor has counted in all batches and shards: ``late_rows``, ``null_time_rows``.
+        """Counts of dropped rows over all batches and shards: ``late_rows`` and ``null_time_rows``.
 
-        It commits with the state: a batch that ran twice is counted once.
+        The counts commit with the state, so a batch that ran twice is counted once.
         """
         total: Counter[str] = Counter()
         for batch in self.batches.values():
@@ -113,16 +121,22 @@ class StateQuery:
         return dict(total)
 
     def refresh(self, at_least: Bound | None = None) -> None:
-        """Goes on to what is committed now. Iterators that are open end with an error.
+        """Moves to the newest committed batch. Open iterators fail after that.
 
-        Raises: as the constructor; the old moment stays then.
+        If it raises, the query stays at its present batch.
+
+        Args:
+            at_least: as in the constructor.
+
+        Raises:
+            KafkaEosError: as the constructor.
         """
-        newer = self._taken(at_least)
+        newer = self._take_snapshot(at_least)
         self._snapshot.close()
         self._snapshot = newer
 
     def close(self) -> None:
-        """Idempotent."""
+        """Closes the databases, and deletes temporary files. May be called repeatedly."""
         self._snapshot.close()
 
     def __enter__(self) -> StateQuery:
@@ -133,120 +147,166 @@ class StateQuery:
     ) -> None:
         self.close()
 
-    # ------------------------------------------------------------------ questions
+    # ------------------------------------------------------------------ reads
 
     def description(self) -> Description | None:
-        """What the store says it holds; None = nothing was written yet."""
+        """Returns the description of the store's tables and columns; None = the store is still empty."""
         for number in sorted(self._snapshot.states):
-            found = self._snapshot.states[number].view.get(META_KEY)
-            if found is not None:
-                return Description.from_json(found)
+            written = self._snapshot.states[number].view.get(META_KEY)
+            if written is not None:
+                return Description.from_json(written)
         return None
 
     def get(self, key: Any, variable: str | None = None) -> dict[str, Any] | None:
-        """The value of a key that has one: an aggregate, a value state; None = the key has none.
+        """Returns the value of a key, for state with one value per key, such as aggregates and value state.
 
         Args:
-            key: the value of the grouping column, a tuple of several, or a dict by their names.
-            variable: of the store, where it has several.
+            key: the value of the grouping column, a tuple if there are several, or a dict by their names.
+            variable: name of the state variable; None = the only one.
+
+        Returns:
+            The columns of the value by name; None = the key has no value.
 
         Raises:
-            InvalidOptionError: no such variable, or one that has many rows a key: use `rows`.
-            InvalidSchemaError: it is no key of this store.
+            InvalidOptionError: if there is no such variable, or it has several rows per key; use `rows` then.
+            InvalidSchemaError: if the key does not fit the grouping columns.
+            StateError: if the key's shard is not on this machine.
         """
-        found = list(self.rows(key, variable))
-        if not found:
+        rows = list(self.rows(key, variable))
+        if not rows:
             return None
-        if len(found) > 1 or "value" not in found[0]:
+        if len(rows) > 1 or "value" not in rows[0]:
             raise InvalidOptionError(
-                f"key {key!r} has {len(found)} rows of {', '.join(found[0])} in this store.",
+                f"key {key!r} has {len(rows)} rows of {', '.join(rows[0])}, and not a single value.",
                 fix="use rows(key).",
             )
-        value: dict[str, Any] = found[0]["value"]
+        value: dict[str, Any] = rows[0]["value"]
         return value
 
     def rows(
         self, key: Any, variable: str | None = None, *, timers: bool = False, flatten: bool = True
     ) -> Iterator[dict[str, Any]]:
-        """All rows of a key: windows, elements of a list, entries of a map, timers.
+        """Yields all rows of a key: windows, elements of a list, entries of a map or timers.
 
-        A store that is ordered by time (fixed windows) has no index by key: all of the key's shard is read.
+        Tumbling and hopping windows are stored in the order of time and have no index by key, so this method
+        reads the whole shard of the key.
 
-        Raises: as `get`.
+        Args:
+            key: the value of the grouping column, a tuple if there are several, or a dict by their names.
+            variable: name of the state variable; None = the only one.
+            timers: read the registered timers instead of a variable.
+            flatten: one row per element of a list or entry of a map, instead of one row per key.
+
+        Raises:
+            InvalidOptionError: if there is no such variable.
+            InvalidSchemaError: if the key does not fit the grouping columns.
+            StateError: if the key's shard is not on this machine.
         """
-        read = self._decoder(Choice(variable, timers, flatten))
-        if read is None:
+        table = self._decoder(Choice(variable, timers, flatten))
+        if table is None:
             return
-        columns = read.columns(key)
+        columns = table.key_columns(key)
         number = int(shards_of(columns, self.shards)[0])
-        group_key = read.group_key(columns)
+        group_key = table.group_key(columns)
         view = self._snapshot.shard(number).view
-        if read.by_time:
-            pairs = read.of_key(group_key, view.range(*read.span))
+        if table.by_time:
+            pairs = table.filter_by_key(group_key, view.range(*table.span))
         else:
-            pairs = view.prefix_scan(layout.keyed(read.table, group_key))
-        yield from _dicts(read.batches(pairs), number)
+            pairs = view.prefix_scan(layout.keyed(table.table, group_key))
+        yield from _dicts(table.batches(pairs), number)
 
     def range(
         self, low: Any = None, high: Any = None, variable: str | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Rows of keys from ``low`` (included) to ``high`` (excluded); None = unbounded. Shard after shard.
+        """Yields the rows of a range of keys, shard after shard; within a shard in ascending order.
 
-        In a store that is ordered by time ``low`` and ``high`` are times (ms since the epoch): of the ends of
-        windows. In others they are keys, compared as their encoding is: numbers, dates and times by their
-        values. In the order of either within a shard.
+        For tumbling and hopping windows, ``low`` and ``high`` are ends of windows in ms since the epoch. For
+        other state they are keys, which must be a single number, date or timestamp column.
+
+        Args:
+            low: lower bound (inclusive); None = unbounded.
+            high: upper bound (exclusive); None = unbounded.
+            variable: name of the state variable; None = the only one.
 
         Raises:
-            InvalidOptionError: as `get`; or keys have no order here: they are text, or several columns.
-            InvalidSchemaError: ``low`` or ``high`` is no key of this store.
+            InvalidOptionError: if there is no such variable, or the keys are not ordered because they are
+                text, binary or several columns.
+            InvalidSchemaError: if ``low`` or ``high`` does not fit the grouping columns.
+            StateError: if a shard is not on this machine.
         """
-        read = self._decoder(Choice(variable))
-        if read is None:
+        table = self._decoder(Choice(variable))
+        if table is None:
             return
-        start, end = read.span
-        if read.by_time:
-            start = start if low is None else layout.before(read.table, int(low))
-            end = end if high is None else layout.before(read.table, int(high))
-        elif not read.in_order:
+        start, end = table.span
+        if table.by_time:
+            start = start if low is None else layout.before(table.table, int(low))
+            end = end if high is None else layout.before(table.table, int(high))
+        elif not table.in_order:
             raise InvalidOptionError(
-                "keys of this store have no order: they are of several columns, or of variable length.",
+                "the keys of this store have no order, because they consist of several columns or have a "
+                "variable length.",
                 fix="use all() and compare, or to_arrow().filter(…).",
             )
         else:
-            start = start if low is None else self._place(read, low)
-            end = end if high is None else self._place(read, high)
+            start = start if low is None else self._store_key(table, low)
+            end = end if high is None else self._store_key(table, high)
         for number, view in self._views():
-            yield from _dicts(read.batches(view.range(start, end)), number)
+            yield from _dicts(table.batches(view.range(start, end)), number)
 
     def all(
         self, variable: str | None = None, *, timers: bool = False, flatten: bool = True
     ) -> Iterator[dict[str, Any]]:
-        """Every row, shard after shard. Raises: as `get`."""
-        read = self._decoder(Choice(variable, timers, flatten))
-        for number, view in self._views() if read is not None else ():
-            assert read is not None
-            yield from _dicts(read.batches(view.range(*read.span)), number)
+        """Yields all rows, shard after shard.
+
+        Args:
+            variable: name of the state variable; None = the only one.
+            timers: read the registered timers instead of a variable.
+            flatten: one row per element of a list or entry of a map, instead of one row per key.
+
+        Raises:
+            InvalidOptionError: if there is no such variable.
+            StateError: if a shard is not on this machine.
+        """
+        table = self._decoder(Choice(variable, timers, flatten))
+        if table is None:
+            return
+        for number, view in self._views():
+            yield from _dicts(table.batches(view.range(*table.span)), number)
 
     def to_arrow(
         self, variable: str | None = None, *, timers: bool = False, flatten: bool = True
     ) -> pa.Table:
-        """Every row, in memory. A store to which nothing was written has no columns. Raises: as `get`."""
-        read = self._decoder(Choice(variable, timers, flatten))
-        if read is None:
+        """Reads all rows into an Arrow table. An empty store has no columns.
+
+        Args:
+            variable: name of the state variable; None = the only one.
+            timers: read the registered timers instead of a variable.
+            flatten: one row per element of a list or entry of a map, instead of one row per key.
+
+        Raises:
+            InvalidOptionError: if there is no such variable.
+            StateError: if a shard is not on this machine.
+        """
+        table = self._decoder(Choice(variable, timers, flatten))
+        if table is None:
             return pa.table({})
-        found = []
+        batches = []
         for number, view in self._views():
-            for batch in read.batches(view.range(*read.span)):
-                found.append(with_partition(batch, number))
-        return pa.Table.from_batches(found, with_partition_id(read.schema))
+            for batch in table.batches(view.range(*table.span)):
+                batches.append(with_partition(batch, number))
+        return pa.Table.from_batches(batches, with_partition_id(table.schema))
 
     def raw(self) -> Iterator[tuple[int, Pair]]:
-        """Every entry as it is kept: shard, key, value. See `layout`."""
+        """Yields all entries as they are stored: the shard, and a pair of key and value (see `layout`).
+
+        Raises:
+            StateError: if a shard is not on this machine.
+        """
         for number, view in self._views():
             for pair in view.all():
                 yield number, pair
 
-    # ------------------------------------------------------------------ inside
+    # ------------------------------------------------------------------ implementation
 
     def _views(self) -> Iterator[tuple[int, StateView]]:
         self._snapshot.check_here(range(self.shards))
@@ -254,7 +314,7 @@ class StateQuery:
             yield number, self._snapshot.states[number].view
 
     def _decoder(self, choice: Choice) -> Decoder | None:
-        """None = nothing was written yet."""
+        """Returns the decoder of a table; None = the store is still empty."""
         if choice not in self._decoders:
             description = self.description()
             if description is None:
@@ -262,37 +322,37 @@ class StateQuery:
             self._decoders[choice] = decoder(description, choice)
         return self._decoders[choice]
 
-    def _place(self, read: Decoder, key: Any) -> bytes:
-        return layout.keyed(read.table, read.group_key(read.columns(key)))
+    def _store_key(self, table: Decoder, key: Any) -> bytes:
+        return layout.keyed(table.table, table.group_key(table.key_columns(key)))
 
-    def _taken(self, at_least: Bound | None) -> Snapshot:
+    def _take_snapshot(self, at_least: Bound | None) -> Snapshot:
         self._decoders.clear()
         deadline = Deadline.after_ms(self._timeout_ms)
         if self._state_dir is not None:
-            return self._of_disk(deadline, at_least)
+            return self._snapshot_of_databases(deadline, at_least)
         changelog = self._changelog(*self._names)
         if changelog is None:
             raise InvalidOptionError(
-                "neither state_dir nor kafka is given.",
-                fix="give the operator's state.dir, or its kafka.* options, or both.",
+                "neither state_dir nor kafka is set.",
+                fix="pass the operator's state.dir, its kafka.* options, or both.",
             )
         cut = changelog.cut(deadline, at_least)
         cut.check(at_least)
         return of_changelog(changelog, cut, range(cut.shards), deadline)
 
-    def _of_disk(self, deadline: Deadline, at_least: Bound | None) -> Snapshot:
+    def _snapshot_of_databases(self, deadline: Deadline, at_least: Bound | None) -> Snapshot:
         assert self._state_dir is not None
-        application_id, store, found = one_store(self._state_dir, *self._names)
+        application_id, store, databases = one_store(self._state_dir, *self._names)
         changelog = self._changelog(application_id, store)
         if changelog is not None:
 
-            def cut(left: Deadline) -> Cut:
-                taken = changelog.cut(left, at_least)
-                taken.check(at_least)
-                return taken
+            def read_cut(remaining: Deadline) -> Cut:
+                cut = changelog.cut(remaining, at_least)
+                cut.check(at_least)
+                return cut
 
-            return of_folders(found, cut, deadline)
-        snapshot = of_folders(found, None, deadline)
+            return of_folders(databases, read_cut, deadline)
+        snapshot = of_folders(databases, None, deadline)
         try:
             for state in snapshot.states.values():
                 if isinstance(at_least, int):
@@ -309,21 +369,22 @@ class StateQuery:
             return None
         if application_id is None or store is None:
             raise InvalidOptionError(
-                f"application_id={application_id!r}, store={store!r}: a changelog is named by both.",
-                fix="give both.",
+                f"application_id is {application_id!r} and store is {store!r}; a read of the changelog needs "
+                "both.",
+                fix="pass both, with the values that the query has.",
             )
-        named = {key.lower().removeprefix(_PREFIX): str(value) for key, value in self._kafka.items()}
-        group_id = named.pop("group.id", application_id)
-        return Changelog(application_id, store, group_id, check_consumer(named))
+        properties = {key.lower().removeprefix(_PREFIX): str(value) for key, value in self._kafka.items()}
+        group_id = properties.pop("group.id", application_id)
+        return Changelog(application_id, store, group_id, check_consumer(properties))
 
 
 def with_partition_id(schema: pa.Schema) -> pa.Schema:
-    """The columns of a decoder, and the shard."""
+    """Appends the column of the shard's number to the columns of a decoder."""
     return schema.append(pa.field("partition_id", pa.int32()))
 
 
 def with_partition(batch: pa.RecordBatch, shard: int) -> pa.RecordBatch:
-    """Rows of one shard with its number."""
+    """Appends the shard's number to its rows."""
     number = pa.repeat(pa.scalar(shard, pa.int32()), batch.num_rows)
     return pa.RecordBatch.from_arrays([*batch.columns, number], schema=with_partition_id(batch.schema))
 

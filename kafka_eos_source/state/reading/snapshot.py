@@ -1,16 +1,17 @@
-"""All shards of a store at one moment, readable: from the databases on this machine, or from the changelog.
+"""Snapshots: all shards of a store at one moment, from the databases on this machine or from the changelog.
 
-What lies on the disk is a copy that may be one batch behind Kafka: a batch that is committed stays *pending*
-until the shard's next task promotes it. With Kafka at hand the pending batch that Kafka names is read over
-the data, and all shards show the same batch::
+A database may be one batch behind Kafka, because a committed batch stays *pending* until the shard's next
+task promotes it. If the reader also has access to Kafka, it applies the pending batch that the commit token
+names while it reads, and all shards show the same batch::
 
-    on disk        Kafka's token names        shown
-    ─────────────  ─────────────────────────  ──────────────────────────────────────────
-    batch n        n                          the data
-    batch n-1      n, its changes pending     the data and, over it, those changes
-    older          n                          asked again: a task may be at it; then NotUpToBoundError
+    database                      token     snapshot shows
+    ────────────────────────────  ────────  ──────────────────────────────────────────────────────────
+    batch n                       batch n   the data
+    batch n-1, batch n pending    batch n   the data with the pending changes
+    older                         batch n   (waits for a task to catch up, then raises NotUpToBoundError)
 
-Without Kafka every shard shows its data: each of a committed batch, not necessarily the same or the newest.
+Without Kafka, each shard shows its own data, which is that of a committed batch. It need not be the newest
+batch, nor the same one in all shards.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ from kafka_eos_source.state.store.reader import CommittedReader
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from kafka_eos_source.state.store.views import StateView
 
-#: How long a database may look half made before that is believed.
-_MAKING_SECONDS = 3.0
-#: Between two looks at a shard that a task is about to bring to its batch.
+#: How long to wait for a database that seems incomplete, because a task may be creating it.
+_CREATION_SECONDS = 3.0
+#: Pause between two reads of a shard that is behind.
 _PAUSE_SECONDS = 0.05
 
 _pause = threading.Event()  # never set
@@ -59,7 +60,9 @@ class ShardState:
     """One shard of a snapshot.
 
     Attributes:
-        batch: whose state it is; None = no batch was ever committed.
+        shard: number of the shard.
+        view: its data.
+        batch: batch that the data reflects; None = no batch is committed yet.
     """
 
     shard: int
@@ -68,53 +71,61 @@ class ShardState:
 
 
 class Snapshot:
-    """A context manager. What it shows stands still until it is closed.
+    """A store at one moment. A context manager; its data does not change until it is closed.
+
+    Args:
+        identity: identity of any shard of the store.
+        states: the shards on this machine, by number.
+        resources: closed together with the snapshot.
 
     Attributes:
-        application_id, store: whose state.
-        shards: how many the store has.
-        states: those that are here.
-        exact: whether Kafka said which batch is the newest.
+        application_id: the query's ``application.id``.
+        store: name of the store.
+        shards: number of shards of the store.
+        states: the shards on this machine, by number.
     """
 
     def __init__(
-        self,
-        identity: StoreIdentity,
-        states: Mapping[int, ShardState],
-        exact: bool,
-        closing: ExitStack,
+        self, identity: StoreIdentity, states: Mapping[int, ShardState], resources: ExitStack
     ) -> None:
         self.application_id = identity.application_id
         self.store = identity.store
         self.shards = identity.shards
         self.states = states
-        self.exact = exact
-        self._closing = closing
+        self._resources = resources
 
     @property
     def batch_id(self) -> int | None:
-        """The newest batch that any shard shows; None = none."""
+        """Id of the newest batch that any shard reflects; None = no batch is committed yet."""
         return newest_batch([state.batch for state in self.states.values()])
 
     def shard(self, number: int) -> ShardState:
-        """Raises: StateError: it is not here."""
+        """Returns one shard.
+
+        Raises:
+            StateError: if the shard has no database on this machine.
+        """
         self.check_here([number])
         return self.states[number]
 
     def check_here(self, shards: Collection[int]) -> None:
-        """Raises: StateError: not all of these shards are here."""
+        """Checks that the snapshot has these shards.
+
+        Raises:
+            StateError: if a shard has no database on this machine.
+        """
         missing = sorted(set(shards) - set(self.states))
         if missing:
             raise StateError(
                 f"shards {missing} of store {self.store!r} ({self.shards} in all) have no database on this "
                 "machine.",
-                fix="ask the machine that has them; or read the changelog: give kafka.bootstrap.servers and "
-                "no state.dir.",
+                fix="read on the machine that has them; or read the changelog, by setting "
+                "kafka.bootstrap.servers and no state.dir.",
             )
 
     def close(self) -> None:
-        """Idempotent."""
-        self._closing.close()
+        """Closes the databases, and deletes temporary files. May be called repeatedly."""
+        self._resources.close()
 
     def __enter__(self) -> Snapshot:
         return self
@@ -126,37 +137,39 @@ class Snapshot:
 def of_folders(
     found: Collection[StoreFolder], changelog: Callable[[Deadline], Cut] | None, deadline: Deadline
 ) -> Snapshot:
-    """The store as it lies in these folders; its owner may be at work on it.
+    """Takes a snapshot of the databases in these folders, which their owners may be changing.
 
     Args:
-        found: of one store.
-        changelog: says how far it is committed; None = not to be asked.
-        deadline: for Kafka, and for shards that a task is about to bring to their batch.
+        found: folders of the shards of one store.
+        changelog: reads how far the changelog is committed; None = do not use Kafka.
+        deadline: limit for the brokers to answer, and for a task to bring a shard to the committed batch.
 
     Raises:
-        NotUpToBoundError: a shard is behind Kafka, or is being restored. Ask again.
-        StateMismatchError: it is not the state of this changelog.
-        StateError, StateCorruptedError, StateFormatError: as `CommittedReader`.
-        UnavailableError, AuthorizationError: as `Changelog.cut`.
+        NotUpToBoundError: if a shard is behind Kafka, or is being restored. Try again later.
+        StateMismatchError: if the databases belong to another changelog.
+        StateError, StateCorruptedError, StateFormatError: as `CommittedReader` describes.
+        UnavailableError, AuthorizationError: as `Changelog.cut` describes.
     """
     with ExitStack() as stack:
-        readers = {each.shard: stack.enter_context(_opened(each.path, deadline)) for each in sorted(found)}
+        readers = {
+            each.shard: stack.enter_context(_open_reader(each.path, deadline)) for each in sorted(found)
+        }
         if changelog is None:
-            readers = _newest(readers)
+            readers = _readers_of_newest_changelog(readers)
             states = {k: ShardState(k, reader, reader.last_batch()) for k, reader in readers.items()}
         else:
-            states = _committed(readers, changelog, deadline)
+            states = _states_at_cut(readers, changelog, deadline)
         identity = readers[next(iter(states))].identity
-        return Snapshot(identity, states, changelog is not None, stack.pop_all())
+        return Snapshot(identity, states, stack.pop_all())
 
 
-def _newest(readers: Mapping[int, CommittedReader]) -> dict[int, CommittedReader]:
-    """Those of one changelog: what was left behind when its state moved to other shards is none of it."""
-    made: dict[tuple[int, str], int] = {}
+def _readers_of_newest_changelog(readers: Mapping[int, CommittedReader]) -> dict[int, CommittedReader]:
+    """Drops databases of an older changelog, which a change of the number of shards leaves behind."""
+    newest_ms: dict[tuple[int, str], int] = {}
     for reader in readers.values():
         of, batch = (reader.identity.shards, reader.identity.topic_id), reader.last_batch()
-        made[of] = max(made.get(of, 0), 0 if batch is None else batch.time_ms)
-    newest = max(made, key=lambda of: made[of])
+        newest_ms[of] = max(newest_ms.get(of, 0), 0 if batch is None else batch.time_ms)
+    newest = max(newest_ms, key=lambda of: newest_ms[of])
     return {
         shard: reader
         for shard, reader in readers.items()
@@ -164,9 +177,9 @@ def _newest(readers: Mapping[int, CommittedReader]) -> dict[int, CommittedReader
     }
 
 
-def _opened(path: Path, deadline: Deadline) -> CommittedReader:
-    """The store, once it is one: a task may be making or restoring it at this moment."""
-    patience = Deadline.after_seconds(deadline.remaining_seconds(_MAKING_SECONDS))
+def _open_reader(path: Path, deadline: Deadline) -> CommittedReader:
+    """Opens a database; waits for a moment if a task seems to be creating or restoring it."""
+    patience = Deadline.after_seconds(deadline.remaining_seconds(_CREATION_SECONDS))
     while True:
         try:
             return TransactionalStateStore.open_read_only(path)
@@ -178,40 +191,44 @@ def _opened(path: Path, deadline: Deadline) -> CommittedReader:
         _pause.wait(_PAUSE_SECONDS)
 
 
-def _committed(
+def _states_at_cut(
     readers: Mapping[int, CommittedReader], changelog: Callable[[Deadline], Cut], deadline: Deadline
 ) -> dict[int, ShardState]:
-    """Every shard at the batch that Kafka names, which is asked for after the databases were opened."""
+    """Returns all shards at the committed batch, waiting until the deadline for those that are behind.
+
+    It reads the committed offsets after opening the databases, because a database that is ahead of the
+    offsets cannot be shown at their batch.
+    """
     stale: set[int] = set()
     while True:
         for shard in sorted(stale):
-            with suppress(RetriableError):  # it is being restored: looked at again
+            with suppress(RetriableError):  # the shard is being restored, so the next round tries again
                 readers[shard].refresh()
                 stale.remove(shard)
         cut = changelog(deadline)
-        readers = _of_cut(readers, cut)
+        readers = _readers_of_changelog(readers, cut)
         stale &= readers.keys()
         states: dict[int, ShardState] = {}
         for shard in sorted(readers.keys() - stale):
-            view = _at(readers[shard], shard, cut)
+            view = _view_at_cut(readers[shard], shard, cut)
             if view is not None:
                 states[shard] = ShardState(shard, view, cut.batches[shard])
         behind = [shard for shard in readers if shard not in states]
         if not behind:
             return states
         if deadline.expired:
-            held = ", ".join(f"shard {k} of {_named(readers[k].last_batch())}" for k in behind)
+            held = ", ".join(f"shard {k} is at {_batch_name(readers[k].last_batch())}" for k in behind)
             raise NotUpToBoundError(
-                f"Kafka holds {_named(cut.batches[behind[0]])}; on this machine is {held}: its task ran "
-                "elsewhere, or has not begun.",
-                fix="ask again; or read the changelog: leave out state.dir.",
+                f"Kafka has committed {_batch_name(cut.batches[behind[0]])}, but on this machine {held}; its "
+                "task ran on another machine, or has not started yet.",
+                fix="read again later; or remove state.dir to read the changelog.",
             )
         _pause.wait(min(_PAUSE_SECONDS, deadline.remaining_seconds()))
         stale.update(behind)
 
 
-def _at(reader: CommittedReader, shard: int, cut: Cut) -> StateView | None:
-    """The shard at the cut's batch; None = it is not there yet."""
+def _view_at_cut(reader: CommittedReader, shard: int, cut: Cut) -> StateView | None:
+    """Returns a view of the shard at the cut's batch; None = the database is at another batch."""
     tp, end, batch = cut.tp(shard), cut.ends[shard], cut.batches[shard]
     local = Local(reader.last_batch(), reader.next_offset(tp), reader.pending())
     if batch is None:
@@ -223,82 +240,84 @@ def _at(reader: CommittedReader, shard: int, cut: Cut) -> StateView | None:
     return reader if action is Action.READY else None
 
 
-def _of_cut(readers: Mapping[int, CommittedReader], cut: Cut) -> dict[int, CommittedReader]:
-    """Those of this changelog. Others were left behind when it was made anew.
+def _readers_of_changelog(readers: Mapping[int, CommittedReader], cut: Cut) -> dict[int, CommittedReader]:
+    """Drops databases of an older changelog, which remain after the topic was created again.
 
     Raises:
-        StateMismatchError: there is none.
+        StateMismatchError: if no database belongs to the changelog.
     """
-    found = {
+    matching = {
         shard: reader
         for shard, reader in readers.items()
         if reader.identity.shards == cut.shards and reader.identity.topic_id in ("", cut.topic_id)
     }
-    if not found:
+    if not matching:
         reader = next(iter(readers.values()))
         own = reader.identity
         raise StateMismatchError(
-            f"the state in {reader.path} is of changelog {own.changelog_topic!r} with {own.shards} shards "
-            f"and id {own.topic_id or 'unknown'}; the topic of that name has {cut.shards} and id "
-            f"{cut.topic_id}.",
-            fix="the query restores it when it runs; until then read the changelog: leave out state.dir.",
+            f"the state in {reader.path} belongs to changelog {own.changelog_topic!r} with {own.shards} "
+            f"partitions and topic id {own.topic_id or 'unknown'}; the topic now has {cut.shards} partitions "
+            f"and topic id {cut.topic_id}.",
+            fix="start the query, which restores the state; until then, remove state.dir to read the "
+            "changelog.",
         )
-    return found
+    return matching
 
 
-def of_changelog(
-    changelog: Changelog, cut: Cut, shards: Collection[int], deadline: Deadline, schema: str = ""
-) -> Snapshot:
-    """Shards restored from the changelog into a temporary folder, which goes when the snapshot is closed.
+def of_changelog(changelog: Changelog, cut: Cut, shards: Collection[int], deadline: Deadline) -> Snapshot:
+    """Takes a snapshot by restoring shards from the changelog to a temporary folder.
 
-    Memory is that of a store, whatever the size of the state; the disk must have room for it. A key that was
-    changed after the cut, in a segment that is closed *and* compacted before it was read, is missed: older
-    values are not kept then. That takes the query a segment's worth of changes (``segment.bytes``, 1 GiB).
+    Closing the snapshot deletes the folder. The disk must have room for the state; memory use is that of one
+    store, whatever the size of the state.
+
+    The snapshot can miss a key that changes after the cut if the broker closes and compacts the log segment
+    before this function has read it, because compaction removes the older value. The query must write a whole
+    segment (``segment.bytes``, 1 GiB by default) during the read for that.
 
     Args:
-        cut: of this changelog.
-        shards: which to restore.
-        deadline: its budget is for each wait for the brokers, not for the whole.
+        changelog: the changelog.
+        cut: how far it is committed.
+        shards: numbers of the shards to restore.
+        deadline: its remaining time limits each wait for the brokers, and not the whole restore.
 
     Raises:
-        ChangelogError, UnavailableError, AuthorizationError: as `restore`.
-        StateError: the disk is full or fails.
+        ChangelogError, UnavailableError, AuthorizationError: as `restore` describes.
+        StateError: if the disk is full or fails.
     """
     with ExitStack() as stack:
         scratch = Path(tempfile.mkdtemp(prefix="kafka-eos-state-read-"))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         states: dict[int, ShardState] = {}
         for shard in sorted(shards):
-            identity = cut.identity(shard, schema)
+            identity = cut.identity(shard)
             store = stack.enter_context(TransactionalStateStore.open(scratch / str(shard), identity))
-            restore_to(store, changelog, cut, shard, deadline)
+            _restore_to(store, changelog, cut, shard, deadline)
             view = stack.enter_context(store.view("read_committed"))
             states[shard] = ShardState(shard, view, cut.batches[shard])
-        return Snapshot(cut.identity(0, schema), states, True, stack.pop_all())
+        return Snapshot(cut.identity(0), states, stack.pop_all())
 
 
-def restore_to(
+def _restore_to(
     store: TransactionalStateStore, changelog: Changelog, cut: Cut, shard: int, deadline: Deadline
-) -> int:
-    """Brings an open store to the cut; returns how many records were read.
+) -> None:
+    """Restores an open store from the changelog up to the cut.
 
     Raises:
-        ChangelogError: what the store holds cannot be brought there, or the changelog lost records.
-        UnavailableError, AuthorizationError: as `restore`.
+        ChangelogError: if the store's present state cannot be continued, or the changelog lost records.
+        UnavailableError, AuthorizationError: as `restore` describes.
     """
     tp, end = cut.tp(shard), cut.ends[shard]
     with changelog_client(changelog.kafka, changelog.group_id) as consumer:
-        found = restore(store, tp, end, ChangelogReader(consumer, tp), deadline=deadline)
-    if isinstance(found, WipeNeeded):
+        outcome = restore(store, tp, end, ChangelogReader(consumer, tp), deadline=deadline)
+    if isinstance(outcome, WipeNeeded):
         raise ChangelogError(
-            f"the store {store.path} cannot be brought to offset {end} of {tp}: {found.why}.",
-            fix="remove the folder, and restore it again.",
+            f"cannot restore the store {store.path} to offset {end} of {tp}: {outcome.why}.",
+            fix="delete the folder, and restore it again.",
         )
     batch = cut.batches[shard]
     if batch is not None:
         store.commit({tp: end}, batch=batch)
-    return found.records
 
 
-def _named(batch: BatchRecord | None) -> str:
+def _batch_name(batch: BatchRecord | None) -> str:
     return "no batch" if batch is None or batch.batch_id < 0 else f"batch {batch.batch_id}"

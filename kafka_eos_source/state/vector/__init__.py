@@ -1,4 +1,4 @@
-"""State computed in columns: aggregates by key and window, duplicates, and functions of a user's own."""
+"""Vectorised state operators: aggregates, windows, deduplication and functions over Arrow columns."""
 
 from kafka_eos_source.state.vector.aggregates import Aggregate, count, latest, max_, mean, min_, sum_
 from kafka_eos_source.state.vector.decode import decode_entries, decode_state

@@ -1,9 +1,11 @@
-"""How each aggregate is computed: from rows to states of groups, from states to one, from that to the result.
+"""Accumulators: how each aggregate turns rows into partial states, merges them, and computes the result.
 
-A state is one or more columns. Three ways lead to it, and all must agree whatever the rows are split into:
+The state of an aggregate is one or more columns with one row per group. The result must not depend on how
+the rows were split before they reached the state. There are three ways to compute a state:
 
-* ``of_rows`` and ``of_states`` plan a grouping (by Arrow) of rows, or of states that were computed of parts;
-* ``combine`` takes two states of the same groups, row by row: what is stored, and what a batch adds.
+* ``plan_rows`` plans an Arrow grouping of input rows;
+* ``plan_states`` plans an Arrow grouping of states that were computed from parts of the rows;
+* ``combine`` merges two states of the same groups, row by row: the stored one and the one of this batch.
 """
 
 from __future__ import annotations
@@ -20,57 +22,70 @@ from kafka_eos_source.state.vector import exact, order
 from kafka_eos_source.state.vector.aggregates import Aggregate
 from kafka_eos_source.state.vector.group import NO_NULLS_ONLY, ZERO_FOR_NULLS, Plan
 
-# #: Digits that a mean of decimals has more than its column, in front of and behind the point: Spark's
-# `Average`.
+#: Digits that a mean of decimals adds to the precision and to the scale of its column, as Spark's `Average`.
 _MEAN_DIGITS = 4
 
 
 class Accumulator(Protocol):
-    """One aggregate over columns of known types.
+    """Computes one aggregate over columns of known types.
 
     Attributes:
-        state: its columns, named after the result.
+        state: fields of the state's columns; their names begin with the name of the result.
         result: type of the result.
     """
 
     state: list[pa.Field]
     result: pa.DataType
 
-    def of_rows(self, rows: Mapping[str, pa.Array]) -> Plan: ...
-    def of_states(self, states: Sequence[pa.Array]) -> Plan: ...
-    def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]: ...
-    def finish(self, states: Sequence[pa.Array]) -> pa.Array: ...
+    def plan_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
+        """Plans how to compute states from input rows, given as columns by name."""
+
+    def plan_states(self, states: Sequence[pa.Array]) -> Plan:
+        """Plans how to merge states that were computed from parts of the rows."""
+
+    def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
+        """Merges two states of the same groups row by row; see `Aggregation.combine`."""
+
+    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
+        """Computes the result of each group from its state."""
 
 
 def accumulator(name: str, aggregate: Aggregate, schema: pa.Schema) -> Accumulator:
-    """The accumulator of a declared aggregate.
+    """Returns the accumulator of a declared aggregate.
+
+    Args:
+        name: name of the result.
+        aggregate: the declaration.
+        schema: columns of the input rows.
 
     Raises:
-        InvalidSchemaError: a column is missing, or of a type that the aggregate is not for.
+        InvalidSchemaError: if a column is missing, or has a type that the aggregate does not support.
     """
     types = []
     for column in aggregate.columns():
         if column not in schema.names:
             raise InvalidSchemaError(
-                f"{aggregate.kind} of column {column!r} for {name!r}: there is no such column",
-                fix=f"the columns are {', '.join(schema.names)}",
+                f"aggregate {name!r} ({aggregate.kind}) reads column {column!r}, which the rows do not have.",
+                fix=f"use one of the columns {', '.join(schema.names)}.",
             )
         types.append(schema.field(column).type)
     return _KINDS[aggregate.kind](name, aggregate, types)
 
 
 class _Count:
+    """The aggregate count; the state is the count so far."""
+
     def __init__(self, name: str, aggregate: Aggregate, _types: list[pa.DataType]) -> None:
         self._column = aggregate.column
         self.state = [pa.field(f"{name}__count", pa.int64(), nullable=False)]
         self.result = pa.int64()
 
-    def of_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
+    def plan_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
         if self._column is None:
             return Plan([(None, "count_all", None)], lambda counts: counts)
         return Plan([(rows[self._column], "count", pc.CountOptions("only_valid"))], lambda counts: counts)
 
-    def of_states(self, states: Sequence[pa.Array]) -> Plan:
+    def plan_states(self, states: Sequence[pa.Array]) -> Plan:
         return Plan([(states[0], "sum", ZERO_FOR_NULLS)], lambda sums: sums)
 
     def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
@@ -81,15 +96,17 @@ class _Count:
 
 
 class _Sum:
+    """The aggregate sum; the state is the sum so far."""
+
     def __init__(self, name: str, aggregate: Aggregate, types: list[pa.DataType]) -> None:
         self._column = str(aggregate.column)
         self.result = _sum_type(name, aggregate, types[0])
         self.state = [pa.field(f"{name}__sum", self.result)]
 
-    def of_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
+    def plan_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
         return exact.plan_sum(rows[self._column], self.result, self._column)
 
-    def of_states(self, states: Sequence[pa.Array]) -> Plan:
+    def plan_states(self, states: Sequence[pa.Array]) -> Plan:
         return exact.plan_sum(states[0], self.result, self._column)
 
     def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
@@ -100,6 +117,8 @@ class _Sum:
 
 
 class _Mean:
+    """The aggregate mean; the state is the sum and the number of the values so far."""
+
     def __init__(self, name: str, aggregate: Aggregate, types: list[pa.DataType]) -> None:
         self._column = str(aggregate.column)
         sum_type = _sum_type(name, aggregate, types[0])
@@ -107,7 +126,7 @@ class _Mean:
             digits, scale = types[0].precision + _MEAN_DIGITS, types[0].scale + _MEAN_DIGITS
             self.result = pa.decimal128(min(38, digits), min(38, scale))
         else:
-            # Spark's mean of integers adds doubles too: it cannot overflow.
+            # Spark also adds integers as doubles to compute a mean, so this sum cannot overflow.
             self.result = sum_type = pa.float64()
         self._sum_type = sum_type
         self.state = [
@@ -115,85 +134,88 @@ class _Mean:
             pa.field(f"{name}__count", pa.int64(), nullable=False),
         ]
 
-    def of_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
+    def plan_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
         column = rows[self._column]
         if pa.types.is_floating(self._sum_type):
             column = column.cast(pa.float64(), safe=False)
         total = exact.plan_sum(column, self._sum_type, self._column)
         counted = (column, "count", pc.CountOptions("only_valid"))
-        return Plan([*total.requests, counted], lambda found: [*total.collect(found[:-1]), found[-1]])
+        return Plan([*total.requests, counted], lambda grouped: [*total.collect(grouped[:-1]), grouped[-1]])
 
-    def of_states(self, states: Sequence[pa.Array]) -> Plan:
+    def plan_states(self, states: Sequence[pa.Array]) -> Plan:
         total = exact.plan_sum(states[0], self._sum_type, self._column)
         counted = (states[1], "sum", ZERO_FOR_NULLS)
-        return Plan([*total.requests, counted], lambda found: [*total.collect(found[:-1]), found[-1]])
+        return Plan([*total.requests, counted], lambda grouped: [*total.collect(grouped[:-1]), grouped[-1]])
 
     def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
         return [exact.add(old[0], new[0], self._column), pc.add(old[1], new[1])]
 
     def finish(self, states: Sequence[pa.Array]) -> pa.Array:
         total, counts = states
-        some = pc.if_else(pc.equal(counts, 0), pa.scalar(None, pa.int64()), counts)
+        divisor = pc.if_else(pc.equal(counts, 0), pa.scalar(None, pa.int64()), counts)
         if pa.types.is_floating(self.result):
-            return pc.divide(total, some.cast(pa.float64()))
-        # One digit more than is kept, then rounded half up, as Spark's decimals are.
+            return pc.divide(total, divisor.cast(pa.float64()))
+        # Divide with one extra digit and then round half up, as Spark does for decimals.
         wide = pa.decimal256(76 - 20, self.result.scale + 1)
-        quotient = pc.divide(total.cast(wide), some.cast(pa.decimal256(19, 0)))
+        quotient = pc.divide(total.cast(wide), divisor.cast(pa.decimal256(19, 0)))
         rounded = pc.round(quotient, self.result.scale, round_mode="half_towards_infinity")
         return rounded.cast(self.result, safe=False)
 
 
 class _Extreme:
-    """min and max."""
+    """The aggregates min and max; the state is the extreme value so far."""
 
     def __init__(self, name: str, aggregate: Aggregate, types: list[pa.DataType]) -> None:
         self._column = str(aggregate.column)
         self._function = aggregate.kind
-        self.result = _held(name, aggregate, types[0])
+        self.result = _supported_type(name, aggregate, self._column, types[0])
         self.state = [pa.field(f"{name}__{aggregate.kind}", self.result)]
 
-    def of_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
+    def plan_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
         return self._plan(rows[self._column])
 
-    def of_states(self, states: Sequence[pa.Array]) -> Plan:
+    def plan_states(self, states: Sequence[pa.Array]) -> Plan:
         return self._plan(states[0])
 
     def _plan(self, column: pa.Array) -> Plan:
-        def collect(found: list[pa.Array]) -> list[pa.Array]:
-            return [order.restored(found[0], self.result)]
+        def collect(grouped: list[pa.Array]) -> list[pa.Array]:
+            return [order.from_comparable(grouped[0], self.result)]
 
         return Plan([(order.comparable(column), self._function, NO_NULLS_ONLY)], collect)
 
     def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
-        one, other = (new[0], old[0]) if self._function == "min" else (old[0], new[0])
-        better = pc.or_(order.less(one, other), old[0].is_null())
-        return [pc.if_else(better, new[0], old[0])]
+        left, right = (new[0], old[0]) if self._function == "min" else (old[0], new[0])
+        replaces = pc.or_(order.less(left, right), old[0].is_null())
+        return [pc.if_else(replaces, new[0], old[0])]
 
     def finish(self, states: Sequence[pa.Array]) -> pa.Array:
         return states[0]
 
 
 class _Latest:
-    """The state is the value and, if declared, the columns that tell how new it is."""
+    """The aggregate latest; the state is the newest value and the row's ``by`` columns, if there are any."""
 
     def __init__(self, name: str, aggregate: Aggregate, types: list[pa.DataType]) -> None:
         self._column = str(aggregate.column)
         self._by = aggregate.by
-        self.result, *by_types = [_held(name, aggregate, type_) for type_ in types]
+        self.result, *by_types = [
+            _supported_type(name, aggregate, column, type_)
+            for column, type_ in zip(aggregate.columns(), types, strict=True)
+        ]
         self.state = [pa.field(f"{name}__latest", self.result)]
         self.state += [pa.field(f"{name}__by{index}", type_) for index, type_ in enumerate(by_types)]
 
-    def of_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
+    def plan_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
         return self._plan([rows[self._column], *(rows[by] for by in self._by)])
 
-    def of_states(self, states: Sequence[pa.Array]) -> Plan:
+    def plan_states(self, states: Sequence[pa.Array]) -> Plan:
         return self._plan(states)
 
     def _plan(self, columns: Sequence[pa.Array]) -> Plan:
         ranks = order.Ranks(columns[1:], len(columns[0]))
 
-        def collect(found: list[pa.Array]) -> list[pa.Array]:
-            newest = ranks.rows(found[0])
+        def collect(grouped: list[pa.Array]) -> list[pa.Array]:
+            newest = ranks.rows(grouped[0])
             return [column.take(newest) for column in columns]
 
         return Plan([(ranks.ranks, "max", NO_NULLS_ONLY)], collect)
@@ -219,25 +241,30 @@ _KINDS: dict[str, Callable[[str, Aggregate, list[pa.DataType]], Accumulator]] = 
 
 
 def _sum_type(name: str, aggregate: Aggregate, type_: pa.DataType) -> pa.DataType:
-    found = exact.sum_type(type_)
-    if found is None:
-        raise _not_for(name, aggregate, type_, "an integer, float, double or decimal column")
-    return found
+    sum_type = exact.sum_type(type_)
+    if sum_type is None:
+        column = str(aggregate.column)
+        raise _unsupported_type(name, aggregate, column, type_, "an integer, float, double or decimal column")
+    return sum_type
 
 
-def _held(name: str, aggregate: Aggregate, type_: pa.DataType) -> pa.DataType:
+def _supported_type(name: str, aggregate: Aggregate, column: str, type_: pa.DataType) -> pa.DataType:
     if (cells.width(type_) is None and not cells.is_variable(type_)) or pa.types.is_duration(type_):
-        raise _not_for(
+        raise _unsupported_type(
             name,
             aggregate,
+            column,
             type_,
             "bool, int8 to int64, float, double, decimal, string, binary, date or timestamp",
         )
     return type_
 
 
-def _not_for(name: str, aggregate: Aggregate, type_: pa.DataType, expected: str) -> InvalidSchemaError:
+def _unsupported_type(
+    name: str, aggregate: Aggregate, column: str, type_: pa.DataType, expected: str
+) -> InvalidSchemaError:
     return InvalidSchemaError(
-        f"{aggregate.kind} of column {aggregate.column!r} for {name!r}: it is {type_}, expected {expected}",
-        fix="cast the column before the aggregation",
+        f"aggregate {name!r} ({aggregate.kind}) reads column {column!r} of type {type_}; "
+        f"expected {expected}.",
+        fix=f"cast {column!r} before the aggregation.",
     )

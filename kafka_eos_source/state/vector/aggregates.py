@@ -1,19 +1,26 @@
-"""What can be computed of the rows of a key: declarations, made on the driver.
+"""Declarations of the aggregates that an operator computes for each key. Used on the driver.
 
-=========  ===================================================  ===========================================
-aggregate  of                                                   result
-=========  ===================================================  ===========================================
-count      rows, or values of a column that are not null        int64, never null
-sum        integers                                             int64; an error when it does not fit
-sum        float, double                                        double
-sum        decimal(p, s)                                        decimal(min(38, p + 10), s), exact
-mean       integers, float, double                              double
-mean       decimal(p, s)                                        decimal(min(38, p + 4), min(38, s + 4))
-min, max   any column that state holds; NaN is the largest      its type
-latest     any column that state holds                          its type: null if the newest row's is null
-=========  ===================================================  ===========================================
+=========  ======================================  =====================================================
+aggregate  input column                            result type
+=========  ======================================  =====================================================
+count      none, or any column                     int64, never null
+sum        int8 to int64                           int64; the query fails if the sum does not fit
+sum        float, double                           double
+sum        decimal(p, s)                           decimal(min(38, p + 10), s), exact
+mean       int8 to int64, float, double            double
+mean       decimal(p, s)                           decimal(min(38, p + 4), min(38, s + 4))
+min, max   any type that state supports            type of the column; NaN is larger than any number
+latest     any type that state supports            type of the column; null if the newest row's value is null
+=========  ======================================  =====================================================
 
-Nulls count as in SQL: they are skipped, and of none but nulls the result is null. Types are Spark's.
+State supports bool, int8 to int64, float, double, decimal, string, binary, date and timestamp.
+
+Nulls are handled as in SQL: every aggregate except ``latest`` and ``count()`` skips them, and the result for
+a group that contains only nulls is null (0 for ``count(column)``). Result types are those of Spark SQL.
+
+The functions here only build a declaration, so they raise nothing. The operator checks the declaration
+against the input columns when it is created. It raises `InvalidSchemaError` if a column is missing or has a
+type that the aggregate does not support.
 """
 
 from __future__ import annotations
@@ -25,12 +32,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Aggregate:
-    """One result: use `count`, `sum_`, `min_`, `max_`, `mean` or `latest`.
+    """Declaration of one aggregate.
+
+    Create it with `count`, `sum_`, `min_`, `max_`, `mean` or `latest`.
 
     Attributes:
-        kind: which one.
-        column: that it is of; None = the rows themselves.
-        by: columns that say which row is the newest; the first counts first.
+        kind: ``"count"``, ``"sum"``, ``"min"``, ``"max"``, ``"mean"`` or ``"latest"``.
+        column: name of the input column; None = count rows.
+        by: for ``latest``: names of the columns that order the rows, the most significant one first.
     """
 
     kind: str
@@ -38,55 +47,117 @@ class Aggregate:
     by: tuple[str, ...] = ()
 
     def columns(self) -> tuple[str, ...]:
-        """The columns that it reads."""
+        """Returns the names of the input columns that the aggregate reads."""
         return (() if self.column is None else (self.column,)) + self.by
 
     def to_json(self) -> list[Any]:
-        """For the description of the store."""
+        """Returns the declaration as JSON values, as the store's description keeps it."""
         return [self.kind, self.column, list(self.by)]
 
     @classmethod
     def from_json(cls, written: Sequence[Any]) -> Aggregate:
-        """The aggregate of `to_json`."""
+        """Returns the aggregate that `to_json` wrote."""
         kind, column, by = written
         return cls(kind, column, tuple(by))
 
 
 def count(column: str | None = None) -> Aggregate:
-    """How many rows, or how many values of ``column`` that are not null."""
+    """Counts rows, or the values of a column that are not null.
+
+    The result is int64 and never null.
+
+    Args:
+        column: name of the column whose non-null values are counted; None = count rows.
+
+    Example::
+
+        {"flights": count(), "delayed": count("delay_minutes")}
+    """
     return Aggregate("count", column)
 
 
 def sum_(column: str) -> Aggregate:
-    """The sum of the values that are not null. Exact for integers and decimals."""
+    """Sums the values of a column that are not null.
+
+    The sum of integers is int64 and exact, the sum of float or double is a double, and the sum of
+    decimal(p, s) is an exact decimal(min(38, p + 10), s). A sum that does not fit its type fails the
+    micro-batch with `StateError`; it never wraps around.
+
+    Args:
+        column: name of an integer, float, double or decimal column.
+
+    Example::
+
+        {"revenue": sum_("amount")}
+    """
     return Aggregate("sum", column)
 
 
 def min_(column: str) -> Aggregate:
-    """The smallest value. Strings and binary compare by their bytes."""
+    """Finds the smallest value of a column.
+
+    The result has the column's type. Strings and binary values are compared byte by byte.
+
+    Args:
+        column: name of a column of any type that state supports.
+
+    Example::
+
+        {"cheapest": min_("price")}
+    """
     return Aggregate("min", column)
 
 
 def max_(column: str) -> Aggregate:
-    """The largest value. NaN is larger than any other number, as in Spark."""
+    """Finds the largest value of a column.
+
+    The result has the column's type. As in Spark, NaN is larger than any other number. Strings and binary
+    values are compared byte by byte.
+
+    Args:
+        column: name of a column of any type that state supports.
+
+    Example::
+
+        {"longest": max_("seconds")}
+    """
     return Aggregate("max", column)
 
 
 def mean(column: str) -> Aggregate:
-    """The mean of the values that are not null."""
+    """Computes the mean of the values of a column that are not null.
+
+    The mean of integers, float or double is a double. The mean of decimal(p, s) is
+    decimal(min(38, p + 4), min(38, s + 4)), rounded half up.
+
+    Args:
+        column: name of an integer, float, double or decimal column.
+
+    Example::
+
+        {"mean_delay": mean("delay_minutes")}
+    """
     return Aggregate("mean", column)
 
 
 def latest(column: str, by: str | Sequence[str] = ()) -> Aggregate:
-    """The value of the newest row: the one with the largest ``by``; null if that row's value is null.
+    """Returns the value of the newest row, which is the row with the largest ``by``.
+
+    The result has the column's type. It is null if the newest row's value is null.
+
+    Rows of one input partition arrive in the order of that partition. A shuffle precedes the operator, so
+    rows of different input partitions arrive in any order. Kafka's default partitioner writes all records
+    of one key to one partition, so ``by="offset"`` gives an exact result for them.
 
     Args:
-        column: whose value it is.
-        by: event time, or several columns to settle ties, the first one first: ``("timestamp", "offset")``.
-            Rows with a null in one of them are left out. Of rows that are equal in all, the one that
-            arrived last counts. Without ``by`` that is so of all rows; in windows it is their event time.
+        column: name of a column of any type that state supports.
+        by: name of the column that orders the rows, such as the event time, or several columns, the most
+            significant one first: ``("timestamp", "offset")``. A row with a null in any of them is ignored.
+            Of several rows with equal values, the last one to arrive wins. Without ``by``, the last row to
+            arrive wins; with a window, the window's event-time column is the default.
 
-    Rows of one input partition arrive in the order of that partition; between partitions there is no order,
-    as a shuffle comes before the operator. The rows of one key are in one Kafka partition, as a rule.
+    Example::
+
+        {"gate": latest("gate", by=("timestamp", "offset"))}
     """
     return Aggregate("latest", column, (by,) if isinstance(by, str) else tuple(by))

@@ -1,4 +1,4 @@
-"""The state of a vectorised processor as tables: for who reads a store without the query that made it."""
+"""Decodes the state of a vectorised processor into Arrow tables, without the query that wrote it."""
 
 from __future__ import annotations
 
@@ -12,58 +12,76 @@ from kafka_eos_source.state.encoding.describe import META_TABLE, Description, Ta
 from kafka_eos_source.state.encoding.keys import KeyCodec, split_keys
 from kafka_eos_source.state.encoding.rows import RowCodec
 from kafka_eos_source.state.vector.grouping import TIMES, VALUE_VERSION
-from kafka_eos_source.state.vector.processor import of_description
+from kafka_eos_source.state.vector.processor import grouping_of_description
 
-#: The processors whose state this reads: `Description.kind`.
+#: Values of `Description.kind` that this module decodes.
 KINDS = ("aggregate", "deduplicate", "function")
 
 
 def decode_state(
     description: Description, keys: pa.BinaryArray, values: pa.BinaryArray
 ) -> dict[str, pa.Table]:
-    """Entries of a store, as columns: those of the key, of the window, and of the results or the state.
+    """Decodes entries of a store into one Arrow table for each table of the store.
 
     Args:
-        description: of the store (`describe.META_KEY`).
-        keys: of entries, of any tables; that of the description is left out.
-        values: of the same entries.
+        description: description of the store, read from the entry `describe.META_KEY`.
+        keys: keys of the entries, from any tables. The entry of the description itself is skipped.
+        values: values of the same entries.
 
-    Returns: a table for each table that is described, by name; without rows if there are no entries of it.
+    Returns:
+        An Arrow table for each described table, by its name. Its columns are the grouping columns,
+        ``window_start`` and ``window_end`` if there are windows, and then the results of aggregates or the
+        columns of the state. A table without entries has no rows.
 
     Raises:
-        StateMismatchError: an entry is not what the description says.
+        StateMismatchError: if another kind of processor wrote the store, or an entry does not match the
+            description.
     """
     if description.kind not in KINDS:
         raise StateMismatchError(
-            f"the state is that of a {description.kind!r}, expected {', '.join(KINDS)}",
-            fix="read it with the decoder of that processor",
+            f"a processor of kind {description.kind!r} wrote the state; expected one of {', '.join(KINDS)}.",
+            fix="read it with StateQuery, which decodes every kind.",
         )
     tables = split_keys(keys).tables
     unknown = sorted(set(np.unique(tables).tolist()) - {META_TABLE, *description.tables})
     if unknown:
         raise StateMismatchError(
-            f"entries of table {unknown[0]:#04x}, of which the description knows nothing",
-            fix="the store was written by another processor; look at its description",
+            f"the store has entries of table {unknown[0]:#04x}, which its description does not list.",
+            fix="decode the entries with the description of the processor that wrote them.",
         )
     read = _reader(description)
-    found = {}
+    decoded = {}
     for number, table in description.tables.items():
         own = pa.array(tables == number)
         try:
-            found[table.name] = read(number, keys.filter(own), values.filter(own))
+            decoded[table.name] = read(number, keys.filter(own), values.filter(own))
         except ValueError as error:
             raise StateMismatchError(
-                f"entries of table {table.name!r} are not as described: {error}",
-                fix="the store is damaged: restore it from the changelog",
+                f"entries of table {table.name!r} do not match the store's description: {error}.",
+                fix="the store is damaged; restore it from the changelog.",
             ) from error
-    return found
+    return decoded
 
 
 def decode_entries(description: Description, entries: Iterable[tuple[bytes, bytes]]) -> dict[str, pa.Table]:
-    """`decode_state` of pairs, as a scan of a store gives them.
+    """Decodes pairs of key and value, as a scan of a store returns them.
+
+    Args:
+        description: description of the store, read from the entry `describe.META_KEY`.
+        entries: pairs of key and value, from any tables of the store.
+
+    Returns:
+        An Arrow table for each described table, by its name, as `decode_state`.
 
     Raises:
-        StateMismatchError: an entry is not what the description says.
+        StateMismatchError: if another kind of processor wrote the store, or an entry does not match the
+            description.
+
+    Example::
+
+        with StateQuery(state_dir="/data/state") as query:
+            tables = decode_entries(query.description(), (pair for _, pair in query.raw()))
+        tables["aggregates"].to_pandas()
     """
     pairs = list(entries)
     keys = pa.array([key for key, _ in pairs], pa.binary())
@@ -72,7 +90,7 @@ def decode_entries(description: Description, entries: Iterable[tuple[bytes, byte
 
 def _reader(description: Description) -> Callable[[int, pa.BinaryArray, pa.BinaryArray], pa.Table]:
     if description.kind == "aggregate":
-        return of_description(description).read
+        return grouping_of_description(description).read
 
     def read(number: int, keys: pa.BinaryArray, values: pa.BinaryArray) -> pa.Table:
         entries = split_keys(keys)

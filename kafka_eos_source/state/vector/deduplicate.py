@@ -1,4 +1,4 @@
-"""The first row of each key, once: for ever, or within a time."""
+"""Deduplication: passes the first row of each key, once and for all or once per span of event time."""
 
 from __future__ import annotations
 
@@ -24,41 +24,54 @@ from kafka_eos_source.state.vector.grouping import (
     VALUE_VERSION,
     VALUES,
     key_columns,
-    seen,
-    without_made,
+    record_event_times,
+    without_cached,
 )
-from kafka_eos_source.state.vector.intake import chunks, output
+from kafka_eos_source.state.vector.intake import chunks, output_batches
 from kafka_eos_source.state.vector.windows import Duration, check_time_column, milliseconds, times_ms
 
-#: What is kept of a key within a time: when its last row passed, and when its entry in the table of times is.
+#: Value of a key when ``within`` is set: event time of its newest row that passed, and time of its due entry.
 _PASSED = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("passed_ms", "due_ms")])
 
 
 class DeduplicateProcessor:
-    """Rows whose key has not come before (`state.model.ShardProcessor`), all columns of them.
+    """Passes the first row of each key, with all its columns, and drops the duplicates.
 
-    Without ``within`` a key is kept for ever. With it, a row is a duplicate when it comes after another row
-    of its key that passed, and its event time is less than ``within`` after that one's. Rows of one
-    micro-batch are taken in the order of event time. Keys are forgotten when nothing can be a duplicate of
-    them any more; rows that are earlier than the watermark (the largest event time of all shards in the
-    batches before, less ``grace``) might be duplicates of something forgotten, and are dropped and counted,
-    as in Spark's ``dropDuplicatesWithinWatermark``.
+    It implements `state.model.ShardProcessor`; `deduplicate_with_changelog_state` creates it for a streaming
+    DataFrame.
 
-    ::
+    Without ``within``, the state keeps every key forever. With ``within``, a row is a duplicate if an
+    earlier row of its key passed and its own event time is less than ``within`` after the event time of that
+    row. The rows of one micro-batch are processed in chunks of up to about 500,000 rows, and within a chunk
+    in the order of event time.
+
+    With ``within``, a key is deleted once no later row can be its duplicate. The watermark is the largest
+    event time of all shards in the previous batches, minus ``grace``. A row before the watermark might be a
+    duplicate of a deleted key, so it is dropped and counted as ``late_rows``, as in Spark's
+    ``dropDuplicatesWithinWatermark``. A row without an event time is dropped and counted as
+    ``null_time_rows``.
+
+    Layout of the store (a timed entry exists only with ``within``; see `due`)::
 
         keyed 0x02 │ group key           →    version [ │ passed │ due ]
-        timed 0x81 │ time │ group key    →    nothing                        (`due`; only within a time)
+        timed 0x81 │ time │ group key    →    (empty)
 
     Args:
-        schema: of the rows.
-        keys: columns that tell which rows are the same.
-        within: how far apart in event time duplicates are at most; None = any time.
-        on: the column of event time: timestamp, or int64 in ms since the epoch. Needed with ``within``.
-        grace: how much earlier than the newest row a row may come.
+        schema: columns of the input rows.
+        keys: names of the columns that identify duplicates.
+        within: maximum span of event time between duplicates; None = unlimited.
+        on: name of the event-time column: timestamp, or int64 in ms since the epoch. Required with
+            ``within``.
+        grace: how much earlier than the newest row a row may be.
 
     Raises:
-        InvalidSchemaError: a column is missing, or of a type that does not fit.
-        InvalidOptionError: ``within`` without ``on``, or no time spans.
+        InvalidSchemaError: if a column is missing or has an unsupported type.
+        InvalidOptionError: if only one of ``within`` and ``on`` is set, or a time span is invalid.
+
+    Example::
+
+        schema = pa.schema([("payment_id", pa.string()), ("time", pa.timestamp("us", "UTC"))])
+        DeduplicateProcessor(schema, ["payment_id"], within="1 day", on="time", grace="1 hour")
     """
 
     def __init__(
@@ -72,8 +85,9 @@ class DeduplicateProcessor:
     ) -> None:
         if (within is None) != (on is None):
             raise InvalidOptionError(
-                f"within is {within!r} and on is {on!r}, expected both or none",
-                fix="name the column of event time with 'on', and with 'within' how long a key is kept",
+                f"within is {within!r} and on is {on!r}; expected both or neither.",
+                fix="set 'on' to the event-time column and 'within' to a time span such as '1 day', or "
+                "remove both.",
             )
         self._schema = schema
         self._keys = key_columns(schema, keys)
@@ -86,32 +100,35 @@ class DeduplicateProcessor:
 
     @property
     def output(self) -> pa.Schema:
-        """The columns of the rows."""
+        """Columns of the emitted rows: those of the input rows."""
         return self._schema
 
     @property
     def partial_schema(self) -> pa.Schema:
-        """The columns of the rows."""
+        """Columns of the rows that `partial` yields: those of the input rows."""
         return self._schema
 
     @cached_property
     def schema(self) -> str:
-        """Fingerprint of how keys and values are encoded. Grace and ``within`` may change."""
+        """Fingerprint of the state's encoding; ``grace`` and the length of ``within`` are not part of it."""
         return self.description.fingerprint()
 
     @cached_property
     def description(self) -> Description:
-        """What the store says of itself."""
+        """Description that the processor writes into the store."""
         if self._on is None:
             return Description("deduplicate", self._keys, {VALUES: TableDescription("keys")})
         tables = {VALUES: TableDescription("keys", _PASSED), TIMES: TableDescription("due", encoding="due")}
         return Description("deduplicate", self._keys, tables)
 
     def partial(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Rows of one input partition, before the shuffle, without those that are surely duplicates.
+        """Drops the rows of one input partition that are certainly duplicates. Runs before the shuffle.
 
-        Within a time those are the rows with the same key and event time. Others may be needed: what they
-        would be duplicates of may be a duplicate itself.
+        With ``within``, only rows with equal key and equal event time are certain duplicates. Any other row
+        may be needed, because the row that it seems to duplicate may turn out to be a duplicate itself.
+
+        Args:
+            batches: rows of one input partition.
         """
         for rows in chunks(batches, self._schema):
             columns = [rows.column(name) for name in self._keys.names]
@@ -120,22 +137,30 @@ class DeduplicateProcessor:
             else:
                 schema = pa.schema([*self._keys, pa.field("", rows.schema.field(self._on).type)])
                 number, _ = numbered(KeyCodec(schema).encode([*columns, rows.column(self._on)]))
-            yield from output(self._schema, rows.take(pa.array(_firsts(number))).columns)
+            yield from output_batches(self._schema, rows.take(pa.array(_first_positions(number))).columns)
 
     def process(
         self, batches: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext
     ) -> Iterator[pa.RecordBatch]:
-        """Rows of this shard in this micro-batch, in; those that are no duplicates, out, in their order."""
+        """Yields the rows of this shard's micro-batch that are not duplicates, in their order of arrival.
+
+        Args:
+            batches: all rows of this shard in this micro-batch.
+            state: state of this shard.
+            context: the micro-batch; late rows and rows without a time are counted in it.
+        """
         describe(state, self.description)
         if self._on is not None:
-            self._forget(state, context.watermark_ms(self._grace_ms))
+            self._delete_expired(state, context.watermark_ms(self._grace_ms))
         for rows in chunks(batches, self._schema):
-            passed = (
-                self._first(rows, state) if self._on is None else self._within(rows, self._on, state, context)
-            )
-            yield from output(self._schema, rows.take(pa.array(passed)).columns)
+            if self._on is None:
+                passed = self._pass_new_keys(rows, state)
+            else:
+                passed = self._pass_within(rows, self._on, state, context)
+            yield from output_batches(self._schema, rows.take(pa.array(passed)).columns)
 
-    def _first(self, rows: pa.RecordBatch, state: StateAccess) -> Ints:
+    def _pass_new_keys(self, rows: pa.RecordBatch, state: StateAccess) -> Ints:
+        """Adds the new keys to the state; returns the positions of their first rows."""
         number, group_keys = numbered_in_order(
             self._codec.encode([rows.column(name) for name in self._keys.names])
         )
@@ -143,17 +168,18 @@ class DeduplicateProcessor:
         new = ~binary.valid(state.get_many(places))
         added = places.filter(pa.array(new))
         state.put_many(added, pa.repeat(pa.scalar(VALUE_VERSION, pa.binary()), len(added)))
-        return np.sort(_firsts(number)[new])
+        return np.sort(_first_positions(number)[new])
 
-    def _within(self, rows: pa.RecordBatch, on: str, state: StateAccess, context: BatchContext) -> Ints:
+    def _pass_within(self, rows: pa.RecordBatch, on: str, state: StateAccess, context: BatchContext) -> Ints:
+        """Updates the times of the keys in the state; returns the positions of the rows that pass."""
         within_ms = self._within_ms or 0
         times, is_valid = times_ms(rows.column(on))
-        seen(context, times[is_valid])
+        record_event_times(context, times[is_valid])
         watermark = context.watermark_ms(self._grace_ms)
         late = is_valid & (times < watermark) if watermark is not None else np.zeros(len(times), np.bool_)
-        for metric, some in (("late_rows", late), ("null_time_rows", ~is_valid)):
-            if bool(some.any()):
-                context.count(metric, int(some.sum()))
+        for metric, dropped in (("late_rows", late), ("null_time_rows", ~is_valid)):
+            if bool(dropped.any()):
+                context.count(metric, int(dropped.sum()))
         own = np.flatnonzero(is_valid & ~late)
         columns = [rows.column(name).take(pa.array(own)) for name in self._keys.names]
         number, group_keys = numbered_in_order(self._codec.encode(columns))
@@ -161,7 +187,7 @@ class DeduplicateProcessor:
         stored = state.get_many(places)
         known = binary.valid(stored)
         before, entry = (cells.raw(column, np.int64) for column in self._values.decode(stored))
-        # From when on a row of the key passes.
+        # Event time of each key from which on a row passes.
         floor = np.where(known, before + within_ms, np.iinfo(np.int64).min)
         passed, floor = _passing(number, times[own], floor, within_ms)
         last = floor - within_ms
@@ -169,14 +195,14 @@ class DeduplicateProcessor:
         changed[number[passed]] = True
         keys = group_keys.filter(pa.array(changed))
         old = pa.array(entry, mask=~known).filter(pa.array(changed))
-        new = due.moved(old, floor[changed], np.ones(len(keys), np.bool_), None)
+        new = due.next_entries(old, floor[changed], np.ones(len(keys), np.bool_), None)
         state.put_many(places.filter(pa.array(changed)), self._values.encode([pa.array(last[changed]), new]))
         first = old.is_null()
         due.move(state, TIMES, keys.filter(first), old.filter(first), new.filter(first))
         return np.asarray(own[np.sort(passed)], np.int64)
 
-    def _forget(self, state: StateAccess, until_ms: int | None) -> None:
-        """Deletes the keys that no row can be a duplicate of, as all that are earlier are late."""
+    def _delete_expired(self, state: StateAccess, until_ms: int | None) -> None:
+        """Deletes the keys of which no row from ``until_ms`` on can be a duplicate; earlier rows are late."""
         group_keys = due.due_keys(state, TIMES, until_ms)
         if len(group_keys) and until_ms is not None:
             places = keyed_keys(VALUES, group_keys)
@@ -196,42 +222,46 @@ class DeduplicateProcessor:
         return RowCodec(_PASSED, lead=VALUE_VERSION)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is declared: the rest is made of it where it is needed."""
-        return without_made(self)
+        """Returns the declared attributes; the task recomputes the cached ones."""
+        return without_cached(self)
 
 
-def _firsts(number: Ints) -> Ints:
-    """Where each number comes first, given numbers from 0."""
+def _first_positions(number: Ints) -> Ints:
+    """Returns the position of the first occurrence of each number from 0 to the largest."""
     firsts = np.zeros(int(number.max()) + 1 if len(number) else 0, np.int64)
     firsts[number[::-1]] = np.arange(len(number))[::-1]
     return firsts
 
 
 def _passing(number: Ints, times: Ints, floor: Ints, within_ms: int) -> tuple[NDArray[Any], Ints]:
-    """The rows that pass, a key's in the order of time: each one lifts its key's floor.
+    """Finds the rows that pass; each row that passes raises the floor of its key.
 
-    One round for each time that a key passes; all keys at once in a round.
+    The rows of a key are considered in the order of event time. Each round of the loop finds the next row
+    that passes for all keys at once, so the number of rounds is the largest number of rows of one key that
+    pass.
 
     Args:
-        number: of the key of each row.
-        times: of the rows.
-        floor: of each key, the time from which on a row passes.
+        number: number of the key of each row.
+        times: event time of each row, ms.
+        floor: for each key, the event time from which on a row passes, ms.
+        within_ms: how far a row that passes raises the floor above its own event time.
 
-    Returns: the rows, and the floors after them.
+    Returns:
+        Positions of the rows that pass, and the new floors.
     """
     order = np.lexsort((times, number))
     number, times, floor = number[order], times[order], floor.copy()
     distinct = np.unique(times)
-    # Key and time as one number, in the order of rows, to look up the first row of a key from a time on.
+    # One sorted number for key and time, so that a binary search finds a key's first row from a time on.
     step = len(distinct) + 1
     rank = number * step + np.searchsorted(distinct, times)
     ends = np.searchsorted(number, np.arange(len(floor)), side="right")
     keys = np.arange(len(floor))
-    found: list[NDArray[Any]] = []
+    passing: list[NDArray[Any]] = []
     while len(keys):
         at = np.searchsorted(rank, keys * step + np.searchsorted(distinct, floor[keys]))
-        some = at < ends[keys]
-        keys, at = keys[some], at[some]
+        has_row = at < ends[keys]
+        keys, at = keys[has_row], at[has_row]
         floor[keys] = times[at] + within_ms
-        found.append(order[at])
-    return np.concatenate(found) if found else np.zeros(0, np.int64), floor
+        passing.append(order[at])
+    return np.concatenate(passing) if passing else np.zeros(0, np.int64), floor

@@ -1,9 +1,12 @@
-"""What is due by time: a timed table, read from its start.
+"""Timed tables: finds what is due by a time, by reading a table that is ordered by time from its start.
 
-Two uses. Rows that are *kept* in the timed table itself, under the time at which they end (windows). And
-*entries* without a value that only say when to look at a group key (sessions, duplicates): each key has
-one, at a time not later than the first thing that is due of it. It is moved when it fires, and not each
-time that the key changes: most changes then cost no write to this table.
+A timed table is used in two ways:
+
+* Windows keep their values in the timed table itself, under the time at which the window ends.
+* Sessions and duplicates keep *due entries* in it. A due entry has no value; it only records when a group
+  key must be checked again. Each group key has one, at or before the time when its first session or
+  duplicate ends. The entry is moved when it comes due and not each time the key changes, so most changes
+  of a key do not write to this table.
 """
 
 from __future__ import annotations
@@ -21,74 +24,79 @@ from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.keys import split_keys, timed_keys
 from kafka_eos_source.state.model import StateAccess
 
-#: Rows of a scan that become one array.
+#: Rows of a scan that are converted to one array at a time.
 SCAN_ROWS = 1 << 16
-
-_NOTHING = b""
 
 
 def due(state: StateAccess, table: int, until_ms: int | None) -> list[tuple[pa.BinaryArray, pa.BinaryArray]]:
-    """What a timed table has up to and including ``until_ms``: keys and values, in the order of time.
+    """Returns the entries up to and including a time, as pairs of keys and values in the order of time.
 
-    Asked for before a batch writes anything: a scan of a store sorts what is staged, which takes longer
-    than to tell afterwards which of the rows the batch has changed.
+    Call it before the batch writes to the state. A scan must sort the changes that are not yet in the
+    database, which takes longer than finding out later which of the entries the batch has changed.
+
+    Args:
+        state: state of the shard.
+        table: number of the timed table.
+        until_ms: ms since the epoch; None = return nothing.
     """
     if until_ms is None:
         return []
     rows = state.range(bytes([table]), layout.before(table, until_ms + 1))
-    found = []
-    while some := list(islice(rows, SCAN_ROWS)):
-        keys, values = zip(*some, strict=True)
-        found.append((pa.array(keys, pa.binary()), pa.array(values, pa.binary())))
-    return found
+    chunks = []
+    while chunk := list(islice(rows, SCAN_ROWS)):
+        keys, values = zip(*chunk, strict=True)
+        chunks.append((pa.array(keys, pa.binary()), pa.array(values, pa.binary())))
+    return chunks
 
 
 def due_keys(state: StateAccess, table: int, until_ms: int | None) -> pa.BinaryArray:
-    """The group keys of the entries up to and including ``until_ms``, in their own order."""
-    found = [split_keys(keys).group_keys for keys, _ in due(state, table, until_ms)]
-    group_keys = binary.concat(found, pa.binary())
+    """Returns the group keys of the entries up to and including ``until_ms``, in the order of their bytes."""
+    chunks = [split_keys(keys).group_keys for keys, _ in due(state, table, until_ms)]
+    group_keys = binary.concat(chunks, pa.binary())
     return group_keys.take(pc.sort_indices(group_keys))
 
 
 def delete(state: StateAccess, keys: pa.BinaryArray) -> None:
-    """Deletes many."""
+    """Deletes these keys from the state."""
     if len(keys):
         state.put_many(keys, pa.nulls(len(keys), pa.binary()))
 
 
-def without(keys: pa.BinaryArray, others: pa.BinaryArray) -> pa.BooleanArray:
-    """Which of the keys are not among others."""
+def is_not_in(keys: pa.BinaryArray, others: pa.BinaryArray) -> pa.BooleanArray:
+    """Returns for each key whether it is absent from ``others``."""
     return pc.invert(pc.is_in(keys, value_set=others))
 
 
 def move(
     state: StateAccess, table: int, group_keys: pa.BinaryArray, old_ms: pa.Int64Array, new_ms: pa.Int64Array
 ) -> None:
-    """Moves the entries of group keys, which must be distinct.
+    """Moves the due entries of group keys, which must be distinct.
 
     Args:
-        old_ms: when their entry is, null where there is none.
-        new_ms: when it is to be, null where there is to be none.
+        state: state of the shard.
+        table: number of the timed table.
+        group_keys: the group keys.
+        old_ms: time of each key's present entry; null = the key has none.
+        new_ms: time of each key's new entry; null = the entry is only removed.
     """
-    for times, put in ((old_ms, False), (new_ms, True)):
-        some = binary.valid(times)
-        if bool(some.any()):
+    for times, value in ((old_ms, None), (new_ms, b"")):
+        has_entry = binary.valid(times)
+        if bool(has_entry.any()):
             at = np.asarray(times.drop_null(), np.int64)
-            keys = timed_keys(table, at, group_keys.filter(pa.array(some)))
-            value = pa.scalar(_NOTHING if put else None, pa.binary())
-            state.put_many(keys, pa.repeat(value, len(keys)))
+            keys = timed_keys(table, at, group_keys.filter(pa.array(has_entry)))
+            state.put_many(keys, pa.repeat(pa.scalar(value, pa.binary()), len(keys)))
 
 
-def moved(
+def next_entries(
     old_ms: pa.Int64Array, first_ms: Ints, present: NDArray[np.bool_], until_ms: int | None
 ) -> pa.Int64Array:
-    """When the entry of each key is to be.
+    """Returns the time at which each key's due entry belongs; null = the key needs none.
 
     Args:
-        old_ms: when it is, null where there is none.
-        first_ms: when something of the key is due first.
-        present: whether anything of it is left.
-        until_ms: what is due up to this time is being taken: an entry must be later.
+        old_ms: time of each key's present entry; null = the key has none.
+        first_ms: time when the first session or duplicate of the key ends.
+        present: whether the key still has any.
+        until_ms: entries up to this time are being processed now, so a kept entry must be later.
     """
     has = binary.valid(old_ms)
     old = np.asarray(old_ms.fill_null(0), np.int64)

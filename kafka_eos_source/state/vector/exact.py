@@ -1,4 +1,4 @@
-"""Sums that are right or an error: Arrow's own wrap around when they do not fit."""
+"""Exact sums: they fail with an error where Arrow's own sums would wrap around."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOW = np.int64(0xFFFFFFFF)
 
 
 def sum_type(type_: pa.DataType) -> pa.DataType | None:
-    """The type of a sum, as Spark has it; None = there is no sum of this type."""
+    """Returns Spark's type for the sum of a column of this type; None = the type cannot be summed."""
     if pa.types.is_signed_integer(type_):
         return pa.int64()
     if cells.is_float(type_):
@@ -29,41 +29,46 @@ def sum_type(type_: pa.DataType) -> pa.DataType | None:
 
 
 def plan_sum(column: pa.Array, type_: pa.DataType, name: str) -> Plan:
-    """How to sum a column, or sums of its parts, in groups: null where there is no value.
+    """Plans the sum of a column, or of partial sums of it, by group.
+
+    The sum of a group without values is null. ``Plan.collect`` raises `StateError` if a sum does not fit the
+    type.
 
     Args:
-        column: values or sums.
+        column: values or partial sums.
         type_: `sum_type` of the values.
-        name: of the column, for the error.
-
-    Raises:
-        StateError: when collected, if a sum does not fit the type.
+        name: name of the column, for the error.
     """
     if pa.types.is_decimal(type_):
         return _decimals(column, type_, name)
     if pa.types.is_floating(type_):
         return Plan([(column, "sum", NO_NULLS_ONLY)], lambda sums: sums)
-    if _fits(column):
+    if _cannot_overflow(column):
         return Plan([(column, "sum", NO_NULLS_ONLY)], lambda sums: [sums[0].cast(type_)])
-    # Two halves: neither of their sums can overflow in less than 2^31 rows.
+    # Sum the upper and lower 32 bits separately: neither sum can overflow with fewer than 2^31 rows.
     high = pa.array(cells.raw(column, np.int64) >> _HALF, mask=~binary.valid(column))
     low = pa.array(cells.raw(column, np.int64) & _LOW, mask=~binary.valid(column))
 
-    def whole(sums: list[pa.Array]) -> list[pa.Array]:
+    def join_halves(sums: list[pa.Array]) -> list[pa.Array]:
         highs, lows = (cells.raw(half, np.int64) for half in sums)
         highs = highs + (lows >> _HALF)
         if bool((highs != highs.astype(np.int32)).any()):
             raise _too_large(name, type_)
         return [_with_nulls((highs << _HALF) | (lows & _LOW), binary.valid(sums[0]), type_)]
 
-    return Plan([(high, "sum", NO_NULLS_ONLY), (low, "sum", NO_NULLS_ONLY)], whole)
+    return Plan([(high, "sum", NO_NULLS_ONLY), (low, "sum", NO_NULLS_ONLY)], join_halves)
 
 
 def add(left: pa.Array, right: pa.Array, name: str) -> pa.Array:
-    """Two columns of sums, row by row; a null is as nothing, two are null.
+    """Adds two columns of sums row by row; a null counts as zero, and two nulls give null.
+
+    Args:
+        left: sums of one type.
+        right: sums of the same type.
+        name: name of the summed column, for the error.
 
     Raises:
-        StateError: a sum does not fit the type.
+        StateError: if a sum does not fit the type.
     """
     type_ = left.type
     if pa.types.is_decimal(type_):
@@ -73,17 +78,17 @@ def add(left: pa.Array, right: pa.Array, name: str) -> pa.Array:
     is_valid = binary.valid(left) | binary.valid(right)
     if pa.types.is_floating(type_):
         return _with_nulls(cells.raw(left, np.float64) + cells.raw(right, np.float64), is_valid, type_)
-    one, other = cells.raw(left, np.int64), cells.raw(right, np.int64)
-    total = one + other
-    if bool((((one ^ total) & (other ^ total)) < 0).any()):
+    first, second = cells.raw(left, np.int64), cells.raw(right, np.int64)
+    total = first + second
+    if bool((((first ^ total) & (second ^ total)) < 0).any()):
         raise _too_large(name, type_)
     return _with_nulls(total, is_valid, type_)
 
 
-def _fits(column: pa.Array) -> bool:
-    """Whether no sum of these integers can leave int64."""
+def _cannot_overflow(column: pa.Array) -> bool:
+    """Whether the sum of any of these integers fits int64."""
     if column.type != pa.int64():
-        return True  # 2^31 rows of 32 bits
+        return True  # at most 32 bits per value and fewer than 2^31 rows
     ends = pc.min_max(column).as_py()
     if ends["min"] is None:
         return True
@@ -91,7 +96,7 @@ def _fits(column: pa.Array) -> bool:
 
 
 def _decimals(column: pa.Array, type_: pa.DataType, name: str) -> Plan:
-    # 10^10 rows cannot leave 38 digits while a value has 28 or less.
+    # The sum of up to 10^10 values of at most 28 digits fits 38 digits.
     exact = column if column.type.precision <= 28 else column.cast(pa.decimal256(39, type_.scale))
     return Plan([(exact, "sum", NO_NULLS_ONLY)], lambda sums: [_narrow(sums[0], type_, name)])
 
@@ -114,6 +119,6 @@ def _with_nulls(values: NDArray[Any], is_valid: NDArray[np.bool_], type_: pa.Dat
 
 def _too_large(name: str, type_: pa.DataType) -> StateError:
     return StateError(
-        f"a sum of column {name!r} does not fit {type_}",
-        fix=f"cast {name!r} to a decimal of up to 28 digits before the aggregation, or use mean",
+        f"the sum of column {name!r} does not fit {type_}.",
+        fix=f"cast {name!r} to a decimal of up to 28 digits before the aggregation, or use mean.",
     )

@@ -1,4 +1,4 @@
-"""A user's own function from rows and the state of their keys to output and new state, in columns."""
+"""Applies a user's function to batches of rows and to the state of their keys, in Arrow columns."""
 
 from __future__ import annotations
 
@@ -17,24 +17,42 @@ from kafka_eos_source.state.encoding.describe import Description, TableDescripti
 from kafka_eos_source.state.encoding.keys import KeyCodec, keyed_keys, numbered_in_order
 from kafka_eos_source.state.encoding.rows import RowCodec
 from kafka_eos_source.state.model import BatchContext, StateAccess
-from kafka_eos_source.state.vector.grouping import VALUE_VERSION, VALUES, key_columns, seen, without_made
-from kafka_eos_source.state.vector.intake import chunks, conform, output
+from kafka_eos_source.state.vector.grouping import (
+    VALUE_VERSION,
+    VALUES,
+    key_columns,
+    record_event_times,
+    without_cached,
+)
+from kafka_eos_source.state.vector.intake import chunks, conform, output_batches
 from kafka_eos_source.state.vector.windows import check_time_column, times_ms
 
 
 @dataclass(frozen=True)
 class KeyedBatch:
-    """What a function is called with: many rows, and the state of their keys.
+    """Argument of a user's function: a batch of rows and the state of their keys.
+
+    ``rows`` has one entry per input row; ``keys`` and ``state`` have one entry per distinct key.
 
     Attributes:
-        rows: in the order in which they came, all columns.
-        keys: the distinct keys of the rows, in no order that matters; the key's columns.
-        key_of_row: for each row the place of its key in ``keys`` and ``state``, from 0.
-        state: the state of each key; null = it has none.
-        batch_id: Spark's.
-        time_ms: processing time of the micro-batch, ms since the epoch: the same for all calls in it.
-        event_time_ms: largest event time that any shard saw in the batches before; None = none, or no column
-            of event time was named.
+        rows: the input rows with all columns, in the order in which they arrived.
+        keys: the distinct keys of the rows (the key columns), in any order.
+        key_of_row: int64, one per row: index of the row's key in ``keys`` and in ``state``, from 0.
+        state: struct with the declared state columns, one per key; null = the key has no state yet.
+        batch_id: Spark's id of the micro-batch.
+        time_ms: processing time of the micro-batch, ms since the epoch; equal in all calls of a micro-batch.
+        event_time_ms: largest event time of all shards in the previous micro-batches, ms since the epoch;
+            None = no row had one yet, or the operator has no event-time column.
+
+    Example: a function that numbers the rows of each key from 1 on::
+
+        def number_rows(batch: KeyedBatch):
+            key = batch.key_of_row.to_numpy()
+            before = batch.state.field("n").fill_null(0).to_numpy()
+            in_batch = pd.Series(key).groupby(key).cumcount().to_numpy()
+            output = batch.rows.append_column("n", pa.array(before[key] + in_batch + 1))
+            after = before + np.bincount(key, minlength=len(before))
+            return output, pa.StructArray.from_arrays([pa.array(after)], names=["n"])
     """
 
     rows: pa.RecordBatch
@@ -46,33 +64,43 @@ class KeyedBatch:
     event_time_ms: int | None
 
 
-#: Gives the output rows (None = no rows), and the new state of each key, in the order of keys; null = none.
+#: A user's function. It returns the output rows (None = no rows) and a struct with the new state of each key,
+#: in the order of `KeyedBatch.keys`; null deletes the state of the key.
 Function = Callable[[KeyedBatch], tuple[pa.RecordBatch | pa.Table | None, pa.StructArray]]
 
 
 class FunctionProcessor:
-    """Calls a function with rows and the state of their keys (`state.model.ShardProcessor`).
+    """Calls a user's function with batches of rows and the state of their keys.
 
-    The function is called with some hundred thousand rows at a time. A key whose rows are in two calls of a
-    micro-batch finds in the second what the first left. Nothing but its return values may last: a task may
-    run twice, and of two runs of a batch one counts.
+    It implements `state.model.ShardProcessor`; `apply_with_changelog_state` creates it for a streaming
+    DataFrame.
 
-    ::
+    Each call receives up to about 500,000 rows. If a key has rows in two calls of a micro-batch, the second
+    call receives the state that the first one returned. The function must have no other effect than its
+    return values, because Spark may run a task twice and only one of the runs counts.
 
-        keyed 0x02 │ group key    →    version │ row of the state's columns (`rows`)
+    Layout of the store::
+
+        keyed 0x02 │ group key    →    version │ state columns (`encoding.rows`)
 
     Args:
-        schema: of the rows.
-        keys: columns of the key.
-        function: importable, or such that cloudpickle takes it.
-        output: columns that the function gives.
+        schema: columns of the input rows.
+        keys: names of the key columns.
+        function: the user's function; cloudpickle must be able to pickle it.
+        output: columns of the rows that the function returns.
         state: columns of the state of a key: bool, int8 to int64, float, double, decimal, string, binary,
-            date, timestamp.
-        event_time: a column whose largest value makes the watermark; None = there is none.
-        version: part of the fingerprint: change it when the same columns get another meaning.
+            date or timestamp.
+        event_time: name of the column whose largest value is the watermark; None = no watermark.
+        version: part of the state's fingerprint; change it when the meaning of the state columns changes.
 
     Raises:
-        InvalidSchemaError: a column is missing, or of a type that does not fit.
+        InvalidSchemaError: if a column is missing or has an unsupported type, or the state has no columns.
+
+    Example (`number_rows` is in `KeyedBatch`)::
+
+        rows = pa.schema([("sensor", pa.string())])
+        counter = pa.schema([("n", pa.int64())])
+        FunctionProcessor(rows, ["sensor"], number_rows, output=pa.schema([*rows, *counter]), state=counter)
     """
 
     def __init__(
@@ -96,40 +124,45 @@ class FunctionProcessor:
         if event_time is not None:
             check_time_column(schema, event_time)
         if not len(state):
-            raise InvalidSchemaError("the state has no columns", fix="name one at least")
+            raise InvalidSchemaError("the state has no columns.", fix="declare at least one state column.")
         self._codec.encode([pa.array([], field.type) for field in self._keys])
         self._values.encode([pa.array([], field.type) for field in state])
 
     @property
     def output(self) -> pa.Schema:
-        """Columns that the function gives."""
+        """Columns of the rows that the function returns."""
         return self._output
 
     @cached_property
     def schema(self) -> str:
-        """Fingerprint of how keys and values are encoded."""
+        """Fingerprint of the state's encoding."""
         return self.description.fingerprint()
 
     @cached_property
     def description(self) -> Description:
-        """What the store says of itself."""
+        """Description that the processor writes into the store."""
         tables = {VALUES: TableDescription("state", self._state)}
         return Description("function", self._keys, tables, {"version": self._version})
 
     def process(
         self, batches: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext
     ) -> Iterator[pa.RecordBatch]:
-        """Rows of this shard in this micro-batch, in; what the function gives, out.
+        """Yields the rows that the function returns for this shard's micro-batch.
+
+        Args:
+            batches: all rows of this shard in this micro-batch.
+            state: state of this shard.
+            context: the micro-batch.
 
         Raises:
-            InvalidSchemaError: the function gave columns that are not those declared, or as many states as
-                there are no keys.
+            InvalidSchemaError: if the function returned columns other than those declared, or a number of
+                states that differs from the number of keys.
         """
         describe(state, self.description)
         for rows in chunks(batches, self._schema):
             if self._event_time is not None:
                 times, is_valid = times_ms(rows.column(self._event_time))
-                seen(context, times[is_valid])
+                record_event_times(context, times[is_valid])
             yield from self._call(rows, state, context)
 
     def _call(
@@ -140,39 +173,39 @@ class FunctionProcessor:
         )
         places = keyed_keys(VALUES, group_keys)
         stored = state.get_many(places)
-        emitted, new = self._function(
+        returned, new = self._function(
             KeyedBatch(
                 rows,
                 pa.RecordBatch.from_arrays(self._codec.decode(group_keys), schema=self._keys),
                 pa.array(number),
-                self._struct(stored),
+                self._decode_state(stored),
                 context.batch_id,
                 context.time_ms,
                 context.event_time_ms,
             )
         )
-        values = self._bytes(new, len(group_keys))
+        values = self._encode_state(new, len(group_keys))
         same = pc.or_(pc.equal(stored, values).fill_null(False), pc.and_(stored.is_null(), values.is_null()))
         changed = pc.invert(same)
         state.put_many(places.filter(changed), values.filter(changed))
-        if emitted is not None:
-            parts = emitted.to_batches() if isinstance(emitted, pa.Table) else [emitted]
+        if returned is not None:
+            parts = returned.to_batches() if isinstance(returned, pa.Table) else [returned]
             for part in parts:
-                yield from output(self._output, conform(part, self._output).columns)
+                yield from output_batches(self._output, conform(part, self._output).columns)
 
-    def _struct(self, stored: pa.BinaryArray) -> pa.StructArray:
+    def _decode_state(self, stored: pa.BinaryArray) -> pa.StructArray:
         columns = self._values.decode(stored)
         mask = pa.array(~binary.valid(stored))
         return pa.StructArray.from_arrays(columns, fields=list(self._state), mask=mask)
 
-    def _bytes(self, new: pa.StructArray, keys: int) -> pa.BinaryArray:
+    def _encode_state(self, new: pa.StructArray, keys: int) -> pa.BinaryArray:
         if isinstance(new, pa.ChunkedArray):
             new = binary.concat(new.chunks, new.type)
         if not isinstance(new, pa.StructArray) or len(new) != keys:
             what = f"{len(new)} states" if isinstance(new, pa.StructArray) else type(new).__name__
             raise InvalidSchemaError(
-                f"the function gave {what} for {keys} keys",
-                fix="give a StructArray with a row for each of KeyedBatch.keys; null = no state",
+                f"the function returned {what} for {keys} keys.",
+                fix="return a StructArray with one state per row of KeyedBatch.keys; null deletes a state.",
             )
         present = new.filter(new.is_valid())
         rows = pa.RecordBatch.from_struct_array(present)
@@ -191,5 +224,5 @@ class FunctionProcessor:
         return RowCodec(self._state, lead=VALUE_VERSION)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is declared: the rest is made of it where it is needed."""
-        return without_made(self)
+        """Returns the declared attributes; the task recomputes the cached ones."""
+        return without_cached(self)

@@ -1,4 +1,4 @@
-"""Grouping of columns by Arrow: several accumulators ask, one pass over the rows answers."""
+"""Groups columns with Arrow: computes the requests of several accumulators in one pass over the rows."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import pyarrow.compute as pc
 
 from kafka_eos_source.state.encoding import binary, cells
 
-#: Null for a group that has nothing but nulls.
+#: Option of an Arrow aggregation whose result is null for a group that contains only nulls.
 NO_NULLS_ONLY = pc.ScalarAggregateOptions(skip_nulls=True, min_count=1)
-#: Zero for such a group.
+#: Option of an Arrow aggregation whose result is zero for a group that contains only nulls.
 ZERO_FOR_NULLS = pc.ScalarAggregateOptions(skip_nulls=True, min_count=0)
 
-#: A column (None = the rows themselves), the name of Arrow's aggregation, its options.
+#: A column (None = the rows themselves), the name of an Arrow aggregation, and its options.
 Request = tuple[Any, str, Any]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to ask of a grouping, and how to make columns of the answers.
+    """Arrow aggregations that one accumulator requests, and how it converts their results.
 
     Attributes:
-        requests: to Arrow.
-        collect: from their answers, one array each, to as many arrays as the one who planned it needs.
+        requests: the requested aggregations.
+        collect: converts their results, one array each, to the columns that the accumulator needs.
     """
 
     requests: Sequence[Request]
@@ -34,42 +34,48 @@ class Plan:
 
 
 def group(keys: Sequence[pa.Array], plans: Sequence[Plan]) -> tuple[list[pa.Array], list[list[pa.Array]]]:
-    """The distinct keys, in the order in which they come first, and what each plan collected for them.
+    """Groups rows by key and executes the plans.
 
-    -0.0 groups with 0.0, and every NaN is one, as in Spark.
+    As in Spark, -0.0 and 0.0 are one group, and all NaN values are one group.
+
+    Args:
+        keys: columns that identify the group of each row.
+        plans: what to compute for each group.
+
+    Returns:
+        Columns of the distinct keys, in the order in which they first appear; and for each plan the columns
+        that it collected.
     """
-    columns = {f"k{index}": _normal(key) for index, key in enumerate(keys)}
+    columns = {f"k{index}": _normalized(key) for index, key in enumerate(keys)}
     names = list(columns)
-    asked: list[tuple[Any, str, Any]] = []
-    answers: list[str] = []
+    requests: list[tuple[Any, str, Any]] = []
+    results: list[str] = []
     for plan in plans:
         for column, function, options in plan.requests:
-            name = f"v{len(asked)}"
+            name = f"v{len(requests)}"
             if column is None:
-                asked.append(([], function, options))
-                answers.append(function)
+                requests.append(([], function, options))
+                results.append(function)
             else:
                 columns[name] = column
-                asked.append((name, function, options))
-                answers.append(f"{name}_{function}")
-    if not asked:
-        asked.append(([], "count_all", None))
+                requests.append((name, function, options))
+                results.append(f"{name}_{function}")
+    if not requests:
+        requests.append(([], "count_all", None))
     table = pa.table(columns)
-    # One thread: rows keep their order, and an executor's core is all that a task has.
-    grouped = table.group_by(names, use_threads=False).aggregate(_distinct(asked))
-    found = iter([_whole(grouped.column(answer)) for answer in answers])
-    collected = [plan.collect([next(found) for _ in plan.requests]) for plan in plans]
-    return [_whole(grouped.column(name)) for name in names], collected
+    # With one thread the groups keep the order of the rows, and a Spark task has only one core anyway.
+    grouped = table.group_by(names, use_threads=False).aggregate(_distinct(requests))
+    arrays = iter([_combined(grouped.column(result)) for result in results])
+    collected = [plan.collect([next(arrays) for _ in plan.requests]) for plan in plans]
+    return [_combined(grouped.column(name)) for name in names], collected
 
 
-def _distinct(asked: list[tuple[Any, str, Any]]) -> list[tuple[Any, str, Any]]:
-    """Requests of the rows themselves once only: their answers have the same name."""
-    return list(
-        {(str(target), function): (target, function, options) for target, function, options in asked}.values()
-    )
+def _distinct(requests: list[tuple[Any, str, Any]]) -> list[tuple[Any, str, Any]]:
+    """Removes repeated requests for the rows themselves, whose results would have the same name."""
+    return list({(str(request[0]), request[1]): request for request in requests}.values())
 
 
-def _normal(key: pa.Array) -> pa.Array:
+def _normalized(key: pa.Array) -> pa.Array:
     return (
         cells.unpack(cells.pack(key, normal=True), key.type, binary.valid(key))
         if cells.is_float(key.type)
@@ -77,5 +83,5 @@ def _normal(key: pa.Array) -> pa.Array:
     )
 
 
-def _whole(column: pa.ChunkedArray) -> pa.Array:
+def _combined(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else binary.concat(column.chunks, column.type)

@@ -1,8 +1,8 @@
-"""The part of an aggregation that depends on windows: how rows are grouped, what is stored under which keys.
+"""Interface of the groupings: how rows are grouped, with or without windows, and how state is stored.
 
-Rows become *partial* rows, one for each group, on either side of the shuffle: the columns of the key, what
-the grouping adds (``__…``), and the states of the aggregates. Partial rows of the same group become one
-again.
+Each side of the shuffle turns rows into *partial rows*, one for each group. A partial row consists of the key
+columns, the columns that the grouping adds (their names begin with ``__``), and the states of the
+aggregates. Partial rows of the same group are merged into one again.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from kafka_eos_source.state.encoding.rows import RowCodec
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector.aggregation import Aggregation, Grouped
 
-#: First byte of every value: the version of how it is encoded.
+#: First byte of every value: version of the encoding.
 VALUE_VERSION = b"\x01"
 
-#: The table of keys' values, and that of what is due or ends at a time.
+#: Numbers of the table with the values of the keys, and of the timed table (window ends or due entries).
 VALUES = 0x02
 TIMES = 0x81
 
 
 class Grouping(ABC):
-    """One way of grouping. Made once in each process that uses it.
+    """Groups rows and merges them into the state. Each process creates its own instance.
 
     Args:
         keys: columns of the key.
-        aggregation: what is computed.
+        aggregation: the aggregates that are computed.
     """
 
     #: Columns of a partial row between the key and the states.
     extra: ClassVar[pa.Schema]
-    #: Whether `update` takes partial rows as they come, a group more than once.
+    #: Whether `update` accepts several partial rows of the same group.
     merges: ClassVar[bool] = False
 
     def __init__(self, keys: pa.Schema, aggregation: Aggregation) -> None:
@@ -54,67 +54,73 @@ class Grouping(ABC):
     @property
     @abstractmethod
     def output(self) -> pa.Schema:
-        """Columns that are emitted."""
+        """Columns of the emitted rows."""
 
     @property
     @abstractmethod
     def tables(self) -> dict[int, TableDescription]:
-        """What is stored."""
+        """Descriptions of the tables in the store, by table number."""
 
     @abstractmethod
-    def of_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Partial rows of rows."""
+    def reduce_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Computes one partial row for each group of input rows."""
 
     @abstractmethod
-    def of_partials(self, partial: pa.RecordBatch) -> pa.RecordBatch:
-        """One partial row for each group."""
+    def merge_partials(self, partial: pa.RecordBatch) -> pa.RecordBatch:
+        """Merges partial rows of the same group into one."""
 
     @abstractmethod
     def update(
         self, partial: pa.RecordBatch, state: StateAccess, context: BatchContext
     ) -> Iterator[list[pa.Array]]:
-        """Merges partial rows, one for each group unless ``merges``, into the state.
+        """Merges partial rows into the state.
 
-        Yields: columns of ``output``.
+        Args:
+            partial: partial rows, one for each group unless ``merges`` is set.
+            state: state of the shard.
+            context: the micro-batch.
+
+        Yields:
+            Columns of ``output``.
         """
 
     @abstractmethod
     def read(self, table: int, keys: pa.BinaryArray, values: pa.BinaryArray) -> pa.Table:
-        """What is stored in a table, as columns: for who looks at the state."""
+        """Decodes entries of a table into columns, for readers of the state."""
 
-    def columns(self, rows: pa.RecordBatch) -> list[pa.Array]:
-        """Those of the key."""
+    def key_arrays(self, rows: pa.RecordBatch) -> list[pa.Array]:
+        """Returns the key columns of input rows."""
         return [rows.column(name) for name in self.keys.names]
 
     def split(self, partial: pa.RecordBatch) -> Grouped:
-        """The columns of partial rows."""
+        """Splits partial rows into their key columns, extra columns and states."""
         columns = partial.columns
         first, second = len(self.keys), len(self.keys) + len(self.extra)
         return Grouped(columns[:first], columns[first:second], columns[second:])
 
     def batch(self, grouped: Grouped) -> pa.RecordBatch:
-        """Partial rows of columns."""
+        """Builds partial rows from their columns; the inverse of `split`."""
         columns = [*grouped.keys, *grouped.extra, *grouped.states]
         return pa.RecordBatch.from_arrays(columns, schema=self.partial)
 
 
 def key_columns(schema: pa.Schema, keys: Sequence[str]) -> pa.Schema:
-    """The columns of a key.
+    """Returns the fields of the key columns.
 
     Raises:
-        InvalidSchemaError: there is no such column, or none is named.
+        InvalidSchemaError: if a key column is not in the schema.
     """
     for name in keys:
         if name not in schema.names:
             raise InvalidSchemaError(
-                f"key column {name!r}: there is no such column",
-                fix=f"the columns are {', '.join(schema.names)}",
+                f"key column {name!r} is not among the columns of the rows.",
+                fix=f"use one of the columns {', '.join(schema.names)}.",
             )
     return pa.schema([pa.field(name, schema.field(name).type) for name in keys])
 
 
-def without_made(declared: object) -> dict[str, Any]:
-    """The attributes of an object without those that are made of others when they are needed, for pickle."""
+def without_cached(declared: object) -> dict[str, Any]:
+    """Returns the attributes of an object except its cached properties, for pickling."""
     return {
         name: value
         for name, value in vars(declared).items()
@@ -122,20 +128,32 @@ def without_made(declared: object) -> dict[str, Any]:
     }
 
 
-def in_order(
-    places: pa.BinaryArray, keys: list[pa.Array], states: list[pa.Array]
+def sort_by_store_key(
+    store_keys: pa.BinaryArray, keys: list[pa.Array], states: list[pa.Array]
 ) -> tuple[pa.BinaryArray, list[pa.Array], list[pa.Array]]:
-    """All in the order of places in the store: it finds them twice as fast, and writes them faster too."""
-    order = pc.sort_indices(places)
-    return places.take(order), [key.take(order) for key in keys], [column.take(order) for column in states]
+    """Sorts all columns by the key in the store, because sorted reads take half the time."""
+    order = pc.sort_indices(store_keys)
+    return (
+        store_keys.take(order),
+        [key.take(order) for key in keys],
+        [column.take(order) for column in states],
+    )
 
 
-def stored(
+def combine_with_stored(
     state: StateAccess, keys: pa.BinaryArray, codec: RowCodec, aggregation: Aggregation, new: list[pa.Array]
 ) -> tuple[list[pa.Array], pa.BinaryArray]:
-    """The states stored under keys, combined with new ones.
+    """Combines the stored states of keys with new states.
 
-    Returns: the states, and the values that were there; null where there were none.
+    Args:
+        state: state of the shard.
+        keys: distinct keys in the store.
+        codec: codec of the values.
+        aggregation: the aggregates.
+        new: states that this batch adds, in the order of ``keys``.
+
+    Returns:
+        The combined states, and the values that were stored before; null = the key had no value.
     """
     values = state.get_many(keys)
     if values.null_count == len(values):
@@ -143,8 +161,8 @@ def stored(
     return aggregation.combine(codec.decode(values), new), values
 
 
-def seen(context: BatchContext, times_ms: Ints) -> None:
-    """Tells the largest event time of this shard's rows."""
+def record_event_times(context: BatchContext, times_ms: Ints) -> None:
+    """Records the largest event time of this shard's rows in the context of the batch."""
     if len(times_ms):
         largest = int(times_ms.max())
         known = context.seen_event_time_ms
@@ -152,10 +170,17 @@ def seen(context: BatchContext, times_ms: Ints) -> None:
 
 
 def closed_until(context: BatchContext, grace_ms: int) -> int | None:
-    """Windows that end then or earlier are closed when the batch is done.
+    """Returns the time up to which windows are closed at the end of the batch; None = no window closes.
 
-    It counts what this shard saw in the batch: the watermark of the next batch is not less, so no row can be
-    taken by those windows any more, and their results need not wait for it.
+    The event times that this shard saw in the running batch count. The watermark of the next batch is at
+    least as late, so no later row can fall into these windows, and their results can be emitted now.
+
+    Args:
+        context: the micro-batch.
+        grace_ms: how long a window accepts rows after its end.
+
+    Returns:
+        Milliseconds since the epoch. A window that ends at this time or earlier is closed.
     """
     times = [time for time in (context.event_time_ms, context.seen_event_time_ms) if time is not None]
     return max(times) - grace_ms if times else None

@@ -1,8 +1,9 @@
-"""The first step of an aggregation, done by the tasks that read Kafka.
+"""Aggregation in the read: the tasks that read Kafka combine the rows of each key before Spark sees them.
 
-Rows that are only counted or summed need not become Spark's rows first: the read groups them in Arrow, and
-one partial row for each key and read task goes on, in parcels. It is what Spark's own sources do with
-``SupportsPushDownAggregates``, which Python sources do not have; so it is an option of the source.
+The records then never become Spark rows. The read groups them in Arrow and hands Spark packed batches with
+one partial row per key and read task. Spark's built-in sources do this through
+``SupportsPushDownAggregates``. Python sources have no such interface, so the operator passes the aggregation
+to the source as an option.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ from kafka_eos_source.state.vector.windows import Window, window_from_json
 
 @dataclass(frozen=True)
 class AggregateInRead:
-    """From batches of the source's rows to parcels of partial rows. Travels as an option of the source.
+    """Turns batches of the source's rows into packed batches of partial rows.
+
+    The operator passes it to the source as the option ``aggregate.in.read``.
 
     Attributes:
-        columns: of the frame that is aggregated, those that are used.
-        keys: columns of the key.
-        aggregates: by the name of their result.
-        window: of them, if there is one.
-        shards: of the operator.
+        columns: columns of the aggregated frame that the aggregation uses.
+        keys: names of the key columns.
+        aggregates: aggregates by the name of their result.
+        window: the window; None = aggregate over all rows of a key.
+        shards: number of shards of the operator.
     """
 
     columns: ReadColumns
@@ -43,7 +46,7 @@ class AggregateInRead:
     shards: int
 
     def to_json(self) -> str:
-        """For the option."""
+        """Returns the value of the option."""
         return json.dumps(
             {
                 "columns": self.columns.to_json(),
@@ -57,30 +60,35 @@ class AggregateInRead:
 
     @classmethod
     def from_json(cls, written: str) -> AggregateInRead:
-        """Of `to_json`. Raises: ValueError, TypeError, KeyError, InvalidSchemaError: it is not."""
-        found: dict[str, Any] = json.loads(written)
-        made = cls(
-            ReadColumns.from_json(found["columns"]),
-            tuple(found["keys"]),
-            {name: Aggregate.from_json(each) for name, each in found["aggregates"]},
-            None if found["window"] is None else window_from_json(found["window"]),
-            int(found["shards"]),
+        """Parses the text that `to_json` wrote.
+
+        Raises:
+            ValueError, TypeError, KeyError: if the text has another form.
+            InvalidSchemaError: if the aggregation does not fit the columns.
+        """
+        values: dict[str, Any] = json.loads(written)
+        parsed = cls(
+            ReadColumns.from_json(values["columns"]),
+            tuple(values["keys"]),
+            {name: Aggregate.from_json(each) for name, each in values["aggregates"]},
+            None if values["window"] is None else window_from_json(values["window"]),
+            int(values["shards"]),
         )
-        _ = made.partial_schema  # made now, so that it is refused now
-        return made
+        _ = parsed.partial_schema  # creates the processor, which checks the columns
+        return parsed
 
     @cached_property
     def schema(self) -> StructType:
-        """Of what is read."""
+        """Columns that the read returns to Spark."""
         return from_arrow_schema(PARCELS)
 
     @cached_property
     def partial_schema(self) -> pa.Schema:
-        """Of the rows in the parcels."""
+        """Columns of the rows in the packed batches."""
         return self._processor.partial_schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Rows of the source, of one task, in; parcels with a partial row for each group out."""
+        """Turns the rows that one task read into packed batches with one partial row per group."""
         partial = self._processor.partial(map(self.columns.frame, batches))
         return pack(partial, self.partial_schema, self.keys, self.shards)
 
@@ -92,8 +100,8 @@ class AggregateInRead:
 def used_columns(
     keys: Sequence[str], aggregates: Mapping[str, Aggregate], window: Window | None
 ) -> list[str]:
-    """The columns that an aggregation reads."""
-    found = [*keys, *(column for each in aggregates.values() for column in each.columns())]
+    """Returns the names of the columns that an aggregation reads, without duplicates."""
+    names = [*keys, *(column for each in aggregates.values() for column in each.columns())]
     if window is not None:
-        found.append(window.on)
-    return list(dict.fromkeys(found))
+        names.append(window.on)
+    return list(dict.fromkeys(names))

@@ -1,4 +1,4 @@
-"""Arrow batches as a processor takes them: the columns that it reads, in batches that are worth a pass."""
+"""Converts Arrow batches to the columns and batch sizes that a processor reads and emits."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidSchemaError
 
-# #: Rows and bytes that are grouped at once. More rows make fewer passes; fewer keep what waits for a pass
-# small.
+#: Rows and bytes that are processed at once. Larger chunks need fewer passes, smaller ones less memory.
 CHUNK_ROWS = 1 << 19
 CHUNK_BYTES = 64 << 20
 
-# #: Rows of an output batch: as many as Spark takes from a Python worker at a time without growing its
-# buffers much.
+#: Largest number of rows in an output batch. Larger batches make Spark grow its buffers.
 OUTPUT_ROWS = 1 << 16
 
 
 def chunks(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The columns of ``schema``, in batches of `CHUNK_ROWS` or a little more; never an empty one.
+    """Yields the columns of ``schema`` in batches of about `CHUNK_ROWS` rows; never an empty batch.
 
     Raises:
-        InvalidSchemaError: a column is missing, or its values do not fit its type.
+        InvalidSchemaError: if a column is missing, or a value cannot be cast to the column's type.
     """
     waiting: list[pa.RecordBatch] = []
     count = size = 0
@@ -34,25 +32,26 @@ def chunks(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.
         count += batch.num_rows
         size += batch.nbytes
         if count >= CHUNK_ROWS or size >= CHUNK_BYTES:
-            yield whole(waiting)
+            yield concat_batches(waiting)
             waiting, count, size = [], 0, 0
     if waiting:
-        yield whole(waiting)
+        yield concat_batches(waiting)
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns of ``schema`` in its order, cast where their types are others.
+    """Selects the columns of ``schema`` in its order and casts them to its types.
 
     Raises:
-        InvalidSchemaError: a column is missing, or its values do not fit its type.
+        InvalidSchemaError: if a column is missing, or a value cannot be cast to the column's type.
     """
     columns = []
     for field in schema:
         at = batch.schema.get_field_index(field.name)
         if at < 0:
             raise InvalidSchemaError(
-                f"column {field.name!r} is missing from the rows",
-                fix=f"they have {', '.join(batch.schema.names)}",
+                f"column {field.name!r} is missing from the rows, which have the columns "
+                f"{', '.join(batch.schema.names)}.",
+                fix="declare the columns that the rows have.",
             )
         column = batch.column(at)
         if column.type != field.type:
@@ -60,15 +59,15 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
                 column = column.cast(field.type)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise InvalidSchemaError(
-                    f"column {field.name!r} is {column.type}, expected {field.type}: {error}",
-                    fix="declare the columns as the rows have them",
+                    f"column {field.name!r} has type {column.type}; expected {field.type}: {error}.",
+                    fix=f"declare {field.name!r} with the type that the rows have.",
                 ) from error
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def whole(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """One batch of several of one schema."""
+def concat_batches(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Concatenates one or more batches of the same schema into one."""
     if len(batches) == 1:
         return batches[0]
     table = pa.Table.from_batches(batches).combine_chunks()
@@ -76,8 +75,8 @@ def whole(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=table.schema)
 
 
-def output(schema: pa.Schema, columns: list[pa.Array]) -> Iterator[pa.RecordBatch]:
-    """The columns as batches of rows that Spark takes well; none if there are no rows."""
+def output_batches(schema: pa.Schema, columns: list[pa.Array]) -> Iterator[pa.RecordBatch]:
+    """Yields the columns as batches of at most `OUTPUT_ROWS` rows; nothing if there are no rows."""
     batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     for start in range(0, batch.num_rows, OUTPUT_ROWS):
         yield batch.slice(start, OUTPUT_ROWS)

@@ -1,11 +1,11 @@
-"""Several rows in one value: what a key has any number of, such as its open sessions.
+"""Encodes a list of rows as one value, for keys that have any number of rows, such as open sessions.
 
-::
+Layout of a value, with sizes in bytes::
 
     version (1) │ due (8, big endian, sign flipped) │ number of rows (4, big endian) │ cells │ bodies
 
-Cells of all rows and bodies of all rows are those of `rows`. *due* is the time of the key's entry in the
-table of what is due (`due`).
+`encoding.rows` defines the cells and bodies; here the cells of all rows precede the bodies of all rows.
+*due* is the time of the key's due entry (see `due`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _HEAD = 13
 
 
 class Lists(NamedTuple):
-    """The rows of several keys, one key's after another's.
+    """Rows of several keys, key after key.
 
     Attributes:
-        due_ms: of each key; null where it has no entry.
-        counts: rows of each key.
-        columns: of all rows.
+        due_ms: time of each key's due entry, ms since the epoch; null = the key has no value.
+        counts: number of rows of each key.
+        columns: columns of all rows.
     """
 
     due_ms: pa.Int64Array
@@ -39,13 +39,23 @@ class Lists(NamedTuple):
 
 
 class ListCodec:
-    """Rows of each key to one value, and back; of a schema as `rows.RowCodec` takes it."""
+    """Encodes the rows of each key as one value, and decodes them.
+
+    Args:
+        schema: columns of the rows; the same types as for `RowCodec`.
+    """
 
     def __init__(self, schema: pa.Schema) -> None:
         self.rows = RowCodec(schema)
 
     def encode(self, due_ms: Ints, counts: Ints, columns: Sequence[pa.Array]) -> pa.BinaryArray:
-        """One value a key; null for a key of no rows, which is how it is deleted."""
+        """Encodes one value per key; a key without rows gets null, which deletes it from the state.
+
+        Args:
+            due_ms: time of each key's due entry, ms since the epoch.
+            counts: number of rows of each key.
+            columns: columns of all rows, key after key.
+        """
         head, bodies = self.rows.split(columns)
         firsts = np.concatenate([[0], np.cumsum(counts)])
         lead = np.empty((len(counts), _HEAD), np.uint8)
@@ -63,17 +73,17 @@ class ListCodec:
         return pa.Array.from_buffers(values.type, len(values), [binary.bitmap(some), *values.buffers()[1:]])
 
     def decode(self, values: pa.BinaryArray) -> Lists:
-        """What `encode` was given; a null is a key of no rows.
+        """Decodes values that `encode` returned; null is a key without rows.
 
         Raises:
-            ValueError: a value is not one of this codec.
+            ValueError: if a value is damaged or has another version.
         """
         present = binary.valid(values)
         if not bool(present.all()):
             values = values.drop_null()
         head = binary.head(values, _HEAD)
         if not bool((head[:, 0] == _VERSION).all()):
-            raise ValueError(f"a list whose version is not {_VERSION}")
+            raise ValueError(f"the version of an encoded list is not {_VERSION}")
         own = np.ascontiguousarray(head[:, 9:]).reshape(-1).view(">u4").astype(np.int64)
         counts = np.zeros(len(present), np.int64)
         counts[present] = own
@@ -84,11 +94,11 @@ class ListCodec:
         return Lists(pa.array(due, mask=~present), counts, columns)
 
     def _columns(self, values: pa.BinaryArray, begins: Ints, counts: Ints) -> list[pa.Array]:
-        """The columns of all rows: those of a value stand side by side, and then their bodies."""
+        """Decodes the columns of all rows; in each value the cells of its rows precede their bodies."""
         width = self.rows.width
         ends_of_cells = begins[:-1] + _HEAD + counts * width
         if bool((ends_of_cells > begins[1:]).any()):
-            raise ValueError("a list is shorter than its rows")
+            raise ValueError("an encoded list is shorter than its rows")
         firsts = np.cumsum(counts) - counts
         number = np.arange(int(counts.sum())) - np.repeat(firsts, counts)
         starts = np.repeat(begins[:-1] + _HEAD, counts) + number * width
@@ -99,6 +109,6 @@ class ListCodec:
         bodies = np.repeat(ends_of_cells - of_value, counts) + before
         totals = np.add.reduceat(np.append(lengths, 0), firsts) * (counts > 0) if len(counts) else counts
         if not bool((ends_of_cells + totals == begins[1:]).all()):
-            raise ValueError("a list is longer or shorter than its rows")
+            raise ValueError("an encoded list is longer or shorter than its rows")
         columns, _ = self.rows.cut(head, values, bodies)
         return columns

@@ -1,4 +1,4 @@
-"""Columns as values that Arrow and numpy compare as Spark does, and the rank of rows by several of them."""
+"""Compares columns as Spark does, and ranks rows by several columns."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from kafka_eos_source.state.encoding import binary, cells
 
 
 def comparable(column: pa.Array) -> pa.Array:
-    """The column with floats as integers of their order; `restored` undoes it.
+    """Converts floats to integers with the same order; other types are returned as they are.
 
-    NaN is then the largest, and -0.0 less than 0.0: what is found depends on no order of rows.
+    NaN becomes the largest value. -0.0 becomes less than 0.0, so that the minimum and maximum do not depend
+    on the order of rows. `from_comparable` is the inverse.
     """
     if not cells.is_float(column.type):
         return column
@@ -25,8 +26,8 @@ def comparable(column: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(pa.from_numpy_dtype(bits.dtype), len(bits), [nulls, pa.py_buffer(bits)])
 
 
-def restored(column: pa.Array, type_: pa.DataType) -> pa.Array:
-    """The column of `comparable`."""
+def from_comparable(column: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Converts the result of `comparable` back to a column of its original type."""
     if not cells.is_float(type_):
         return column
     floats = cells.from_order(cells.raw(column, f"<u{type_.bit_width // 8}"))
@@ -35,24 +36,31 @@ def restored(column: pa.Array, type_: pa.DataType) -> pa.Array:
 
 
 def less(left: pa.Array, right: pa.Array) -> pa.Array:
-    """Whether ``left`` is; false where one of them is null."""
+    """Returns row by row whether ``left`` is less than ``right``; false if either is null."""
     return pc.less(comparable(left), comparable(right)).fill_null(False)
 
 
 def not_before(left: Sequence[pa.Array], right: Sequence[pa.Array]) -> pa.Array:
-    """Whether ``left`` is as large as ``right`` or larger, the first columns first. No nulls, else false."""
-    found = pc.greater_equal(comparable(left[-1]), comparable(right[-1]))
-    for one, other in zip(reversed(left[:-1]), reversed(right[:-1]), strict=True):
-        one, other = comparable(one), comparable(other)
-        found = pc.or_(pc.greater(one, other), pc.and_(pc.equal(one, other), found))
-    return found.fill_null(False)
+    """Returns row by row whether ``left`` is greater than or equal to ``right``.
+
+    The first columns are the most significant ones. The result is false if any of them is null.
+    """
+    result = pc.greater_equal(comparable(left[-1]), comparable(right[-1]))
+    for left_column, right_column in zip(reversed(left[:-1]), reversed(right[:-1]), strict=True):
+        first, second = comparable(left_column), comparable(right_column)
+        result = pc.or_(pc.greater(first, second), pc.and_(pc.equal(first, second), result))
+    return result.fill_null(False)
 
 
 class Ranks:
-    """Rows by several columns, then by the place they stand at.
+    """Ranks rows by several columns, and rows with equal values by their position.
+
+    Args:
+        columns: columns to rank by, the most significant one first.
+        count: number of rows.
 
     Attributes:
-        ranks: of each row, from 0; null where one of the columns is null. `rows` goes back.
+        ranks: rank of each row, from 0; null if any of the columns is null.
     """
 
     def __init__(self, columns: Sequence[pa.Array], count: int) -> None:
@@ -72,12 +80,12 @@ class Ranks:
         self.ranks = pa.array(ranks, mask=missing if bool(missing.any()) else None)
 
     def rows(self, ranks: pa.Array) -> pa.Array:
-        """Where the rows of these ranks stand; null for null."""
+        """Returns the positions of the rows with these ranks; null for null. The inverse of ``ranks``."""
         return ranks if self._order is None else pa.array(self._order).take(ranks)
 
 
 def _numbers(column: pa.Array) -> NDArray[Any]:
-    """Integers in the order of the values; anything for null."""
+    """Returns integers with the same order as the values; any integer for null."""
     if len(column) == 0:
         return np.zeros(0, np.int64)
     if cells.is_float(column.type):

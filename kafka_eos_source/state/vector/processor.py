@@ -1,4 +1,4 @@
-"""Aggregates of a stream by key, with state: what the operator runs in each shard."""
+"""Processor of the aggregates: what the operator runs in each shard and before the shuffle."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kafka_eos_source.state.encoding.describe import Description, describe, type
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector.aggregates import Aggregate, latest
 from kafka_eos_source.state.vector.aggregation import Aggregation
-from kafka_eos_source.state.vector.grouping import Grouping, key_columns, without_made
-from kafka_eos_source.state.vector.intake import chunks, output, whole
+from kafka_eos_source.state.vector.grouping import Grouping, key_columns, without_cached
+from kafka_eos_source.state.vector.intake import chunks, concat_batches, output_batches
 from kafka_eos_source.state.vector.running import Running
 from kafka_eos_source.state.vector.sessionized import Sessionized
 from kafka_eos_source.state.vector.windowed import Windowed
@@ -23,29 +23,41 @@ from kafka_eos_source.state.vector.windows import Session, Window, check_time_co
 
 EMIT = ("on_update", "on_close")
 
-#: Partial rows that are merged before there are more of them: a bound on memory, not on what is computed.
+#: Number of partial rows that are collected before they are merged. It bounds memory and not the result.
 PARTIAL_ROWS = 1 << 20
 
 
 class AggregateProcessor:
-    """Aggregates by key, and by window if there is one (`state.model.ShardProcessor`).
+    """Computes aggregates by key, or by key and window.
 
-    A row for every key, or key and window, that a micro-batch changed (``on_update``), or one for every
-    window when it closes (``on_close``): the columns of the key, ``window_start`` and ``window_end``, the
-    results. For sessions that are emitted on update, ``removed`` is true in rows that take an earlier row
-    back: a session that became part of a longer one. Its results are null, and it comes before the row of
-    the longer one.
+    It implements `state.model.ShardProcessor`; `aggregate_with_changelog_state` creates it for a streaming
+    DataFrame.
+
+    With ``emit="on_update"``, each micro-batch emits one row for each key, or key and window, that it
+    changed. With ``emit="on_close"``, each window emits one row when it closes. A row consists of the key
+    columns, ``window_start`` and ``window_end`` if there is a window (both in the type of the event-time
+    column), and the results.
+
+    Sessions with ``on_update`` also have a boolean column ``removed``. It is true in a row that retracts an
+    earlier one, because its session became part of a longer session. The results of such a row are null, and
+    it precedes the row of the longer session.
 
     Args:
-        schema: of the rows; it may have more columns than are used.
-        keys: columns to group by.
-        aggregates: by the name of their result.
-        window: `windows.tumbling`, `hopping` or `session`; None = over all rows of a key.
-        emit: ``on_update`` or, with a window, ``on_close``.
+        schema: columns of the input rows; unused columns are ignored.
+        keys: names of the columns to group by.
+        aggregates: aggregates by the name of their result.
+        window: `windows.tumbling`, `hopping` or `session`; None = aggregate over all rows of a key.
+        emit: ``"on_update"``; or ``"on_close"`` if there is a window.
 
     Raises:
-        InvalidSchemaError: a column is missing, of a type that does not fit, or of a name that is taken.
-        InvalidOptionError: ``emit`` is none of these.
+        InvalidSchemaError: if a column is missing or has an unsupported type, or two columns of the result
+            would have the same name.
+        InvalidOptionError: if ``emit`` has another value, or is ``"on_close"`` without a window.
+
+    Example::
+
+        schema = pa.schema([("origin", pa.string()), ("delay", pa.int32())])
+        AggregateProcessor(schema, ["origin"], {"flights": count(), "mean_delay": mean("delay")})
     """
 
     def __init__(
@@ -58,8 +70,10 @@ class AggregateProcessor:
         emit: str = "on_update",
     ) -> None:
         if emit not in EMIT or (emit == "on_close" and window is None):
-            expected = " or ".join(EMIT) if window else "on_update: without a window nothing closes"
-            raise InvalidOptionError(f"emit is {emit!r}, expected {expected}", fix="give 'emit' such a value")
+            expected = " or ".join(EMIT) if window else "on_update, because there is no window to close"
+            raise InvalidOptionError(
+                f"emit is {emit!r}; expected {expected}.", fix="set 'emit' to an expected value."
+            )
         self._schema = schema
         self._keys = key_columns(schema, keys)
         self._aggregates = _by_event_time(aggregates, window)
@@ -69,22 +83,22 @@ class AggregateProcessor:
 
     @property
     def output(self) -> pa.Schema:
-        """Columns that are emitted."""
+        """Columns of the emitted rows."""
         return self._grouping.output
 
     @property
     def partial_schema(self) -> pa.Schema:
-        """Columns of `partial`: those of the key first, so that they can be repartitioned by it."""
+        """Columns of the rows that `partial` yields. The key columns come first."""
         return self._grouping.partial
 
     @cached_property
     def schema(self) -> str:
-        """Fingerprint of how keys and values are encoded. Grace and ``emit`` may change: the state stays."""
+        """Fingerprint of the state's encoding; ``grace`` and ``emit`` are not part of it."""
         return self.description.fingerprint()
 
     @cached_property
     def description(self) -> Description:
-        """What the store says of itself."""
+        """Description that the processor writes into the store."""
         details = self._grouping.aggregation.to_json()
         if self._window is not None:
             details["window"] = self._window.to_json()
@@ -92,28 +106,40 @@ class AggregateProcessor:
         return Description("aggregate", self._keys, self._grouping.tables, details)
 
     def partial(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Rows of one input partition to partial rows, before the shuffle: one for each group, as a rule.
+        """Combines the rows of one input partition before the shuffle, usually to one row per group.
 
-        Runs in tasks of its own (``mapInArrow``), without state.
+        It uses no state, and runs in ``mapInArrow`` or in the task that reads Kafka.
+
+        Args:
+            batches: rows of one input partition.
         """
         yield from self._reduced(self._parts(batches), bounded=True)
 
     def process(
         self, batches: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext
     ) -> Iterator[pa.RecordBatch]:
-        """Rows, or rows of `partial`, of this shard in this micro-batch, in; changed results out."""
+        """Merges this shard's micro-batch into the state, and yields the results to emit.
+
+        Args:
+            batches: all rows of this shard in this micro-batch, or the rows that `partial` made of them.
+            state: state of this shard.
+            context: the micro-batch; late rows and rows without a time are counted in it.
+        """
         describe(state, self.description)
         grouping = self._grouping
         if grouping.merges:
-            found = list(self._parts(batches, merged=False))
+            parts = list(self._parts(batches, merged=False))
         else:
-            found = list(self._reduced(self._parts(batches), bounded=False))
-        partial = whole(found) if found else pa.RecordBatch.from_pylist([], grouping.partial)
+            parts = list(self._reduced(self._parts(batches), bounded=False))
+        partial = concat_batches(parts) if parts else pa.RecordBatch.from_pylist([], grouping.partial)
         for columns in grouping.update(partial, state, context):
-            yield from output(grouping.output, columns)
+            yield from output_batches(grouping.output, columns)
 
     def _reduced(self, parts: Iterable[pa.RecordBatch], *, bounded: bool) -> Iterator[pa.RecordBatch]:
-        """Partial rows, each group once in a batch: one batch, or more if bounded and groups are many."""
+        """Merges partial rows, so that each yielded batch has each group once.
+
+        It yields one batch; or several if ``bounded`` is set and there are more groups than memory allows.
+        """
         grouping = self._grouping
         waiting: list[pa.RecordBatch] = []
         count, limit = 0, PARTIAL_ROWS
@@ -121,18 +147,21 @@ class AggregateProcessor:
             waiting.append(part)
             count += part.num_rows
             if count >= limit and len(waiting) > 1:
-                waiting = [grouping.of_partials(whole(waiting))]
+                waiting = [grouping.merge_partials(concat_batches(waiting))]
                 count = waiting[0].num_rows
                 if bounded and count >= PARTIAL_ROWS // 2:
                     yield waiting.pop()
                     count = 0
-                # Groups that are all different do not get fewer: wait until there are twice as many rows.
+                # If nearly all groups are distinct, merging saves nothing, so wait for twice as many rows.
                 limit = max(PARTIAL_ROWS, 2 * count)
         if waiting:
-            yield waiting[0] if len(waiting) == 1 else grouping.of_partials(whole(waiting))
+            yield waiting[0] if len(waiting) == 1 else grouping.merge_partials(concat_batches(waiting))
 
     def _parts(self, batches: Iterable[pa.RecordBatch], *, merged: bool = True) -> Iterator[pa.RecordBatch]:
-        """Partial rows of rows; or those that came, each group once in a batch if they are to be merged."""
+        """Yields the input as partial rows, computing them if the input consists of plain rows.
+
+        If ``merged`` is set, each yielded batch has each group once.
+        """
         grouping = self._grouping
         rest = iter(batches)
         first = next(rest, None)
@@ -140,13 +169,13 @@ class AggregateProcessor:
             return
         if first.schema.names == grouping.partial.names:
             partial = chunks(chain([first], rest), grouping.partial)
-            yield from map(grouping.of_partials, partial) if merged else partial
+            yield from map(grouping.merge_partials, partial) if merged else partial
         else:
-            yield from map(grouping.of_rows, chunks(chain([first], rest), self._read))
+            yield from map(grouping.reduce_rows, chunks(chain([first], rest), self._read))
 
     @cached_property
     def _read(self) -> pa.Schema:
-        """The columns that are read of the rows."""
+        """Columns of the input rows that the processor reads."""
         time = [] if self._window is None else [self._window.on]
         names = dict.fromkeys([*self._keys.names, *time, *self._grouping.aggregation.columns])
         return pa.schema([self._schema.field(name) for name in names])
@@ -159,14 +188,14 @@ class AggregateProcessor:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is declared: the rest is made of it where it is needed."""
-        return without_made(self)
+        """Returns the declared attributes; the task recomputes the cached ones."""
+        return without_cached(self)
 
 
 def grouping_of(
     keys: pa.Schema, aggregation: Aggregation, window: Window | None, time: pa.DataType, emit: str
 ) -> Grouping:
-    """The grouping of a window, or of none."""
+    """Returns the grouping for a window, or for no window."""
     if window is None:
         return Running(keys, aggregation)
     if isinstance(window, Session):
@@ -174,8 +203,8 @@ def grouping_of(
     return Windowed(keys, aggregation, window, time, emit)
 
 
-def of_description(description: Description) -> Grouping:
-    """The grouping whose state a store holds: for who looks at the state."""
+def grouping_of_description(description: Description) -> Grouping:
+    """Returns the grouping that decodes a store with this description."""
     details = description.details
     window = window_from_json(details["window"]) if "window" in details else None
     time = type_from_json(details["time"]) if "window" in details else None
@@ -183,7 +212,7 @@ def of_description(description: Description) -> Grouping:
 
 
 def _by_event_time(aggregates: Mapping[str, Aggregate], window: Window | None) -> dict[str, Aggregate]:
-    """In windows the newest row is that of the latest event time, if nothing else is said."""
+    """Orders ``latest`` without ``by`` by event time if there is a window."""
     return {
         name: latest(str(each.column), by=window.on)
         if window and each.kind == "latest" and not each.by
@@ -197,11 +226,12 @@ def _check_names(schema: pa.Schema, grouping: Grouping) -> None:
         twice = sorted({name for name in fields.names if fields.names.count(name) > 1})
         if twice:
             raise InvalidSchemaError(
-                f"column {twice[0]!r} would be there twice: {', '.join(fields.names)}",
-                fix="give the result another name, or rename the key's column",
+                f"the result would have two columns named {twice[0]!r}: {', '.join(fields.names)}.",
+                fix="give the aggregate another name, or rename the key column.",
             )
     if schema.names == grouping.partial.names:
         raise InvalidSchemaError(
-            f"rows of columns {', '.join(schema.names)} cannot be told from partial rows",
-            fix="give the result another name",
+            f"the input columns {', '.join(schema.names)} have the same names as those of partial rows, so "
+            "the operator cannot distinguish the two.",
+            fix="give the aggregate another name.",
         )

@@ -1,4 +1,4 @@
-"""Aggregates in sessions: all open sessions of a key in one value, until they close."""
+"""Aggregation in sessions: one value holds all open sessions of a key, until they close."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector import due, sessions
 from kafka_eos_source.state.vector.aggregation import Aggregation, Grouped
 from kafka_eos_source.state.vector.group import NO_NULLS_ONLY, ZERO_FOR_NULLS
-from kafka_eos_source.state.vector.grouping import TIMES, VALUES, Grouping, closed_until, seen
+from kafka_eos_source.state.vector.grouping import TIMES, VALUES, Grouping, closed_until, record_event_times
 from kafka_eos_source.state.vector.lists import ListCodec
-from kafka_eos_source.state.vector.windows import Session, of_ms, of_times_ms, times_ms
+from kafka_eos_source.state.vector.windows import Session, ms_column, times_from_ms, times_ms
 
 _Mask = NDArray[np.bool_]
 
 
 @dataclass
 class _Sessions:
-    """Sessions of several keys.
+    """Sessions of several keys, one array element per session.
 
     Attributes:
-        key: number of the key of each.
-        first_ms, last_ms: event time of the first and the last row of each.
+        key: number of the session's key.
+        first_ms: event time of the session's first row.
+        last_ms: event time of the session's last row.
         states: columns of `Aggregation.state`.
     """
 
@@ -45,13 +46,13 @@ class _Sessions:
         return len(self.key)
 
     def where(self, mask: _Mask) -> _Sessions:
-        """Those that a mask has."""
-        only = pa.array(mask)
-        states = [column.filter(only) for column in self.states]
+        """Returns the sessions for which the mask is true."""
+        selected = pa.array(mask)
+        states = [column.filter(selected) for column in self.states]
         return _Sessions(self.key[mask], self.first_ms[mask], self.last_ms[mask], states)
 
-    def with_(self, other: _Sessions) -> _Sessions:
-        """These, and then others."""
+    def followed_by(self, other: _Sessions) -> _Sessions:
+        """Returns these sessions followed by the others."""
         return _Sessions(
             np.concatenate([self.key, other.key]),
             np.concatenate([self.first_ms, other.first_ms]),
@@ -61,21 +62,22 @@ class _Sessions:
 
 
 class Sessionized(Grouping):
-    """Session windows.
+    """Groups rows by key and session.
 
-    ::
+    Layout of the store::
 
         keyed 0x02 │ group key           →    list of: first │ last │ states    (`lists`)
-        timed 0x81 │ time │ group key    →    nothing
+        timed 0x81 │ time │ group key    →    (empty)
 
-    A key's open sessions are few and close together in time, so one value holds them: a batch reads and
-    writes each of its keys once, however many sessions join. The timed table says when to look at a key
-    again (`due`).
+    A key has few open sessions, so one value holds them all. A batch reads and writes the value of each of
+    its keys once, however many sessions it joins. The timed table holds due entries, which record when the
+    sessions of a key must be checked again (see `due`).
 
-    Partial rows are sessions too, of the rows of one input partition. Joining them is what joining rows is.
+    A partial row is a session too: one of the rows of a single input partition. Partial rows are joined by
+    the same rule as rows.
     """
 
-    merges: ClassVar[bool] = True  # with what is stored, by the same joining
+    merges: ClassVar[bool] = True  # `update` joins the partial rows and the stored sessions in one step
     extra: ClassVar[pa.Schema] = pa.schema(
         [
             pa.field("__first_ms", pa.int64()),
@@ -109,21 +111,21 @@ class Sessionized(Grouping):
 
     # -- partial rows
 
-    def of_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def reduce_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         times, is_valid = times_ms(rows.column(self._window.on))
         columns = {name: rows.column(name) for name in self.aggregation.columns}
-        number, group_keys = numbered(self.codec.encode(self.columns(rows)))
+        number, group_keys = numbered(self.codec.encode(self.key_arrays(rows)))
         session = self._join_parts(number, times, times, is_valid)
-        moments = of_ms(times, is_valid)
+        moments = ms_column(times, is_valid)
         extra = [
             (pa.array(number), "min", NO_NULLS_ONLY),
             (moments, "min", NO_NULLS_ONLY),
             (moments, "max", NO_NULLS_ONLY),
             (None, "count_all", None),
         ]
-        return self._partial(group_keys, self.aggregation.of_rows([session], columns, extra))
+        return self._partial(group_keys, self.aggregation.aggregate_rows([session], columns, extra))
 
-    def of_partials(self, partial: pa.RecordBatch) -> pa.RecordBatch:
+    def merge_partials(self, partial: pa.RecordBatch) -> pa.RecordBatch:
         keys, (first, last, counts), states = self.split(partial)
         number, group_keys = numbered(self.codec.encode(keys))
         begins, ends = cells.raw(first, np.int64), cells.raw(last, np.int64)
@@ -134,10 +136,10 @@ class Sessionized(Grouping):
             (last, "max", NO_NULLS_ONLY),
             (counts, "sum", ZERO_FOR_NULLS),
         ]
-        return self._partial(group_keys, self.aggregation.of_states([session], states, extra))
+        return self._partial(group_keys, self.aggregation.merge_states([session], states, extra))
 
     def _join_parts(self, number: Ints, first: Ints, last: Ints, is_valid: _Mask) -> pa.Array:
-        # Spans without a time are a session of their own: they are counted when they come to the state.
+        # Rows without a time form a separate session per key, which `update` drops and counts.
         key = np.where(is_valid, number, number + len(number))
         return pa.array(sessions.join(key, first, last + self._window.gap_ms))
 
@@ -150,43 +152,42 @@ class Sessionized(Grouping):
     def update(
         self, partial: pa.RecordBatch, state: StateAccess, context: BatchContext
     ) -> Iterator[list[pa.Array]]:
-        partial = self._with_time(partial, context)
-        seen(context, cells.raw(partial.column("__last_ms"), np.int64))
+        partial = self._drop_rows_without_time(partial, context)
+        record_event_times(context, cells.raw(partial.column("__last_ms"), np.int64))
         until_ms = closed_until(context, self._window.grace_ms)
-        over = due.due_keys(state, TIMES, until_ms)
+        due_keys = due.due_keys(state, TIMES, until_ms)
         if partial.num_rows:
-            changed = yield from self._merge(partial, until_ms, state, context)
-            over = over.filter(due.without(over, changed))
-        if len(over):
-            yield from self._close(over, until_ms, state)
+            merged = yield from self._merge(partial, until_ms, state, context)
+            due_keys = due_keys.filter(due.is_not_in(due_keys, merged))
+        if len(due_keys):
+            yield from self._close(due_keys, until_ms, state)
 
     def _merge(
         self, partial: pa.RecordBatch, until_ms: int | None, state: StateAccess, context: BatchContext
     ) -> Generator[list[pa.Array], None, pa.BinaryArray]:
-        """Joins new sessions with those in the state, and takes out those that closed.
+        """Joins new sessions with the stored ones, emits results, and deletes the sessions that close.
 
-        Returns: the group keys.
+        Returns:
+            Group keys of the new sessions.
         """
         keys, (first, last, counts), states = self.split(partial)
         number, group_keys = numbered_in_order(self.codec.encode(keys))
         new = _Sessions(number, cells.raw(first, np.int64), cells.raw(last, np.int64), states)
         old, due_ms = self._load(group_keys, state)
         watermark = context.watermark_ms(self._window.grace_ms)
-        # What closed by the watermark takes no rows any more, even if nobody has looked at it since.
-        over = self._closed(old, watermark)
-        joined, is_new, changed, late = self._join(
-            old.where(~over), new, cells.raw(counts, np.int64), watermark
-        )
+        # A session that is closed by the watermark accepts no rows, even if it is still in the state.
+        was_closed = self._is_closed(old, watermark)
+        open_before = old.where(~was_closed)
+        joined, has_new, changed, late = self._join(open_before, new, cells.raw(counts, np.int64), watermark)
         if late:
             context.count("late_rows", late)
-        closed = self._closed(joined, until_ms)
-        self._store(group_keys, joined.where(~closed), due_ms, until_ms, state)
+        closes = self._is_closed(joined, until_ms)
+        self._store(group_keys, joined.where(~closes), due_ms, until_ms, state)
         if self._on_close:
-            yield self._row(group_keys, old.where(over).with_(joined.where(closed)))
+            yield self._result(group_keys, old.where(was_closed).followed_by(joined.where(closes)))
         else:
-            gone = old.where(~over).where(changed)
-            yield self._row(group_keys, gone, removed=True)
-            yield self._row(group_keys, joined.where(is_new))
+            yield self._result(group_keys, open_before.where(changed), removed=True)
+            yield self._result(group_keys, joined.where(has_new))
         return group_keys
 
     def _join(
@@ -194,43 +195,49 @@ class Sessionized(Grouping):
     ) -> tuple[_Sessions, _Mask, _Mask, int]:
         """Joins stored sessions and new ones.
 
-        Returns: all sessions that there are now; which of them have new rows; which of the old ones are no
-            more, as they have another first or last row now; and how many rows were late, in sessions that
-            had closed.
+        Args:
+            old: stored sessions that are still open.
+            new: sessions of this batch.
+            counts: number of rows of each new session.
+            watermark: ms since the epoch; None = no row had an event time yet.
+
+        Returns:
+            The joined sessions without late ones; which of them have new rows; which of the old sessions now
+            have another first or last row; and the number of late rows.
         """
-        both = old.with_(new)
+        both = old.followed_by(new)
         session = sessions.join(both.key, both.first_ms, both.last_ms + self._window.gap_ms)
-        is_new = np.arange(len(both)) >= len(old)
+        is_of_batch = np.arange(len(both)) >= len(old)
         rows = np.concatenate([np.zeros(len(old), np.int64), counts])
         extra = [
             (pa.array(both.key), "min", NO_NULLS_ONLY),
             (pa.array(both.first_ms), "min", NO_NULLS_ONLY),
             (pa.array(both.last_ms), "max", NO_NULLS_ONLY),
-            (pa.array(is_new.astype(np.int64)), "max", NO_NULLS_ONLY),
+            (pa.array(is_of_batch.astype(np.int64)), "max", NO_NULLS_ONLY),
             (pa.array(rows), "sum", NO_NULLS_ONLY),
         ]
-        (number,), more, states = self.aggregation.of_states([pa.array(session)], both.states, extra)
+        (number,), more, states = self.aggregation.merge_states([pa.array(session)], both.states, extra)
         order = np.argsort(cells.raw(number, np.int64))
         key, first, last, has_new, rows = (cells.raw(column, np.int64)[order] for column in more)
-        found = _Sessions(key, first, last, [column.take(pa.array(order)) for column in states])
+        joined = _Sessions(key, first, last, [column.take(pa.array(order)) for column in states])
         now = session[: len(old)]
         changed = (first[now] != old.first_ms) | (last[now] != old.last_ms)
-        # None of the old ones had closed, so what has closed is of new rows alone.
-        late = self._closed(found, watermark)
-        return found.where(~late), has_new[~late] == 1, changed, int(rows[late].sum())
+        # The old sessions are all open, so a closed session consists of new rows only, which are late.
+        late = self._is_closed(joined, watermark)
+        return joined.where(~late), has_new[~late] == 1, changed, int(rows[late].sum())
 
     def _close(
         self, group_keys: pa.BinaryArray, until_ms: int | None, state: StateAccess
     ) -> Iterator[list[pa.Array]]:
-        """Closes what is over of keys whose entry was due, and gives them another entry."""
-        found, due_ms = self._load(group_keys, state)
-        closed = self._closed(found, until_ms)
-        self._store(group_keys, found.where(~closed), due_ms, until_ms, state)
-        if self._on_close and bool(closed.any()):
-            yield self._row(group_keys, found.where(closed))
+        """Closes the ended sessions of keys whose due entry was reached, and moves the entries."""
+        stored, due_ms = self._load(group_keys, state)
+        closes = self._is_closed(stored, until_ms)
+        self._store(group_keys, stored.where(~closes), due_ms, until_ms, state)
+        if self._on_close and bool(closes.any()):
+            yield self._result(group_keys, stored.where(closes))
 
     def _load(self, group_keys: pa.BinaryArray, state: StateAccess) -> tuple[_Sessions, pa.Int64Array]:
-        """The stored sessions of keys, and when each key's entry is."""
+        """Reads the stored sessions of keys, and the time of each key's due entry."""
         due_ms, counts, columns = self._lists.decode(state.get_many(keyed_keys(VALUES, group_keys)))
         first, last, *states = columns
         key = np.repeat(np.arange(len(counts)), counts)
@@ -244,12 +251,12 @@ class Sessionized(Grouping):
         until_ms: int | None,
         state: StateAccess,
     ) -> None:
-        """Writes the sessions that keys have now, in the order of keys, and moves the keys' entries."""
+        """Writes the open sessions of keys, which are in the order of the keys, and moves the due entries."""
         counts = np.bincount(kept.key, minlength=len(group_keys))
         ends = kept.last_ms + self._window.gap_ms
         first_end = np.full(len(group_keys), np.iinfo(np.int64).max)
         np.minimum.at(first_end, kept.key, ends)
-        entry = due.moved(due_ms, first_end, counts > 0, until_ms)
+        entry = due.next_entries(due_ms, first_end, counts > 0, until_ms)
         columns = [pa.array(kept.first_ms), pa.array(kept.last_ms), *kept.states]
         values = self._lists.encode(np.asarray(entry.fill_null(0), np.int64), counts, columns)
         state.put_many(keyed_keys(VALUES, group_keys), values)
@@ -257,13 +264,13 @@ class Sessionized(Grouping):
         differs = pc.or_(differs, pc.not_equal(entry.is_null(), due_ms.is_null()))
         due.move(state, TIMES, group_keys.filter(differs), due_ms.filter(differs), entry.filter(differs))
 
-    def _closed(self, found: _Sessions, until_ms: int | None) -> _Mask:
+    def _is_closed(self, checked: _Sessions, until_ms: int | None) -> _Mask:
         if until_ms is None:
-            return np.zeros(len(found), np.bool_)
-        return found.last_ms + self._window.gap_ms <= until_ms
+            return np.zeros(len(checked), np.bool_)
+        return checked.last_ms + self._window.gap_ms <= until_ms
 
-    def _with_time(self, partial: pa.RecordBatch, context: BatchContext) -> pa.RecordBatch:
-        """Partial rows that have a time; rows without one are in no session, and counted."""
+    def _drop_rows_without_time(self, partial: pa.RecordBatch, context: BatchContext) -> pa.RecordBatch:
+        """Drops and counts partial rows without an event time, which belong to no session."""
         times = partial.column("__first_ms")
         if not times.null_count:
             return partial
@@ -273,19 +280,22 @@ class Sessionized(Grouping):
 
     # -- output
 
-    def _row(self, group_keys: pa.BinaryArray, found: _Sessions, *, removed: bool = False) -> list[pa.Array]:
-        keys = self.codec.decode(group_keys.take(pa.array(found.key)))
-        span = self._span(found)
-        results = self.aggregation.finish(found.states)
+    def _result(
+        self, group_keys: pa.BinaryArray, emitted: _Sessions, *, removed: bool = False
+    ) -> list[pa.Array]:
+        """Returns the output columns of sessions; ``removed`` marks rows that retract earlier ones."""
+        keys = self.codec.decode(group_keys.take(pa.array(emitted.key)))
+        span = self._span(emitted)
+        results = self.aggregation.finish(emitted.states)
         if self._on_close:
             return [*keys, *span, *results]
         if removed:
-            results = [pa.nulls(len(found), column.type) for column in results]
-        return [*keys, *span, *results, pa.repeat(pa.scalar(removed), len(found))]
+            results = [pa.nulls(len(emitted), column.type) for column in results]
+        return [*keys, *span, *results, pa.repeat(pa.scalar(removed), len(emitted))]
 
-    def _span(self, found: _Sessions) -> list[pa.Array]:
-        ends = found.last_ms + self._window.gap_ms
-        return [of_times_ms(found.first_ms, self._time), of_times_ms(ends, self._time)]
+    def _span(self, of: _Sessions) -> list[pa.Array]:
+        ends = of.last_ms + self._window.gap_ms
+        return [times_from_ms(of.first_ms, self._time), times_from_ms(ends, self._time)]
 
     def read(self, table: int, keys: pa.BinaryArray, values: pa.BinaryArray) -> pa.Table:
         entries = split_keys(keys)
@@ -293,15 +303,15 @@ class Sessionized(Grouping):
         if table == TIMES:
             names = [*self.keys, pa.field("due", self._time)]
             return pa.Table.from_arrays(
-                [*columns, of_times_ms(entries.times_ms, self._time)], schema=pa.schema(names)
+                [*columns, times_from_ms(entries.times_ms, self._time)], schema=pa.schema(names)
             )
         _, counts, (first, last, *states) = self._lists.decode(values)
         key = np.repeat(np.arange(len(counts)), counts)
-        found = _Sessions(key, cells.raw(first, np.int64), cells.raw(last, np.int64), states)
+        stored = _Sessions(key, cells.raw(first, np.int64), cells.raw(last, np.int64), states)
         index = pa.array(key)
         arrays = [
             *(column.take(index) for column in columns),
-            *self._span(found),
+            *self._span(stored),
             *self.aggregation.finish(states),
         ]
         window = [pa.field("window_start", self._time), pa.field("window_end", self._time)]

@@ -1,4 +1,4 @@
-"""Aggregates in windows of fixed size: one value for each key and window, until the window closes."""
+"""Aggregation in windows of fixed size: one value per key and window, kept until the window closes."""
 
 from __future__ import annotations
 
@@ -17,22 +17,30 @@ from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector import due
 from kafka_eos_source.state.vector.aggregation import Aggregation
 from kafka_eos_source.state.vector.group import NO_NULLS_ONLY, ZERO_FOR_NULLS
-from kafka_eos_source.state.vector.grouping import TIMES, Grouping, closed_until, in_order, seen, stored
-from kafka_eos_source.state.vector.windows import Tumbling, of_ms, of_times_ms, times_ms
+from kafka_eos_source.state.vector.grouping import (
+    TIMES,
+    Grouping,
+    closed_until,
+    combine_with_stored,
+    record_event_times,
+    sort_by_store_key,
+)
+from kafka_eos_source.state.vector.windows import Tumbling, ms_column, times_from_ms, times_ms
 
 
 class Windowed(Grouping):
-    """Tumbling and hopping windows.
+    """Groups rows by key and by tumbling or hopping window.
 
-    ::
+    Layout of the store::
 
         timed 0x81 │ end of the window │ group key    →    version │ states
 
-    The table is in the order of time, so that what closes is a range at its start, found and deleted
-    without a look at any other window, and needs no index of its own.
+    The table is ordered by time, so the windows that close are a range at its start. The processor finds and
+    deletes them without reading any other window, and without an index.
 
-    Partial rows are of *panes*: the longest spans that no window cuts. A hopping window's rows are merged
-    into panes first, and only then counted in each of the windows they are in.
+    A partial row belongs to a *pane*, which is the longest span that lies entirely inside or outside every
+    window. The rows of hopping windows are merged into panes first, and the panes are then added to each of
+    their windows.
     """
 
     extra: ClassVar[pa.Schema] = pa.schema(
@@ -60,42 +68,46 @@ class Windowed(Grouping):
     def tables(self) -> dict[int, TableDescription]:
         return {TIMES: TableDescription("windows", self.aggregation.state, details={"time": "window_end"})}
 
-    def of_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def reduce_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         times, is_valid = times_ms(rows.column(self._window.on))
         columns = {name: rows.column(name) for name in self.aggregation.columns}
-        extra = [(of_ms(times, is_valid), "max", NO_NULLS_ONLY), (None, "count_all", None)]
-        keys = [*self.columns(rows), of_ms(self._window.panes(times), is_valid)]
-        groups, more, states = self.aggregation.of_rows(keys, columns, extra)
+        extra = [(ms_column(times, is_valid), "max", NO_NULLS_ONLY), (None, "count_all", None)]
+        keys = [*self.key_arrays(rows), ms_column(self._window.panes(times), is_valid)]
+        groups, more, states = self.aggregation.aggregate_rows(keys, columns, extra)
         return pa.RecordBatch.from_arrays([*groups, *more, *states], schema=self.partial)
 
-    def of_partials(self, partial: pa.RecordBatch) -> pa.RecordBatch:
+    def merge_partials(self, partial: pa.RecordBatch) -> pa.RecordBatch:
         keys, (panes, latest, counts), states = self.split(partial)
         extra = [(latest, "max", NO_NULLS_ONLY), (counts, "sum", ZERO_FOR_NULLS)]
-        groups, more, merged = self.aggregation.of_states([*keys, panes], states, extra)
+        groups, more, merged = self.aggregation.merge_states([*keys, panes], states, extra)
         return pa.RecordBatch.from_arrays([*groups, *more, *merged], schema=self.partial)
 
     def update(
         self, partial: pa.RecordBatch, state: StateAccess, context: BatchContext
     ) -> Iterator[list[pa.Array]]:
-        panes = _with_time(partial, context)
-        seen(context, cells.raw(panes.column("__seen_ms"), np.int64))
+        panes = _drop_rows_without_time(partial, context)
+        record_event_times(context, cells.raw(panes.column("__seen_ms"), np.int64))
         until_ms = closed_until(context, self._window.grace_ms)
-        over = due.due(state, TIMES, until_ms)
+        closing = due.due(state, TIMES, until_ms)
         keys, starts, new = self._windows(panes, context)
-        changed = pa.array([], pa.binary())
+        closed = pa.array([], pa.binary())
         if len(starts):
-            changed = yield from self._merge(keys, starts, new, until_ms, state)
-        for places, values in over:
-            rest = due.without(places, changed)
-            places, values = places.filter(rest), values.filter(rest)
-            due.delete(state, places)
+            closed = yield from self._merge(keys, starts, new, until_ms, state)
+        for store_keys, values in closing:
+            unchanged = due.is_not_in(store_keys, closed)
+            store_keys, values = store_keys.filter(unchanged), values.filter(unchanged)
+            due.delete(state, store_keys)
             if self._on_close:
-                yield self._stored(places, values)
+                yield self._decode(store_keys, values)
 
     def _windows(
         self, panes: pa.RecordBatch, context: BatchContext
     ) -> tuple[list[pa.Array], Ints, list[pa.Array]]:
-        """What the panes add to each open window: keys, starts, states."""
+        """Computes what the panes add to each open window; counts and drops late rows.
+
+        Returns:
+            Key columns, starts in ms, and states of the windows.
+        """
         window = self._window
         keys, (begins, _, counts), states = self.split(panes)
         pane, starts = window.starts(cells.raw(begins, np.int64))
@@ -108,7 +120,7 @@ class Windowed(Grouping):
             index = pa.array(pane)
             keys, states = [key.take(index) for key in keys], [column.take(index) for column in states]
         if window.size_ms != window.every_ms:
-            groups, _, states = self.aggregation.of_states([*keys, pa.array(starts)], states)
+            groups, _, states = self.aggregation.merge_states([*keys, pa.array(starts)], states)
             *keys, begins = groups
             starts = cells.raw(begins, np.int64)
         return keys, starts, states
@@ -121,46 +133,50 @@ class Windowed(Grouping):
         until_ms: int | None,
         state: StateAccess,
     ) -> Generator[list[pa.Array], None, pa.BinaryArray]:
-        """Merges what windows have come to into the state, and takes out those that closed.
+        """Merges windows into the state, emits results, and deletes the windows that close.
 
-        Returns: the places of these; they were in the state only if they had been there before.
+        Returns:
+            Keys in the store of the windows that this batch changed and closed.
         """
-        places = timed_keys(TIMES, starts + self._window.size_ms, self.codec.encode(keys))
-        places, [begins, *keys], new = in_order(places, [pa.array(starts), *keys], new)
+        store_keys = timed_keys(TIMES, starts + self._window.size_ms, self.codec.encode(keys))
+        store_keys, [begins, *keys], new = sort_by_store_key(store_keys, [pa.array(starts), *keys], new)
         ends = cells.raw(begins, np.int64) + self._window.size_ms
-        states, before = stored(state, places, self.values, self.aggregation, new)
-        closed = pa.array(np.zeros(len(ends), np.bool_) if until_ms is None else ends <= until_ms)
-        gone = places.filter(closed)
-        if len(gone):
-            due.delete(state, places.filter(pc.and_(closed, before.is_valid())))
-            kept = pc.invert(closed)
-            values = self.values.encode([column.filter(kept) for column in states])
-            state.put_many(places.filter(kept), values)
+        states, before = combine_with_stored(state, store_keys, self.values, self.aggregation, new)
+        is_closed = pa.array(np.zeros(len(ends), np.bool_) if until_ms is None else ends <= until_ms)
+        closed = store_keys.filter(is_closed)
+        if len(closed):
+            due.delete(state, store_keys.filter(pc.and_(is_closed, before.is_valid())))
+            is_open = pc.invert(is_closed)
+            values = self.values.encode([column.filter(is_open) for column in states])
+            state.put_many(store_keys.filter(is_open), values)
         else:
-            state.put_many(places, self.values.encode(states))
+            state.put_many(store_keys, self.values.encode(states))
         if not self._on_close:
-            yield self._row(keys, ends, states)
-        elif len(gone):
-            only = ends[np.asarray(closed)]
-            yield self._row(
-                [key.filter(closed) for key in keys], only, [column.filter(closed) for column in states]
+            yield self._result(keys, ends, states)
+        elif len(closed):
+            yield self._result(
+                [key.filter(is_closed) for key in keys],
+                ends[np.asarray(is_closed)],
+                [column.filter(is_closed) for column in states],
             )
-        return gone
+        return closed
 
-    def _stored(self, places: pa.BinaryArray, values: pa.BinaryArray) -> list[pa.Array]:
-        entries = split_keys(places)
-        return self._row(self.codec.decode(entries.group_keys), entries.times_ms, self.values.decode(values))
+    def _decode(self, store_keys: pa.BinaryArray, values: pa.BinaryArray) -> list[pa.Array]:
+        entries = split_keys(store_keys)
+        return self._result(
+            self.codec.decode(entries.group_keys), entries.times_ms, self.values.decode(values)
+        )
 
-    def _row(self, keys: list[pa.Array], ends: Ints, states: list[pa.Array]) -> list[pa.Array]:
-        begins = of_times_ms(ends - self._window.size_ms, self._time)
-        return [*keys, begins, of_times_ms(ends, self._time), *self.aggregation.finish(states)]
+    def _result(self, keys: list[pa.Array], ends: Ints, states: list[pa.Array]) -> list[pa.Array]:
+        begins = times_from_ms(ends - self._window.size_ms, self._time)
+        return [*keys, begins, times_from_ms(ends, self._time), *self.aggregation.finish(states)]
 
     def read(self, _table: int, keys: pa.BinaryArray, values: pa.BinaryArray) -> pa.Table:
-        return pa.Table.from_arrays(self._stored(keys, values), schema=self.output)
+        return pa.Table.from_arrays(self._decode(keys, values), schema=self.output)
 
 
-def _with_time(partial: pa.RecordBatch, context: BatchContext) -> pa.RecordBatch:
-    """Partial rows that have a time; rows without one are in no window, and counted."""
+def _drop_rows_without_time(partial: pa.RecordBatch, context: BatchContext) -> pa.RecordBatch:
+    """Drops and counts partial rows without an event time, which belong to no window."""
     times = partial.column(partial.schema.get_field_index("__seen_ms"))
     if not times.null_count:
         return partial
