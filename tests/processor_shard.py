@@ -17,7 +17,6 @@ from kafka_eos_source.state.processor import registry
 from kafka_eos_source.state.processor.arrow import arrow_schema
 from kafka_eos_source.state.processor.ddl import as_struct
 from kafka_eos_source.state.processor.entries import StateEntry, read_entries
-from kafka_eos_source.state.processor.registry import describe
 from kafka_eos_source.state.processor.run import StatefulProcessorRunner
 
 
@@ -90,10 +89,16 @@ def scan_table(state: StateAccess, byte: int) -> Iterator[tuple[bytes, bytes]]:
     return state.range(bytes([byte]), bytes([byte + 1]) if byte < 0xFF else None)
 
 
+def variables_in(state: StateAccess) -> tuple[registry.VariableInfo, ...]:
+    """Returns the variables in a store, by table."""
+    stored = registry.read(state)
+    return () if stored is None else stored.variables
+
+
 def check_indexes(shard: Shard) -> None:
     """Each value with a time to live has exactly its entry in the index, each timer both of its entries."""
     state = shard.state
-    for variable in describe(state):
+    for variable in variables_in(state):
         if not variable.ttl:
             continue
         index = variable.table | layout.TIMED

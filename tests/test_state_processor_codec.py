@@ -150,7 +150,7 @@ def test_values_are_read_and_written_as_spark_does() -> None:
     ],
 )
 def test_a_row_that_does_not_fit_is_refused(schema: str, row: Any) -> None:
-    with pytest.raises(StatefulProcessorError, match=r"STATE_STORE_VALUE.*is no row of"):
+    with pytest.raises(StatefulProcessorError, match=r"STATE_STORE_VALUE.*is not a row of"):
         StructCodec(as_struct(schema, "x")).encode(row)
 
 

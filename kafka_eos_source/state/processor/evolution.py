@@ -1,7 +1,8 @@
-"""What a variable's schema may become: the rules of Spark's Avro-encoded state, less what loses data unseen.
+"""Which changes to the schema of a state variable are allowed.
 
-Fields are told apart by name. They may be added (null in what is there), dropped, put in another order,
-widened. Added *and* dropped at once looks like a rename, which would lose the values: refused.
+The rules are those of Spark's Avro-encoded state, without the changes that lose data silently. Fields are
+matched by name. A new schema may add fields (null in old rows), drop fields, reorder them, and widen their
+types. A schema that adds *and* drops fields is refused: it looks like a rename, which would lose the values.
 """
 
 from __future__ import annotations
@@ -23,32 +24,32 @@ _WIDER: dict[type[t.DataType], tuple[type[t.DataType], ...]] = {
 
 
 def shape(type_: t.DataType) -> str:
-    """A type as text, less what does not change how values are kept (nullability, comments)."""
+    """Returns a type as text, without what does not affect the encoding (nullability, comments)."""
     return type_.simpleString()
 
 
 def problem(old: t.StructType, new: t.StructType) -> str | None:
-    """Why rows of ``old`` cannot be read as rows of ``new``; None = they can."""
+    """Returns why rows of ``old`` cannot be read as rows of ``new``; None if they can."""
     was = {field.name: field.dataType for field in old.fields}
     now = {field.name: field.dataType for field in new.fields}
     dropped = [name for name in was if name not in now]
     added = [name for name in now if name not in was]
     if dropped and added:
-        return f"{', '.join(dropped)} gone and {', '.join(added)} new, which looks like a rename"
+        return f"{', '.join(dropped)} was dropped and {', '.join(added)} added, which looks like a rename"
     for name in was.keys() & now.keys():
         if not _widens(was[name], now[name]):
-            return f"{name} was {shape(was[name])} and is {shape(now[name])}"
+            return f"{name} was {shape(was[name])} and is now {shape(now[name])}"
     return None
 
 
 def converter(old: t.StructType, new: t.StructType) -> Callable[[Value], Value]:
-    """Rows of ``old`` to rows of ``new``; only where there is no `problem`."""
+    """Returns a function that converts rows of ``old`` to ``new``. Requires that `problem` is None."""
     position = {name: i for i, name in enumerate(old.names)}
     sources = [position.get(name, -1) for name in new.names]
     floats = [isinstance(field.dataType, (t.FloatType, t.DoubleType)) for field in new.fields]
 
     def convert(row: Value) -> Value:
-        extended = tuple(chain(row, (None,)))  # -1, a field that is new, is the null behind the last one
+        extended = tuple(chain(row, (None,)))  # position -1, of a new field, is this null
         return tuple(
             float(extended[i]) if is_float and extended[i] is not None else extended[i]
             for i, is_float in zip(sources, floats, strict=True)

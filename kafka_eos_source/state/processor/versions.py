@@ -1,4 +1,4 @@
-"""Values of a variable in every schema that it has had."""
+"""Reads values of a state variable in every schema that the variable has had."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from kafka_eos_source.state.processor.codec import StructCodec, Value
 
 
 class VersionedCodec:
-    """Writes rows in the newest schema, reads them in the one they were written in, as rows of the newest.
+    """Writes rows in the newest schema; reads rows of all schemas and converts them to the newest.
 
     Args:
-        schemas: oldest first; their number is the first byte of a row.
+        schemas: all schemas, oldest first; the first byte of a row is the position of its schema.
 
     Attributes:
-        encode: a row as bytes, see `StructCodec.encode`.
-        decode: the row of these bytes as one of the newest schema, see `StructCodec.decode`.
-        names: the fields of the newest schema.
+        encode: encodes a row, see `StructCodec.encode`.
+        decode: decodes a row and converts it to the newest schema, see `StructCodec.decode`.
+        names: names of the fields in the newest schema.
     """
 
     def __init__(self, schemas: tuple[t.StructType, ...]) -> None:
@@ -43,6 +43,6 @@ class VersionedCodec:
             codec, convert = self._older[version]
             return convert(codec.decode(data))
         raise StatefulProcessorError(
-            f"STATE_STORE_VALUE: {data[:64]!r} has schema {version}, expected 0 to {self._version}",
-            fix="the state is damaged, or was written by a newer version of the processor",
+            f"STATE_STORE_VALUE: {data[:64]!r} has schema version {version}, expected 0 to {self._version}.",
+            fix="run the newest version of the processor; if this is the newest, the state is damaged.",
         )
