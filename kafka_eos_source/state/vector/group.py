@@ -71,7 +71,7 @@ def _distinct(asked: list[tuple[Any, str, Any]]) -> list[tuple[Any, str, Any]]:
 
 def _normal(key: pa.Array) -> pa.Array:
     return (
-        cells.unpack(cells.pack(key, normal=True), key.type, binary.valid(key))
+        cells.unpack(cells.pack(key, normalize=True), key.type, binary.valid(key))
         if cells.is_float(key.type)
         else key
     )
