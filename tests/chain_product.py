@@ -132,7 +132,7 @@ def shard_task(
     return shard_module.ShardTask(
         requested=shard_module.RequestedBatch(query_id, batch_id),
         run_id=run_id,
-        attempt=attempt,
+        task_attempt_id=attempt,
         identity=shard_module.StoreIdentity(
             application_id=options.application(query_id),
             store="counts",

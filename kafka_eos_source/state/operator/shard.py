@@ -62,7 +62,7 @@ class ShardTask:
     Attributes:
         requested: query and batch that Spark runs.
         run_id: Spark's id of the run.
-        attempt: UUID (hex) that identifies this task attempt.
+        task_attempt_id: UUID (hex) of this task attempt.
         identity: identity of the shard's store.
         changelog: changelog topic, whose settings were checked.
         options: options of the operator.
@@ -70,7 +70,7 @@ class ShardTask:
 
     requested: RequestedBatch
     run_id: str
-    attempt: str
+    task_attempt_id: str
     identity: StoreIdentity
     changelog: ChangelogTopic
     options: StateOptions
@@ -120,7 +120,7 @@ class OpenShard:
         record = BatchRecord(
             query_id=self._task.requested.query_id,
             batch_id=self._task.requested.batch_id,
-            attempt=self._task.attempt,
+            attempt=self._task.task_attempt_id,
             run_id=self._task.run_id,
             time_ms=self.context.time_ms,
             event_time_ms=self._event_time_ms(),
@@ -347,7 +347,7 @@ def _report(
 ) -> ShardReport:
     return ShardReport(
         tp=task.tp,
-        attempt=task.attempt,
+        attempt=task.task_attempt_id,
         shards=task.identity.shards,
         query_id=task.requested.query_id,
         batch_id=task.requested.batch_id,

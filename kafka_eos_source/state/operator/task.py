@@ -130,7 +130,7 @@ class Operator:
         return ShardTask(
             requested=RequestedBatch(running.query_id, int(running.batch_id)),
             run_id=running.run_id,
-            attempt=uuid.uuid4().hex,
+            task_attempt_id=uuid.uuid4().hex,
             identity=StoreIdentity(
                 application_id=self.options.application(running.query_id),
                 store=self.store,
