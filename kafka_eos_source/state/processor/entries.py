@@ -15,10 +15,10 @@ import pyarrow as pa
 from kafka_eos_source.state import layout
 from kafka_eos_source.state.processor.arrow import arrow_schema
 from kafka_eos_source.state.processor.codec import StructCodec, Value
+from kafka_eos_source.state.processor.evolution import VersionedCodec
 from kafka_eos_source.state.processor.registry import TIMERS, Registry, VariableInfo
 from kafka_eos_source.state.processor.rows import KeyColumns
 from kafka_eos_source.state.processor.ttl import EXPIRY_BYTES
-from kafka_eos_source.state.processor.versions import VersionedCodec
 
 TIMER_NAME = "$timers"
 _BATCH = 4096

@@ -1,4 +1,4 @@
-"""Which changes to the schema of a state variable are allowed.
+"""Changes to the schema of a state variable: which are allowed, and how older rows are read.
 
 The rules are those of Spark's Avro-encoded state, without the changes that lose data silently. Fields are
 matched by name. A new schema may add fields (null in old rows), drop fields, reorder them, and widen their
@@ -12,7 +12,8 @@ from itertools import chain
 
 from pyspark.sql import types as t
 
-from kafka_eos_source.state.processor.codec import Value
+from kafka_eos_source.errors import StatefulProcessorError
+from kafka_eos_source.state.processor.codec import StructCodec, Value
 
 _INTS: tuple[type[t.DataType], ...] = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
 _WIDER: dict[type[t.DataType], tuple[type[t.DataType], ...]] = {
@@ -56,6 +57,43 @@ def converter(old: t.StructType, new: t.StructType) -> Callable[[Value], Value]:
         )
 
     return convert
+
+
+class VersionedCodec:
+    """Writes rows in the newest schema; reads rows of all schemas and converts them to the newest.
+
+    Args:
+        schemas: all schemas, oldest first; the first byte of a row is the position of its schema.
+
+    Attributes:
+        encode: encodes a row, see `StructCodec.encode`.
+        decode: decodes a row and converts it to the newest schema, see `StructCodec.decode`.
+        names: names of the fields in the newest schema.
+    """
+
+    def __init__(self, schemas: tuple[t.StructType, ...]) -> None:
+        newest = StructCodec(schemas[-1], len(schemas) - 1)
+        self.names = newest.names
+        self.encode: Callable[[Value], bytes] = newest.encode
+        self.decode: Callable[[bytes], Value] = self._decode if len(schemas) > 1 else newest.decode
+        self._newest = newest
+        self._version = len(schemas) - 1
+        self._older = [
+            (StructCodec(schema, version), converter(schema, schemas[-1]))
+            for version, schema in enumerate(schemas[:-1])
+        ]
+
+    def _decode(self, data: bytes) -> Value:
+        version = data[0] if data else -1
+        if version == self._version:
+            return self._newest.decode(data)
+        if 0 <= version < self._version:
+            codec, convert = self._older[version]
+            return convert(codec.decode(data))
+        raise StatefulProcessorError(
+            f"STATE_STORE_VALUE: {data[:64]!r} has schema version {version}, expected 0 to {self._version}.",
+            fix="run the newest version of the processor; if this is the newest, the state is damaged.",
+        )
 
 
 def _widens(old: t.DataType, new: t.DataType) -> bool:

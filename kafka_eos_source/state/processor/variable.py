@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from kafka_eos_source.errors import StatefulProcessorError
 from kafka_eos_source.state.processor.codec import Value
+from kafka_eos_source.state.processor.evolution import VersionedCodec
 from kafka_eos_source.state.processor.registry import VariableInfo
 from kafka_eos_source.state.processor.ttl import EXPIRY_BYTES, ExpiryIndex
-from kafka_eos_source.state.processor.versions import VersionedCodec
 from kafka_eos_source.state.processor.window import KeyWindow
 
 
