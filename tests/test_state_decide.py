@@ -1,4 +1,4 @@
-"""What a shard does before its batch, for everything that the token, the disk and Spark may say."""
+"""How a shard reaches the state of its batch, for every combination of token, local state and Spark batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check(
 
 @pytest.mark.parametrize("batch_id", [0, 3, 4, 5, 7])
 def test_a_shard_works_on_its_own_querys_state_whatever_the_batch_number_is(batch_id: int) -> None:
-    """Numbers prove nothing after a checkpoint was restored: the commit compares transactions."""
+    """After a checkpoint was restored, batch ids prove nothing; the commit compares transactions."""
     check(batch_id)
 
 
@@ -70,9 +70,9 @@ def test_another_querys_state_is_adopted_only_when_asked(batch_id: int) -> None:
         ),
         (LocalState(THREE, 90, [PendingBatch(FOUR, THREE, 1)]), Action.PROMOTE),
         (LocalState(None, None, [PendingBatch(FOUR, None, 1)]), Action.PROMOTE),
-        # another attempt of the same batch is pending here: it lost
+        # the pending changes are of another task attempt at the same batch
         (LocalState(THREE, 90, [PendingBatch(replace(FOUR, attempt="loser"), THREE, 1)]), Action.CATCH_UP),
-        # made from a state that is not the one at hand
+        # the pending changes apply to another state than the local one
         (LocalState(THREE, 90, [PendingBatch(FOUR, replace(THREE, attempt="other"), 1)]), Action.CATCH_UP),
         (LocalState(THREE, 90), Action.CATCH_UP),
         # the batch changed nothing in this shard
@@ -80,16 +80,16 @@ def test_another_querys_state_is_adopted_only_when_asked(batch_id: int) -> None:
         (LocalState(replace(FOUR, attempt="loser"), 90), Action.CATCH_UP),
     ],
 )
-def test_how_the_disk_gets_to_the_token(local: LocalState, action: Action) -> None:
+def test_how_the_local_state_reaches_the_token(local: LocalState, action: Action) -> None:
     assert shard_action(local, TOKEN, END) is action
 
 
 def test_an_adopted_token_names_the_attempt_of_the_other_query() -> None:
-    """`adopt` writes a batch of its own over the other query's: the state is still the other's attempt."""
+    """The adopting query writes its own token; the state is still from the other query's task attempt."""
     adopted = replace(TOKEN, query_id="mine", batch_id=0)
     assert shard_action(LocalState(FOUR, END), adopted, END) is Action.READY
 
 
 @pytest.mark.parametrize("local", [LocalState(), LocalState(FOUR, END)])
-def test_without_a_token_the_changelog_is_looked_at(local: LocalState) -> None:
+def test_without_a_token_the_changelog_is_read(local: LocalState) -> None:
     assert shard_action(local, None, 0) is Action.START

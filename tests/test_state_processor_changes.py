@@ -1,4 +1,4 @@
-"""A processor that was changed meets the state that it left."""
+"""A changed processor is checked against the state that its older version wrote."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def state(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StateAcces
 
 
 class TestChangedProcessors:
-    """What is stored meets what is declared."""
+    """The declared variables are checked against the stored ones."""
 
     @staticmethod
     def _declared(init: Any, state: StateAccess, **options: Any) -> list[tuple[Any, ...]]:

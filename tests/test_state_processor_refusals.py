@@ -1,4 +1,4 @@
-"""What Spark's handle refuses is refused, and its classes are all here."""
+"""Uses that Spark's handle refuses are refused, and all of Spark's classes are supported."""
 
 from __future__ import annotations
 
