@@ -109,7 +109,7 @@ def shard_count(shards: int | None) -> int:
     return count
 
 
-def combined(
+def combine_partitions(
     frame: DataFrame, combine: Any, schema: pa.Schema, keys: Sequence[str], shards: int
 ) -> DataFrame:
     """Combines rows in each input partition before the shuffle; returns a frame of packed batches.

@@ -12,7 +12,7 @@ from kafka_eos_source.option_values import duration_ms
 from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.state.operator.frame import (
     DEFAULT_SHARDS,
-    combined,
+    combine_partitions,
     grouping,
     shard_count,
     with_operator,
@@ -160,7 +160,7 @@ def aggregate_with_changelog_state(
         in_read = AggregateInRead(source.columns, tuple(keys), aggregates, window, count)
         frame = source.read("aggregate.in.read", in_read.to_json(), frame.sparkSession)
     elif combine:
-        frame = combined(frame, processor.partial, processor.partial_schema, keys, count)
+        frame = combine_partitions(frame, processor.partial, processor.partial_schema, keys, count)
     return with_operator(
         frame, keys, processor, store=store, shards=shards, options=options, packed_schema=packed_schema
     )
@@ -244,7 +244,7 @@ def deduplicate_with_changelog_state(
     schema = arrow_schema(_data_columns(frame), _timezone(frame))
     processor = DeduplicateProcessor(schema, keys, within=within, on=on, grace=grace)
     if combine:
-        frame = combined(frame, processor.partial, schema, keys, shard_count(shards))
+        frame = combine_partitions(frame, processor.partial, schema, keys, shard_count(shards))
     return with_operator(
         frame,
         keys,
