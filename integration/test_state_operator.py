@@ -14,7 +14,7 @@ from integration.support.kafka import Admin, end_offsets, produce, read_back
 from integration.support.stateful import check_running_counts
 from kafka_eos_source.errors import StateMismatchError
 from kafka_eos_source.protocol.token import Token
-from kafka_eos_source.state.operator.task import look_at_changelog
+from kafka_eos_source.state.operator.task import ensure_changelog
 from kafka_eos_source.state.options import parse_state
 
 ROWS, PER_BATCH, KEYS = 600, 200, 17
@@ -122,7 +122,7 @@ def test_records_offsets_and_changelog_commit_together_and_shards_stay_as_many(
     assert {key[5:].decode(): int(value) for key, value in kept.items()} == dict(case.wanted)
     # as the operator does on the driver
     with pytest.raises(StateMismatchError, match="has 2 partitions; the operator has 3 shards"):
-        look_at_changelog(parse_state(case.shared()), case.changelog, 3)
+        ensure_changelog(parse_state(case.shared()), case.changelog, 3)
 
 
 @pytest.mark.timeout(600)

@@ -128,11 +128,11 @@ def installed(clients: Callable[[], Any], seams: Mapping[str, Any]) -> Iterator[
 def shard_task(
     query_id: str, batch_id: int, run_id: str, attempt: str, changelog: Any, options: Any, shard: int
 ) -> Any:
-    """`state.operator.shard.Task` of one attempt at one shard."""
-    return shard_module.Task(
-        spark=shard_module.Spark(query_id, batch_id),
+    """Returns a `state.operator.shard.ShardTask`: one task attempt at one shard."""
+    return shard_module.ShardTask(
+        requested=shard_module.RequestedBatch(query_id, batch_id),
         run_id=run_id,
-        attempt=attempt,
+        task_attempt_id=attempt,
         identity=shard_module.StoreIdentity(
             application_id=options.application(query_id),
             store="counts",

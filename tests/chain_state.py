@@ -199,7 +199,7 @@ class _Committed:
 
 
 def count_rows(
-    task: shard_module.Task, rows: Collection[tuple[bytes, bytes]]
+    task: shard_module.ShardTask, rows: Collection[tuple[bytes, bytes]]
 ) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
     """Runs one shard over one micro-batch: counts records by key.
 
@@ -214,7 +214,7 @@ def count_rows(
             number = int(opened.store.get(b"\x01" + key) or b"0") + 1
             opened.store.put(b"\x01" + key, b"%d" % number)
             output.append((key, b"%s#%d" % (value, number)))
-        report, changes = opened.keep()
+        report, changes = opened.persist_pending()
     return output, list(pack(report, changes))
 
 

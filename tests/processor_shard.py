@@ -1,4 +1,4 @@
-"""One shard of an operator with a `StatefulProcessor`, batch after batch, without Spark."""
+"""Runs one shard of an operator with a `StatefulProcessor` on successive batches, without Spark."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ from kafka_eos_source.state.processor import registry
 from kafka_eos_source.state.processor.arrow import arrow_schema
 from kafka_eos_source.state.processor.ddl import as_struct
 from kafka_eos_source.state.processor.entries import StateEntry, read_entries
-from kafka_eos_source.state.processor.registry import describe
 from kafka_eos_source.state.processor.run import StatefulProcessorRunner
 
 
 def runner(
     processor: StatefulProcessor, *, key: str, columns: str, output: str, **options: Any
 ) -> StatefulProcessorRunner:
-    """A runner with its schemas written as DDL."""
+    """Returns a runner whose schemas are written as DDL."""
     schemas = [as_struct(text, "the test's rows") for text in (key, columns, output)]
     return StatefulProcessorRunner(processor, *schemas, **options)
 
 
 class Shard:
-    """Runs batches as the operator does: pickles the runner to each task, keeps event time between them."""
+    """Runs batches like the operator: pickles the runner for each task, and keeps the event time."""
 
     def __init__(
         self, runner: StatefulProcessorRunner, input_ddl: str, state: StateAccess | None = None
@@ -45,7 +44,7 @@ class Shard:
     def batch(
         self, rows: Sequence[Sequence[Any]] = (), time_ms: int = 0, parts: int = 1
     ) -> list[tuple[Any, ...]]:
-        """What the processor returns for these rows, which come in so many Arrow batches."""
+        """Returns the processor's output for these rows, split into this number of Arrow batches."""
         self.batch_id += 1
         self.context = BatchContext(self.batch_id, 0, 1, self.batch_id == 0, time_ms, self.event_time_ms)
         size = -(-len(rows) // parts) or 1
@@ -65,13 +64,13 @@ class Shard:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def entries(self) -> list[StateEntry]:
-        """All that the store holds, as a reader of state sees it."""
+        """Returns all entries of the store, as a reader of state sees them."""
         stored = registry.read(self.state)
         assert stored is not None
         return list(read_entries(stored, self.state.range()))
 
     def values(self, variable: str) -> dict[Any, Any]:
-        """What each key holds in a variable: a row, a list of rows or a dict of them."""
+        """Returns the state of each key in a variable: a row, a list of rows or a dict of rows."""
         held: dict[Any, Any] = {}
         for entry in self.entries():
             if entry.variable != variable:
@@ -86,14 +85,20 @@ class Shard:
 
 
 def scan_table(state: StateAccess, byte: int) -> Iterator[tuple[bytes, bytes]]:
-    """All keys and values of a table."""
+    """Returns all keys and values of a table."""
     return state.range(bytes([byte]), bytes([byte + 1]) if byte < 0xFF else None)
 
 
+def variables_in(state: StateAccess) -> tuple[registry.VariableInfo, ...]:
+    """Returns the variables in a store, by table."""
+    stored = registry.read(state)
+    return () if stored is None else stored.variables
+
+
 def check_indexes(shard: Shard) -> None:
-    """Each value with a time to live has exactly its entry in the index, each timer both of its entries."""
+    """Asserts that each value with a time to live has one index entry, and each timer its two entries."""
     state = shard.state
-    for variable in describe(state):
+    for variable in variables_in(state):
         if not variable.ttl:
             continue
         index = variable.table | layout.TIMED
@@ -114,7 +119,7 @@ def check_indexes(shard: Shard) -> None:
 
 
 class Custom(StatefulProcessor):
-    """Runs functions that a test gives it."""
+    """A processor that calls the functions of a test."""
 
     def __init__(self, init: Any, handle_rows: Any = None, close: Any = None) -> None:
         self._init, self._handle_rows, self._close = init, handle_rows, close
@@ -133,7 +138,7 @@ class Custom(StatefulProcessor):
 
 
 def custom(init: Any, handle_rows: Any = None, close: Any = None, **options: Any) -> Shard:
-    """A shard with a processor made of these functions."""
+    """Returns a shard with a processor that calls these functions."""
     names = {"key": "k LONG", "columns": "k LONG, n LONG", "output": "k LONG, n LONG", **options}
     return Shard(runner(Custom(init, handle_rows, close), **names), names["columns"])
 
@@ -143,6 +148,6 @@ def nothing(handle: Any) -> None:
 
 
 def with_state(shard: Shard, state: StateAccess) -> Shard:
-    """The shard, on a state that another one left."""
+    """Returns the shard with the state that another shard wrote."""
     shard.state = state
     return shard

@@ -1,4 +1,4 @@
-"""A processor whose input rows say what to do with its state, and whose output says what came of it."""
+"""A processor whose input rows are operations on its state, and whose output rows are their results."""
 
 from __future__ import annotations
 
@@ -125,14 +125,14 @@ OPS = sorted(
 def scripted(
     time_mode: str = "ProcessingTime", ttl_ms: int | None = None, **options: Any
 ) -> StatefulProcessorRunner:
-    """A runner of `Scripted`."""
+    """Returns a runner of `Scripted`."""
     clock = "getCurrentWatermarkInMs" if time_mode == "EventTime" else "getCurrentProcessingTimeInMs"
     processor = Scripted(ttl_ms, clock)
     return runner(processor, key=KEY, columns=INPUT, output=OUTPUT, time_mode=time_mode, **options)
 
 
 def ops(key: str, *ops: str, at: dt.datetime | None = None) -> list[tuple[Any, ...]]:
-    """Rows for `Scripted`: ``"m.put 1 2"`` is an op with its numbers."""
+    """Returns rows for `Scripted`: ``"m.put 1 2"`` is an operation with its numbers."""
     made = []
     for op in ops:
         name, *numbers = op.split()
@@ -142,5 +142,5 @@ def ops(key: str, *ops: str, at: dt.datetime | None = None) -> list[tuple[Any, .
 
 
 def results(out: list[tuple[Any, ...]]) -> list[str]:
-    """What came of each op."""
+    """Returns the result of each operation."""
     return [row[2] for row in out]

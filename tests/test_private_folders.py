@@ -18,7 +18,7 @@ from kafka_eos_source.runtime import private_folders
 from kafka_eos_source.runtime.private_folders import ForeignFolderError, PrivateFolder, file_name
 from kafka_eos_source.spark.task import StreamingTask
 from kafka_eos_source.stage.paths import location_of_batch_writes
-from kafka_eos_source.state.operator.announce import announce, announced
+from kafka_eos_source.state.operator.running_operators import record_operator, recorded_operators
 from kafka_eos_source.state.options import parse_state
 
 UID = os.getuid()
@@ -141,8 +141,8 @@ def test_an_announcement_follows_no_link(shared: Path, tmp_path: Path, victim: P
     else:
         (folder / "q").mkdir(parents=True)
         (folder / "q" / f".changelog.{os.getpid()}").symlink_to(victim)
-    announce(TASK, "changelog")
-    assert announced(TASK) == (("changelog",) if level == "file" else ())
+    record_operator(TASK, "changelog")
+    assert recorded_operators(TASK) == (("changelog",) if level == "file" else ())
     assert os.listdir(elsewhere / "q") == []
     assert victim.read_text() == "precious"
 
@@ -150,12 +150,12 @@ def test_an_announcement_follows_no_link(shared: Path, tmp_path: Path, victim: P
 def test_announcements_in_a_folder_of_another_user_are_not_believed(
     shared: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    announce(TASK, "changelog")
+    record_operator(TASK, "changelog")
     monkeypatch.setattr("os.getuid", lambda: UID + 1)
     (shared / f"kafka-eos-operators-{UID}").rename(shared / f"kafka-eos-operators-{UID + 1}")
     for _ in range(3):
-        assert announced(TASK) == ()
-        announce(TASK, "changelog")
+        assert recorded_operators(TASK) == ()
+        record_operator(TASK, "changelog")
     assert [each.levelname for each in caplog.records] == ["WARNING"] * 2
     assert "notices only at the next batch" in caplog.text
 
@@ -163,8 +163,8 @@ def test_announcements_in_a_folder_of_another_user_are_not_believed(
 def test_announced_changelogs_have_their_own_names(shared: Path) -> None:
     names = (".hidden", "a.b_c-D", "x" * 249)
     for name in names:
-        announce(TASK, name)
-    assert announced(TASK) == tuple(sorted(names))
+        record_operator(TASK, name)
+    assert recorded_operators(TASK) == tuple(sorted(names))
 
 
 # -- staging and state -------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def test_a_processor_counts_few_things_of_short_names() -> None:
         context.count(f"metric-{number % 16}", 2)
     assert set(context.metrics.values()) == {4}
     for name, counted in (("one more", context), ("n" * 65, replace(context, metrics={}))):
-        with pytest.raises(StateError, match="expected up to 16, with names of up to 64"):
+        with pytest.raises(StateError, match="expected up to 16 metrics with names of up to 64"):
             counted.count(name, 1)
 
 

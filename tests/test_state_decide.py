@@ -1,4 +1,4 @@
-"""What a shard does before its batch, for everything that the token, the disk and Spark may say."""
+"""How a shard reaches the state of its batch, for every combination of token, local state and Spark batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ import pytest
 from kafka_eos_source.errors import ForeignQueryError, TokenMissingError
 from kafka_eos_source.protocol.token import ShardProgress, Token
 from kafka_eos_source.state.model import BatchRecord, PendingBatch
-from kafka_eos_source.state.operator.shard_action import Action, Local, Spark, check_owner, shard_action
+from kafka_eos_source.state.operator.shard_action import (
+    Action,
+    LocalState,
+    RequestedBatch,
+    check_owner,
+    shard_action,
+)
 
 TOKEN = Token("app", "query", "run", 4, 4, "s", "e", 10, shard=ShardProgress("attempt-4", 1, 2))
 FOUR = BatchRecord("query", 4, "attempt-4")
@@ -25,12 +31,14 @@ def check(
     foreign_query: str = "fail",
     query_id: str = "query",
 ) -> None:
-    check_owner(Spark(query_id, batch_id), token, missing_state=missing_state, foreign_query=foreign_query)
+    check_owner(
+        RequestedBatch(query_id, batch_id), token, missing_state=missing_state, foreign_query=foreign_query
+    )
 
 
 @pytest.mark.parametrize("batch_id", [0, 3, 4, 5, 7])
 def test_a_shard_works_on_its_own_querys_state_whatever_the_batch_number_is(batch_id: int) -> None:
-    """Numbers prove nothing after a checkpoint was restored: the commit compares transactions."""
+    """After a checkpoint was restored, batch ids prove nothing; the commit compares transactions."""
     check(batch_id)
 
 
@@ -54,34 +62,34 @@ def test_another_querys_state_is_adopted_only_when_asked(batch_id: int) -> None:
 @pytest.mark.parametrize(
     ("local", "action"),
     [
-        (Local(), Action.CATCH_UP),
-        (Local(FOUR, END), Action.READY),
+        (LocalState(), Action.CATCH_UP),
+        (LocalState(FOUR, END), Action.READY),
         (
-            Local(FOUR, END, [PendingBatch(replace(FOUR, batch_id=5, attempt="attempt-5"), FOUR, 1)]),
+            LocalState(FOUR, END, [PendingBatch(replace(FOUR, batch_id=5, attempt="attempt-5"), FOUR, 1)]),
             Action.READY,
         ),
-        (Local(THREE, 90, [PendingBatch(FOUR, THREE, 1)]), Action.PROMOTE),
-        (Local(None, None, [PendingBatch(FOUR, None, 1)]), Action.PROMOTE),
-        # another attempt of the same batch is pending here: it lost
-        (Local(THREE, 90, [PendingBatch(replace(FOUR, attempt="loser"), THREE, 1)]), Action.CATCH_UP),
-        # made from a state that is not the one at hand
-        (Local(THREE, 90, [PendingBatch(FOUR, replace(THREE, attempt="other"), 1)]), Action.CATCH_UP),
-        (Local(THREE, 90), Action.CATCH_UP),
+        (LocalState(THREE, 90, [PendingBatch(FOUR, THREE, 1)]), Action.PROMOTE),
+        (LocalState(None, None, [PendingBatch(FOUR, None, 1)]), Action.PROMOTE),
+        # the pending changes are of another task attempt at the same batch
+        (LocalState(THREE, 90, [PendingBatch(replace(FOUR, attempt="loser"), THREE, 1)]), Action.CATCH_UP),
+        # the pending changes apply to another state than the local one
+        (LocalState(THREE, 90, [PendingBatch(FOUR, replace(THREE, attempt="other"), 1)]), Action.CATCH_UP),
+        (LocalState(THREE, 90), Action.CATCH_UP),
         # the batch changed nothing in this shard
-        (Local(THREE, END), Action.READY),
-        (Local(replace(FOUR, attempt="loser"), 90), Action.CATCH_UP),
+        (LocalState(THREE, END), Action.READY),
+        (LocalState(replace(FOUR, attempt="loser"), 90), Action.CATCH_UP),
     ],
 )
-def test_how_the_disk_gets_to_the_token(local: Local, action: Action) -> None:
+def test_how_the_local_state_reaches_the_token(local: LocalState, action: Action) -> None:
     assert shard_action(local, TOKEN, END) is action
 
 
 def test_an_adopted_token_names_the_attempt_of_the_other_query() -> None:
-    """`adopt` writes a batch of its own over the other query's: the state is still the other's attempt."""
+    """The adopting query writes its own token; the state is still from the other query's task attempt."""
     adopted = replace(TOKEN, query_id="mine", batch_id=0)
-    assert shard_action(Local(FOUR, END), adopted, END) is Action.READY
+    assert shard_action(LocalState(FOUR, END), adopted, END) is Action.READY
 
 
-@pytest.mark.parametrize("local", [Local(), Local(FOUR, END)])
-def test_without_a_token_the_changelog_is_looked_at(local: Local) -> None:
+@pytest.mark.parametrize("local", [LocalState(), LocalState(FOUR, END)])
+def test_without_a_token_the_changelog_is_read(local: LocalState) -> None:
     assert shard_action(local, None, 0) is Action.START

@@ -1,4 +1,4 @@
-"""Group keys and layout, vectorised, against the plain functions; and the description of a store."""
+"""The vectorised keys agree with the functions of `layout`; the description of a store is read back."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def tables(draw: st.DrawFn, *, columns: int = 3, normal: bool = False) -> pa.Tab
 
 
 def plain(column: pa.Array) -> list[object]:
-    """Values that compare as Spark groups them."""
+    """Returns values that are equal if Spark groups them together."""
     if pa.types.is_timestamp(column.type):
         return column.cast(pa.int64()).to_pylist()
     if pa.types.is_floating(column.type):
@@ -296,7 +296,7 @@ def test_a_description_that_is_none() -> None:
             Description.from_json(bad)
     with pytest.raises(StateFormatError, match="version 2, expected 1"):
         Description.from_json(_DESCRIPTION.to_json().replace(b'"version":1', b'"version":2'))
-    with pytest.raises(TypeError, match="no way to write down"):
+    with pytest.raises(TypeError, match="a description cannot contain the type"):
         Description("x", pa.schema([("k", pa.month_day_nano_interval())]), {}).to_json()
 
 

@@ -1,4 +1,4 @@
-"""What a `StatefulProcessor` is given and what becomes of what it returns."""
+"""The arguments that a `StatefulProcessor` receives, and the conversion of its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A processor that was changed meets the state that it left."""
+"""A changed processor is checked against the state that its older version wrote."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from model_state import ModelState
-from processor_shard import Custom, check_indexes, custom, nothing, runner, with_state
+from processor_shard import Custom, check_indexes, custom, nothing, runner, variables_in, with_state
 from pyspark.sql import Row
 
 from kafka_eos_source.errors import (
@@ -17,7 +17,6 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import StateAccess, StoreIdentity
-from kafka_eos_source.state.processor.registry import describe
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 
@@ -31,7 +30,7 @@ def state(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StateAcces
 
 
 class TestChangedProcessors:
-    """What is stored meets what is declared."""
+    """The declared variables are checked against the stored ones."""
 
     @staticmethod
     def _declared(init: Any, state: StateAccess, **options: Any) -> list[tuple[Any, ...]]:
@@ -43,9 +42,12 @@ class TestChangedProcessors:
             (lambda h: h.getValueState("w", "n LONG"), "holds state variable 'v', which init"),
             (nothing, "holds state variable 'v', which init"),
             (lambda h: h.getListState("v", "n LONG"), "holds a value state, init.. creates a list state"),
-            (lambda h: h.getValueState("v", "n STRING"), "n was bigint and is string"),
-            (lambda h: h.getValueState("v", "n INT"), "n was bigint and is int"),
-            (lambda h: h.getValueState("v", "m LONG"), "n gone and m new, which looks like a rename"),
+            (lambda h: h.getValueState("v", "n STRING"), "n was bigint and is now string"),
+            (lambda h: h.getValueState("v", "n INT"), "n was bigint and is now int"),
+            (
+                lambda h: h.getValueState("v", "m LONG"),
+                "n was dropped and m added, which looks like a rename",
+            ),
             (lambda h: h.getValueState("v", "n LONG", 5), "it was not created with a time to live"),
         ],
     )
@@ -60,21 +62,23 @@ class TestChangedProcessors:
     def test_other_keys_and_clocks_are_refused(self) -> None:
         shard = custom(nothing, time_mode="ProcessingTime")
         shard.batch()
-        with pytest.raises(StateMismatchError, match="made with timeMode 'ProcessingTime'"):
+        with pytest.raises(StateMismatchError, match="created with time_mode 'ProcessingTime'"):
             self._declared(nothing, shard.state)
-        with pytest.raises(StateMismatchError, match="grouped by bigint, the query by string"):
+        with pytest.raises(StateMismatchError, match="grouped by bigint, but the query by string"):
             self._declared(
                 nothing, shard.state, key="k STRING", columns="k STRING", time_mode="ProcessingTime"
             )
         maps = custom(lambda h: h.getMapState("m", "a LONG", "n LONG"))
         maps.batch()
-        with pytest.raises(StateMismatchError, match="keys were struct<a:bigint> and are struct<a:string>"):
+        with pytest.raises(
+            StateMismatchError, match="keys were struct<a:bigint> and are now struct<a:string>"
+        ):
             self._declared(lambda h: h.getMapState("m", "a STRING", "n LONG"), maps.state)
 
     def test_another_processors_store_is_refused(self) -> None:
         state = ModelState()
         state.put(META_KEY, Description("aggregate", pa.schema([("k", pa.int64())]), {}).to_json())
-        with pytest.raises(StateMismatchError, match="holds the state of 'aggregate'"):
+        with pytest.raises(StateMismatchError, match="holds the state of an operator of kind 'aggregate'"):
             self._declared(nothing, state)
 
     def test_the_fingerprint_is_that_of_the_key_alone(self) -> None:
@@ -106,7 +110,7 @@ class TestChangedProcessors:
 
         less = with_state(custom(only_list, time_mode="ProcessingTime"), state)
         less.batch((), 101)
-        assert [(v.name, v.kind) for v in describe(state)] == [("new", "value"), ("l", "list")]
+        assert [(v.name, v.kind) for v in variables_in(state)] == [("new", "value"), ("l", "list")]
         assert [entry.variable for entry in less.entries()] == ["l"]
         check_indexes(less)
         less.batch((), 200)
@@ -127,10 +131,10 @@ class TestChangedProcessors:
                 state,
             )
             shard.batch([(number, 0)])
-            assert len(describe(state)[0].schemas) == number + 1
+            assert len(variables_in(state)[0].schemas) == number + 1
         assert shard.values("v") == {(0,): (1, None, 0.5), (1,): (2, None, 1.5), (2,): (3, "x", 2.5)}
         narrower = with_state(custom(lambda h: h.getValueState("v", "n INT, s STRING, f DOUBLE")), state)
-        with pytest.raises(StateMismatchError, match="n was bigint and is int"):
+        with pytest.raises(StateMismatchError, match="n was bigint and is now int"):
             narrower.batch([])
 
     def test_values_of_older_schemas_as_rows_of_the_newest(self) -> None:

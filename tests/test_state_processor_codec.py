@@ -1,4 +1,4 @@
-"""Rows of state variables as bytes, and schemas written as DDL."""
+"""Encoding of rows of state variables, and the DDL parser."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_damaged_bytes_never_crash_otherwise(
 
 
 def test_known_bytes() -> None:
-    """The layout is a format on disk: it may not change without a new version of it."""
+    """The layout is a format on disk: a change needs a new version number."""
     codec = StructCodec(as_struct("n LONG, s STRING, b BOOLEAN", "x"), version=1)
     assert (
         codec.encode((5, "ab", None)).hex() == "01" + "04" + "0000000000000005" + "00000002" + "00" + "6162"
@@ -150,7 +150,7 @@ def test_values_are_read_and_written_as_spark_does() -> None:
     ],
 )
 def test_a_row_that_does_not_fit_is_refused(schema: str, row: Any) -> None:
-    with pytest.raises(StatefulProcessorError, match=r"STATE_STORE_VALUE.*is no row of"):
+    with pytest.raises(StatefulProcessorError, match=r"STATE_STORE_VALUE.*is not a row of"):
         StructCodec(as_struct(schema, "x")).encode(row)
 
 

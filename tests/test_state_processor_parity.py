@@ -1,4 +1,4 @@
-"""The same processors and inputs through Spark's `TwsTester` and through ours: outputs and state agree."""
+"""Spark's `TwsTester` and kafka-eos yield the same outputs and state for the same processors and inputs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _at(time_ms: int) -> dt.datetime:
 
 
 class _Both:
-    """A shard and a tester, fed alike."""
+    """A shard and a tester that receive the same input."""
 
     def __init__(self, time_mode: str) -> None:
         event = time_mode == "EventTime"
@@ -90,7 +90,7 @@ def test_outputs_and_state_agree(time_mode: str, batches: list[Any], data: st.Da
 
 
 class _Totals(StatefulProcessor):
-    """For ``transformWithStateInPandas``: a running count and sum, begun from an initial state."""
+    """A processor for ``transformWithStateInPandas``: a running count and sum with an initial state."""
 
     def init(self, handle: Any) -> None:
         self.totals = handle.getValueState("totals", "rows LONG, total LONG")

@@ -1,4 +1,4 @@
-"""What Spark's handle refuses is refused, and its classes are all here."""
+"""Uses that Spark's handle refuses are refused, and all of Spark's classes are supported."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("schema", "message"),
         [
-            ("n LONK", "no type that state can hold"),
+            ("n LONK", "not a type that state can hold"),
             (t.StructType().add("n", t.VariantType()), "cannot hold"),
             (t.LongType(), "expected a StructType"),
         ],
@@ -75,7 +75,7 @@ class TestRefusals:
             (lambda p: p.handle.deleteTimer(1), "INVALID_TIME_MODE: delete_timer"),
             (lambda p: p.handle.listTimers(), "INVALID_TIME_MODE: list_timers"),
             (lambda p: p.state[0].update(None), "ILLEGAL_STATE_STORE_VALUE.NULL_VALUE"),
-            (lambda p: p.state[0].update(5), "STATE_STORE_VALUE: 5 is no row of"),
+            (lambda p: p.state[0].update(5), "STATE_STORE_VALUE: 5 is not a row of"),
             (lambda p: p.state[0].update((1, 2)), "STATE_STORE_VALUE"),
             (lambda p: p.state[1].put([]), "ILLEGAL_STATE_STORE_VALUE.EMPTY_LIST_VALUE"),
             (lambda p: p.state[1].put(None), "ILLEGAL_STATE_STORE_VALUE.NULL_VALUE"),
@@ -121,14 +121,14 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "error", "message"),
         [
-            ({"time_mode": "Event"}, InvalidOptionError, "timeMode is 'Event'"),
-            ({"rows": "arrow"}, InvalidOptionError, "rows is 'arrow'"),
+            ({"time_mode": "Event"}, InvalidOptionError, "time_mode is 'Event'"),
+            ({"rows": "arrow"}, InvalidOptionError, "style is 'arrow'"),
             ({"delay_ms": -1}, InvalidOptionError, "-1 ms"),
-            ({"time_mode": "EventTime"}, InvalidOptionError, "no event time column"),
+            ({"time_mode": "EventTime"}, InvalidOptionError, "event_time does not name a column"),
             ({"event_time": "n"}, InvalidSchemaError, "'n' is int64, expected a timestamp"),
-            ({"event_time": "x"}, InvalidSchemaError, "'x' is not in the input"),
-            ({"key": "x LONG"}, InvalidSchemaError, "'x' of type int64 is not in the input"),
-            ({"key": "k STRING"}, InvalidSchemaError, "'k' of type string is not in the input"),
+            ({"event_time": "x"}, InvalidSchemaError, "'x' is not among the input columns"),
+            ({"key": "x LONG"}, InvalidSchemaError, "'x' of type int64 is not among the input columns"),
+            ({"key": "k STRING"}, InvalidSchemaError, "'k' of type string is not among the input columns"),
             ({"key": "k ARRAY<LONG>", "columns": "k ARRAY<LONG>"}, InvalidSchemaError, "k"),
         ],
     )

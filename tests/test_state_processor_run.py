@@ -1,4 +1,4 @@
-"""What a `StatefulProcessor` finds in its state, batch after batch, on a dict and on the store."""
+"""The state that a `StatefulProcessor` reads in successive batches, on a dict and on the store."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class TestTimers:
 
     def test_set_and_deleted_by_handlers_of_the_same_pass(self) -> None:
         class Chain(StatefulProcessor):
-            """A timer deletes the next one and sets two new ones, one of them due at once."""
+            """A timer deletes the next timer and registers two new ones, one of them due immediately."""
 
             def init(self, handle: Any) -> None:
                 self.handle = handle
@@ -260,7 +260,7 @@ class TestEventTime:
 
 
 def test_the_store_takes_what_a_processor_writes(tmp_path: Path) -> None:
-    """Committed and opened again, it is all there, and goes on."""
+    """After a commit, the reopened store has all state, and processing continues."""
     identity = StoreIdentity("app", "s", 0, 1, "t", schema=scripted().schema)
     shard = Shard(scripted(ttl_ms=50), INPUT)
     expected = Shard(scripted(ttl_ms=50), INPUT)

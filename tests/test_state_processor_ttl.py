@@ -1,4 +1,4 @@
-"""State with a time to live against a model of it: any ops at any times."""
+"""State with a time to live behaves like a model, for any operations at any times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OPS = [op for op in OPS if op[0] in "vlm"]
 
 
 class _Model:
-    """One key's state: each row with the time at which it expires."""
+    """The state of one key: each row with its time of expiry."""
 
     def __init__(self) -> None:
         self.v: tuple[int, int] | None = None

@@ -1,4 +1,4 @@
-"""What a task of an operator is told, and what it finds out once and keeps."""
+"""Which shard a task of an operator works on, and how often it checks the changelog topic."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from kafka_eos_source.spark.task import StreamingTask
 from kafka_eos_source.state.changelog.topic import ChangelogTopic
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.operator import task as operator_task
-from kafka_eos_source.state.operator.announce import announce, announced
+from kafka_eos_source.state.operator.running_operators import record_operator, recorded_operators
 from kafka_eos_source.state.operator.task import Operator
 from kafka_eos_source.state.options import parse_state
 
 
 class Nothing:
-    """A processor."""
+    """A processor without output."""
 
     output = pa.schema([pa.field("n", pa.int64())])
     schema = "1"
@@ -39,21 +39,21 @@ def operator() -> Operator:
 
 
 @pytest.fixture
-def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Each look finds the topic of that name made anew."""
-    looks: list[str] = []
+def checked_topics(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the checked changelog topics; each check finds a topic that was recreated."""
+    checked: list[str] = []
 
-    def look(_options: object, name: str, shards: int) -> ChangelogTopic:
-        looks.append(name)
-        return ChangelogTopic(name, f"id-{len(looks)}", shards, 0)
+    def check(_options: object, name: str, shards: int) -> ChangelogTopic:
+        checked.append(name)
+        return ChangelogTopic(name, f"id-{len(checked)}", shards, 0)
 
-    monkeypatch.setattr(operator_task, "look_at_changelog", look)
+    monkeypatch.setattr(operator_task, "ensure_changelog", check)
     monkeypatch.setattr(operator_task, "_changelogs", {})
-    return looks
+    return checked
 
 
 @pytest.fixture(autouse=True)
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temp_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
@@ -62,17 +62,17 @@ def run(monkeypatch: pytest.MonkeyPatch, task: StreamingTask | None) -> None:
     monkeypatch.setattr(operator_task, "running_task", lambda: task)
 
 
-def test_a_worker_that_outlives_a_run_looks_at_the_changelog_again(
-    operator: Operator, looked_at: list[str], monkeypatch: pytest.MonkeyPatch
+def test_a_worker_that_outlives_a_run_checks_the_changelog_again(
+    operator: Operator, checked_topics: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two runs it may have been made anew, with as many shards: the local state is worth nothing."""
+    """Between two runs the topic may be recreated with as many shards: the local state is then invalid."""
     found = []
     for run_id, batch_id, shard in [("r1", 0, 0), ("r1", 1, 1), ("r2", 1, 0), ("r2", 2, 0), ("r3", 2, 1)]:
         run(monkeypatch, StreamingTask("q", str(batch_id), run_id, shard))
-        found.append(operator._task().identity.topic_id)
+        found.append(operator._shard_task().identity.topic_id)
     assert found == ["id-1", "id-1", "id-2", "id-2", "id-3"]
-    assert looked_at == ["kafka-eos-q-s-changelog"] * 3
-    assert len(operator_task._changelogs) == 1, "a process keeps one run's"
+    assert checked_topics == ["kafka-eos-q-s-changelog"] * 3
+    assert len(operator_task._changelogs) == 1, "a process keeps the topics of one run only"
 
 
 @pytest.mark.parametrize(
@@ -83,45 +83,45 @@ def test_a_worker_that_outlives_a_run_looks_at_the_changelog_again(
         (StreamingTask("q", "0", "r", 2), "there are 2 shards"),
     ],
 )
-def test_a_task_that_is_none_of_a_streaming_query_or_shard_is_refused(
+def test_a_task_outside_a_streaming_query_or_without_a_shard_is_refused(
     operator: Operator,
-    looked_at: list[str],
+    checked_topics: list[str],
     monkeypatch: pytest.MonkeyPatch,
     task: StreamingTask | None,
     said: str,
 ) -> None:
     run(monkeypatch, task)
     with pytest.raises(StateError, match=said):
-        operator._task()
-    assert looked_at == []
+        operator._shard_task()
+    assert checked_topics == []
 
 
-def test_a_task_says_on_its_machine_that_its_operator_runs(
-    operator: Operator, looked_at: list[str], monkeypatch: pytest.MonkeyPatch
+def test_a_task_records_on_its_host_that_its_operator_runs(
+    operator: Operator, checked_topics: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = StreamingTask("q", "4", "r", 1)
-    assert announced(now) == ()
+    assert recorded_operators(now) == ()
     run(monkeypatch, now)
     for _ in range(2):  # an attempt, and another
-        operator._task()
-    announce(now, "another")
-    assert announced(replace(now, partition=7)) == ("another", "kafka-eos-q-s-changelog")
+        operator._shard_task()
+    record_operator(now, "another")
+    assert recorded_operators(replace(now, partition=7)) == ("another", "kafka-eos-q-s-changelog")
     for other in (
         replace(now, batch_id="5"),
         replace(now, run_id="r2"),
         replace(now, query_id="q2"),
         replace(now, query_id=""),
     ):
-        assert announced(other) == ()
-    announce(replace(now, batch_id="5"), "another")
-    assert announced(now) == ("kafka-eos-q-s-changelog",), "the other one has gone on"
+        assert recorded_operators(other) == ()
+    record_operator(replace(now, batch_id="5"), "another")
+    assert recorded_operators(now) == ("kafka-eos-q-s-changelog",), "the other operator runs a later batch"
 
 
-def test_a_machine_without_room_only_makes_it_later_that_a_loss_is_noticed(
-    operator: Operator, looked_at: list[str], monkeypatch: pytest.MonkeyPatch, machine: Path
+def test_a_host_that_cannot_write_the_record_only_delays_the_detection_of_a_loss(
+    operator: Operator, checked_topics: list[str], monkeypatch: pytest.MonkeyPatch, temp_folder: Path
 ) -> None:
-    (machine / f"kafka-eos-operators-{os.getuid()}").write_text("a file is in the way")
+    (temp_folder / f"kafka-eos-operators-{os.getuid()}").write_text("a file is in the way")
     now = StreamingTask("q", "4", "r", 1)
     run(monkeypatch, now)
-    assert operator._task().identity.shard == 1
-    assert announced(now) == ()
+    assert operator._shard_task().identity.shard == 1
+    assert recorded_operators(now) == ()

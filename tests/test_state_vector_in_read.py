@@ -18,7 +18,15 @@ from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.spark.schema import read_arrow_schema
 from kafka_eos_source.state import packed_batches
 from kafka_eos_source.state.encoding.spark_hash import shards_of
-from kafka_eos_source.state.packed_batches import PARCEL, PARCELS, ROUTE, SHARD, pack, routes, unpack
+from kafka_eos_source.state.packed_batches import (
+    PACKED_BATCH,
+    PACKED_SCHEMA,
+    ROUTE,
+    SHARD,
+    pack,
+    routes,
+    unpack,
+)
 from kafka_eos_source.state.vector import AggregateProcessor, count, latest, max_, session, tumbling
 from kafka_eos_source.state.vector.in_read import AggregateInRead, used_columns
 from kafka_eos_source.state.vector.windows import Window
@@ -91,15 +99,15 @@ def test_the_read_gives_what_a_step_after_it_would(window: Window | None, read: 
         assert rows == wanted
 
 
-def _delivered(parcels: Iterator[pa.RecordBatch], schema: pa.Schema) -> list[list[dict[str, object]]]:
+def _delivered(packed: Iterator[pa.RecordBatch], schema: pa.Schema) -> list[list[dict[str, object]]]:
     """What each shard gets, by the route that Spark takes."""
     found: list[list[dict[str, object]]] = [[] for _ in range(SHARDS)]
-    for batch in parcels:
-        assert batch.schema == PARCELS
+    for batch in packed:
+        assert batch.schema == PACKED_SCHEMA
         route = shards_of([batch.column(ROUTE)], SHARDS)
         assert route.tolist() == batch.column(SHARD).to_pylist()
-        for shard, parcel in zip(route, batch.column(PARCEL), strict=True):
-            for rows in unpack(pa.array([parcel.as_py()], pa.binary()), schema):
+        for shard, value in zip(route, batch.column(PACKED_BATCH), strict=True):
+            for rows in unpack(pa.array([value.as_py()], pa.binary()), schema):
                 found[shard] += _rows(rows)
     return found
 
@@ -126,7 +134,7 @@ def test_the_option_says_all_that_the_read_must_know(window: Window | None) -> N
     found = AggregateInRead.from_json((options.step_in_read or ("", ""))[1])
     assert found.columns.of_source == ("key", "value", "timestamp", "offset")
     assert found.columns == COLUMNS
-    assert to_arrow_schema(rows_of(options)).names == PARCELS.names
+    assert to_arrow_schema(rows_of(options)).names == PACKED_SCHEMA.names
     assert found.to_json() == written
 
 
@@ -160,10 +168,12 @@ def test_every_shard_has_a_route(shards: int) -> None:
     assert shards_of([pa.array(routes(shards), pa.int32())], shards).tolist() == list(range(shards))
 
 
-def test_large_rows_go_in_several_parcels_and_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_batches, "PARCEL_BYTES", 1000)
+def test_large_rows_need_several_packed_batches_and_keep_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(packed_batches, "PACKED_BATCH_BYTES", 1000)
     schema = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.binary())])
     rows = pa.record_batch([[7] * 30, [bytes([n]) * 100 for n in range(30)]], schema=schema)
     (packed,) = pack([rows.slice(0, 0), rows], schema, ["k"], 4)
     assert packed.num_rows > 3
-    assert pa.Table.from_batches(unpack(packed.column(PARCEL), schema)).to_pylist() == rows.to_pylist()
+    assert pa.Table.from_batches(unpack(packed.column(PACKED_BATCH), schema)).to_pylist() == rows.to_pylist()

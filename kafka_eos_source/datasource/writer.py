@@ -34,7 +34,7 @@ from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.paths import location_of_batch_writes, location_of_query
 from kafka_eos_source.stage.rows import from_batches, from_rows, staged_schema
 from kafka_eos_source.stage.writer import stage
-from kafka_eos_source.state.operator.announce import announced
+from kafka_eos_source.state.operator.running_operators import recorded_operators
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
@@ -152,7 +152,7 @@ class _StagedSink:
             topic=self.options.topic,
         )
         # an operator in this very task begins when its first row is asked for
-        return _Message(replace(part, operators=announced(task)))
+        return _Message(replace(part, operators=recorded_operators(task)))
 
     def commit_micro_batch(self, messages: Sequence[_Message], batch_id: int) -> None:
         from kafka_eos_source.commit import session

@@ -19,7 +19,7 @@ from kafka_eos_source.state.changelog.restore import Restored, restore
 from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
 from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.model import BatchRecord
-from kafka_eos_source.state.operator.shard_action import Action, Local, shard_action
+from kafka_eos_source.state.operator.shard_action import Action, LocalState, shard_action
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
@@ -80,7 +80,7 @@ def _one(
 
         def to_the_cut(store: TransactionalStateStore) -> Restored | WipeNeeded:
             nonlocal promoted
-            local = Local(store.last_batch(), store.next_offset(tp), store.pending())
+            local = LocalState(store.last_batch(), store.next_offset(tp), store.pending())
             action = shard_action(local, token_of(batch), end)
             outcome: Restored | WipeNeeded = _NOTHING_READ
             if action is Action.PROMOTE:

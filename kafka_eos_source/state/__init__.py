@@ -1,6 +1,6 @@
-"""State that commits with the micro-batch's transaction (KIP-892), and the operators that use it.
+"""Stateful operators whose state commits in the micro-batch's Kafka transaction (KIP-892).
 
-What users need; it is imported when it is asked for, since most processes of a query need a part of it only.
+These are the public names. Each is imported on first use, because most processes of a query need only some.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
     "transform_with_changelog_state",
 ]
 
-_WHERE = {
+_MODULES = {
     "CHANGELOG": "kafka_eos_source.protocol.packet",
     "StateQuery": "kafka_eos_source.state.reading.query",
     "TransactionalStateStore": "kafka_eos_source.state.store.transactional",
@@ -41,6 +41,6 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_WHERE[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

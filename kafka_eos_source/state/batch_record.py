@@ -1,7 +1,7 @@
-"""The batch record in its other forms: as a shard's token in Kafka, and as bytes in the changelog.
+"""Converts batch records: from and to a shard's token, and to the bytes in the changelog.
 
-The bytes are what each changelog partition holds under `layout.BATCH_KEY`: compact JSON with a version, so
-that people can read it and a newer format is refused rather than guessed at.
+Each changelog partition holds these bytes under `layout.BATCH_KEY`. They are compact JSON with a version, so
+that people can read them and an older kafka-eos refuses a newer format instead of misreading it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _VERSION = 1
 
 
 def record_of(token: Token) -> BatchRecord:
-    """The batch that a shard's token names."""
+    """Returns the record of the batch that a shard's token names."""
     shard = token.shard
     return BatchRecord(
         query_id=token.query_id,
@@ -30,13 +30,13 @@ def record_of(token: Token) -> BatchRecord:
 
 
 def token_of(batch: BatchRecord) -> Token:
-    """As much of a shard's token as `operator.decide` looks at."""
-    mark = ShardProgress(batch.attempt, batch.time_ms, batch.event_time_ms, batch.counts)
-    return Token("", batch.query_id, batch.run_id, 0, batch.batch_id, "", "", 0, shard=mark)
+    """Returns a token for this batch with the fields that `shard_action` reads; the others are empty."""
+    progress = ShardProgress(batch.attempt, batch.time_ms, batch.event_time_ms, batch.counts)
+    return Token("", batch.query_id, batch.run_id, 0, batch.batch_id, "", "", 0, shard=progress)
 
 
 def encode_batch(record: BatchRecord) -> bytes:
-    """The value under `layout.BATCH_KEY`: compact JSON with a version."""
+    """Returns the value under `layout.BATCH_KEY`: compact JSON with a version."""
     return json.dumps(
         {
             "v": _VERSION,
@@ -53,32 +53,32 @@ def encode_batch(record: BatchRecord) -> bytes:
 
 
 def decode_batch(value: bytes) -> BatchRecord:
-    """`encode_batch` undone.
+    """Returns the batch record that `encode_batch` wrote.
 
     Raises:
-        StateFormatError: it was written by a newer version of kafka-eos.
-        ChangelogError: it is damaged, or not ours.
+        StateFormatError: if a newer version of kafka-eos wrote it.
+        ChangelogError: if it is damaged, or another program wrote it.
     """
     try:
-        found = json.loads(value)
-        if found["v"] > _VERSION:
+        fields = json.loads(value)
+        if fields["v"] > _VERSION:
             raise StateFormatError(
-                f"the changelog's batch record has format {found['v']}; this version of kafka-eos reads "
+                f"the changelog's batch record has format {fields['v']}; this version of kafka-eos reads "
                 f"format {_VERSION}: {value[:200]!r}",
                 fix="run the query with the newer version of kafka-eos that wrote it.",
             )
-        event = found["event"]
+        event = fields["event"]
         return BatchRecord(
-            query_id=str(found["query"]),
-            batch_id=int(found["batch"]),
-            attempt=str(found["attempt"]),
-            run_id=str(found["run"]),
-            time_ms=int(found["time"]),
+            query_id=str(fields["query"]),
+            batch_id=int(fields["batch"]),
+            attempt=str(fields["attempt"]),
+            run_id=str(fields["run"]),
+            time_ms=int(fields["time"]),
             event_time_ms=None if event is None else int(event),
-            counts={str(name): int(number) for name, number in found.get("counts", {}).items()},
+            counts={str(name): int(number) for name, number in fields.get("counts", {}).items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ChangelogError(
             f"the changelog's batch record is damaged ({error!r}): {value[:200]!r}",
-            fix="find out which other program writes to the changelog topic.",
+            fix="find out which other program writes to the changelog topic, and stop it.",
         ) from error

@@ -1,4 +1,4 @@
-"""Small frozen records and protocols that the parts of `state` share."""
+"""Records and protocols that the parts of `state` share."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import StateError
 
-#: A broker takes 4096 bytes of metadata with an offset.
-_MOST_METRICS = 16
-_LONGEST_METRIC = 64
+#: Limits of `BatchContext.metrics`, whose sums are part of the token: by default, brokers accept up to 4096
+#: bytes of metadata with a committed offset.
+_MAX_METRICS = 16
+_MAX_METRIC_CHARS = 64
 
 
 @dataclass(frozen=True)
 class StoreIdentity:
-    """What a store is the state of. Written in its database; another one's database is refused.
+    """Identifies the shard whose state a store holds.
+
+    The database contains its identity; opening it with another identity fails.
 
     Attributes:
-        application_id: of the query, as in the names of its changelog topics.
+        application_id: the query's application.id, as in the names of its changelog topics.
         store: name of the store within the query.
         shard: number of this shard, and of its changelog partition.
-        shards: how many there are, fixed when the changelog is created.
+        shards: number of shards, fixed when the changelog is created.
         changelog_topic: ``<application.id>-<store>-changelog``.
-        topic_id: Kafka's id of that topic, "" = not known. Another id means another topic of the same name:
-            the local state is worth nothing then.
+        topic_id: Kafka's id of that topic; "" if unknown. Another id means that the topic was deleted and
+            recreated, and that the local state is invalid.
         schema: fingerprint of how keys and values are encoded.
     """
 
@@ -41,7 +44,7 @@ class StoreIdentity:
     schema: str = ""
 
     def folder(self, root: str | os.PathLike[str]) -> Path:
-        """Where the shard's database is on each machine that has one, under ``state.dir``."""
+        """Returns the folder of the shard's database under ``root``, the option ``state.dir``."""
         return Path(root, self.application_id, self.store, str(self.shard))
 
 
@@ -51,13 +54,14 @@ class BatchRecord:
 
     Attributes:
         query_id: Spark's id of the query.
-        batch_id: Spark's batch id; -1 = state that was there before the first batch.
-        attempt: the task attempt (UUID, hex) whose rows are in the changelog. Two attempts of one batch may
-            have computed different states: the token in Kafka names the one that counts.
+        batch_id: Spark's batch id; -1 for state from before the first batch.
+        attempt: id of the task attempt (UUID, hex) whose changes are in the changelog. Two attempts at one
+            batch may have computed different states; the token in Kafka names the one that is committed.
         run_id: Spark's id of the run.
-        time_ms: when the task began, ms since the epoch; never goes back from batch to batch.
-        event_time_ms: largest event time that any shard saw up to and including this batch; None = none.
-        counts: what the shard's processor has counted (`BatchContext.count`) in all batches so far.
+        time_ms: when the task began, in ms since the epoch; never decreases from batch to batch.
+        event_time_ms: largest event time that any shard saw up to and including this batch, in ms since the
+            epoch; None if no shard saw one.
+        counts: sums of the metrics that the shard's processor counted (`BatchContext.count`) in all batches.
     """
 
     query_id: str
@@ -71,12 +75,12 @@ class BatchRecord:
 
 @dataclass(frozen=True)
 class PendingBatch:
-    """One attempt's changes, kept in the database and not applied: the token decides whether they will be.
+    """Changes of one task attempt, which stay in the database unapplied until the token decides.
 
     Attributes:
-        record: of the batch and attempt.
-        base: the batch record of the state that these changes are made to; None = an empty store.
-        size_bytes: of the changes.
+        record: record of the batch and task attempt.
+        base: batch record of the state to which the changes apply; None for an empty store.
+        size_bytes: size of the changes.
     """
 
     record: BatchRecord
@@ -85,41 +89,54 @@ class PendingBatch:
 
 
 class StateAccess(Protocol):
-    """What a processor does with the state of its shard: its own writes are seen by every read.
+    """How a processor reads and writes the state of its shard. Reads see the processor's own writes.
 
-    Keys are made by `layout` (never empty, first byte at least 1); order is that of bytes; a value of None
-    deletes. Bounds: ``low`` included, ``high`` excluded, None = unbounded.
+    `layout` makes the keys: they are never empty, and their first byte is at least 1. Keys are ordered as
+    bytes. Bounds: ``low`` is included, ``high`` is excluded, None is unbounded.
     """
 
-    def get(self, key: bytes) -> bytes | None: ...
-    def put(self, key: bytes, value: bytes | None) -> None: ...
-    def delete(self, key: bytes) -> None: ...
-    def delete_range(self, low: bytes, high: bytes | None) -> None: ...
+    def get(self, key: bytes) -> bytes | None:
+        """Returns the value of the key; None if it has no value."""
+
+    def put(self, key: bytes, value: bytes | None) -> None:
+        """Writes a value; None deletes the key."""
+
+    def delete(self, key: bytes) -> None:
+        """Deletes the key."""
+
+    def delete_range(self, low: bytes, high: bytes | None) -> None:
+        """Deletes all keys between the bounds."""
+
     def range(
         self, low: bytes | None = None, high: bytes | None = None, *, reverse: bool = False
-    ) -> Iterator[tuple[bytes, bytes]]: ...
-    def prefix_scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]: ...
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Yields the keys and values between the bounds, in key order."""
+
+    def prefix_scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yields the keys with this prefix and their values, in key order."""
+
     def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
-        """The value of each key, null where there is none. Keys may repeat."""
+        """Returns the value of each key, null where it has none. Keys may repeat."""
 
     def put_many(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
-        """A null value deletes. Of a key that repeats, the last value counts."""
+        """Writes the values; null deletes the key. If a key repeats, its last value wins."""
 
 
 @dataclass
 class BatchContext:
-    """What a processor knows of the micro-batch that it works on.
+    """The micro-batch that a processor works on: ids, times and metrics.
 
     Attributes:
-        batch_id: Spark's.
-        shard, shards: which one of how many.
-        first: no batch was ever committed on this state.
-        time_ms: processing time of the batch, ms since the epoch: the same for all rows and timers of it.
-        event_time_ms: largest event time seen by *all* shards up to the batch before; None = none yet. The
-            watermark of the batch is this less the operator's delay.
+        batch_id: Spark's batch id.
+        shard: number of the shard.
+        shards: number of shards of the operator.
+        first: whether no batch was ever committed to this state.
+        time_ms: processing time of the batch in ms since the epoch, the same for all its rows and timers.
+        event_time_ms: largest event time that *any* shard saw in the batches before, in ms since the epoch;
+            None if no shard saw one. The watermark of the batch is this time minus the operator's delay.
         seen_event_time_ms: set by the processor: largest event time among its own rows of this batch.
-        metrics: counted by the processor in this batch, by name (``late_rows``). Their sums over all batches
-            commit with the state: a batch that runs again is counted once.
+        metrics: what the processor counted in this batch, by name (``late_rows``). The sums over all batches
+            commit with the state, so a batch that runs twice is counted once.
     """
 
     batch_id: int
@@ -132,41 +149,44 @@ class BatchContext:
     metrics: dict[str, int] = field(default_factory=dict)
 
     def count(self, metric: str, more: int) -> None:
-        """Adds to a metric. There may be few, of short names: their sums are in the token.
+        """Adds to a metric. Only a few metrics with short names fit, because the token contains their sums.
 
         Raises:
-            StateError: there are too many, or the name is too long.
+            StateError: if there are too many metrics, or the name is too long.
         """
         is_new = metric not in self.metrics
-        if is_new and (len(self.metrics) >= _MOST_METRICS or len(metric) > _LONGEST_METRIC):
+        if is_new and (len(self.metrics) >= _MAX_METRICS or len(metric) > _MAX_METRIC_CHARS):
             raise StateError(
-                f"a processor counts {metric[:80]!r} beside {len(self.metrics)} other metrics; expected up "
-                f"to {_MOST_METRICS}, with names of up to {_LONGEST_METRIC} characters.",
-                fix="count fewer things; what is counted by key belongs into the state.",
+                f"a processor counts metric {metric[:80]!r} in addition to {len(self.metrics)} others; "
+                f"expected up to {_MAX_METRICS} metrics with names of up to {_MAX_METRIC_CHARS} characters.",
+                fix="count fewer metrics; keep counts per key in the state.",
             )
         self.metrics[metric] = self.metrics.get(metric, 0) + more
 
     def watermark_ms(self, delay_ms: int) -> int | None:
-        """Nothing earlier than this is expected any more; None = no event was seen yet."""
+        """Returns the watermark of the batch; None if no shard has seen an event time.
+
+        Args:
+            delay_ms: the operator's delay.
+        """
         return None if self.event_time_ms is None else self.event_time_ms - delay_ms
 
 
 class ShardProcessor(Protocol):
-    """The part of an operator that works on one shard. Made on the driver, pickled to the tasks.
-
-    Attributes:
-        output: Arrow schema of what it emits.
-        schema: fingerprint of how it encodes keys and values, for `StoreIdentity.schema`.
-    """
+    """The part of an operator that works on one shard. The driver creates it and pickles it to the tasks."""
 
     @property
-    def output(self) -> pa.Schema: ...
+    def output(self) -> pa.Schema:
+        """Arrow schema of the output rows."""
+
     @property
-    def schema(self) -> str: ...
+    def schema(self) -> str:
+        """Fingerprint of how it encodes keys and values, for `StoreIdentity.schema`."""
+
     def process(
         self, batches: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext
     ) -> Iterator[pa.RecordBatch]:
-        """All rows of this shard in this micro-batch, in; output rows, out; state changed on the way.
+        """Processes all rows of this shard in this micro-batch: changes the state, yields output rows.
 
-        Runs also when there are no rows: timers fire and windows close by time alone.
+        The operator also calls this without rows, because time alone may fire timers and close windows.
         """

@@ -15,10 +15,10 @@ from kafka_eos_source.runtime.private_folders import ForeignFolderError, Private
 
 @dataclass(frozen=True)
 class StateOptions:
-    """The options of an operator, checked. Fields are named after the options.
+    """The checked options of an operator. The fields are named after the options.
 
-    ``kafka``: librdkafka properties that say how to reach the sink's cluster; may hold passwords, so not
-    printed.
+    Attributes:
+        kafka: librdkafka properties for the sink's cluster; not printed, because they may contain passwords.
     """
 
     application_id: str | None
@@ -35,19 +35,19 @@ class StateOptions:
     kafka: Mapping[str, str] = field(repr=False)
 
     def application(self, query_id: str) -> str:
-        """The query's transactional id, as its sink has it."""
+        """Returns the query's transactional id, the same as in its sink."""
         return self.application_id or derived_application_id(query_id)
 
     def group(self, query_id: str) -> str:
-        """The consumer group that carries the token."""
+        """Returns the consumer group whose committed offsets carry the token."""
         return self.group_id or self.application(query_id)
 
     def root(self) -> str:
-        """Where this host keeps state: looked up in the task, not on the driver.
+        """Returns the folder where this host keeps state. Call it in the task, not on the driver.
 
         Raises:
-            InvalidOptionError: ``state.dir`` is not set, and another user owns the default folder.
-            UnavailableError: the default folder cannot be created.
+            InvalidOptionError: if ``state.dir`` is not set and another user owns the default folder.
+            UnavailableError: if the default folder cannot be created.
         """
         if self.state_dir:
             return self.state_dir
@@ -56,35 +56,35 @@ class StateOptions:
             return folder.create()
         except ForeignFolderError as error:
             raise InvalidOptionError(
-                f"the default state folder {error}.",
-                fix="set .option('state.dir', …) to a local folder that only this user may write.",
+                f"state.dir is not set, and the default state folder {error}.",
+                fix="set .option('state.dir', …) to a local folder that only this user can write to.",
             ) from error
         except OSError as error:
             raise UnavailableError(
                 f"cannot create the default state folder {folder.path!r}: {error}.",
-                fix="free space there or allow writing, or set .option('state.dir', …).",
+                fix="free disk space or grant write permission there, or set .option('state.dir', …).",
             ) from error
 
 
 def parse_state(options: Mapping[str, str]) -> StateOptions:
-    """The options of an operator. No broker is asked.
+    """Parses and checks the options of an operator, without contacting a broker.
 
     Raises:
-        InvalidOptionError: an option is unknown, malformed, out of place or missing.
+        InvalidOptionError: if an option is unknown, malformed, not allowed on an operator, or missing.
     """
-    found, kafka = parse_table(options, OPERATOR)
+    values, kafka = parse_table(options, OPERATOR)
     group_id = take_group_id(kafka)
     return StateOptions(
-        application_id=found["application.id"],
+        application_id=values["application.id"],
         group_id=group_id,
-        state_dir=found["state.dir"],
-        uncommitted_max_bytes=found["statestore.uncommitted.max.bytes"],
-        replication_factor=found["state.changelog.replication.factor"],
-        min_insync_replicas=found["state.changelog.min.insync.replicas"],
-        wal_sync=found["state.wal.sync"],
-        lock_timeout_ms=found["state.lock.timeout.ms"],
-        timeout_ms=found["state.timeout.ms"],
-        missing_state=found["onMissingState"],
-        foreign_query=found["onForeignQuery"],
+        state_dir=values["state.dir"],
+        uncommitted_max_bytes=values["statestore.uncommitted.max.bytes"],
+        replication_factor=values["state.changelog.replication.factor"],
+        min_insync_replicas=values["state.changelog.min.insync.replicas"],
+        wal_sync=values["state.wal.sync"],
+        lock_timeout_ms=values["state.lock.timeout.ms"],
+        timeout_ms=values["state.timeout.ms"],
+        missing_state=values["onMissingState"],
+        foreign_query=values["onForeignQuery"],
         kafka=config.check_consumer(kafka),
     )

@@ -1,16 +1,16 @@
-"""Partial rows on their way to their shard: a parcel for each shard, not a row for each key.
+"""Packed batches: partial rows travel to their shard as one row per shard, not one row per key.
 
-What a read or a step after it has combined is of no interest to Spark, which would turn each row from Arrow
-into a row of its own, shuffle it, and turn it back. So the combining task sorts its rows by shard, with
-Spark's own hash, and hands over one row for each shard:
+Spark does not need to see the rows that a read, or a step after it, has combined. As ordinary rows, each of
+them would be converted from Arrow to Spark's row format, shuffled, and converted back. So the combining task
+sorts its rows by shard, with Spark's own hash, and sends one Spark row to each shard:
 
-======================  ======  ===============================================================
-column
-======================  ======  ===============================================================
-``__kafka_eos_route``   int     a number that ``repartition(shards, route)`` sends to the shard
-``__kafka_eos_shard``   int     the shard
-``__kafka_eos_parcel``  binary  a record batch of Arrow IPC, without its schema
-======================  ======  ===============================================================
+============================  ======  ===============================================================
+column                        type    content
+============================  ======  ===============================================================
+``__kafka_eos_route``         int     a number that ``repartition(shards, route)`` sends to the shard
+``__kafka_eos_shard``         int     the shard
+``__kafka_eos_packed_batch``  binary  a record batch in Arrow IPC format, without its schema
+============================  ======  ===============================================================
 """
 
 from __future__ import annotations
@@ -23,88 +23,95 @@ import pyarrow as pa
 
 from kafka_eos_source.state.encoding.spark_hash import shards_of
 
-#: The column that says of which shard a row is.
-SHARD = "__kafka_eos_shard"
+#: Names of the columns in the table above.
 ROUTE = "__kafka_eos_route"
-PARCEL = "__kafka_eos_parcel"
+SHARD = "__kafka_eos_shard"
+PACKED_BATCH = "__kafka_eos_packed_batch"
 
-#: Columns of parcels, as Spark has them.
-PARCELS = pa.schema([pa.field(ROUTE, pa.int32()), pa.field(SHARD, pa.int32()), pa.field(PARCEL, pa.binary())])
+#: Schema of a frame that holds packed batches.
+PACKED_SCHEMA = pa.schema(
+    [pa.field(ROUTE, pa.int32()), pa.field(SHARD, pa.int32()), pa.field(PACKED_BATCH, pa.binary())]
+)
 
-#: Bytes of rows in a parcel, about: Spark holds a few of them at a time.
-PARCEL_BYTES = 4 << 20
+#: Approximate size of the rows in a packed batch, in bytes. Spark holds a few packed batches in memory.
+PACKED_BATCH_BYTES = 4 << 20
 
 
 def pack(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, keys: Sequence[str], shards: int
 ) -> Iterator[pa.RecordBatch]:
-    """Parcels of rows, of schema `PARCELS`; rows of a shard keep their order.
+    """Packs rows by shard. The rows of a shard keep their order.
 
     Args:
-        batches: of ``schema``.
-        schema: that `unpack` is given too.
-        keys: columns of the key, in their order.
-        shards: how many.
+        batches: the rows, with the columns of ``schema``.
+        schema: schema of the packed rows; `unpack` needs the same one.
+        keys: names of the key columns, in grouping order.
+        shards: number of shards.
+
+    Yields:
+        Batches of `PACKED_SCHEMA`.
     """
     for batch in batches:
         if not batch.num_rows:
             continue
         batch = _conform(batch, schema)
-        shard = shards_of([batch.column(name) for name in keys], shards)
-        order = np.argsort(shard, kind="stable")
-        counts = np.bincount(shard, minlength=shards)
+        shard_of_row = shards_of([batch.column(name) for name in keys], shards)
+        order = np.argsort(shard_of_row, kind="stable")
+        counts = np.bincount(shard_of_row, minlength=shards)
         batch = batch.take(pa.array(order))
-        rows = max(1, PARCEL_BYTES * batch.num_rows // max(1, batch.nbytes))
-        found: list[tuple[int, bytes]] = []
+        rows = max(1, PACKED_BATCH_BYTES * batch.num_rows // max(1, batch.nbytes))
+        packed: list[bytes] = []
+        destinations: list[int] = []
         start = 0
-        for number in np.flatnonzero(counts).tolist():
-            end = start + int(counts[number])
+        for shard in np.flatnonzero(counts).tolist():
+            end = start + int(counts[shard])
             for at in range(start, end, rows):
-                part = batch.slice(at, min(rows, end - at))
-                found.append((number, part.serialize().to_pybytes()))
+                packed.append(batch.slice(at, min(rows, end - at)).serialize().to_pybytes())
+                destinations.append(shard)
             start = end
-        yield parcel_rows([parcel for _, parcel in found], [number for number, _ in found], shards)
+        yield packed_rows(packed, destinations, shards)
 
 
-def parcel_rows(parcels: Sequence[bytes | None], numbers: Sequence[int], shards: int) -> pa.RecordBatch:
-    """Rows of `PARCELS`: each parcel on its way to the shard of its number."""
-    known = routes(shards)
+def packed_rows(packed: Sequence[bytes | None], destinations: Sequence[int], shards: int) -> pa.RecordBatch:
+    """Returns rows of `PACKED_SCHEMA` that carry each packed batch to the shard of the same position."""
+    route_of_shard = routes(shards)
     return pa.RecordBatch.from_arrays(
         [
-            pa.array([known[number] for number in numbers], pa.int32()),
-            pa.array(numbers, pa.int32()),
-            pa.array(parcels, pa.binary()),
+            pa.array([route_of_shard[shard] for shard in destinations], pa.int32()),
+            pa.array(destinations, pa.int32()),
+            pa.array(packed, pa.binary()),
         ],
-        schema=PARCELS,
+        schema=PACKED_SCHEMA,
     )
 
 
-def unpack(parcels: pa.BinaryArray, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows that were packed, of ``schema``; null is no parcel."""
-    for parcel in parcels:
-        if parcel.is_valid:
-            yield pa.ipc.read_record_batch(parcel.as_buffer(), schema)
+def unpack(packed: pa.BinaryArray, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yields the rows that `pack` packed, with the same ``schema``. Nulls are skipped."""
+    for each in packed:
+        if each.is_valid:
+            yield pa.ipc.read_record_batch(each.as_buffer(), schema)
 
 
 @lru_cache(maxsize=8)
 def routes(shards: int) -> tuple[int, ...]:
-    """For each shard the smallest number that Spark's hash sends there.
+    """Returns, for each shard, the smallest number that Spark's hash sends there.
 
-    Numbers hash like dice, so all shards are found within about ``shards × ln(shards)`` of them.
+    Spark's hash spreads consecutive numbers like a random function, so about ``shards × ln(shards)`` numbers
+    reach every shard.
     """
-    found: dict[int, int] = {}
+    smallest: dict[int, int] = {}
     start, step = 0, 4 * shards + 64
-    while len(found) < shards:
+    while len(smallest) < shards:
         numbers = np.arange(start, start + step, dtype=np.int32)
         for number, shard in zip(
             numbers.tolist(), shards_of([pa.array(numbers)], shards).tolist(), strict=True
         ):
-            found.setdefault(shard, number)
+            smallest.setdefault(shard, number)
         start += step
-    return tuple(found[shard] for shard in range(shards))
+    return tuple(smallest[shard] for shard in range(shards))
 
 
 def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns as `unpack` will take them; nullable or not is the schema's to say."""
+    """Returns the batch with exactly the types and nullability of ``schema``, which `unpack` relies on."""
     columns = [batch.column(field.name).cast(field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,1 +1,1 @@
-"""Group keys and rows as bytes, many at once, and what a store says of itself."""
+"""Encodes group keys and rows as bytes, many at once, and the description that every store contains."""

@@ -1,6 +1,6 @@
-"""Arrow's binary arrays as numpy sees them: bytes of many rows joined and cut without a loop over rows.
+"""Operations on Arrow binary arrays with numpy, which join and cut the bytes of many rows without a loop.
 
-Arrays here are `pa.BinaryArray`: 32-bit offsets, so one array holds at most 2 GiB of values.
+The arrays are `pa.BinaryArray`, whose offsets have 32 bits; so one array holds at most 2 GiB of values.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_large_bina
 
 
 def to_binary(array: pa.Array) -> pa.BinaryArray:
-    """Strings, large or dictionary-encoded ones too, as their bytes; no copy of plain strings."""
+    """Returns strings or binary values of any Arrow type as binary, without copying plain strings."""
     if pa.types.is_binary(array.type):
         return array
     if any(is_type(array.type) for is_type in _STRINGS):
         return array.cast(pa.binary())
-    # Views and dictionaries have no direct cast to binary in every version of Arrow.
+    # Not every version of Arrow can cast views and dictionaries directly to binary.
     plain = pa.string() if "string" in str(array.type) else pa.binary()
     return array.cast(plain).cast(pa.binary())
 
 
 def of_type(array: pa.BinaryArray, type_: pa.DataType) -> pa.Array:
-    """The bytes as strings or binary of any kind. Bad UTF-8 in strings stays: they were read with it."""
+    """Returns the bytes as a string or binary type. Keeps invalid UTF-8, which the input may contain."""
     if pa.types.is_string(type_):
         return pa.Array.from_buffers(type_, len(array), array.buffers(), offset=array.offset)
     if pa.types.is_large_string(type_):
@@ -41,58 +41,56 @@ def of_type(array: pa.BinaryArray, type_: pa.DataType) -> pa.Array:
 
 
 def offsets(array: pa.BinaryArray) -> NDArray[np.int32]:
-    """Where each value begins in `data`, and where the last one ends: ``len(array) + 1`` numbers."""
+    """Returns where each value begins in `data`, and where the last one ends: ``len(array) + 1`` numbers."""
     if len(array) == 0:
         return np.zeros(1, np.int32)
     return np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
 
 
 def data(array: pa.BinaryArray) -> Bytes:
-    """The bytes of all values, as `offsets` counts them."""
+    """Returns the bytes of all values, which `offsets` refers to."""
     buffer = array.buffers()[2]
     return np.frombuffer(buffer, np.uint8) if buffer else np.zeros(0, np.uint8)
 
 
 def valid(array: pa.Array) -> NDArray[np.bool_]:
-    """True where a value is not null."""
+    """Returns True for each value that is not null."""
     if array.null_count == 0:
         return np.ones(len(array), np.bool_)
     return np.asarray(array.is_valid().to_numpy(zero_copy_only=False), np.bool_)
 
 
 def bitmap(is_valid: NDArray[np.bool_]) -> pa.Buffer | None:
-    """Arrow's validity bitmap; None = no value is null."""
+    """Returns Arrow's validity bitmap; None if no value is null."""
     return None if bool(is_valid.all()) else pa.py_buffer(np.packbits(is_valid, bitorder="little"))
 
 
 def from_parts(
     begins: NDArray[Any], values: Bytes, is_valid: NDArray[np.bool_] | None = None
 ) -> pa.BinaryArray:
-    """The array whose ``i``-th value is ``values[begins[i]:begins[i + 1]]``."""
+    """Returns the array whose ``i``-th value is ``values[begins[i]:begins[i + 1]]``."""
     nulls = None if is_valid is None else bitmap(is_valid)
     buffers = [nulls, pa.py_buffer(np.ascontiguousarray(begins, np.int32)), pa.py_buffer(values)]
     return pa.Array.from_buffers(pa.binary(), len(begins) - 1, buffers)
 
 
 def from_matrix(rows: Bytes) -> pa.BinaryArray:
-    """One value for each row of a matrix of bytes; no copy.
+    """Returns an array with one value for each row of a byte matrix, without copying.
 
     Raises:
-        OverflowError: the matrix is larger than 2 GiB.
+        OverflowError: if the matrix is larger than 2 GiB.
     """
     count, width = rows.shape
     if count * width > np.iinfo(np.int32).max:
-        raise OverflowError(
-            f"{count} values of {width} bytes: more than the 2 GiB that one Arrow array holds"
-        )
+        raise OverflowError(f"{count} values of {width} bytes exceed the 2 GiB that one Arrow array holds")
     return from_parts(np.arange(count + 1, dtype=np.int64) * width, rows.reshape(-1))
 
 
 def head(array: pa.BinaryArray, width: int) -> Bytes:
-    """The first ``width`` bytes of each value, as a matrix. No value may be null.
+    """Returns the first ``width`` bytes of each value as a matrix. No value may be null.
 
     Raises:
-        ValueError: a value is shorter.
+        ValueError: if a value is shorter.
     """
     begins = offsets(array)
     flat = data(array)[begins[0] : begins[-1]]
@@ -100,14 +98,14 @@ def head(array: pa.BinaryArray, width: int) -> Bytes:
     if flat.size == count * width and bool((np.diff(begins) == width).all()):
         return flat.reshape(count, width)
     if count and int(np.diff(begins).min()) < width:
-        raise ValueError(f"a value of {int(np.diff(begins).min())} bytes, expected {width} or more")
+        raise ValueError(f"a value has {int(np.diff(begins).min())} bytes, expected {width} or more")
     starts = begins[:-1].astype(np.int64)
     cut = substrings(starts, starts + width, data(array))
     return data(cut)[: count * width].reshape(count, width)
 
 
 def join(*parts: pa.BinaryArray | bytes) -> pa.BinaryArray:
-    """Row by row, the parts one after the other; a null is empty, bytes are the same in each row."""
+    """Concatenates the parts of each row. A null counts as empty; ``bytes`` are the same in each row."""
     if len(parts) == 1 and not isinstance(parts[0], bytes) and parts[0].null_count == 0:
         return parts[0]
     scalars = [pa.scalar(part, pa.binary()) if isinstance(part, bytes) else part for part in parts]
@@ -115,12 +113,12 @@ def join(*parts: pa.BinaryArray | bytes) -> pa.BinaryArray:
 
 
 def substrings(starts: Ints, ends: Ints, values: Bytes) -> pa.BinaryArray:
-    """The bytes of ``values`` from ``starts[i]`` to ``ends[i]`` (excluded), for each ``i``.
+    """Returns, for each ``i``, the bytes of ``values`` from ``starts[i]`` to ``ends[i]`` (exclusive).
 
-    Later cuts must lie behind earlier ones, as they do when each is within a value of its own.
+    Each range must begin at or after the end of the range before it.
     """
     count = len(starts)
-    # An array of cuts and of what lies between them; every other value is one of ours.
+    # An array with the ranges and the gaps between them; every second value is a range.
     edges = np.empty(max(2 * count, 1), np.int32)
     edges[0::2] = starts if count else 0
     edges[1::2] = ends
@@ -128,7 +126,7 @@ def substrings(starts: Ints, ends: Ints, values: Bytes) -> pa.BinaryArray:
 
 
 def concat(arrays: Sequence[pa.Array], type_: pa.DataType) -> pa.Array:
-    """One array of many, or of none."""
+    """Returns one array with the values of all arrays; an empty one of ``type_`` if there are none."""
     if len(arrays) == 1:
         return arrays[0]
     return pa.concat_arrays(arrays) if arrays else pa.array([], type_)

@@ -1,12 +1,12 @@
-"""Columns of fixed width as bytes that sort as their values do, and back: a matrix of bytes, one row a value.
+"""Encodes fixed-width columns as byte matrices with one row per value; the bytes sort like the values.
 
 ========================  =====  ===========================================================================
 type                      bytes  encoding
 ========================  =====  ===========================================================================
 bool                      1      0 or 1
 int8 to int64             1-8    big endian, sign bit flipped
-date32, timestamp, time   4, 8   as the integer that Arrow keeps
-float, double             4, 8   big endian; a negative one with all bits flipped, others with the sign bit
+date32, timestamp, time   4, 8   like the integer that Arrow stores
+float, double             4, 8   big endian; all bits flipped if negative, otherwise the sign bit
 decimal128                16     big endian, sign bit flipped
 ========================  =====  ===========================================================================
 """
@@ -38,17 +38,17 @@ _INTEGERS = (
 
 
 def is_variable(type_: pa.DataType) -> bool:
-    """Strings and binary: they have a length of their own."""
+    """Whether values of the type vary in length: strings and binary."""
     return any(is_type(type_) for is_type in _VARIABLE)
 
 
 def is_float(type_: pa.DataType) -> bool:
-    """Float or double."""
+    """Whether the type is float or double."""
     return any(is_type(type_) for is_type in _FLOATS)
 
 
 def width(type_: pa.DataType) -> int | None:
-    """Bytes of a value of this type; None = not of a fixed width, or not supported."""
+    """Returns the bytes per value of this type; None if the width varies or the type is not supported."""
     if pa.types.is_boolean(type_):
         return 1
     if pa.types.is_decimal128(type_):
@@ -59,19 +59,19 @@ def width(type_: pa.DataType) -> int | None:
 
 
 def raw(array: pa.Array, dtype: Any) -> NDArray[Any]:
-    """The values of a column of fixed width as numpy has them; those of nulls are zero."""
+    """Returns the values of a fixed-width column as a numpy array, with zeros for nulls."""
     if len(array) == 0:
         return np.zeros(0, dtype)
     values = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * np.dtype(dtype).itemsize)
     return np.where(valid(array), values, values.dtype.type(0)) if array.null_count else values
 
 
-def pack(array: pa.Array, *, normal: bool = False) -> Bytes:
-    """The column as bytes, one row a value; a null's are zeros.
+def pack(array: pa.Array, *, normalize: bool = False) -> Bytes:
+    """Returns the column as bytes, with one row per value and zeros for nulls.
 
     Args:
-        array: of a type that has a `width`.
-        normal: -0.0 as 0.0 and every NaN as one, as Spark groups them.
+        array: column of a type that has a `width`.
+        normalize: whether to encode -0.0 as 0.0 and every NaN as the same value, as Spark does for grouping.
     """
     type_, count = array.type, len(array)
     size = width(type_)
@@ -87,7 +87,7 @@ def pack(array: pa.Array, *, normal: bool = False) -> Bytes:
         big = words.astype(">u8")
         big[:, 0] ^= np.uint64(1 << 63)
     elif is_float(type_):
-        big = to_order(raw(array, f"<f{size}"), normal=normal).astype(f">u{size}")
+        big = to_order(raw(array, f"<f{size}"), normalize=normalize).astype(f">u{size}")
     else:
         sign = np.dtype(f"u{size}").type(1 << (8 * size - 1))
         big = (raw(array, f"<u{size}") ^ sign).astype(f">u{size}")
@@ -98,7 +98,7 @@ def pack(array: pa.Array, *, normal: bool = False) -> Bytes:
 
 
 def unpack(packed: Bytes, type_: pa.DataType, is_valid: NDArray[np.bool_] | None = None) -> pa.Array:
-    """What `pack` made bytes of. Rows that are not valid become null."""
+    """Returns the column that `pack` encoded. Rows that are not valid become null."""
     count, size = packed.shape
     nulls = None if is_valid is None else bitmap(is_valid)
     if pa.types.is_boolean(type_):
@@ -116,11 +116,11 @@ def unpack(packed: Bytes, type_: pa.DataType, is_valid: NDArray[np.bool_] | None
     return pa.Array.from_buffers(type_, count, [nulls, pa.py_buffer(np.ascontiguousarray(values))])
 
 
-def to_order(values: NDArray[Any], *, normal: bool = False) -> NDArray[Any]:
-    """Floats as unsigned integers of the same order; every NaN is one and the largest, as in Spark."""
+def to_order(values: NDArray[Any], *, normalize: bool = False) -> NDArray[Any]:
+    """Returns floats as unsigned integers in the same order. All NaN are equal and largest, as in Spark."""
     size = values.dtype.itemsize
     nan = np.isnan(values)
-    values = values + values.dtype.type(0) if normal else values  # -0.0 + 0.0 = 0.0
+    values = values + values.dtype.type(0) if normalize else values  # -0.0 + 0.0 = 0.0
     if bool(nan.any()):
         values = np.where(nan, values.dtype.type("nan"), values)
     bits = values.view(f"<u{size}")
@@ -129,12 +129,12 @@ def to_order(values: NDArray[Any], *, normal: bool = False) -> NDArray[Any]:
 
 
 def from_order(bits: NDArray[Any]) -> NDArray[Any]:
-    """The floats of `to_order`."""
+    """Returns the floats that `to_order` encoded."""
     size = bits.dtype.itemsize
     sign = bits.dtype.type(1 << (8 * size - 1))
     return np.where(bits & sign, bits ^ sign, ~bits).view(f"<f{size}")
 
 
 def zero(type_: pa.DataType) -> pa.Array:
-    """One zero of a type of fixed width: false, the epoch."""
+    """Returns an array with one zero of a fixed-width type, such as false or the epoch."""
     return pa.Array.from_buffers(type_, 1, [None, pa.py_buffer(bytes(16))])

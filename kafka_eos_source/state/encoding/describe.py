@@ -1,10 +1,10 @@
-"""What a store holds, kept in the store itself: so that its state can be read without the query that made it.
+"""The description that every store contains, so that its state can be read without the query that wrote it.
 
-Every processor writes one entry, `META_KEY`: table 0x01 with an empty group key. The table is for nothing
-else, since an empty group key may be that of real rows. The entry belongs to every shard: a tool that makes
-other shards of a store copies it.
+Every processor writes one entry, `META_KEY`: table 0x01 with an empty group key. This table has no other
+entries, because real rows may have an empty group key too. Every shard has the entry; a tool that changes the
+number of shards copies it.
 
-Types are written as names that Arrow knows (``"int64"``), or as ``["timestamp", "us", "UTC"]``,
+Types are written as Arrow's names (``"int64"``), or as ``["timestamp", "us", "UTC"]``,
 ``["decimal", 10, 2]``, ``["list", type]``, ``["map", key, value]``,
 ``["struct", [[name, type, nullable], …]]``.
 """
@@ -23,7 +23,7 @@ from kafka_eos_source.errors import StateFormatError, StateMismatchError
 from kafka_eos_source.state import layout
 from kafka_eos_source.state.model import StateAccess
 
-#: The table that holds the description, and nothing else. Tables of processors are 2 to 127 and 129 to 255.
+#: The table that holds only the description. Processors use the tables 2 to 127 and 129 to 255.
 META_TABLE = 0x01
 META_KEY = layout.keyed(META_TABLE, b"")
 
@@ -54,11 +54,11 @@ class TableDescription:
     """One table of a store.
 
     Attributes:
-        name: of the variable or the aggregates it holds.
-        value: columns of a value; empty = there is nothing in it.
-        rest: columns that follow the group key in the key; empty = none.
-        encoding: how values are made bytes: ``"rows"`` (see `rows`), or a name that the processor knows.
-        details: more that the processor knows: its kind of variable, time to live, windows.
+        name: name of the variable or the aggregates in the table.
+        value: columns of a value; no columns if values are empty.
+        rest: columns that follow the group key in the key, if any.
+        encoding: how values are encoded: ``"rows"`` (see `rows`), or a name that the processor defines.
+        details: properties that the processor defines: kind of variable, time to live, windows.
     """
 
     name: str
@@ -70,13 +70,14 @@ class TableDescription:
 
 @dataclass(frozen=True)
 class Description:
-    """What a store holds.
+    """Describes the contents of a store.
 
     Attributes:
-        kind: of the processor: ``"aggregate"``, ``"deduplicate"``, ``"function"``, ``"stateful-processor"``.
-        key: the grouping columns, as `keys.KeyCodec` encodes them.
-        tables: by their byte.
-        details: more that the processor knows.
+        kind: kind of the processor: ``"aggregate"``, ``"deduplicate"``, ``"function"`` or
+            ``"stateful-processor"``.
+        key: the grouping columns, which `keys.KeyCodec` encodes.
+        tables: tables by their byte.
+        details: properties that the processor defines.
     """
 
     kind: str
@@ -85,7 +86,7 @@ class Description:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
-        """The value of `META_KEY`; the same bytes for the same description."""
+        """Returns the value of `META_KEY`. Equal descriptions have equal bytes."""
         tables = {
             str(byte): {
                 "name": table.name,
@@ -106,20 +107,20 @@ class Description:
         return json.dumps(document, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
 
     def fingerprint(self) -> str:
-        """For `StoreIdentity.schema`: another one for whatever is described in another way.
+        """Returns the fingerprint for `StoreIdentity.schema`, which differs if the description differs.
 
-        But for time zones: they only say how an instant is shown, and may be the session's of the day.
+        Time zones do not count: they only affect how an instant is displayed, and may be the session's.
         """
         document = _without_zones(json.loads(self.to_json()))
         return sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:32]
 
     @classmethod
     def from_json(cls, value: bytes) -> Description:
-        """The description that `to_json` wrote.
+        """Returns the description that `to_json` wrote.
 
         Raises:
-            StateFormatError: a newer kafka-eos wrote it.
-            StateMismatchError: it is no description.
+            StateFormatError: if a newer version of kafka-eos wrote it.
+            StateMismatchError: if the value is not a description.
         """
         try:
             document = json.loads(value)
@@ -142,12 +143,13 @@ class Description:
                 )
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise StateMismatchError(
-                f"the description of the store cannot be read: {value[:80]!r}",
-                fix="the store was not written by kafka-eos, or is damaged",
+                f"the description of the store cannot be read: {value[:80]!r} is damaged, or another program "
+                "wrote it.",
+                fix="find out which other program writes to the store or to its changelog topic.",
             ) from error
         raise StateFormatError(
-            f"the description of the store has version {version}, expected {VERSION}",
-            fix="read it with the version of kafka-eos that the query runs on",
+            f"the description of the store has version {version}, expected {VERSION}.",
+            fix="use the version of kafka-eos that the query runs with.",
         )
 
 
@@ -162,27 +164,27 @@ def _without_zones(written: Any) -> Any:
 
 
 def describe(state: StateAccess, description: Description) -> None:
-    """Writes the description into a store that has none, or an older one."""
+    """Writes the description to the store, unless the store contains it already."""
     written = description.to_json()
     if state.get(META_KEY) != written:
         state.put(META_KEY, written)
 
 
 def fields_to_json(schema: pa.Schema | pa.StructType) -> list[Any]:
-    """Columns as ``[[name, type, nullable], …]``."""
+    """Returns columns as ``[[name, type, nullable], …]``."""
     return [[column.name, type_to_json(column.type), column.nullable] for column in schema]
 
 
 def fields_from_json(columns: list[Any]) -> pa.Schema:
-    """The schema of `fields_to_json`."""
+    """Returns the schema that `fields_to_json` wrote."""
     return pa.schema([pa.field(name, type_from_json(type_), nullable) for name, type_, nullable in columns])
 
 
 def type_to_json(type_: pa.DataType) -> Any:
-    """A type as the head of this module says.
+    """Returns a type in the form that the docstring of this module defines.
 
     Raises:
-        TypeError: a type that Spark does not have.
+        TypeError: if the type has no such form.
     """
     name = str(type_)
     if name in _NAMES:
@@ -199,14 +201,14 @@ def type_to_json(type_: pa.DataType) -> Any:
         return ["struct", fields_to_json([type_.field(index) for index in range(type_.num_fields)])]
     if pa.types.is_map(type_):
         return ["map", type_to_json(type_.key_type), type_to_json(type_.item_type)]
-    raise TypeError(f"no way to write down the type {type_}")
+    raise TypeError(f"a description cannot contain the type {type_}")
 
 
 def type_from_json(written: Any) -> pa.DataType:
-    """The type of `type_to_json`.
+    """Returns the type that `type_to_json` wrote.
 
     Raises:
-        ValueError: it is none.
+        ValueError: if it is not a type.
     """
     if isinstance(written, str):
         if written not in _NAMES:

@@ -1,12 +1,13 @@
-"""Group keys: the grouping columns as bytes, and the keys of `layout` for many rows at once.
+"""Encodes grouping columns as group keys, and makes the keys of `layout`, for many rows at once.
 
-A group key of one column is as short as it can be, and costs next to nothing to make:
+A group key of a single column is short and cheap to make:
 
-* string or binary: its own bytes. Null is the byte 0xff; a value that begins with 0xff (no valid UTF-8 does)
-  has another 0xff before it.
-* a type of fixed width: its bytes of `cells`, which sort as the values do. Null has no bytes.
+* String or binary: the bytes themselves. Null is the byte 0xff. A value that begins with 0xff, which is never
+  valid UTF-8, is preceded by another 0xff.
+* Fixed-width type: the bytes of `cells`, which sort like the values. Null is empty.
 
-A group key of several columns is a row of `rows`. -0.0 groups with 0.0, and all NaN are one, as in Spark.
+A group key of several columns is a row in the format of `rows`. As in Spark, -0.0 and 0.0 are equal, and all
+NaN are equal.
 """
 
 from __future__ import annotations
@@ -30,31 +31,31 @@ _SIGN = np.uint64(1 << 63)
 
 
 class KeyCodec:
-    """Grouping columns to group keys and back. The schema is all that is needed to read them.
+    """Encodes grouping columns as group keys, and decodes them. Decoding requires only the schema.
 
     Args:
-        schema: of the grouping columns, one at least: bool, int8 to int64, float, double, decimal, string,
-            binary, date, time, timestamp. Nulls group together, whatever the schema says of them.
+        schema: one or more grouping columns of type bool, int8 to int64, float, double, decimal, string,
+            binary, date, time or timestamp. Nulls form a group, even in a column that is not nullable.
 
     Raises:
-        InvalidSchemaError: no column, or one of another type.
+        InvalidSchemaError: if there is no column, or a column has another type.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
         if not len(schema):
-            raise InvalidSchemaError("no grouping column", fix="name one at least")
+            raise InvalidSchemaError("there is no grouping column.", fix="group by at least one column.")
         self.schema = pa.schema([pa.field(field.name, field.type) for field in schema])
-        self._rows = RowCodec(self.schema, normal=True)
-        self._lone: pa.DataType | None = schema.field(0).type if len(schema) == 1 else None
+        self._rows = RowCodec(self.schema, normalize=True)
+        self._single: pa.DataType | None = schema.field(0).type if len(schema) == 1 else None
 
     def encode(self, columns: Sequence[pa.Array]) -> pa.BinaryArray:
-        """The group key of each row; none is null."""
-        if self._lone is None:
+        """Returns the group key of each row, which is never null."""
+        if self._single is None:
             return self._rows.encode(columns)
         (column,) = columns
-        if cells.is_variable(self._lone):
+        if cells.is_variable(self._single):
             return _escaped(binary.to_binary(column))
-        packed = cells.pack(column, normal=True)
+        packed = cells.pack(column, normalize=True)
         if not column.null_count:
             return binary.from_matrix(packed)
         is_valid = binary.valid(column)
@@ -62,31 +63,31 @@ class KeyCodec:
         return binary.from_parts(begins, packed[is_valid].reshape(-1))
 
     def decode(self, keys: pa.BinaryArray) -> list[pa.Array]:
-        """The grouping columns of group keys.
+        """Returns the grouping columns of the group keys.
 
         Raises:
-            ValueError: a key is not one of this codec.
+            ValueError: if this codec did not encode a key.
         """
-        if self._lone is None:
+        if self._single is None:
             return self._rows.decode(keys)
-        if cells.is_variable(self._lone):
-            return [binary.of_type(_unescaped(keys), self._lone)]
-        size = cells.width(self._lone) or 0
+        if cells.is_variable(self._single):
+            return [binary.of_type(_unescaped(keys), self._single)]
+        size = cells.width(self._single) or 0
         lengths = np.diff(binary.offsets(keys))
         is_valid = lengths == size
         if not bool((is_valid | (lengths == 0)).all()):
-            raise ValueError(f"a key that is not {size} bytes long, as {self._lone} is")
+            raise ValueError(f"a key is not {size} bytes long, which the type {self._single} requires")
         if bool(is_valid.all()):
-            return [cells.unpack(binary.head(keys, size), self._lone)]
+            return [cells.unpack(binary.head(keys, size), self._single)]
         packed = np.zeros((len(keys), size), np.uint8)
         packed[is_valid] = binary.head(keys.filter(pa.array(is_valid)), size)
-        return [cells.unpack(packed, self._lone, is_valid)]
+        return [cells.unpack(packed, self._single, is_valid)]
 
 
 def _escaped(column: pa.BinaryArray) -> pa.BinaryArray:
     if _has_escape(column):
-        marked = pc.starts_with(column, pattern=_ESCAPE)
-        column = pc.if_else(marked, binary.join(_ESCAPE, column), column)
+        starts_with_escape = pc.starts_with(column, pattern=_ESCAPE)
+        column = pc.if_else(starts_with_escape, binary.join(_ESCAPE, column), column)
     return column.fill_null(_ESCAPE) if column.null_count else column
 
 
@@ -94,25 +95,32 @@ def _unescaped(keys: pa.BinaryArray) -> pa.BinaryArray:
     if not _has_escape(keys):
         return keys
     begins = binary.offsets(keys).astype(np.int64)
-    marked = pc.starts_with(keys, pattern=_ESCAPE).to_numpy(zero_copy_only=False)
-    column = binary.substrings(begins[:-1] + marked, begins[1:], binary.data(keys))
+    starts_with_escape = pc.starts_with(keys, pattern=_ESCAPE).to_numpy(zero_copy_only=False)
+    column = binary.substrings(begins[:-1] + starts_with_escape, begins[1:], binary.data(keys))
     return pc.if_else(pc.equal(keys, pa.scalar(_ESCAPE, pa.binary())), pa.scalar(None, pa.binary()), column)
 
 
 def _has_escape(values: pa.BinaryArray) -> bool:
-    """Whether any value begins with 0xff: a look at all bytes is faster than one at each beginning."""
+    """Whether any value contains 0xff. Checking all bytes is faster than checking the start of each value."""
     begins = binary.offsets(values)
     return bool((binary.data(values)[begins[0] : begins[-1]] == 0xFF).any())
 
 
 def numbered(group_keys: pa.BinaryArray) -> tuple[Ints, pa.BinaryArray]:
-    """Of each group key its number, from 0 in the order in which distinct ones come first; and these keys."""
+    """Numbers the distinct group keys from 0 in order of arrival.
+
+    Returns:
+        The number of each group key, and the distinct group keys by number.
+    """
     encoded = group_keys.dictionary_encode()
     return np.asarray(encoded.indices, np.int64), encoded.dictionary
 
 
 def numbered_in_order(group_keys: pa.BinaryArray) -> tuple[Ints, pa.BinaryArray]:
-    """`numbered`, with the numbers in the order of the keys: a store finds keys in order twice as fast."""
+    """Numbers the distinct group keys like `numbered`, but in key order.
+
+    A store finds keys that are in order twice as fast.
+    """
     number, distinct = numbered(group_keys)
     order = pc.sort_indices(distinct)
     rank = np.empty(len(distinct), np.int64)
@@ -121,7 +129,7 @@ def numbered_in_order(group_keys: pa.BinaryArray) -> tuple[Ints, pa.BinaryArray]
 
 
 def keyed_keys(table: int, group_keys: pa.BinaryArray, rest: pa.BinaryArray | None = None) -> pa.BinaryArray:
-    """`layout.keyed` of each row."""
+    """Returns the `layout.keyed` key of each row."""
     lead = np.empty((len(group_keys), 5), np.uint8)
     lead[:, 0] = table
     lead[:, 1:] = _lengths(group_keys)
@@ -131,7 +139,7 @@ def keyed_keys(table: int, group_keys: pa.BinaryArray, rest: pa.BinaryArray | No
 def timed_keys(
     table: int, times_ms: Ints, group_keys: pa.BinaryArray, rest: pa.BinaryArray | None = None
 ) -> pa.BinaryArray:
-    """`layout.timed` of each row."""
+    """Returns the `layout.timed` key of each row."""
     lead = np.empty((len(group_keys), 13), np.uint8)
     lead[:, 0] = table
     lead[:, 1:9] = ((times_ms.view(np.uint64)) ^ _SIGN).astype(">u8").view(np.uint8).reshape(-1, 8)
@@ -151,13 +159,13 @@ def _lengths(values: pa.BinaryArray) -> binary.Bytes:
 
 
 class Entries(NamedTuple):
-    """Keys, taken apart; one of each a key.
+    """The parts of many keys; each array has one element per key.
 
     Attributes:
-        tables: first byte.
-        group_keys: see `KeyCodec`.
-        rests: what comes behind them.
-        times_ms: of timed tables; 0 in others.
+        tables: the tables: the first byte of each key.
+        group_keys: the group keys, see `KeyCodec`.
+        rests: the bytes after the group keys.
+        times_ms: the times in timed tables; 0 in keyed tables.
     """
 
     tables: NDArray[np.uint8]
@@ -167,25 +175,25 @@ class Entries(NamedTuple):
 
 
 def split_keys(keys: pa.BinaryArray) -> Entries:
-    """`layout.split` of each key, whatever tables they are of.
+    """Splits each key like `layout.split`. The keys may be from different tables.
 
     Raises:
-        ValueError: one is no key of a processor's table.
+        ValueError: if one of them is not a key of a table.
     """
     begins = binary.offsets(keys).astype(np.int64)
     starts, ends = begins[:-1], begins[1:]
-    # Padded, so that a look past the last key's end is no error; it is checked below.
+    # The padding allows reads past the end of a truncated key, which is detected below.
     flat = np.concatenate([binary.data(keys)[: begins[-1]], np.zeros(16, np.uint8)])
     tables = flat[starts]
     if bool((starts == ends).any()) or bool(np.isin(tables, (0, layout.TIMED)).any()):
-        raise ValueError("not a key of a table among the keys")
+        raise ValueError("a value among the keys is not a key of a table")
     is_timed = tables > layout.TIMED
     at = starts + np.where(is_timed, 9, 1)
     lengths = _big_endian(flat, np.minimum(at, begins[-1]), 4).astype(np.int64)
     group_starts = at + 4
     group_ends = group_starts + lengths
     if bool((group_ends > ends).any()):
-        raise ValueError("a key cut short among the keys")
+        raise ValueError("a value among the keys is truncated")
     times_ms = np.zeros(len(keys), np.int64)
     times_ms[is_timed] = (_big_endian(flat, starts[is_timed] + 1, 8) ^ _SIGN).view(np.int64)
     values = binary.data(keys)

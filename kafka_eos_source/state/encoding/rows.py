@@ -1,13 +1,13 @@
-"""Rows of columns as bytes and back, many at a time: cells of fixed width first, then what varies in length.
+"""Encodes rows as bytes, many at a time: first a fixed-width cell per column, then variable-length bodies.
 
 ::
 
     cell 1 │ cell 2 │ … │ body 1 │ body 2 │ …
 
-    cell of a fixed width    [0 = null, 1 = not (1 byte)] │ value as in `cells`, zeros for null
-    cell of a variable one   length (4, big endian), 0xffffffff = null; its bytes are a body, in column order
+    fixed-width column       cell: [0 for null, 1 otherwise (1 byte)] │ value as in `cells`, zeros for null
+    variable-length column   cell: length of the body (4, big endian), 0xffffffff for null · body: the bytes
 
-The cells of all rows begin and end at the same place: a column is a slice of the matrix of many rows' cells.
+The cells of a column are at the same position in all rows, so a column is a slice of the matrix of cells.
 """
 
 from __future__ import annotations
@@ -28,7 +28,15 @@ _NULL = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class _Cell:
-    """Where the cell of a column lies, from ``start`` to ``end``, and whether a null byte leads it."""
+    """The cell of a column: its position in the row, and its format.
+
+    Attributes:
+        type: type of the column.
+        start: first byte of the cell.
+        end: end of the cell (exclusive).
+        variable: whether the column has variable length.
+        nullable: whether a fixed-width cell begins with a null byte.
+    """
 
     type: pa.DataType
     start: int
@@ -38,21 +46,21 @@ class _Cell:
 
 
 class RowCodec:
-    """Rows of a schema to bytes and back; unambiguous, and nothing but the schema is needed to read them.
+    """Encodes rows of a schema as bytes, and decodes them. Decoding requires only the schema.
 
     Args:
-        schema: bool, int8 to int64, float, double, decimal, string, binary, date, time and timestamp columns.
-            Those that are declared not nullable have no null byte.
-        normal: -0.0 as 0.0 and one NaN, as Spark groups them.
-        lead: bytes that every row begins with: a version, as a rule.
+        schema: columns of type bool, int8 to int64, float, double, decimal, string, binary, date, time or
+            timestamp. Columns that are not nullable have no null byte.
+        normalize: whether to encode -0.0 as 0.0 and every NaN as the same value, as Spark does for grouping.
+        lead: bytes with which every row begins, usually a version.
 
     Raises:
-        InvalidSchemaError: a column of another type.
+        InvalidSchemaError: if a column has another type.
     """
 
-    def __init__(self, schema: pa.Schema, *, normal: bool = False, lead: bytes = b"") -> None:
+    def __init__(self, schema: pa.Schema, *, normalize: bool = False, lead: bytes = b"") -> None:
         self.schema = schema
-        self._normal = normal
+        self._normalize = normalize
         self._lead = lead
         self._cells: list[_Cell] = []
         at = len(lead)
@@ -61,41 +69,43 @@ class RowCodec:
             size = 4 if variable else cells.width(field.type)
             if size is None:
                 raise InvalidSchemaError(
-                    f"column {field.name!r} is {field.type}, which state cannot hold",
-                    fix="use bool, int8 to int64, float, double, decimal (38 digits), string, binary, date, "
-                    "timestamp; take a struct apart into columns",
+                    f"column {field.name!r} is {field.type}, which state cannot hold.",
+                    fix="use bool, int8 to int64, float, double, decimal (38 digits), string, binary, date "
+                    "or timestamp; replace a struct by its fields.",
                 )
             end = at + size + (field.nullable and not variable)
             self._cells.append(_Cell(field.type, at, end, variable, field.nullable))
             at = end
-        #: Bytes of the cells of a row.
+        #: Total width of the cells of a row, in bytes.
         self.width = at
         self.variable = any(cell.variable for cell in self._cells)
-        #: The cells of a row that is null in every column (zero where a column is not nullable).
-        self.nothing = lead + b"".join(map(_nothing, self._cells))
+        #: The cells of a row that is null in every column (zero in a column that is not nullable).
+        self.null_row = lead + b"".join(map(_null_cell, self._cells))
 
     def encode(self, columns: Sequence[pa.Array]) -> pa.BinaryArray:
-        """One value a row.
+        """Returns one value for each row.
 
         Raises:
-            InvalidSchemaError: a null in a column that is declared not nullable.
+            InvalidSchemaError: if a column that is declared not nullable contains a null.
         """
         head, bodies = self.split(columns)
         packed = binary.from_matrix(head)
         return binary.join(packed, *bodies) if bodies else packed
 
     def split(self, columns: Sequence[pa.Array]) -> tuple[Bytes, list[pa.BinaryArray]]:
-        """The cells of all rows, and the bodies of each column of variable length.
+        """Returns the cells of all rows, and the bodies of each variable-length column.
 
         Raises:
-            InvalidSchemaError: a null in a column that is declared not nullable.
+            InvalidSchemaError: if a column that is declared not nullable contains a null.
         """
         head = np.empty((len(columns[0]), self.width), np.uint8)
         head[:, : len(self._lead)] = np.frombuffer(self._lead, np.uint8)
         bodies: list[pa.BinaryArray] = []
         for cell, field, column in zip(self._cells, self.schema, columns, strict=True):
             if column.null_count and not cell.nullable:
-                raise InvalidSchemaError(f"null in column {field.name!r}, which is declared not nullable")
+                raise InvalidSchemaError(
+                    f"there is a null in column {field.name!r}, which is declared not nullable."
+                )
             if cell.variable:
                 body = binary.to_binary(column)
                 bodies.append(body)
@@ -106,17 +116,17 @@ class RowCodec:
             else:
                 if cell.nullable:
                     head[:, cell.start] = binary.valid(column)
-                head[:, cell.start + cell.nullable : cell.end] = cells.pack(column, normal=self._normal)
+                head[:, cell.start + cell.nullable : cell.end] = cells.pack(column, normalize=self._normalize)
         return head, bodies
 
     def decode(self, rows: pa.BinaryArray) -> list[pa.Array]:
-        """The columns of `encode`. A null row is null in every column (zero where a column is not nullable).
+        """Returns the columns that `encode` encoded. A null value yields `null_row`.
 
         Raises:
-            ValueError: a value is not one of this codec.
+            ValueError: if this codec did not encode a value.
         """
         if rows.null_count:
-            rows = rows.fill_null(pa.scalar(self.nothing, pa.binary()))
+            rows = rows.fill_null(pa.scalar(self.null_row, pa.binary()))
         begins = binary.offsets(rows).astype(np.int64)
         head = binary.head(rows, self.width)
         columns, ends = self.cut(head, rows, begins[:-1] + self.width)
@@ -125,15 +135,21 @@ class RowCodec:
         return columns
 
     def cut(self, head: Bytes, bodies: pa.BinaryArray, starts: Ints) -> tuple[list[pa.Array], Ints]:
-        """Columns, given the cells of all rows and where in the data of ``bodies`` each one's begin.
+        """Decodes the columns from the cells and bodies of all rows.
 
-        Returns: the columns, and where each row's bodies end.
+        Args:
+            head: cells of all rows.
+            bodies: array whose data contains the bodies.
+            starts: where the bodies of each row begin in that data.
+
+        Returns:
+            The columns, and where the bodies of each row end.
 
         Raises:
-            ValueError: a value is not one of this codec.
+            ValueError: if this codec did not encode a value.
         """
         if not bool((head[:, : len(self._lead)] == np.frombuffer(self._lead, np.uint8)).all()):
-            raise ValueError(f"a value that does not begin with {self._lead!r}")
+            raise ValueError(f"a value does not begin with {self._lead!r}")
         columns = []
         for cell in self._cells:
             if not cell.variable:
@@ -148,7 +164,7 @@ class RowCodec:
         return columns, starts
 
     def body_lengths(self, head: Bytes) -> Ints:
-        """Bytes of the bodies of each row, given the cells of all rows."""
+        """Returns the total length of the bodies of each row, given the cells of all rows."""
         total = np.zeros(len(head), np.int64)
         for cell in self._cells:
             if cell.variable:
@@ -156,8 +172,8 @@ class RowCodec:
         return total
 
 
-def _nothing(cell: _Cell) -> bytes:
-    """The cell of a null; that of zero if the column is not nullable."""
+def _null_cell(cell: _Cell) -> bytes:
+    """Returns the cell of a null, or of zero if the column is not nullable."""
     if cell.variable:
         return b"\xff" * 4
     if cell.nullable:

@@ -1,9 +1,9 @@
-"""Spark's own hash of key columns, which decides the shard of a row, for many rows at once.
+"""Computes Spark's hash of key columns, which decides the shard of a row, for many rows at once.
 
-``hash(c1, c2, …)`` and ``repartition(n, c1, c2, …)`` both use Murmur3 (x86, 32 bits) with seed 42; the hash
-of a column is the seed of the next, a null leaves it as it is. Restated from Spark's `Murmur3_x86_32` and
-`HashExpression`; where that differs from the published algorithm, the difference is kept: each byte that is
-left behind the last whole word is mixed as a (signed) word of its own.
+``hash(c1, c2, …)`` and ``repartition(n, c1, c2, …)`` both use Murmur3 (x86, 32 bits) with seed 42. The hash
+of a column is the seed of the next column; a null does not change it. This follows Spark's `Murmur3_x86_32`
+and `HashExpression`, which differ from the published algorithm: each byte after the last whole word is mixed
+in as a separate signed word.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kafka_eos_source.state.encoding.binary import Bytes, Ints
 Words = NDArray[np.uint32]
 
 _SEED = 42
-#: Digits of a decimal that Spark keeps as a long, and hashes as one.
+#: Up to this precision, Spark stores a decimal as a long, and hashes it as a long.
 _LONG_DIGITS = 18
 
 _C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
@@ -31,13 +31,13 @@ _M, _N = np.uint32(5), np.uint32(0xE6546B64)
 
 
 def hash_columns(columns: Sequence[pa.Array]) -> NDArray[np.int32]:
-    """What Spark's ``hash`` makes of each row.
+    """Returns Spark's ``hash`` of each row.
 
     Args:
-        columns: one at least, of equal length, each of a type that `keys.KeyCodec` takes.
+        columns: one or more columns of equal length, of types that `keys.KeyCodec` supports.
 
     Raises:
-        InvalidSchemaError: a column of another type.
+        InvalidSchemaError: if a column has another type.
     """
     hashes = np.full(len(columns[0]), _SEED, np.uint32)
     for column in columns:
@@ -47,12 +47,12 @@ def hash_columns(columns: Sequence[pa.Array]) -> NDArray[np.int32]:
 
 
 def shards_of(columns: Sequence[pa.Array], shards: int) -> Ints:
-    """The shard of each row, as ``repartition(shards, …)`` sends it: ``pmod(hash(…), shards)``."""
+    """Returns the shard of each row, ``pmod(hash(…), shards)``, as in ``repartition(shards, …)``."""
     return np.mod(hash_columns(columns).astype(np.int64), shards)
 
 
 def _column(column: pa.Array, seeds: Words) -> Words:
-    """The hash of each value; of no account where it is null."""
+    """Returns the hash of each value; callers ignore the hashes of nulls."""
     type_ = column.type
     if len(column) == 0:
         return seeds
@@ -77,8 +77,8 @@ def _column(column: pa.Array, seeds: Words) -> Words:
     size = cells.width(column.type)
     if size is None:
         raise InvalidSchemaError(
-            f"a key column is {type_}, whose hash decides no shard",
-            fix="group by bool, int8 to int64, float, double, decimal, string, binary, date or timestamp",
+            f"a key column is {type_}, whose hash cannot decide a shard.",
+            fix="group by bool, int8 to int64, float, double, decimal, string, binary, date or timestamp.",
         )
     values = cells.raw(column, f"<i{size}")
     if size == 8:
@@ -87,7 +87,7 @@ def _column(column: pa.Array, seeds: Words) -> Words:
 
 
 def _float(column: pa.Array, seeds: Words) -> Words:
-    """By bits, with one zero and one NaN (Java's ``doubleToLongBits``)."""
+    """Hashes the bits of floats; -0.0 counts as 0.0, and all NaN are equal (``doubleToLongBits``)."""
     size = column.type.bit_width // 8
     values = cells.raw(column, f"<f{size}")
     values = np.where(np.isnan(values), values.dtype.type("nan"), values + values.dtype.type(0))
@@ -101,7 +101,7 @@ def _decimal(column: pa.Array, seeds: Words) -> Words:
     words = np.frombuffer(column.buffers()[1], "<u8", 2 * count, column.offset * 16).reshape(count, 2)
     if column.type.precision <= _LONG_DIGITS:
         return _long(np.ascontiguousarray(words[:, 0]), seeds)
-    # Java's BigInteger.toByteArray: big endian, and as few bytes as keep the sign
+    # The bytes of Java's BigInteger.toByteArray: big endian, with the fewest bytes that keep the sign.
     big = words[:, ::-1].astype(">u8").view(np.uint8).reshape(count, 16)
     sign = np.where(big[:, 0] & 0x80, np.uint8(0xFF), np.uint8(0))[:, None]
     idle = (big[:, :-1] == sign) & ((big[:, 1:] ^ sign) < 0x80)
@@ -120,9 +120,9 @@ def _long(values: NDArray[np.uint64], seeds: Words) -> Words:
 
 
 def _bytes(data: Bytes, starts: Ints, lengths: Ints, seeds: Words) -> Words:
-    """Of ``data`` from each start, so many bytes: a word at a time over all rows that have one more."""
+    """Hashes byte strings in ``data``, one word at a time over all rows that have another word."""
     hashes = seeds.copy()
-    # padded, so that a word can be looked at wherever a value begins; a view of one at each byte
+    # A view with a word at every byte; the padding makes the last ones complete.
     padded = np.concatenate([data, np.zeros(4, np.uint8)])
     words: Any = np.ndarray((len(padded) - 3,), "<u4", padded, strides=(1,))
     whole = lengths >> 2

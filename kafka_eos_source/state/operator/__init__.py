@@ -1,1 +1,1 @@
-"""A stateful operator on Spark: frames with one, its tasks, and what a shard does before its batch."""
+"""Stateful operators on Spark: DataFrames that contain one, and its tasks, which work on one shard each."""

@@ -1,4 +1,4 @@
-"""From a streaming DataFrame to one with a stateful operator in it. Runs on the driver."""
+"""Adds a stateful operator to a streaming DataFrame. Runs on the driver."""
 
 from __future__ import annotations
 
@@ -14,45 +14,49 @@ from kafka_eos_source.spark.worker import task_begins
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.model import ShardProcessor
 from kafka_eos_source.state.operator.sharding import by_shard
-from kafka_eos_source.state.operator.task import Operator, look_at_changelog, split_packets
+from kafka_eos_source.state.operator.task import Operator, ensure_changelog, split_packets
 from kafka_eos_source.state.options import parse_state
-from kafka_eos_source.state.packed_batches import PARCELS, pack, parcel_rows
+from kafka_eos_source.state.packed_batches import PACKED_SCHEMA, pack, packed_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData
 
-#: Shards of an operator that does not say how many.
-SHARDS = 4
+#: Number of shards of an operator without the argument ``shards``.
+DEFAULT_SHARDS = 4
 
 
 def grouping(rows: DataFrame | GroupedData, key: str | Sequence[str] | None) -> tuple[DataFrame, list[str]]:
-    """The frame and the names of its key columns.
+    """Returns the frame and the names of its key columns.
 
     Args:
         rows: ``df.groupBy(…)`` by columns of the frame, or the frame itself with ``key``.
-        key: a column or several.
+        key: name or names of the key columns.
 
     Raises:
-        InvalidSchemaError: it is not streaming, has no key, or not these columns.
+        InvalidSchemaError: if the frame is not streaming, there is no key, or the frame lacks a key column.
     """
     frame: Any = getattr(rows, "_df", rows)
     if frame is not rows:
         if key is not None:
-            raise InvalidSchemaError("key is given twice: by groupBy and by 'key'.", fix="leave out 'key'.")
+            raise InvalidSchemaError(
+                "the key is specified twice: by groupBy() and by the argument 'key'.", fix="remove 'key'."
+            )
         keys = list(rows.count().columns[:-1])  # type: ignore[union-attr]
     else:
         keys = [key] if isinstance(key, str) else list(key or ())
     missing = [name for name in keys if name not in frame.columns]
     if missing or not keys:
         raise InvalidSchemaError(
-            f"a stateful operator needs key columns; {missing or 'none'} of {keys} "
-            f"{'are not' if missing else 'were named'} among {frame.columns}.",
-            fix="group by columns of the frame: withColumn(name, expression) before groupBy(name).",
+            "a stateful operator needs key columns; "
+            + (f"the frame lacks {missing}" if missing else "neither groupBy() nor 'key' names one")
+            + f"; the frame has the columns {frame.columns}.",
+            fix="group by columns of the frame; for an expression, use withColumn(name, expression) before "
+            "groupBy(name).",
         )
     if not frame.isStreaming:
         raise InvalidSchemaError(
-            "a stateful operator needs a streaming DataFrame: its state commits with a micro-batch.",
-            fix="read with spark.readStream; for a batch, use groupBy().agg().",
+            "a stateful operator needs a streaming DataFrame, because its state commits with a micro-batch.",
+            fix="read with spark.readStream; in a batch query, use groupBy().agg().",
         )
     return frame, keys
 
@@ -65,29 +69,29 @@ def with_operator(
     store: str,
     shards: int | None,
     options: Mapping[str, str],
-    parcel: pa.Schema | None = None,
+    packed_schema: pa.Schema | None = None,
 ) -> DataFrame:
-    """The frame behind the operator: the processor's columns, and `CHANGELOG`, which the sink needs.
+    """Returns the operator's result: the processor's columns, and `CHANGELOG`, which the sink needs.
 
     Args:
-        frame: streaming; rows, or parcels of them.
-        keys: columns that decide the shard, by Spark's own hash.
-        processor: what is done.
+        frame: streaming frame with rows or packed batches.
+        keys: columns whose Spark hash decides the shard.
+        processor: processes the rows and the state of each shard.
         store: name of the store within the query.
-        shards: how many; None = `SHARDS`.
-        options: of the operator, as ``docs/options.md`` lists them.
-        parcel: schema of the rows in parcels; None = they come as they are.
+        shards: number of shards; None for `DEFAULT_SHARDS`.
+        options: options of the operator, as ``docs/options.md`` lists them.
+        packed_schema: schema of the rows in packed batches; None if the frame consists of ordinary rows.
 
     Raises:
-        InvalidOptionError: an option, or the number of shards.
-        StateMismatchError, ChangelogError, UnavailableError: of the changelog topic, if ``application.id`` is
-            given; else it is looked at by the first task.
+        InvalidOptionError: if an option or the number of shards is invalid.
+        StateMismatchError, ChangelogError, UnavailableError: if ``application.id`` is set and the changelog
+            topic is unsuitable or unreachable. Without ``application.id``, the first task checks the topic.
     """
     checked = parse_state(options)
     count = shard_count(shards)
     if checked.application_id is not None:
-        look_at_changelog(checked, changelog_name(checked.application_id, store), count)
-    operator = Operator(processor, store, count, checked, parcel)
+        ensure_changelog(checked, changelog_name(checked.application_id, store), count)
+    operator = Operator(processor, store, count, checked, packed_schema)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return operator(batches)
@@ -96,46 +100,46 @@ def with_operator(
 
 
 def shard_count(shards: int | None) -> int:
-    """Of an operator. Raises: InvalidOptionError: less than one."""
-    count = SHARDS if shards is None else shards
+    """Returns the number of shards of an operator. Raises: InvalidOptionError: if it is below 1."""
+    count = DEFAULT_SHARDS if shards is None else shards
     if count < 1:
         raise InvalidOptionError(
-            f"shards is {shards}; expected 1 or more.", fix="leave it out, or set it to 4."
+            f"shards is {shards}; expected 1 or more.", fix=f"omit it, or set it to {DEFAULT_SHARDS}."
         )
     return count
 
 
-def combined(
+def combine_partitions(
     frame: DataFrame, combine: Any, schema: pa.Schema, keys: Sequence[str], shards: int
 ) -> DataFrame:
-    """The frame with its rows combined before they travel, one for each key and input partition, in parcels.
+    """Combines rows in each input partition before the shuffle; returns a frame of packed batches.
 
     Args:
-        frame: streaming.
-        combine: from Arrow batches of rows to Arrow batches of ``schema``.
-        schema: of the combined rows.
+        frame: streaming frame.
+        combine: turns Arrow batches of rows into Arrow batches of ``schema``, with one row for each key.
+        schema: schema of the combined rows.
         keys: columns that decide the shard.
-        shards: how many.
+        shards: number of shards.
     """
-    carries = CHANGELOG in frame.columns
-    full = PARCELS.append(pa.field(CHANGELOG, pa.binary())) if carries else PARCELS
+    has_packets = CHANGELOG in frame.columns
+    output = PACKED_SCHEMA.append(pa.field(CHANGELOG, pa.binary())) if has_packets else PACKED_SCHEMA
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task_begins()
-        before: list[pa.Array] = []
+        packets_before: list[pa.Array] = []
 
         def rows() -> Iterable[pa.RecordBatch]:
             for batch in batches:
-                kept, packets = split_packets(batch)
+                data, packets = split_packets(batch)
                 if len(packets):
-                    before.append(packets)
-                yield kept
+                    packets_before.append(packets)
+                yield data
 
         for each in pack(combine(rows()), schema, keys, shards):
-            packets = [pa.nulls(each.num_rows, pa.binary())] if carries else []
-            yield pa.RecordBatch.from_arrays([*each.columns, *packets], schema=full)
-        for packets in before:
-            nothing = parcel_rows([None] * len(packets), [0] * len(packets), shards)
-            yield pa.RecordBatch.from_arrays([*nothing.columns, packets], schema=full)
+            packets = [pa.nulls(each.num_rows, pa.binary())] if has_packets else []
+            yield pa.RecordBatch.from_arrays([*each.columns, *packets], schema=output)
+        for packets in packets_before:
+            empty = packed_rows([None] * len(packets), [0] * len(packets), shards)
+            yield pa.RecordBatch.from_arrays([*empty.columns, packets], schema=output)
 
-    return frame.mapInArrow(run, from_arrow_schema(full))
+    return frame.mapInArrow(run, from_arrow_schema(output))

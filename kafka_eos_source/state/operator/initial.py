@@ -1,9 +1,9 @@
-"""State that is there before the first batch: rows of another frame, handed to the shards through Kafka.
+"""Initial state: rows of another frame, which the shards receive through Kafka before their first batch.
 
-Executors share no folder that an operator knows of, but they share Kafka. So the rows are written, exactly
-once, to a topic ``<application.id>-<store>-initial`` with a partition for each shard; the shards read them in
-the first batch (``handleInitialState``), and what that makes of them is in the changelog from then on. The
-topic may be deleted after the first batch.
+An operator knows no folder that all executors share, but they all reach Kafka. So the driver writes the rows,
+exactly once, to a topic ``<application.id>-<store>-initial`` with one partition for each shard. The shards
+read them in the first batch (``handleInitialState``); the resulting state is in the changelog from then on.
+The topic may be deleted after the first batch.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from kafka_eos_source.state.packed_batches import SHARD
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: A record holds many rows; brokers take 1 MiB.
+#: Approximate size of a record, which holds many rows; the default limit of brokers is 1 MiB.
 _RECORD_BYTES = 256 << 10
 _WAIT_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class InitialTopic:
-    """The rows of one shard's initial state, read in its first batch. Picklable.
+    """Reads the rows of a shard's initial state in its first batch. Picklable.
 
     Attributes:
-        kafka: librdkafka properties; may hold passwords, so not printed.
-        group_id: of the query.
-        topic: see the module.
-        timeout_ms: how long Kafka may be silent.
+        kafka: librdkafka properties; not printed, because they may contain passwords.
+        group_id: consumer group of the query.
+        topic: the topic that `publish` wrote.
+        timeout_ms: how long reading may take.
     """
 
     kafka: Mapping[str, str] = field(repr=False)
@@ -57,7 +57,11 @@ class InitialTopic:
     timeout_ms: int
 
     def __call__(self, context: BatchContext) -> Iterator[pa.RecordBatch]:
-        """Raises: UnavailableError: the topic is gone, or Kafka did not answer in time."""
+        """Yields the rows of the shard's initial state.
+
+        Raises:
+            UnavailableError: if the topic is gone, or Kafka does not answer in time.
+        """
         with changelog_client(self.kafka, self.group_id) as consumer:
             reader = ChangelogReader(consumer, TopicPartition(self.topic, context.shard))
             deadline = Deadline.after_ms(self.timeout_ms)
@@ -85,50 +89,51 @@ def publish(
     store: str,
     shards: int,
     options: StateOptions,
-    own: Mapping[str, str],
+    user_options: Mapping[str, str],
 ) -> InitialTopic:
-    """Writes the rows of an initial state, unless they are there or the query has left its first batch.
+    """Writes the rows of an initial state, unless they are written or the query has committed.
 
     Args:
-        rows: a batch frame with the key columns.
-        keys: their names, in the order in which the stream is grouped.
-        store, shards: of the operator.
-        options: of the operator; needs ``application.id``.
-        own: the same, as the user gave them.
+        rows: batch frame with the key columns.
+        keys: names of the key columns, in grouping order.
+        store: name of the operator's store.
+        shards: number of the operator's shards.
+        options: options of the operator; ``application.id`` is required.
+        user_options: the same options as the user set them.
 
     Raises:
-        InvalidOptionError: no ``application.id``.
-        InvalidSchemaError: a streaming frame, or one without the key columns.
-        KafkaEosError: of the write.
+        InvalidOptionError: if ``application.id`` is not set.
+        InvalidSchemaError: if the frame is streaming or lacks a key column.
+        KafkaEosError: if the write fails.
     """
     application = options.application_id
     if application is None:
         raise InvalidOptionError(
-            "an initial state needs a name before the query has one: option 'application.id' is not set.",
-            fix="set it on the operator and, the same, on the sink.",
+            "an operator with an initial state needs the option 'application.id', which is not set.",
+            fix="set the same application.id on the operator and on the sink.",
         )
     missing = [name for name in keys if name not in rows.columns]
     if rows.isStreaming or missing:
-        found = f"lacks the keys {missing}" if missing else "is a streaming frame"
+        defect = f"lacks the key columns {missing}" if missing else "is a streaming frame"
         raise InvalidSchemaError(
-            f"the initial state {found}; expected a batch frame with the columns {list(keys)}.",
-            fix="name its key columns as those of the stream.",
+            f"the initial state {defect}; expected a batch frame with the columns {list(keys)}.",
+            fix="read it with spark.read, and give its key columns the same names as in the stream.",
         )
     topic = f"{application}-{store}-initial"
     group = options.group_id or application
     initial = InitialTopic(options.kafka, group, topic, options.timeout_ms)
     deadline = Deadline.after_ms(options.timeout_ms)
-    if _has_begun(options, group, changelog_name(application, store), shards, deadline):
+    if _has_committed(options, group, changelog_name(application, store), shards, deadline):
         return initial
     with TopicAdmin(options.kafka) as admin:
         if admin.shape(topic, deadline) is None:
             admin.create(topic, shards, options.replication_factor, {"retention.ms": "-1"}, deadline)
             admin.await_led(topic, deadline)
-    kafka = {name: value for name, value in own.items() if name.lower().startswith("kafka.")}
+    kafka = {name: value for name, value in user_options.items() if name.lower().startswith("kafka.")}
     kafka = {name: value for name, value in kafka.items() if name.lower() != "kafka.group.id"}
     (
         by_shard(rows, keys, shards)
-        .mapInArrow(_packed(), "value binary, partition int")
+        .mapInArrow(_to_records(), "value binary, partition int")
         .write.format("kafka-eos")
         .mode("append")
         .options(**kafka)
@@ -140,13 +145,18 @@ def publish(
     return initial
 
 
-def _has_begun(options: StateOptions, group: str, changelog: str, shards: int, deadline: Deadline) -> bool:
+def _has_committed(
+    options: StateOptions, group: str, changelog: str, shards: int, deadline: Deadline
+) -> bool:
+    """Whether a batch has committed state to the changelog."""
     partitions = [TopicPartition(changelog, shard) for shard in range(shards)]
-    found, _ = GroupOffsets(admin_config(options.kafka)).now(group, partitions, deadline)
-    return any(tp in found and Token.decode(found[tp].metadata) is not None for tp in partitions)
+    committed, _ = GroupOffsets(admin_config(options.kafka)).now(group, partitions, deadline)
+    return any(tp in committed and Token.decode(committed[tp].metadata) is not None for tp in partitions)
 
 
-def _packed() -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _to_records() -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Returns a function for ``mapInArrow`` that packs the rows of each shard into records."""
+
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             shards = batch.column(SHARD)

@@ -1,4 +1,4 @@
-"""One shard in one task: brought to the state that its batch starts from, then kept as *pending*.
+"""Opens one shard in one task, at the state that its batch starts from, and persists its changes as pending.
 
 ::
 
@@ -7,8 +7,8 @@
       ▼
     open ──▶ READY │ PROMOTE │ CATCH_UP (again from the beginning, once) │ START ──▶ process ──▶ pending
 
-Nothing that a batch does changes the state itself. Its changes are kept as pending under their attempt, and
-the shard's next task, wherever it runs, learns from the token whether they count.
+A batch does not change the state itself. The task writes its changes to disk as *pending*, under its task
+attempt. The shard's next task, on whichever host it runs, learns from the token whether they are committed.
 """
 
 from __future__ import annotations
@@ -38,43 +38,51 @@ from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
 from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.changelog.topic import ChangelogTopic
 from kafka_eos_source.state.model import BatchContext, BatchRecord, StoreIdentity
-from kafka_eos_source.state.operator.shard_action import Action, Local, Spark, check_owner, shard_action
+from kafka_eos_source.state.operator.shard_action import (
+    Action,
+    LocalState,
+    RequestedBatch,
+    check_owner,
+    shard_action,
+)
 from kafka_eos_source.state.options import StateOptions
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 _log = logging.getLogger(__name__)
 
-#: Characters of a processor's error that travel to the driver.
-_LONGEST_FAILURE = 2_000
+#: Most characters of a processor's error that are reported to the driver.
+_MAX_FAILURE_CHARS = 2_000
 
 
 @dataclass(frozen=True)
-class Task:
-    """Who asks: one attempt at one shard of one micro-batch.
+class ShardTask:
+    """One task attempt at one shard of one micro-batch.
 
     Attributes:
-        spark: query and batch.
+        requested: query and batch that Spark runs.
         run_id: Spark's id of the run.
-        attempt: UUID (hex) made up for this attempt.
-        identity: of the shard's store.
-        changelog: its topic, looked at.
+        task_attempt_id: UUID (hex) of this task attempt.
+        identity: identity of the shard's store.
+        changelog: changelog topic, whose settings were checked.
+        options: options of the operator.
     """
 
-    spark: Spark
+    requested: RequestedBatch
     run_id: str
-    attempt: str
+    task_attempt_id: str
     identity: StoreIdentity
     changelog: ChangelogTopic
     options: StateOptions
 
     @property
     def tp(self) -> TopicPartition:
+        """The shard's partition of the changelog topic."""
         return TopicPartition(self.identity.changelog_topic, self.identity.shard)
 
     @property
     def path(self) -> Path:
-        """Of the shard's database on this machine."""
+        """Folder of the shard's database on this host."""
         return self.identity.folder(self.options.root())
 
 
@@ -82,13 +90,13 @@ class OpenShard:
     """A shard whose store holds the state that the batch starts from.
 
     Attributes:
-        store: its state; the processor's writes stay in memory.
-        context: what the processor is told.
+        store: state of the shard; the processor's writes stay in memory.
+        context: batch, times and metrics, for the processor.
     """
 
     def __init__(
         self,
-        task: Task,
+        task: ShardTask,
         store: TransactionalStateStore,
         end: int,
         last: BatchRecord | None,
@@ -97,18 +105,22 @@ class OpenShard:
         self._task = task
         self._end = end
         self._token = token
-        self._counted: Mapping[str, int] = {} if last is None else last.counts
+        self._counts_before: Mapping[str, int] = {} if last is None else last.counts
         self.store = store
         self.context = _context(task, last)
 
-    def keep(self) -> tuple[ShardReport, list[pa.RecordBatch]]:
-        """Makes the changes pending on disk; then they, and the report of them, may leave the task."""
+    def persist_pending(self) -> tuple[ShardReport, list[pa.RecordBatch]]:
+        """Writes the changes to disk as pending; only then may they leave the task.
+
+        Returns:
+            The report on the shard, and the changes.
+        """
         changes = list(self.store.staged_changes())
         pressure = self._pressure()
         record = BatchRecord(
-            query_id=self._task.spark.query_id,
-            batch_id=self._task.spark.batch_id,
-            attempt=self._task.attempt,
+            query_id=self._task.requested.query_id,
+            batch_id=self._task.requested.batch_id,
+            attempt=self._task.task_attempt_id,
             run_id=self._task.run_id,
             time_ms=self.context.time_ms,
             event_time_ms=self._event_time_ms(),
@@ -118,25 +130,28 @@ class OpenShard:
         self.store.persist_pending(record)
         failpoints.reach("state.after_pending")
         report = _report(self._task, self._end, record.time_ms, record.event_time_ms)
-        return self._based(replace(report, pressure=pressure, counts=record.counts)), changes
+        return self._with_base(replace(report, pressure=pressure, counts=record.counts)), changes
 
     def may_be_in_kafka(self) -> bool:
-        """Whether Kafka may hold the batch already, so that the state may contain it."""
-        spark, token = self._task.spark, self._token
-        return token is not None and token.query_id == spark.query_id and token.batch_id >= spark.batch_id
+        """Whether Kafka may already hold the batch, so that the state may already contain it."""
+        requested, token = self._task.requested, self._token
+        return (
+            token is not None
+            and token.query_id == requested.query_id
+            and token.batch_id >= requested.batch_id
+        )
 
-    def failed(self, why: str) -> ShardReport:
-        """The report of a shard whose processor failed on a batch that may be in Kafka already.
+    def failure_report(self, reason: str) -> ShardReport:
+        """Returns the report of a shard whose processor failed on a batch that Kafka may already hold.
 
-        The processor then met a state that contains the batch. If the commit finds the batch in Kafka, the
-        failure does not matter; if not, the commit raises it.
+        In that case the processor ran on a state that already contains the batch. If the commit finds the
+        batch in Kafka, it ignores the failure; otherwise it raises the failure.
         """
-        record_time = self.context.time_ms
-        report = _report(self._task, self._end, record_time, self.context.event_time_ms)
-        return self._based(replace(report, failure=why[:_LONGEST_FAILURE]))
+        report = _report(self._task, self._end, self.context.time_ms, self.context.event_time_ms)
+        return self._with_base(replace(report, failure=reason[:_MAX_FAILURE_CHARS]))
 
-    def _based(self, report: ShardReport) -> ShardReport:
-        """The report with the token that the shard's state stands at."""
+    def _with_base(self, report: ShardReport) -> ShardReport:
+        """Returns the report with the token of the state that the batch started from."""
         return replace(
             report,
             sequence=-1 if self._token is None else self._token.sequence,
@@ -148,8 +163,8 @@ class OpenShard:
         return 0.0 if limit < 0 else self.store.approximate_num_uncommitted_bytes() / limit
 
     def _counts(self) -> Mapping[str, int]:
-        """What was counted before, and in this batch."""
-        return dict(Counter(self._counted) + Counter(self.context.metrics))
+        """Returns the processor's counters over all batches, including this one."""
+        return dict(Counter(self._counts_before) + Counter(self.context.metrics))
 
     def _event_time_ms(self) -> int | None:
         seen = (self.context.event_time_ms, self.context.seen_event_time_ms)
@@ -157,21 +172,24 @@ class OpenShard:
 
 
 @contextmanager
-def open_shard(task: Task) -> Iterator[OpenShard | ShardReport]:
-    """The shard, ready for its batch; or the report that its changelog holds the batch without a token.
+def open_shard(task: ShardTask) -> Iterator[OpenShard | ShardReport]:
+    """Opens the shard at the state that its batch starts from, and closes it at the end.
+
+    Yields:
+        The open shard; or a report, if there is no token and the changelog already holds the batch.
 
     Raises:
-        StateLockedError: another process has the database open for longer than ``state.lock.timeout.ms``.
-        StateError: the state is not this query's, is lost, or is of a newer format.
+        StateLockedError: if another process has the database open for longer than ``state.lock.timeout.ms``.
+        StateError: if the state belongs to another query, is lost, or has a newer format.
         ForeignQueryError, TokenMissingError: see `shard_action.check_owner`.
-        UnavailableError: Kafka did not answer within ``state.timeout.ms``.
+        UnavailableError: if Kafka does not answer within ``state.timeout.ms``.
     """
-    options, spark = task.options, task.spark
+    options, requested = task.options, task.requested
     deadline = Deadline.after_ms(options.timeout_ms)
-    group = options.group(spark.query_id)
+    group = options.group(requested.query_id)
 
     def end_dead_transaction(left: Deadline) -> None:
-        end_open_transaction(options.kafka, options.application(spark.query_id), left)
+        end_open_transaction(options.kafka, options.application(requested.query_id), left)
 
     with changelog_client(options.kafka, group) as consumer:
         shard = CommittedShard(consumer, group, task.tp, end_transaction=end_dead_transaction)
@@ -180,9 +198,9 @@ def open_shard(task: Task) -> Iterator[OpenShard | ShardReport]:
             token = None if committed is None else Token.decode(committed.metadata)
             try:
                 check_owner(
-                    spark, token, missing_state=options.missing_state, foreign_query=options.foreign_query
+                    requested, token, missing_state=options.missing_state, foreign_query=options.foreign_query
                 )
-                store = _ready(task, consumer, committed, token, deadline, end_dead_transaction)
+                store = _open_at_token(task, consumer, committed, token, deadline, end_dead_transaction)
                 break
             except TokenMissingError:
                 # Another process of this query may have committed its first batch after the offset was read.
@@ -195,26 +213,26 @@ def open_shard(task: Task) -> Iterator[OpenShard | ShardReport]:
         if (
             token is None
             and last is not None
-            and last.query_id == spark.query_id
-            and last.batch_id >= spark.batch_id
+            and last.query_id == requested.query_id
+            and last.batch_id >= requested.batch_id
         ):
-            # no token (`onMissingState=changelog`), but the changelog itself says which batch it holds
-            yield _report_of(task, last, store.next_offset(task.tp) or 0)
+            # No token (`onMissingState=changelog`), but the changelog contains the record of its last batch.
+            yield _skipped_report(task, last, store.next_offset(task.tp) or 0)
             return
         yield OpenShard(task, store, store.next_offset(task.tp) or 0, last, token)
     finally:
         store.close()
 
 
-def _ready(
-    task: Task,
+def _open_at_token(
+    task: ShardTask,
     consumer: AssignedConsumer,
     committed: GroupOffset | None,
     token: Token | None,
     deadline: Deadline,
     end_dead_transaction: Callable[[Deadline], None],
 ) -> TransactionalStateStore:
-    """The open store at the token's state. What is damaged or too old is wiped and restored, once."""
+    """Opens the store and brings it to the token's state; wipes and restores a damaged or stale one, once."""
     progress = RestoreProgress(task.tp)
     config = StoreConfig(
         uncommitted_max_bytes=task.options.uncommitted_max_bytes,
@@ -222,7 +240,7 @@ def _ready(
         wal_sync=task.options.wal_sync,
     )
 
-    def bring(store: TransactionalStateStore) -> Restored | WipeNeeded:
+    def restore_to_token(store: TransactionalStateStore) -> Restored | WipeNeeded:
         end = 0 if committed is None else committed.offset
         reader = ChangelogReader(consumer, task.tp)
 
@@ -238,28 +256,31 @@ def _ready(
                 delete_retention_ms=task.changelog.delete_retention_ms,
             )
 
-        outcome = _start(task, store, read) if token is None else _bring(task, store, end, token, read)
+        if token is None:
+            outcome = _restore_without_token(task, store, read)
+        else:
+            outcome = _restore_to_token(task, store, end, token, read)
         if isinstance(outcome, Restored):
             store.drop_pending()
         return outcome
 
-    store, restored = open_restored(task.path, task.identity, config, bring, progress)
+    store, restored = open_restored(task.path, task.identity, config, restore_to_token, progress)
     if restored.records or progress.reason is not Reason.NONE:
         _log.info("shard %s: %s", task.tp, progress.metrics())
     return store
 
 
-_Read = Callable[[int | None], Restored | WipeNeeded]
+_ReadChangelog = Callable[[int | None], Restored | WipeNeeded]
 _NOTHING_READ = Restored(0, 0, Reason.NONE, 0.0)
 
 
-def _bring(
-    task: Task, store: TransactionalStateStore, end: int, token: Token, read: _Read
+def _restore_to_token(
+    task: ShardTask, store: TransactionalStateStore, end: int, token: Token, read: _ReadChangelog
 ) -> Restored | WipeNeeded:
-    """The store to the token's state, by the shortest way."""
-    local = Local(store.last_batch(), store.next_offset(task.tp), store.pending())
+    """Brings the store to the token's state with the cheapest action."""
+    local = LocalState(store.last_batch(), store.next_offset(task.tp), store.pending())
     action = shard_action(local, token, end)
-    _log.info("shard %s, batch %d: %s", task.tp, task.spark.batch_id, action.value)
+    _log.info("shard %s, batch %d: %s", task.tp, task.requested.batch_id, action.value)
     record = record_of(token)
     outcome: Restored | WipeNeeded = _NOTHING_READ
     if action is Action.PROMOTE:
@@ -276,54 +297,60 @@ def _bring(
     return outcome
 
 
-def _start(task: Task, store: TransactionalStateStore, read: _Read) -> Restored | WipeNeeded:
-    """No token: a new query has an empty changelog. Whatever else is there was not asked for."""
+def _restore_without_token(
+    task: ShardTask, store: TransactionalStateStore, read: _ReadChangelog
+) -> Restored | WipeNeeded:
+    """Reads the changelog of a shard without a token; by default it must be empty, as for a new query.
+
+    Raises:
+        TokenMissingError: if it holds state, and ``onMissingState`` is not ``changelog``.
+    """
     outcome = read(None)
     if isinstance(outcome, WipeNeeded):
         return outcome
     if (outcome.records or _is_batch(store.last_batch())) and task.options.missing_state != "changelog":
         raise TokenMissingError(
-            f"changelog {task.tp} holds state ({outcome.records:,} records read); no batch of this query "
-            "says that it is its own. The group was deleted or expired, or the topic was left behind by "
-            "another query of the same application.id.",
-            fix="to go on with that state, start once with onMissingState=changelog; else choose another "
-            "application.id, or delete the changelog topic while the query is stopped.",
+            f"changelog {task.tp} holds state ({outcome.records:,} records read), but there is no token that "
+            "proves that it belongs to this query. The consumer group was deleted or expired, or another "
+            "query with the same application.id left the topic behind.",
+            fix="to continue with that state, start once with onMissingState=changelog; otherwise choose "
+            "another application.id, or delete the changelog topic while the query is stopped.",
         )
     return outcome
 
 
 def _is_batch(record: BatchRecord | None) -> bool:
-    """Whether any batch was ever committed; a restore that found none leaves a record that says so."""
+    """Whether the record is of a real batch; a restore of a changelog without batches leaves batch -1."""
     return record is not None and record.batch_id >= 0
 
 
-def _context(task: Task, last: BatchRecord | None) -> BatchContext:
+def _context(task: ShardTask, last: BatchRecord | None) -> BatchContext:
     return BatchContext(
-        batch_id=task.spark.batch_id,
+        batch_id=task.requested.batch_id,
         shard=task.identity.shard,
         shards=task.identity.shards,
         first=not _is_batch(last),
-        # a clock that was set back, or another machine's, must not make timers fire twice
+        # Timers must not fire twice after the clock was set back, or on a host whose clock is behind.
         time_ms=max(time.time_ns() // 1_000_000, 0 if last is None else last.time_ms),
         event_time_ms=None if last is None else last.event_time_ms,
     )
 
 
-def _report_of(task: Task, batch: BatchRecord, next_offset: int) -> ShardReport:
-    """That the shard holds this batch, made by another attempt, and made nothing of it now."""
+def _skipped_report(task: ShardTask, batch: BatchRecord, next_offset: int) -> ShardReport:
+    """Returns the report of a shard that already holds this batch from another task attempt."""
     report = _report(task, next_offset, batch.time_ms, batch.event_time_ms, skipped=True)
     return replace(report, attempt=batch.attempt, counts=batch.counts)
 
 
 def _report(
-    task: Task, next_offset: int, time_ms: int, event_time_ms: int | None, *, skipped: bool = False
+    task: ShardTask, next_offset: int, time_ms: int, event_time_ms: int | None, *, skipped: bool = False
 ) -> ShardReport:
     return ShardReport(
         tp=task.tp,
-        attempt=task.attempt,
+        attempt=task.task_attempt_id,
         shards=task.identity.shards,
-        query_id=task.spark.query_id,
-        batch_id=task.spark.batch_id,
+        query_id=task.requested.query_id,
+        batch_id=task.requested.batch_id,
         next_offset=next_offset,
         time_ms=time_ms,
         event_time_ms=event_time_ms,

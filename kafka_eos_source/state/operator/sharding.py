@@ -1,4 +1,4 @@
-"""Rows sent to their shards: what a stream and an initial state must share. Runs on the driver."""
+"""Repartitions rows by shard, the same way for a stream and for its initial state. Runs on the driver."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions
 
-from kafka_eos_source.state.packed_batches import PARCEL, ROUTE, SHARD
+from kafka_eos_source.state.packed_batches import PACKED_BATCH, ROUTE, SHARD
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
 def by_shard(rows: DataFrame, keys: Sequence[str], shards: int) -> DataFrame:
-    """The rows, each in the partition of its shard, whose number is in the column `SHARD`.
+    """Returns the rows, each in the Spark partition of its shard, with the shard in the column `SHARD`.
 
-    Spark's own hash decides, as in its ``HashPartitioning``: so ``repartition`` sends a row to the partition
-    that has its shard's number.
+    Spark's hash decides the shard. ``repartition`` uses the same hash (``HashPartitioning``), so the number
+    of the partition is the number of the shard.
 
     Args:
-        rows: or parcels of them (`state.packed_batches`), which know their shard.
-        keys: columns, in the order in which the state is grouped.
-        shards: how many.
+        rows: rows, or packed batches (`state.packed_batches`), which already contain their shard.
+        keys: the key columns, in grouping order.
+        shards: number of shards.
     """
-    if PARCEL in rows.columns:
-        # ROUTE stays: adaptive execution takes a projection over an empty shuffle for empty itself, and the
-        # operator would run for no shard
+    if PACKED_BATCH in rows.columns:
+        # ROUTE stays in the frame: adaptive execution replaces a projection over an empty shuffle by an empty
+        # relation, and the operator would then run for no shard.
         return rows.repartition(shards, ROUTE)
     columns = [functions.col(f"`{name}`") for name in keys]
     shard = functions.pmod(functions.hash(*columns), functions.lit(shards))

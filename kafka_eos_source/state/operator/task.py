@@ -1,4 +1,4 @@
-"""The operator as Spark runs it: one ``mapInArrow`` task is one shard of one micro-batch."""
+"""Runs a stateful operator in Spark: one ``mapInArrow`` task works on one shard of one micro-batch."""
 
 from __future__ import annotations
 
@@ -21,57 +21,59 @@ from kafka_eos_source.spark.task import StreamingTask, running_task
 from kafka_eos_source.spark.worker import task_begins
 from kafka_eos_source.state.changelog.topic import ChangelogTopic, changelog_name, ensure
 from kafka_eos_source.state.model import ShardProcessor, StoreIdentity
-from kafka_eos_source.state.operator.announce import announce
-from kafka_eos_source.state.operator.shard import Task, open_shard
-from kafka_eos_source.state.operator.shard_action import Spark
+from kafka_eos_source.state.operator.running_operators import record_operator
+from kafka_eos_source.state.operator.shard import ShardTask, open_shard
+from kafka_eos_source.state.operator.shard_action import RequestedBatch
 from kafka_eos_source.state.options import StateOptions
-from kafka_eos_source.state.packed_batches import PARCEL, SHARD, unpack
+from kafka_eos_source.state.packed_batches import PACKED_BATCH, SHARD, unpack
 from kafka_eos_source.state.store.handle import StateHandle
 
 _log = logging.getLogger(__name__)
 
-#: Changelog topics that this process has looked at, and for which run of the query. A worker outlives a run,
-#: and a topic may be made anew between two of them, with as many partitions.
+#: Changelog topics that this process has checked, each with the run of the query in which it did. A Python
+#: worker outlives a run, and between two runs the topic may be recreated with as many partitions.
 _changelogs: dict[tuple[str, str, int], tuple[str, ChangelogTopic]] = {}
 
 
 @dataclass(frozen=True)
 class Operator:
-    """A stateful operator of a query. Made on the driver, pickled to the tasks, called once in each.
+    """A stateful operator of a query. The driver creates and pickles it; each task calls it once.
 
     Attributes:
-        processor: what is done with the rows and the state of a shard.
-        store: its name within the query.
-        shards: how many.
-        options: checked.
-        parcel: schema of the rows in parcels (`state.packed_batches`); None = rows come as they are.
+        processor: processes the rows and the state of a shard.
+        store: name of the store within the query.
+        shards: number of shards.
+        options: the checked options.
+        packed_schema: schema of the rows in packed batches (`state.packed_batches`); None if the input
+            consists of ordinary rows.
     """
 
     processor: ShardProcessor
     store: str
     shards: int
     options: StateOptions
-    parcel: pa.Schema | None = None
+    packed_schema: pa.Schema | None = None
 
     @cached_property
     def output(self) -> pa.Schema:
-        """Of the result: the processor's columns, all nullable, and that of the changes."""
+        """Schema of the result: the processor's columns, all nullable, and the column `CHANGELOG`."""
         fields = [field.with_nullable(True) for field in self.processor.output]
         return pa.schema([*fields, pa.field(CHANGELOG, pa.binary())])
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """All rows of the shard, in; its output rows and then the packets of its changes, out.
+        """Processes all rows of the shard; yields its output rows, then the packets with its changes.
 
         Raises:
-            StateError: the task is not the shard's, or not of a streaming query; else as `open_shard`.
+            StateError: if the rows belong to another shard than the task, or there is no streaming query; or
+                as `open_shard`.
         """
         task_begins()
-        task = self._task()
+        task = self._shard_task()
         packets_before: list[pa.Array] = []
         rows = self._rows(batches, task.identity.shard, packets_before)
         with open_shard(task) as shard:
             if isinstance(shard, ShardReport):
-                for _ in rows:  # so that a wrong partitioning is seen in a replay too
+                for _ in rows:  # a replay must detect a wrong partitioning too
                     continue
                 yield from self._packets(packets_before, shard, ())
                 return
@@ -83,17 +85,17 @@ class Operator:
                 if not shard.may_be_in_kafka():
                     raise
                 _log.warning("shard %s failed on a batch that Kafka may hold: %s", task.tp, error)
-                report = shard.failed(f"{type(error).__name__}: {error}")
+                report = shard.failure_report(f"{type(error).__name__}: {error}")
             else:
                 failpoints.reach("state.after_process")
-                report, changes = shard.keep()
+                report, changes = shard.persist_pending()
         yield from self._packets(packets_before, report, changes)
         failpoints.reach("state.after_emit")
 
     def _packets(
         self, before: Iterable[pa.Array], report: ShardReport, changes: Iterable[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
-        """Those of the operators before this one, and its own."""
+        """Yields the packets of the operators before this one, then its own, in batches of `output`."""
         own = (pa.array([packet], pa.binary()) for packet in pack(report, changes))
         for packets in chain(before, own):
             *fields, _ = self.output
@@ -106,24 +108,29 @@ class Operator:
         packets = pa.nulls(output.num_rows, pa.binary())
         return pa.RecordBatch.from_arrays([*columns, packets], schema=self.output)
 
-    def _task(self) -> Task:
+    def _shard_task(self) -> ShardTask:
+        """Returns what this Spark task works on, and records on this host that the operator runs.
+
+        Raises:
+            StateError: if this process runs no task of a streaming query, or one that belongs to no shard.
+        """
         running = running_task()
         if running is None:
             raise StateError("a stateful operator was called outside a Spark task.")
         if not running.query_id or not running.batch_id:
             raise StateError(
-                "a stateful operator ran outside a streaming query: no batch would commit its state.",
+                "a stateful operator ran outside a streaming query: no micro-batch can commit its state.",
                 fix="use it on a streaming DataFrame, and start it with writeStream.format('kafka-eos').",
             )
         shard = running.partition
         if shard >= self.shards:
             raise _misplaced(shard, self.shards)
         changelog = self._changelog(running)
-        announce(running, changelog.name)
-        return Task(
-            spark=Spark(running.query_id, int(running.batch_id)),
+        record_operator(running, changelog.name)
+        return ShardTask(
+            requested=RequestedBatch(running.query_id, int(running.batch_id)),
             run_id=running.run_id,
-            attempt=uuid.uuid4().hex,
+            task_attempt_id=uuid.uuid4().hex,
             identity=StoreIdentity(
                 application_id=self.options.application(running.query_id),
                 store=self.store,
@@ -140,38 +147,43 @@ class Operator:
     def _rows(
         self, batches: Iterable[pa.RecordBatch], shard: int, packets: list[pa.Array]
     ) -> Iterator[pa.RecordBatch]:
-        """The shard's rows, without the columns that brought them here, which must say what the task is.
+        """Yields the shard's rows without the routing columns, and appends their packets to ``packets``.
 
-        Packets are put aside. Spark may merge or shift partitions (a union before the operator's rows reach
-        the sink, adaptive execution): a key would meet another shard's state then.
+        Raises:
+            StateError: if a row belongs to another shard. Spark may merge or shift partitions (for a union
+                between operator and sink, or in adaptive execution), and a key would then be processed with
+                the state of another shard.
         """
         for batch in batches:
             if not batch.num_rows:
                 continue
-            found = pc.min_max(batch.column(SHARD)).as_py()
-            if found != {"min": shard, "max": shard}:
+            lowest_and_highest = pc.min_max(batch.column(SHARD)).as_py()
+            if lowest_and_highest != {"min": shard, "max": shard}:
                 raise _misplaced(shard, None)
-            rows, found_packets = split_packets(batch)
-            if len(found_packets):
-                packets.append(found_packets)
-            if self.parcel is not None:
-                yield from unpack(rows.column(PARCEL), self.parcel)
+            rows, packets_in_batch = split_packets(batch)
+            if len(packets_in_batch):
+                packets.append(packets_in_batch)
+            if self.packed_schema is not None:
+                yield from unpack(rows.column(PACKED_BATCH), self.packed_schema)
             elif rows.num_rows:
                 yield rows.drop_columns([SHARD])
 
     def _changelog(self, running: StreamingTask) -> ChangelogTopic:
-        """Made or checked once in a process and run. That it is another one within a run, the sink sees."""
+        """Returns the changelog topic, which each process creates or checks once in each run.
+
+        If the topic is recreated during a run, the sink detects it.
+        """
         name = changelog_name(self.options.application(running.query_id), self.store)
         key = (self.options.kafka.get("bootstrap.servers", ""), name, self.shards)
-        run_id, found = _changelogs.get(key, ("", None))
-        if found is None or run_id != running.run_id:
-            found = look_at_changelog(self.options, name, self.shards)
-            _changelogs[key] = (running.run_id, found)
-        return found
+        run_id, changelog = _changelogs.get(key, ("", None))
+        if changelog is None or run_id != running.run_id:
+            changelog = ensure_changelog(self.options, name, self.shards)
+            _changelogs[key] = (running.run_id, changelog)
+        return changelog
 
 
-def look_at_changelog(options: StateOptions, name: str, shards: int) -> ChangelogTopic:
-    """Makes the changelog topic, or checks the one that is there. Raises: as `changelog.ensure`."""
+def ensure_changelog(options: StateOptions, name: str, shards: int) -> ChangelogTopic:
+    """Creates the changelog topic, or checks the existing one. Raises: as `changelog.topic.ensure`."""
     return ensure(
         options.kafka,
         name,
@@ -183,7 +195,7 @@ def look_at_changelog(options: StateOptions, name: str, shards: int) -> Changelo
 
 
 def split_packets(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
-    """The rows of a frame, and the packets of an operator before this one."""
+    """Returns the data rows of a batch, and the packets of an operator before this one."""
     if CHANGELOG not in batch.schema.names:
         return batch, pa.array([], pa.binary())
     packets = batch.column(CHANGELOG)
@@ -195,8 +207,8 @@ def split_packets(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
 
 def _misplaced(task: int, shards: int | None) -> StateError:
     return StateError(
-        f"task {task} of a stateful operator is not the shard that its rows belong to"
+        f"task {task} of a stateful operator received rows that do not belong to shard {task}"
         + ("." if shards is None else f": there are {shards} shards."),
         fix="do not put union() or coalesce() between the operator and the sink; if adaptive query execution "
-        "is on for streaming queries, set spark.sql.adaptive.coalescePartitions.enabled=false.",
+        "is enabled for streaming queries, set spark.sql.adaptive.coalescePartitions.enabled=false.",
     )

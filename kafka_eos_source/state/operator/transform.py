@@ -1,4 +1,4 @@
-"""The operators as users name them: a streaming DataFrame in, one whose state commits with its sink out."""
+"""The public functions that add a stateful operator to a streaming DataFrame."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from pyspark.sql.types import StructType
 from kafka_eos_source.in_read.lineage import lineage
 from kafka_eos_source.option_values import duration_ms
 from kafka_eos_source.protocol.packet import CHANGELOG
-from kafka_eos_source.state.operator.frame import SHARDS, combined, grouping, shard_count, with_operator
+from kafka_eos_source.state.operator.frame import (
+    DEFAULT_SHARDS,
+    combine_partitions,
+    grouping,
+    shard_count,
+    with_operator,
+)
 from kafka_eos_source.state.operator.initial import InitialTopic, publish
 from kafka_eos_source.state.options import parse_state
 from kafka_eos_source.state.processor.arrow import arrow_schema
@@ -45,44 +51,45 @@ def transform_with_changelog_state(
     style: RowStyle = "rows",
     initial_state: DataFrame | None = None,
 ) -> DataFrame:
-    """Runs a `StatefulProcessor` on state that commits in the sink's transaction.
+    """Runs a `StatefulProcessor` whose state commits in the sink's Kafka transaction.
 
-    The class is one of Spark's own (``transformWithState``): it runs there and here.
+    The same class also runs in Spark's ``transformWithState``.
 
     Args:
-        rows: ``df.groupBy(columns)``, or the streaming frame with ``key``.
-        processor: state variables, timers and times to live as in Spark.
-        output_schema: of the rows that it returns.
-        options: of the operator, see ``docs/options.md``; at least ``kafka.bootstrap.servers``, and the
-            ``application.id`` and ``kafka.group.id`` of the sink if it has them.
-        key: one column or several, when ``rows`` is not grouped.
-        store: name of the state within the query; a query with several operators needs several.
-        shards: parts of the state, partitions of its changelog; stays as it is for the life of the state.
-            None = 4.
+        rows: ``df.groupBy(columns)``, or the streaming frame together with ``key``.
+        processor: the processor; state variables, timers and times to live work as in Spark.
+        output_schema: schema of the rows that the processor returns.
+        options: options of the operator, see ``docs/options.md``: at least ``kafka.bootstrap.servers``, and
+            the ``application.id`` and ``kafka.group.id`` of the sink if they are set there.
+        key: name or names of the key columns, if ``rows`` is not grouped.
+        store: name of the state within the query; each operator of a query needs its own.
+        shards: number of shards of the state and of partitions of its changelog; None for 4. Only
+            ``kafka-eos state rescale`` can change it later.
         time_mode: ``"None"``, ``"ProcessingTime"`` or ``"EventTime"``.
-        event_time: the column with the event time (timestamp).
-        delay: how far the watermark lags behind the largest event time.
-        style: ``"rows"`` for processors that take rows, ``"pandas"`` for those of
+        event_time: the timestamp column with the event time.
+        delay: how far the watermark lags behind the largest event time, as a duration.
+        style: ``"rows"`` for processors that take rows, ``"pandas"`` for those written for
             ``transformWithStateInPandas``.
-        initial_state: a batch frame with the key columns, for ``handleInitialState`` in the first batch;
-            needs ``application.id``.
+        initial_state: batch frame with the key columns, for ``handleInitialState`` in the first batch;
+            requires ``application.id``.
 
     Returns:
-        The output columns and `CHANGELOG`, which the sink needs: hand it on in every projection.
+        The output columns and `CHANGELOG`, which the sink needs: keep it in every projection.
 
     Raises:
-        InvalidOptionError, InvalidSchemaError: an argument, before any broker is asked.
-        StateMismatchError, ChangelogError, UnavailableError: of the changelog, if ``application.id`` is set.
+        InvalidOptionError, InvalidSchemaError: if an argument is invalid, before any broker is contacted.
+        StateMismatchError, ChangelogError, UnavailableError: if ``application.id`` is set and the changelog
+            topic is unsuitable or unreachable.
     """
     frame, keys = grouping(rows, key)
     zone = _timezone(frame)
-    visible = _rows_of(frame)
+    data = _data_columns(frame)
 
     def runner(initial: InitialTopic | None) -> StatefulProcessorRunner:
         return StatefulProcessorRunner(
             processor,
-            StructType([visible[name] for name in keys]),
-            visible,
+            StructType([data[name] for name in keys]),
+            data,
             as_struct(output_schema, "the output"),
             time_mode=time_mode,
             event_time=event_time,
@@ -92,12 +99,18 @@ def transform_with_changelog_state(
             initial=initial,
         )
 
-    made = runner(None)  # checked before anything is written
+    run = runner(None)  # checks the arguments before `publish` writes anything
     if initial_state is not None:
-        count = SHARDS if shards is None else shards
-        checked = parse_state(options)
-        made = runner(publish(initial_state, keys, store=store, shards=count, options=checked, own=options))
-    return with_operator(frame, keys, made, store=store, shards=shards, options=options)
+        initial = publish(
+            initial_state,
+            keys,
+            store=store,
+            shards=DEFAULT_SHARDS if shards is None else shards,
+            options=parse_state(options),
+            user_options=options,
+        )
+        run = runner(initial)
+    return with_operator(frame, keys, run, store=store, shards=shards, options=options)
 
 
 def aggregate_with_changelog_state(
@@ -112,40 +125,45 @@ def aggregate_with_changelog_state(
     emit: str = "on_update",
     combine: bool | Literal["after_read"] = True,
 ) -> DataFrame:
-    """Aggregates by key, and by window if there is one, computed in columns: the fast form.
+    """Aggregates rows by key, and optionally by window; computes on Arrow columns.
 
     Args:
-        rows, options, key, store, shards: as `transform_with_changelog_state`.
-        aggregates: by the name of their result: ``{"views": count(), "longest": max_("seconds")}``.
-        window: ``tumbling``, ``hopping`` or ``session`` of `state.vector`.
-        emit: ``"on_update"``: each changed result in each micro-batch; ``"on_close"``: each window's once,
-            when the watermark has passed its end and its grace.
-        combine: rows of a key are combined in their input partition before they travel: by the read itself
-            where keys and columns come straight from this source (renamed, or ``cast(… as string)``), else
-            after it. What the read has combined never becomes Spark's rows, and Spark's ``numInputRows``
-            counts what is left. ``"after_read"`` = never by the read, False = not at all.
+        rows, options, key, store, shards: as in `transform_with_changelog_state`.
+        aggregates: aggregates by the name of their result column:
+            ``{"views": count(), "longest": max_("seconds")}``.
+        window: ``tumbling``, ``hopping`` or ``session`` from `state.vector`; None for no window.
+        emit: ``"on_update"`` emits each changed result in each micro-batch; ``"on_close"`` emits the result
+            of each window once, when the watermark has passed the end of the window and its grace.
+        combine: True combines the rows of each key in each input partition before the shuffle. The read does
+            this itself if keys and columns come straight from this source (renamed, or
+            ``cast(… as string)``); the combined rows then bypass Spark's row format, and Spark's
+            ``numInputRows`` counts packed batches. Otherwise, and always with ``"after_read"``, a step after
+            the read combines. False disables combining.
 
     Returns:
         The key columns, ``window_start`` and ``window_end``, the results, and `CHANGELOG`.
 
     Raises:
-        As `transform_with_changelog_state`.
+        InvalidOptionError, InvalidSchemaError: see `transform_with_changelog_state`.
+        StateMismatchError, ChangelogError, UnavailableError: see `transform_with_changelog_state`.
     """
     frame, keys = grouping(rows, key)
-    # every other column would be turned into rows and back for nothing
+    # Spark would convert every other column to rows and back for nothing.
     used = used_columns(keys, aggregates, window)
-    frame = _narrowed(frame, used)
+    frame = _select(frame, used)
     processor = AggregateProcessor(
-        arrow_schema(_rows_of(frame), _timezone(frame)), keys, aggregates, window=window, emit=emit
+        arrow_schema(_data_columns(frame), _timezone(frame)), keys, aggregates, window=window, emit=emit
     )
-    parcel, count = processor.partial_schema if combine else None, shard_count(shards)
-    found = lineage(frame, used) if combine is True else None
-    if found is not None:
-        in_read = AggregateInRead(found.columns, tuple(keys), aggregates, window, count)
-        frame = found.read("aggregate.in.read", in_read.to_json(), frame.sparkSession)
+    packed_schema, count = processor.partial_schema if combine else None, shard_count(shards)
+    source = lineage(frame, used) if combine is True else None
+    if source is not None:
+        in_read = AggregateInRead(source.columns, tuple(keys), aggregates, window, count)
+        frame = source.read("aggregate.in.read", in_read.to_json(), frame.sparkSession)
     elif combine:
-        frame = combined(frame, processor.partial, processor.partial_schema, keys, count)
-    return with_operator(frame, keys, processor, store=store, shards=shards, options=options, parcel=parcel)
+        frame = combine_partitions(frame, processor.partial, processor.partial_schema, keys, count)
+    return with_operator(
+        frame, keys, processor, store=store, shards=shards, options=options, packed_schema=packed_schema
+    )
 
 
 def apply_with_changelog_state(
@@ -161,26 +179,28 @@ def apply_with_changelog_state(
     event_time: str | None = None,
     version: str = "1",
 ) -> DataFrame:
-    """A function of your own over Arrow batches and the state of their keys, called with many keys at once.
+    """Applies a function to Arrow batches and the state of their keys, many keys in each call.
 
     Args:
-        rows, options, key, store, shards: as `transform_with_changelog_state`.
-        function: from a `state.vector.KeyedBatch` to its output rows and the keys' new state.
-        output_schema: of the rows that it gives.
+        rows, options, key, store, shards: as in `transform_with_changelog_state`.
+        function: takes a `state.vector.KeyedBatch`; returns its output rows and the new state of its keys.
+        output_schema: schema of the rows that the function returns.
         state_schema: columns of the state of a key.
-        event_time: a column whose largest value makes the watermark; None = there is none.
-        version: change it when the same columns of state get another meaning: older state is refused then.
+        event_time: column whose largest value determines the watermark; None for no watermark.
+        version: version of the state. Change it when the meaning of the state's columns changes without a
+            change of the schema; the operator then refuses older state.
 
     Returns:
         The output columns and `CHANGELOG`.
 
     Raises:
-        As `transform_with_changelog_state`.
+        InvalidOptionError, InvalidSchemaError: see `transform_with_changelog_state`.
+        StateMismatchError, ChangelogError, UnavailableError: see `transform_with_changelog_state`.
     """
     frame, keys = grouping(rows, key)
     zone = _timezone(frame)
     processor = FunctionProcessor(
-        arrow_schema(_rows_of(frame), zone),
+        arrow_schema(_data_columns(frame), zone),
         keys,
         function,
         output=arrow_schema(as_struct(output_schema, "the output"), zone),
@@ -203,26 +223,28 @@ def deduplicate_with_changelog_state(
     grace: Duration = "0s",
     combine: bool = True,
 ) -> DataFrame:
-    """The first row of each key passes: for ever, or once in a stretch of event time.
+    """Passes the first row of each key and drops its duplicates.
 
     Args:
-        rows, options, key, store, shards: as `transform_with_changelog_state`.
-        within: how far apart in event time duplicates are at most; None = any time, and state only grows.
-        on: the column of event time; needed with ``within``.
-        grace: how much earlier than the newest row a row may come.
-        combine: duplicates within an input partition are dropped before they travel.
+        rows, options, key, store, shards: as in `transform_with_changelog_state`.
+        within: largest distance in event time between duplicates; None for no limit, in which case the state
+            grows with every new key.
+        on: the event time column; required with ``within``.
+        grace: how much earlier than the newest row a row may be.
+        combine: whether to drop duplicates within each input partition before the shuffle.
 
     Returns:
         All columns and `CHANGELOG`.
 
     Raises:
-        As `transform_with_changelog_state`.
+        InvalidOptionError, InvalidSchemaError: see `transform_with_changelog_state`.
+        StateMismatchError, ChangelogError, UnavailableError: see `transform_with_changelog_state`.
     """
     frame, keys = grouping(rows, key)
-    schema = arrow_schema(_rows_of(frame), _timezone(frame))
+    schema = arrow_schema(_data_columns(frame), _timezone(frame))
     processor = DeduplicateProcessor(schema, keys, within=within, on=on, grace=grace)
     if combine:
-        frame = combined(frame, processor.partial, schema, keys, shard_count(shards))
+        frame = combine_partitions(frame, processor.partial, schema, keys, shard_count(shards))
     return with_operator(
         frame,
         keys,
@@ -230,18 +252,18 @@ def deduplicate_with_changelog_state(
         store=store,
         shards=shards,
         options=options,
-        parcel=schema if combine else None,
+        packed_schema=schema if combine else None,
     )
 
 
-def _narrowed(frame: DataFrame, used: Sequence[str]) -> DataFrame:
-    """The frame with these columns only, and that of changes; what is missing is the processor's to name."""
-    kept = [name for name in frame.columns if name in {*used, CHANGELOG}]
-    return frame.select(*(f"`{name}`" for name in kept))
+def _select(frame: DataFrame, used: Sequence[str]) -> DataFrame:
+    """Returns the frame with these columns and `CHANGELOG`; the processor reports those that are missing."""
+    columns = [name for name in frame.columns if name in {*used, CHANGELOG}]
+    return frame.select(*(f"`{name}`" for name in columns))
 
 
-def _rows_of(frame: DataFrame) -> StructType:
-    """The columns of the frame that are data."""
+def _data_columns(frame: DataFrame) -> StructType:
+    """Returns the frame's columns except `CHANGELOG`."""
     return StructType([field for field in frame.schema.fields if field.name != CHANGELOG])
 
 

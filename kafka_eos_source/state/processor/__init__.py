@@ -1,1 +1,1 @@
-"""PySpark's `StatefulProcessor` classes, as `transformWithState` takes them, on a store of this package."""
+"""Runs PySpark's `StatefulProcessor` classes, written for `transformWithState`, on this package's store."""

@@ -1,4 +1,4 @@
-"""Spark's types as Arrow's, the same for every version of PySpark."""
+"""Converts Spark schemas to Arrow schemas, the same way for every version of PySpark."""
 
 from __future__ import annotations
 
@@ -27,10 +27,14 @@ _SIMPLE: dict[type[t.DataType], pa.DataType] = {
 
 
 def arrow_schema(schema: t.StructType, timezone: str = "UTC") -> pa.Schema:
-    """The Arrow schema of a frame with this schema; timestamps are microseconds, shown in this time zone.
+    """Returns the Arrow schema of a frame with this Spark schema.
+
+    Args:
+        schema: Spark schema of the frame.
+        timezone: time zone of timestamps, which have microseconds.
 
     Raises:
-        InvalidSchemaError: a column has a type that Arrow batches of this package do not carry.
+        InvalidSchemaError: if the operator does not support the type of a column.
     """
     return pa.schema([_field(field, timezone) for field in schema.fields])
 
@@ -53,6 +57,6 @@ def _type(type_: t.DataType, name: str, timezone: str) -> pa.DataType:
     if isinstance(type_, t.MapType):
         return pa.map_(_type(type_.keyType, name, timezone), _type(type_.valueType, name, timezone))
     raise InvalidSchemaError(
-        f"column {name!r} is of type {type_.simpleString()}, which the operator cannot take or give",
-        fix="cast it in the frame before or after the operator",
+        f"column {name!r} has type {type_.simpleString()}, which stateful operators do not support.",
+        fix="cast the column to a supported type before the operator, or in the output schema.",
     )

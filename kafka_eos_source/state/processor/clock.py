@@ -1,9 +1,9 @@
-"""The times of a batch: what timers and rows are measured by.
+"""The times of a batch, which decide which timers fire and which rows are late.
 
-*Processing time* is the batch's, the same for all of it. The *watermark* is the largest event time of the
-batches before, less the delay; never below 0 and never going back, as in Spark. Rows are late when their
-event time is not above the watermark of the batch *before*, again as in Spark (its ``LateEvents`` watermark,
-SPARK-40925): what came in one batch with the rows that moved the watermark is not late yet.
+A batch has one *processing time*. Its *watermark* is the largest event time of the batches before, minus the
+delay; as in Spark, it is never negative and never decreases. A row is late if its event time is not above the
+watermark of the batch *before*, again as in Spark (the ``LateEvents`` watermark of SPARK-40925). So rows that
+arrive in the same batch as the rows that advance the watermark are not late.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Clock:
 
     Attributes:
         now_ms: processing time.
-        values: what handlers are told; -1 = not known in this time mode.
-        due_ms: timers up to here (included) fire; None = there are no timers.
-        late_ms: rows up to here (included) are late; None = no row is.
+        values: times that the handlers receive; -1 for a time that is unknown in this time mode.
+        due_ms: timers up to this time (inclusive) fire; None if the time mode has no timers.
+        late_ms: rows up to this event time (inclusive) are late; None if no row is late.
     """
 
     now_ms: int
@@ -43,7 +43,7 @@ class Clock:
 
 
 def read_clock(state: StateAccess, context: BatchContext, time_mode: str, delay_ms: int) -> Clock:
-    """The times of this batch. In event time its watermark is left in the store, for the next one."""
+    """Returns the times of this batch. In mode "EventTime", stores its watermark for the next batch."""
     now_ms = context.time_ms
     if time_mode == "None":
         return Clock(now_ms, TimerValues(-1, -1), None, None)
@@ -58,18 +58,19 @@ def read_clock(state: StateAccess, context: BatchContext, time_mode: str, delay_
 
 
 def drop_late(table: pa.Table, event_time: str, late_ms: int | None) -> tuple[pa.Table, int | None]:
-    """The rows that are not late, and the largest event time of all (ms, rounded down; None = there is none).
+    """Removes the late rows. Rows without an event time are never late.
 
-    Rows without an event time are never late.
+    Returns:
+        The other rows, and the largest event time of all rows in ms, rounded down; None if no row has one.
 
     Raises:
-        InvalidSchemaError: the column is no timestamp.
+        InvalidSchemaError: if the event time column is not a timestamp.
     """
     column = table.column(event_time)
     if not pa.types.is_timestamp(column.type):
         raise InvalidSchemaError(
-            f"event time column {event_time!r} is {column.type}, expected a timestamp",
-            fix="cast it to a timestamp",
+            f"event time column {event_time!r} is {column.type}, expected a timestamp.",
+            fix="cast the column to a timestamp before the operator.",
         )
     times_us = column.cast(pa.timestamp("us", column.type.tz), safe=False).cast(pa.int64())
     latest_us = pc.max(times_us).as_py()

@@ -1,17 +1,18 @@
-"""A row of a state variable (a tuple that fits a `StructType`) as bytes and back.
+"""Encodes rows of a state variable (tuples that match a `StructType`) as bytes, and decodes them.
 
 ::
 
-    version (1) │ nulls (1 bit a field, the first field's is the lowest) │ slot of each field │ tails
+    version (1) │ nulls (1 bit per field, lowest bit first) │ slot of each field │ tails
 
-    slot    a fixed-width type: its value, big endian; others: the length of its tail (4)
-    tail    string: UTF-8 · binary: itself · decimal: unscaled integer, two's complement · struct: a row again
-            array: count (4) │ 1 + nulls, or 0 = none │ fixed-width values, or lengths (4 each) │ tails
-            map: length of what follows (4) │ array of keys │ array of values
+    slot    of a fixed-width type: the value, big endian; of other types: the length of the tail (4)
+    tail    string: UTF-8 · binary: the bytes · decimal: unscaled integer, two's complement · struct: a row
+            array: count (4) │ 1 and nulls, or 0 for none │ fixed-width values, or lengths (4 each) │ tails
+            map: length of the array of keys (4) │ array of keys │ array of values
 
-*Version* numbers the schemas that a variable has had (`registry`). Equal rows are equal bytes, so that keys
-of a map state can be looked up by them. Values are read and written as Spark's types do it (``toInternal``
-and ``fromInternal`` of `pyspark.sql.types`): a `TimestampType` comes back naive, in the local time zone.
+*version* is the number of the schema among those that the variable has had (`registry`). Equal rows have
+equal bytes, so the bytes of a map key can be looked up. Values are converted as Spark does it (``toInternal``
+and ``fromInternal`` of `pyspark.sql.types`): a `TimestampType` is read as a naive datetime in the local time
+zone.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ _LENGTH = struct.Struct(">I")
 _WIDE = Context(prec=100)
 _new = tuple.__new__
 _set = object.__setattr__
-_contains = tuple.__contains__  # that of Row looks among the fields' names
+_contains = tuple.__contains__  # Row's own method searches the field names, not the values
 
 
 @dataclass(frozen=True)
 class _Fixed:
-    """A type of a fixed width: its `struct` format, and how values become what that packs (None: as is)."""
+    """A fixed-width type: its `struct` format, and conversions before packing and after unpacking, if any."""
 
     format: str
     encode: Callable[[Any], Any] | None = None
@@ -48,28 +49,28 @@ class _Fixed:
 
 @dataclass(frozen=True)
 class _Tail:
-    """A type whose values vary in length."""
+    """A variable-length type."""
 
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
 
 
 def make_row(names: Sequence[str], values: Value) -> Row:
-    """A `pyspark.sql.Row` with these field names; past its constructor and setter, which are slow."""
+    """Returns a `pyspark.sql.Row` with these field names; bypasses its slow constructor and setter."""
     row = _new(Row, values)
     _set(row, "__fields__", names)
     return row
 
 
 class StructCodec:
-    """Rows of one schema, compiled once.
+    """Encodes and decodes rows of one schema.
 
     Args:
-        schema: of the rows; null is allowed in every field, as in Spark's state.
-        version: first byte of what is written, 0 to 255.
+        schema: schema of the rows; every field may be null, as in Spark's state.
+        version: first byte of the encoded rows, 0 to 255.
 
     Raises:
-        InvalidSchemaError: a field is of a type that state cannot hold.
+        InvalidSchemaError: if state cannot hold the type of a field.
     """
 
     def __init__(self, schema: t.StructType, version: int = 0) -> None:
@@ -81,7 +82,7 @@ class StructCodec:
         self._tails = [(i, kind) for i, kind in enumerate(kinds) if isinstance(kind, _Tail)]
         self._encoders = [(i, kind.encode) for i, kind in self._fixed if kind.encode is not None]
         self._decoders = [(i, kind.decode) for i, kind in self._fixed if kind.decode is not None]
-        #: No value needs to be converted: `struct` alone does it.
+        #: Whether `struct` alone packs and unpacks the rows: no field needs a conversion or a tail.
         self._plain = not (self._tails or self._encoders or self._decoders)
         width = 1 + (self._count + 7) // 8
         self._version = bytes([version])
@@ -91,10 +92,10 @@ class StructCodec:
         self._pack, self._unpack, self._size = packer.pack, packer.unpack_from, packer.size
 
     def encode(self, row: Value) -> bytes:
-        """The row as bytes.
+        """Returns the row as bytes.
 
         Raises:
-            StatefulProcessorError: it is no tuple (or list), or does not fit the schema.
+            StatefulProcessorError: if the row is not a tuple or list, or does not match the schema.
         """
         try:
             if self._plain and isinstance(row, tuple) and not _contains(row, None):
@@ -102,13 +103,13 @@ class StructCodec:
             return self._encode(row)
         except (struct.error, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise StatefulProcessorError(
-                f"STATE_STORE_VALUE: {_shown(row)} is no row of {self.schema.simpleString()}: {error}",
-                fix="give a tuple with one value for each field, of the field's type",
+                f"STATE_STORE_VALUE: {_shorten(row)} is not a row of {self.schema.simpleString()}: {error}.",
+                fix="pass a tuple with one value for each field, of the field's type.",
             ) from error
 
     def _encode(self, row: Any) -> bytes:
         if not isinstance(row, (tuple, list)):
-            raise TypeError(f"a {type(row).__name__}, no tuple")
+            raise TypeError(f"it is a {type(row).__name__}, expected a tuple")
         slots = list(row)
         head = self._head
         nulls = sum(1 << i for i, slot in enumerate(slots) if slot is None)
@@ -128,10 +129,10 @@ class StructCodec:
         return self._pack(head, *slots) + b"".join(tails)
 
     def decode(self, data: bytes) -> Value:
-        """The row that `encode` was given, as a tuple.
+        """Returns the row that `encode` encoded, as a tuple.
 
         Raises:
-            StatefulProcessorError: these bytes are none of this schema.
+            StatefulProcessorError: if the bytes are not a row of this schema.
         """
         try:
             values = self._unpack(data)
@@ -140,13 +141,15 @@ class StructCodec:
             return self._decode(values[0], list(values[1:]), data)
         except (struct.error, ValueError, IndexError) as error:
             raise StatefulProcessorError(
-                f"STATE_STORE_VALUE: {data[:64]!r} ({len(data)} bytes) is no {self.schema.simpleString()}",
-                fix="the state is damaged, or was written with another schema",
+                f"STATE_STORE_VALUE: {data[:64]!r} ({len(data)} bytes) is not a row of "
+                f"{self.schema.simpleString()}: {error}.",
+                fix="declare the schema that the state was written with; if the schema never changed, the "
+                "state is damaged.",
             ) from error
 
     def _decode(self, head: bytes, values: list[Any], data: bytes) -> Value:
         if head[:1] != self._version:
-            raise ValueError(f"schema {head[0]}, expected {self._version[0]}")
+            raise ValueError(f"it has schema version {head[0]}, expected {self._version[0]}")
         nulls = int.from_bytes(head[1:], "little")
         for i, decode in self._decoders:
             values[i] = decode(values[i])
@@ -156,7 +159,7 @@ class StructCodec:
                 continue
             end = at + values[i]
             if end > len(data):
-                raise ValueError(f"cut short at {len(data)} bytes")
+                raise ValueError(f"it is truncated at {len(data)} bytes")
             values[i] = kind.decode(data[at:end])
             at = end
         if nulls:
@@ -166,26 +169,26 @@ class StructCodec:
         return tuple(values)
 
     def decode_row(self, data: bytes) -> Row:
-        """As `decode`, with the fields' names."""
+        """Returns the row that `encode` encoded, with the names of its fields."""
         return make_row(self.names, self.decode(data))
 
 
-def _shown(row: object) -> str:
+def _shorten(row: object) -> str:
     text = repr(row)
     return text if len(text) <= 200 else text[:200] + "…"
 
 
 def _kind(type_: t.DataType, name: str) -> _Fixed | _Tail:
-    """How values of a type are kept.
+    """Returns how values of a type are encoded.
 
     Raises:
-        InvalidSchemaError: state cannot hold them.
+        InvalidSchemaError: if state cannot hold the type.
     """
     if type(type_) in _SIMPLE:
         return _SIMPLE[type(type_)]
     if isinstance(type_, (t.DateType, t.TimestampType, t.TimestampNTZType, t.DayTimeIntervalType)):
-        kept = "i" if isinstance(type_, t.DateType) else "q"
-        return _Fixed(kept, type_.toInternal, type_.fromInternal)
+        format_ = "i" if isinstance(type_, t.DateType) else "q"
+        return _Fixed(format_, type_.toInternal, type_.fromInternal)
     if isinstance(type_, (t.StringType, t.CharType, t.VarcharType)):
         return _Tail(_encode_text, _decode_text)
     if isinstance(type_, t.DecimalType):
@@ -197,15 +200,16 @@ def _kind(type_: t.DataType, name: str) -> _Fixed | _Tail:
     if isinstance(type_, t.MapType):
         return _map(_kind(type_.keyType, name), _kind(type_.valueType, name))
     raise InvalidSchemaError(
-        f"field {name!r} is of type {type_.simpleString()}, which state cannot hold",
-        fix="use boolean, numbers, string, binary, date, timestamp, day-time interval; arrays, maps, structs",
+        f"field {name!r} has type {type_.simpleString()}, which state cannot hold.",
+        fix="use boolean, numeric, string, binary, date, timestamp or day-time interval types, or arrays, "
+        "maps and structs of them.",
     )
 
 
 def _boolean(value: Any) -> bool:
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
-    raise TypeError(f"{value!r} is no boolean")
+    raise TypeError(f"{value!r} is not a boolean")
 
 
 def _encode_text(value: str) -> bytes:
@@ -219,7 +223,7 @@ def _decode_text(data: bytes) -> str:
 def _encode_binary(value: Any) -> bytes:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
-    raise TypeError(f"{value!r} is no bytes")
+    raise TypeError(f"{value!r} is not bytes")
 
 
 _SIMPLE: dict[type[t.DataType], _Fixed | _Tail] = {
@@ -242,7 +246,7 @@ def _decimal(type_: t.DecimalType) -> _Tail:
         rounded = Decimal(value).quantize(unit, ROUND_HALF_UP, _WIDE)  # as Spark's Decimal.changePrecision
         unscaled = int(rounded.scaleb(type_.scale, _WIDE))
         if abs(unscaled) >= limit:
-            raise ValueError(f"{value} does not fit {type_.simpleString()}")
+            raise ValueError(f"{value} does not fit into {type_.simpleString()}")
         return unscaled.to_bytes(unscaled.bit_length() // 8 + 1, "big", signed=True)
 
     def decode(data: bytes) -> Decimal:
@@ -266,7 +270,7 @@ def _struct(type_: t.StructType) -> _Tail:
 def _array(element: _Fixed | _Tail) -> _Tail:
     def encode(values: Any) -> bytes:
         if isinstance(values, (str, bytes, dict)):
-            raise TypeError(f"{values!r} is no list")
+            raise TypeError(f"{values!r} is not a list")
         items = values.tolist() if isinstance(values, np.ndarray) else list(values)
         count = len(items)
         nulls = b"\0"
@@ -296,7 +300,7 @@ def _array(element: _Fixed | _Tail) -> _Tail:
             lengths = struct.unpack_from(f">{count}I", data, at)
             edges = list(accumulate(lengths, initial=at + 4 * count))
             if edges[-1] > len(data):
-                raise ValueError(f"an array cut short at {len(data)} bytes")
+                raise ValueError(f"an array is truncated at {len(data)} bytes")
             items = [
                 None if bits >> i & 1 else element.decode(data[start:end])
                 for i, (start, end) in enumerate(pairwise(edges))

@@ -1,8 +1,8 @@
-"""Schemas written as DDL, ``"count LONG, tags ARRAY<STRING>"``, read without a JVM.
+"""Parses schemas in DDL, such as ``"count LONG, tags ARRAY<STRING>"``, without a JVM.
 
-A processor's ``init`` runs in Python workers, where nobody parses DDL: Spark's own handle asks the JVM. Here
-the types that state can hold (`codec`) are read, as Spark's grammar writes them: names may be in backticks, a
-colon may stand between name and type, ``COMMENT '…'`` and ``COLLATE`` are skipped over.
+A processor's ``init`` runs in Python workers, which have no DDL parser: Spark's own handle asks the JVM. This
+parser supports the types that state can hold (`codec`), in Spark's grammar: names may be in backticks, a
+colon may separate name and type, and ``COMMENT '…'`` and ``COLLATE`` are ignored.
 """
 
 from __future__ import annotations
@@ -40,23 +40,24 @@ _INTERVAL_UNITS = ("DAY", "HOUR", "MINUTE", "SECOND")
 
 
 def as_struct(schema: t.StructType | str, what: str) -> t.StructType:
-    """The schema of a state variable, given as a `StructType` or as DDL.
+    """Returns a schema that the user passed as a `StructType` or as DDL.
 
     Args:
-        what: names it in errors.
+        schema: the schema.
+        what: describes the schema in errors, for example ``state variable 'n'``.
 
     Raises:
-        InvalidSchemaError: it is neither, or not DDL of types that state can hold.
+        InvalidSchemaError: if it is neither, or the DDL is invalid or has types that state cannot hold.
     """
     if isinstance(schema, t.StructType):
         return schema
     if not isinstance(schema, str):
-        raise InvalidSchemaError(f"the schema of {what} is {schema!r}, expected a StructType or DDL")
+        raise InvalidSchemaError(f"the schema of {what} is {schema!r}, expected a StructType or DDL.")
     return _Parser(schema, what).whole()
 
 
 class _Parser:
-    """Recursive descent over the tokens of one schema."""
+    """A recursive descent parser of one schema."""
 
     def __init__(self, text: str, what: str) -> None:
         self._text = text
@@ -72,7 +73,7 @@ class _Parser:
         else:
             struct = self._fields(end=None)
         if self._at < len(self._tokens):
-            raise self._error(f"{self._tokens[self._at]!r} is not expected there")
+            raise self._error(f"{self._tokens[self._at]!r} is unexpected")
         return struct
 
     def _fields(self, end: str | None) -> t.StructType:
@@ -86,14 +87,14 @@ class _Parser:
             if token == end:
                 return t.StructType(fields)
             if token != ",":
-                raise self._error(f"after field {fields[-1].name!r} comes {token!r}")
+                raise self._error(f"{token!r} after field {fields[-1].name!r} is unexpected")
 
     def _field(self) -> t.StructField:
         name = self._next()
         if name.startswith("`"):
             name = name[1:-1].replace("``", "`")
         elif not re.fullmatch(r"\w+", name):
-            raise self._error(f"{name!r} is no name of a field")
+            raise self._error(f"{name!r} is not a field name")
         if self._peek() == ":":
             self._at += 1
         type_ = self._type()
@@ -135,7 +136,7 @@ class _Parser:
             return self._fields(end=">")
         if name == "INTERVAL":
             return self._interval()
-        raise self._error(f"{name!r} is no type that state can hold")
+        raise self._error(f"{name!r} is not a type that state can hold")
 
     def _interval(self) -> t.DataType:
         start = self._unit()
@@ -148,7 +149,9 @@ class _Parser:
     def _unit(self) -> int:
         unit = self._next().upper()
         if unit not in _INTERVAL_UNITS:
-            raise self._error(f"an interval of {unit!r}, expected one of {', '.join(_INTERVAL_UNITS)}")
+            raise self._error(
+                f"{unit!r} is not an interval unit, expected one of {', '.join(_INTERVAL_UNITS)}"
+            )
         return _INTERVAL_UNITS.index(unit)
 
     def _sizes(self) -> list[int]:
@@ -159,30 +162,30 @@ class _Parser:
         while True:
             size = self._next()
             if not size.isdigit():
-                raise self._error(f"{size!r} is no size")
+                raise self._error(f"{size!r} is not a size")
             sizes.append(int(size))
             token = self._next()
             if token == ")":
                 return sizes
             if token != ",":
-                raise self._error(f"{token!r} among sizes")
+                raise self._error(f"{token!r} after size {size!r} is unexpected")
 
     def _peek(self) -> str | None:
         return self._tokens[self._at].upper() if self._at < len(self._tokens) else None
 
     def _next(self) -> str:
         if self._at >= len(self._tokens):
-            raise self._error("it ends too early")
+            raise self._error("the schema is incomplete")
         self._at += 1
         return self._tokens[self._at - 1]
 
     def _expect(self, token: str) -> None:
-        found = self._next()
-        if found.upper() != token:
-            raise self._error(f"{found!r} stands where {token!r} is expected")
+        actual = self._next()
+        if actual.upper() != token:
+            raise self._error(f"expected {token!r}, not {actual!r}")
 
     def _error(self, problem: str) -> InvalidSchemaError:
         return InvalidSchemaError(
-            f"the schema of {self._what}, {self._text!r}: {problem}",
-            fix="write it as 'name TYPE, name TYPE', or give a StructType",
+            f"the schema of {self._what} is {self._text!r}, which is not valid DDL: {problem}.",
+            fix="write it as 'name TYPE, name TYPE', or pass a StructType.",
         )

@@ -1,6 +1,6 @@
-"""What is in a store, as Python values: for whoever reads state without running the processor.
+"""Decodes the entries of a store to Python values, for readers that do not run the processor.
 
-Works on keys and values as the store and its changelog have them, so on both.
+The store and its changelog have the same keys and values, so this works for both.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import pyarrow as pa
 from kafka_eos_source.state import layout
 from kafka_eos_source.state.processor.arrow import arrow_schema
 from kafka_eos_source.state.processor.codec import StructCodec, Value
+from kafka_eos_source.state.processor.evolution import VersionedCodec
 from kafka_eos_source.state.processor.registry import TIMERS, Registry, VariableInfo
 from kafka_eos_source.state.processor.rows import KeyColumns
 from kafka_eos_source.state.processor.ttl import EXPIRY_BYTES
-from kafka_eos_source.state.processor.versions import VersionedCodec
 
 TIMER_NAME = "$timers"
 _BATCH = 4096
@@ -30,12 +30,12 @@ class StateEntry(NamedTuple):
     """One row of a variable, or one timer.
 
     Attributes:
-        variable: its name; `TIMER_NAME` for a timer.
+        variable: name of the variable; `TIMER_NAME` for a timer.
         key: values of the grouping columns.
-        map_key: of a map state; None for others.
-        position: of an element of a list state, rising in the order of the list; None for others.
+        map_key: key in a map state; None otherwise.
+        position: position in a list state, increasing in list order; None otherwise.
         value: the row; () for a timer.
-        expiry_ms: when the row expires or the timer fires; None = never.
+        expiry_ms: when the row expires or the timer fires, in ms since the epoch; None for never.
     """
 
     variable: str
@@ -47,24 +47,24 @@ class StateEntry(NamedTuple):
 
 
 def read_entries(registry: Registry, pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[StateEntry]:
-    """The rows and timers among these keys and values, in their order; all else is passed over.
+    """Yields the rows and timers among these keys and values, in their order, and skips all other entries.
 
-    Expired rows that no sweep has removed yet are among them: compare ``expiry_ms`` with the batch's time.
+    This includes expired rows that are not removed yet: compare ``expiry_ms`` with the time of the batch.
 
     Raises:
-        StatefulProcessorError: a value is no row of its variable.
+        StatefulProcessorError: if a value is not a row of its variable.
     """
     readers = {variable.table: _Reader(variable) for variable in registry.variables}
     columns = KeyColumns(arrow_schema(registry.key), "rows")
     pairs = iter(pairs)
     while batch := list(islice(pairs, _BATCH)):
-        found = [
+        entries = [
             (entry, value)
             for entry, value in ((layout.split(key), value) for key, value in batch if key[0])
-            if entry.table == TIMERS or (entry.table in readers and readers[entry.table].holds(entry))
+            if entry.table == TIMERS or (entry.table in readers and readers[entry.table].is_row(entry))
         ]
-        keys = columns.keys(pa.array([entry.group_key for entry, _ in found], pa.binary()))
-        for key, (entry, value) in zip(keys, found, strict=True):
+        keys = columns.keys(pa.array([entry.group_key for entry, _ in entries], pa.binary()))
+        for key, (entry, value) in zip(keys, entries, strict=True):
             if entry.table == TIMERS:
                 yield StateEntry(TIMER_NAME, key, None, None, (), int.from_bytes(entry.rest, "big") - _SIGN)
             else:
@@ -72,15 +72,15 @@ def read_entries(registry: Registry, pairs: Iterable[tuple[bytes, bytes]]) -> It
 
 
 class _Reader:
-    """Entries of one variable."""
+    """Decodes the entries of one variable."""
 
     def __init__(self, variable: VariableInfo) -> None:
         self._variable = variable
         self._codec = VersionedCodec(variable.schemas)
         self._map_keys = None if variable.map_key is None else StructCodec(variable.map_key)
 
-    def holds(self, entry: layout.Entry) -> bool:
-        """Whether the entry is a row: the head of a list is none."""
+    def is_row(self, entry: layout.Entry) -> bool:
+        """Whether the entry is a row, and not the head of a list."""
         return self._variable.kind != "list" or bool(entry.rest)
 
     def read(self, key: tuple[Any, ...], entry: layout.Entry, value: bytes) -> StateEntry:

@@ -1,13 +1,13 @@
-"""The handle that a processor gets in ``init``: Spark's `StatefulProcessorHandle` on a store of this package.
+"""The handle that a processor receives in ``init``: Spark's `StatefulProcessorHandle` on our store.
 
 ::
 
-    CREATED -> INITIALIZED -> DATA_PROCESSED -> TIMER_PROCESSED -> CLOSED, which follows on each
+    CREATED -> INITIALIZED -> DATA_PROCESSED -> TIMER_PROCESSED -> CLOSED (also reachable from every phase)
     PRE_INIT -> CLOSED
 
-State variables are made in CREATED (a task) or PRE_INIT (the driver, which only wants to know them); timers
-are used from INITIALIZED to DATA_PROCESSED. What is refused otherwise, and the names of the conditions, are
-Spark's (`StatefulProcessorHandleImplBase`, `StateStoreErrors`).
+A processor creates state variables in phase CREATED (in a task) or PRE_INIT (on the driver, which only
+determines which variables there are), and uses timers in INITIALIZED and DATA_PROCESSED. Other uses are
+refused with the same conditions as in Spark (`StatefulProcessorHandleImplBase`, `StateStoreErrors`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ V = TypeVar("V", bound=Variable)
 
 
 class Phase(Enum):
-    """How far the batch is; names are Spark's."""
+    """Phase of a processor's batch; the names are those of Spark."""
 
     PRE_INIT = "PRE_INIT"
     CREATED = "CREATED"
@@ -54,46 +54,48 @@ _MOVES: dict[Phase, tuple[Phase, ...]] = {
     Phase.TIMER_PROCESSED: (Phase.CLOSED,),
     Phase.CLOSED: (),
 }
+#: Phases in which state variables may be created and deleted.
 _DECLARING = (Phase.PRE_INIT, Phase.CREATED)
 _INVALID_STATE = "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE"
+#: Phases in which timers may be used.
 _TIMING = (Phase.INITIALIZED, Phase.DATA_PROCESSED)
 
 
 @dataclass(frozen=True)
 class QueryInfo:
-    """Which query and batch a processor works for (Spark's Scala handle tells it, `QueryInfo`)."""
+    """The query and batch that a processor works for, as in the `QueryInfo` of Spark's Scala handle."""
 
     query_id: str
     run_id: str
     batch_id: int
 
     def getQueryId(self) -> str:
-        """Spark's id of the query; "" outside of a Spark task."""
+        """Returns Spark's id of the query; "" outside a Spark task."""
         return self.query_id
 
     def getRunId(self) -> str:
-        """Spark's id of the run; "" outside of a Spark task."""
+        """Returns Spark's id of the run; "" outside a Spark task."""
         return self.run_id
 
     def getBatchId(self) -> int:
-        """Number of the micro-batch."""
+        """Returns the id of the micro-batch; -1 on the driver."""
         return self.batch_id
 
 
 class StatefulProcessorHandle(spark.StatefulProcessorHandle):
-    """See Spark's class for what each method does.
+    """Implements Spark's handle; the methods in camel case are those of Spark's class.
 
     Args:
-        time_mode: of the operator.
-        keys: the window of keys that variables and timers speak of.
-        batch_id: of the micro-batch; -1 = none, on the driver.
-        phase: CREATED, or PRE_INIT on the driver.
+        time_mode: time mode of the operator.
+        keys: window of keys that variables and timers work on.
+        batch_id: id of the micro-batch; -1 on the driver.
+        phase: first phase: CREATED in a task, PRE_INIT on the driver.
 
     Attributes:
-        declarations: what ``init`` declared so far, in order.
-        deleted: what it gave to ``deleteIfExists``.
-        keys: the window.
-        timers: of the shard.
+        declarations: variables that ``init`` has declared so far, in order.
+        deleted: names of the variables that ``init`` has passed to ``deleteIfExists``.
+        keys: the window of keys.
+        timers: timers of the shard.
     """
 
     def __init__(
@@ -111,13 +113,13 @@ class StatefulProcessorHandle(spark.StatefulProcessorHandle):
     def getValueState(
         self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
     ) -> ValueState:
-        """A variable with one row a key."""
+        """Creates a state variable with one row per key."""
         return self._declare("value", ValueState, stateName, schema, ttlDurationMs)
 
     def getListState(
         self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
     ) -> ListState:
-        """A variable with a list of rows a key; each row has a time to live of its own."""
+        """Creates a state variable with a list of rows per key; each row has its own time to live."""
         return self._declare("list", ListState, stateName, schema, ttlDurationMs)
 
     def getMapState(
@@ -127,60 +129,62 @@ class StatefulProcessorHandle(spark.StatefulProcessorHandle):
         valueSchema: StructType | str,
         ttlDurationMs: int | None = None,
     ) -> MapState:
-        """A variable with rows by map key; each row has a time to live of its own."""
+        """Creates a state variable with a map of rows per key; each row has its own time to live."""
         return self._declare("map", MapState, stateName, valueSchema, ttlDurationMs, userKeySchema)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Set a timer for the current key. One that lies in the past fires in this batch."""
+        """Registers a timer for the current key. A timer in the past fires in this batch."""
         self._check_timing("register_timer")
         self.timers.register(expiryTimestampMs)
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """Remove a timer of the current key."""
+        """Deletes a timer of the current key."""
         self._check_timing("delete_timer")
         self.timers.delete(expiryTimestampMs)
 
     def listTimers(self) -> Iterator[int]:
-        """The times of the current key's timers, the one that fires just now among them; earliest first."""
+        """Returns the times of the current key's timers, earliest first, including a timer that fires now."""
         self._check_timing("list_timers")
         return iter(self.timers.times_ms())
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Remove a variable and all its state, that of all keys."""
+        """Deletes a state variable with its state for all keys."""
         self._check_declaring("delete_if_exists")
         self.deleted.add(stateName)
 
     def getQueryInfo(self) -> QueryInfo:
-        """Query, run and batch."""
+        """Returns the query, run and batch."""
         task = running_task()
         if task is None:
             return QueryInfo("", "", self._batch_id)
         return QueryInfo(task.query_id, task.run_id, self._batch_id)
 
     def move_to(self, phase: Phase) -> None:
-        """The runner only: go on to the next phase.
+        """Enters the next phase. Only the runner calls this.
 
         Raises:
-            StatefulProcessorError: it does not follow the present one.
+            StatefulProcessorError: if the phase cannot follow the current one.
         """
         if phase not in _MOVES[self._phase]:
-            raise StatefulProcessorError(f"the handle cannot go from {self._phase.value} to {phase.value}")
+            raise StatefulProcessorError(
+                f"the handle cannot move from phase {self._phase.value} to {phase.value}."
+            )
         self._phase = phase
 
     def bind(self, variables: tuple[VariableInfo, ...], now_ms: int) -> None:
-        """The runner only: give the variables their tables, after ``init``."""
+        """Assigns the variables their tables after ``init``. Only the runner calls this."""
         by_name = {info.name: info for info in variables}
         for declaration in self.declarations:
             info = by_name[declaration.name]
             self._variables[declaration.name].bind(info, now_ms, declaration.ttl_ms)
 
     def flush(self) -> None:
-        """The runner only: hand what was written for the keys of the window to the store."""
+        """Writes the changes to the keys of the window to the store. Only the runner calls this."""
         for variable in self._variables.values():
             variable.flush()
 
     def sweep(self) -> int:
-        """The runner only: remove values that have expired. Returns how many."""
+        """Removes expired values, and returns how many. Only the runner calls this."""
         return sum(variable.sweep() for variable in self._variables.values())
 
     def _declare(
@@ -195,8 +199,8 @@ class StatefulProcessorHandle(spark.StatefulProcessorHandle):
         self._check_declaring(f"get_{kind}_state")
         if name in self._variables:
             raise StatefulProcessorError(
-                f"STATEFUL_PROCESSOR_DUPLICATE_STATE_VARIABLE_DEFINED: {name!r} was created before",
-                fix="give each state variable a name of its own",
+                f"STATEFUL_PROCESSOR_DUPLICATE_STATE_VARIABLE_DEFINED: init() creates {name!r} twice.",
+                fix="give each state variable its own name.",
             )
         if ttl_ms is not None:
             self._check_ttl(name, ttl_ms)
@@ -211,33 +215,36 @@ class StatefulProcessorHandle(spark.StatefulProcessorHandle):
 
     def _check_declaring(self, operation: str) -> None:
         if self._phase not in _DECLARING:
-            raise self._wrong_phase(operation, "create and delete state variables in init() only")
+            raise self._wrong_phase(operation, "create and delete state variables only in init().")
 
     def _check_timing(self, operation: str) -> None:
         if self._time_mode == "None":
             raise StatefulProcessorError(
                 f"STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE: {operation} with "
-                "timeMode 'None'",
-                fix="give the operator timeMode 'ProcessingTime' or 'EventTime'",
+                "time_mode 'None', which has no timers.",
+                fix="set time_mode of the operator to 'ProcessingTime' or 'EventTime'.",
             )
         if self._phase not in _TIMING:
-            raise self._wrong_phase(operation, "use timers in the handlers, not in init() or close()")
+            raise self._wrong_phase(
+                operation,
+                "use timers in handleInputRows(), handleExpiredTimer() and handleInitialState() only.",
+            )
 
     def _check_ttl(self, name: str, ttl_ms: int) -> None:
         if self._time_mode != "ProcessingTime":
             raise StatefulProcessorError(
                 f"STATEFUL_PROCESSOR_INCORRECT_TIME_MODE_TO_ASSIGN_TTL: state variable {name!r} has a time "
-                f"to live with timeMode {self._time_mode!r}",
-                fix="give the operator timeMode 'ProcessingTime', or the variable no ttlDurationMs",
+                f"to live, but time_mode is {self._time_mode!r}.",
+                fix="set time_mode of the operator to 'ProcessingTime', or omit ttlDurationMs.",
             )
         if isinstance(ttl_ms, bool) or not isinstance(ttl_ms, int) or ttl_ms <= 0:
             raise StatefulProcessorError(
-                f"STATEFUL_PROCESSOR_TTL_DURATION_MUST_BE_POSITIVE: ttlDurationMs of {name!r} is {ttl_ms!r}",
-                fix="give a whole number of milliseconds above 0, or None for no time to live",
+                f"STATEFUL_PROCESSOR_TTL_DURATION_MUST_BE_POSITIVE: ttlDurationMs of {name!r} is {ttl_ms!r}.",
+                fix="set it to an int above 0, in milliseconds, or to None for no time to live.",
             )
 
     def _wrong_phase(self, operation: str, fix: str) -> StatefulProcessorError:
         return StatefulProcessorError(
-            f"{_INVALID_STATE}: {operation} in handle state {self._phase.value}",
+            f"{_INVALID_STATE}: {operation} in handle state {self._phase.value}.",
             fix=fix,
         )

@@ -1,4 +1,4 @@
-"""A list of rows for each key: an append writes what is appended, and the list's head."""
+"""List state: a list of rows per key. An append writes only the new elements and the list's head."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from kafka_eos_source.state.processor.window import PointTable
 
 _HEAD = struct.Struct(">QQ")
 _POSITION = struct.Struct(">Q")
-_FEW = 8  # elements that are read one by one sooner than by a scan
+_FEW = 8  # up to this many elements, single reads are faster than a scan
 
 
 class ListState(Variable, spark.ListState):
-    """Spark's `ListState`."""
+    """Implements Spark's `ListState`."""
 
     def bind(self, info: VariableInfo, now_ms: int, ttl_ms: int | None) -> None:
         super().bind(info, now_ms, ttl_ms)
@@ -33,31 +33,31 @@ class ListState(Variable, spark.ListState):
     def sweep(self) -> int:
         if self._expiries is None:
             return 0
-        swept = self._expiries.sweep()
-        gone: dict[bytes, int] = {}
-        for entry in swept:
-            gone[entry.group_key] = gone.get(entry.group_key, 0) + 1
+        removed = self._expiries.sweep()
+        removed_of_key: dict[bytes, int] = {}
+        for entry in removed:
+            removed_of_key[entry.group_key] = removed_of_key.get(entry.group_key, 0) + 1
         state = self._keys.state
-        for group_key, count in gone.items():
+        for group_key, count in removed_of_key.items():
             key = layout.keyed(self._prefix[0], group_key)
             head = state.get(key)
             if head is None:
                 raise StatefulProcessorError(
-                    f"list state {self.name!r} has elements and no head at {group_key!r}"
+                    f"list state {self.name!r} is damaged: key {group_key!r} has elements but no list head."
                 )
             position, total = _HEAD.unpack(head)
             state.put(key, _HEAD.pack(position, total - count) if total > count else None)
-        return len(swept)
+        return len(removed)
 
     def exists(self) -> bool:
-        """Whether there is an element, one that has not expired."""
+        """Whether the list has an element that has not expired."""
         section = self._section()
         if self._heads.read(section) is None:
             return False
         return self._expiries is None or any(self._is_live(value) for _, value in self._elements(section))
 
     def get(self) -> Iterator[Value]:
-        """The elements at the time of the call, oldest first."""
+        """Returns the elements at the time of the call, in list order."""
         section = self._section()
         head = self._heads.read(section)
         if head is None:
@@ -65,26 +65,25 @@ class ListState(Variable, spark.ListState):
         position, count = _HEAD.unpack(head)
         if self._expiries is None and count <= _FEW:
             get, prefix = self._keys.state.get, self._prefix + section
-            found = [get(prefix + _POSITION.pack(at)) for at in range(position - count, position)]
-            return iter(
-                [self._decode(value or b"") for value in found]
-            )  # b"" is no row: an element is missing
+            values = [get(prefix + _POSITION.pack(at)) for at in range(position - count, position)]
+            # Decoding b"" raises: an element of the list is missing.
+            return iter([self._decode(value or b"") for value in values])
         elements = self._elements(section)
         return iter([self._unpack(value) for _, value in elements if self._is_live(value)])
 
     def put(self, newState: list[Value]) -> None:
-        """Set the whole list."""
+        """Replaces the list."""
         values = self._packed(newState)
         section = self._section()
         self._clear(section)
         self._append(section, 0, 0, values)
 
     def appendValue(self, newState: Value) -> None:
-        """Append one row."""
+        """Appends one row."""
         self.appendList([newState])
 
     def appendList(self, newState: list[Value]) -> None:
-        """Append rows, one at least."""
+        """Appends rows; at least one is required."""
         values = self._packed(newState)
         section = self._section()
         head = self._heads.read(section)
@@ -92,7 +91,7 @@ class ListState(Variable, spark.ListState):
         self._append(section, position, count, values)
 
     def clear(self) -> None:
-        """Remove all elements."""
+        """Removes all elements."""
         self._clear(self._section())
 
     def _packed(self, rows: Iterable[Value]) -> list[bytes]:
@@ -119,7 +118,7 @@ class ListState(Variable, spark.ListState):
             return
         delete = self._keys.state.delete
         prefix = self._prefix + section
-        if self._expiries is None:  # positions have no gaps then, no need to look
+        if self._expiries is None:  # without expiry, the positions have no gaps
             position, count = _HEAD.unpack(head)
             for at in range(position - count, position):
                 delete(prefix + _POSITION.pack(at))
@@ -130,7 +129,7 @@ class ListState(Variable, spark.ListState):
         self._heads.write(section, None)
 
     def _elements(self, section: bytes) -> list[tuple[bytes, bytes]]:
-        """Position and value of each element, expired ones too."""
+        """Returns position and value of each element, including expired ones."""
         prefix = self._prefix + section
         start = len(prefix)
         entries = self._keys.state.prefix_scan(prefix)

@@ -1,4 +1,4 @@
-"""Rows by map key, for each key."""
+"""Map state: a map of rows per key."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from kafka_eos_source.state.processor.variable import Variable, illegal_value
 
 
 class MapState(Variable, spark.MapState):
-    """Spark's `MapState`."""
+    """Implements Spark's `MapState`."""
 
     def bind(self, info: VariableInfo, now_ms: int, ttl_ms: int | None) -> None:
         super().bind(info, now_ms, ttl_ms)
         self._map_keys = StructCodec(info.map_key or t.StructType())
 
     def exists(self) -> bool:
-        """Whether there is an entry, one that has not expired."""
+        """Whether the map has an entry that has not expired."""
         section = self._section()
         scan = self._keys.state.prefix_scan(self._prefix + section)
         return any(self._is_live(value) for _, value in scan)
 
     def getValue(self, key: Value) -> Value | None:
-        """The row of a map key, with its fields' names as Spark gives it; None = there is none."""
+        """Returns the row of a map key, with field names as in Spark; None if it has no row."""
         section = self._section()
         value = self._keys.state.get(self._prefix + section + self._map_key(key))
         if value is None or not self._is_live(value):
@@ -34,13 +34,13 @@ class MapState(Variable, spark.MapState):
         return make_row(self._names, self._unpack(value))
 
     def containsKey(self, key: Value) -> bool:
-        """Whether a map key has a row, one that has not expired."""
+        """Whether a map key has a row that has not expired."""
         section = self._section()
         value = self._keys.state.get(self._prefix + section + self._map_key(key))
         return value is not None and self._is_live(value)
 
     def updateValue(self, key: Value, value: Value) -> None:
-        """Set the row of a map key, to live from now."""
+        """Writes the row of a map key; its time to live starts now."""
         section, rest = self._section(), self._map_key(key)
         packed = self._pack(value)
         at = self._prefix + section + rest
@@ -49,23 +49,23 @@ class MapState(Variable, spark.MapState):
         self._keys.state.put(at, packed)
 
     def iterator(self) -> Iterator[tuple[Value, Value]]:
-        """Map keys and rows at the time of the call; as in Spark, in no order to rely on."""
+        """Returns the map keys and rows at the time of the call, in no particular order."""
         return iter([(self._map_keys.decode(rest), self._unpack(value)) for rest, value in self._live()])
 
     def keys(self) -> Iterator[Value]:
-        """Map keys at the time of the call."""
+        """Returns the map keys at the time of the call."""
         return iter([self._map_keys.decode(rest) for rest, _ in self._live()])
 
     def values(self) -> Iterator[Value]:
-        """Rows at the time of the call."""
+        """Returns the rows at the time of the call."""
         return iter([self._unpack(value) for _, value in self._live()])
 
     def removeKey(self, key: Value) -> None:
-        """Remove a map key."""
+        """Removes a map key and its row."""
         self._remove(self._section(), self._map_key(key))
 
     def clear(self) -> None:
-        """Remove all entries."""
+        """Removes all entries."""
         section = self._section()
         for rest, _ in self._entries(section):
             self._remove(section, rest)

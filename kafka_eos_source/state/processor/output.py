@@ -1,4 +1,4 @@
-"""What a processor returns, `Row` or pandas, as Arrow batches of the output schema; many keys' at a time."""
+"""Converts what a processor returns, rows or pandas frames, to Arrow batches of the output schema."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from kafka_eos_source.state.processor.rows import RowStyle
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Rows in an output batch, about.
+#: Approximate number of rows in an output batch.
 BATCH_ROWS = 16_384
 
 
 class Output:
-    """Collects results until they make a batch.
+    """Collects the results of many keys until they fill a batch.
 
     Args:
-        schema: of the output.
-        style: what the processor returns.
-        timezone: of naive timestamps in pandas frames (Spark's session). In rows they are UTC, as in Spark.
+        schema: output schema.
+        style: whether the processor returns rows or pandas frames.
+        timezone: time zone of naive timestamps in pandas frames: that of the Spark session. Naive timestamps
+            in rows are UTC, as in Spark.
     """
 
     def __init__(self, schema: pa.Schema, style: RowStyle, timezone: str) -> None:
@@ -38,19 +39,23 @@ class Output:
 
     @property
     def is_full(self) -> bool:
-        """It is time for `take`."""
+        """Whether the results fill a batch, so that `take` should be called."""
         return self._rows >= BATCH_ROWS
 
     def add(self, results: Iterable[Any] | None, method: str) -> None:
-        """Results of one call of this method of the processor.
+        """Adds the results of one call of the processor.
+
+        Args:
+            results: what the processor returned.
+            method: name of the processor's method, for errors.
 
         Raises:
-            StatefulProcessorError: it returned none, or not what the style says.
+            StatefulProcessorError: if the processor returned None, or results of another style.
         """
         if results is None:
             raise StatefulProcessorError(
-                f"{method} returned None, expected an iterator of {self._expected}",
-                fix="yield rows, or return iter([]) for none",
+                f"{method} returned None, expected an iterator of {self._expected}.",
+                fix="yield the results; to return nothing, return iter([]).",
             )
         if self._style == "rows":
             self._parts.extend(results)
@@ -61,11 +66,11 @@ class Output:
             self._rows += len(frame)
 
     def take(self) -> Iterator[pa.RecordBatch]:
-        """What was collected since the last time: one batch, or none.
+        """Yields the results since the last call as one batch, if there are any.
 
         Raises:
-            StatefulProcessorError: a result is not what the style says.
-            InvalidSchemaError: values do not fit the output schema.
+            StatefulProcessorError: if a result does not have the style.
+            InvalidSchemaError: if values do not match the output schema.
         """
         parts, rows, self._parts, self._rows = self._parts, self._rows, [], 0
         if rows:
@@ -90,44 +95,44 @@ class Output:
         if fields is not self._fields:
             if fields != self._names and (fields is None or list(fields) != self._names):
                 return False
-            self._fields = fields  # rows made by one Row(*names) share it
+            self._fields = fields  # all rows made by one Row(*names) share this object
         return True
 
     def _by_name(self, row: Any) -> tuple[Any, ...]:
-        """A row with its fields in another order, with some missing (null, as in Spark), or without names."""
+        """Returns the values of a row in schema order. Missing fields are null, as in Spark."""
         fields = getattr(row, "__fields__", None)
         if isinstance(row, Row) and fields is not None:
-            found = dict(zip(fields, row, strict=True))
-            return tuple(found.get(name) for name in self._names)
+            by_name = dict(zip(fields, row, strict=True))
+            return tuple(by_name.get(name) for name in self._names)
         if isinstance(row, tuple) and len(row) == len(self._names):
             return row
         raise StatefulProcessorError(
             f"the processor returned {type(row).__name__} {row!r}, expected a {self._expected} with fields "
-            f"{self._names}",
-            fix="return rows with the names of the output schema",
+            f"{self._names}.",
+            fix="return rows with the field names of the output schema.",
         )
 
     def _in_order(self, frame: Any, method: str) -> pd.DataFrame:
-        """The columns by name, or by position where they have none, as in Spark."""
+        """Returns the frame with the output columns, matched by name; by position if they have no names."""
         import pandas as pd
 
         if not isinstance(frame, pd.DataFrame):
             raise StatefulProcessorError(
-                f"{method} returned {type(frame).__name__}, expected an iterator of {self._expected}",
-                fix="yield frames, or set the operator to rows",
+                f"{method} returned {type(frame).__name__}, expected an iterator of {self._expected}.",
+                fix="yield pandas frames, or set style='rows' on the operator.",
             )
         if any(isinstance(name, str) for name in frame.columns):
             missing = [name for name in self._names if name not in frame.columns]
             if missing:
                 raise InvalidSchemaError(
-                    f"{method} returned a frame without {', '.join(missing)}; it has {list(frame.columns)}",
-                    fix="name the columns as in the output schema",
+                    f"{method} returned a frame without {', '.join(missing)}; it has {list(frame.columns)}.",
+                    fix="name the columns as in the output schema.",
                 )
             return frame[self._names]
         if len(frame.columns) != len(self._names):
             raise InvalidSchemaError(
-                f"{method} returned a frame of {len(frame.columns)} columns, expected {len(self._names)}",
-                fix="return the columns of the output schema",
+                f"{method} returned a frame of {len(frame.columns)} columns, expected {len(self._names)}.",
+                fix="return the columns of the output schema.",
             )
         return frame.set_axis(self._names, axis="columns")
 
@@ -151,8 +156,9 @@ def _array(values: Any, field: pa.Field) -> pa.Array:
         return pa.array(values, field.type)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise InvalidSchemaError(
-            f"output column {field.name!r} is {field.type}, the processor returned something else: {error}",
-            fix="return values of the type of the output schema",
+            f"output column {field.name!r} is {field.type}, but the processor returned something else: "
+            f"{error}.",
+            fix="return values of the types in the output schema.",
         ) from error
 
 
@@ -161,7 +167,7 @@ def _is_nested(type_: pa.DataType) -> bool:
 
 
 def _nested(value: Any, type_: pa.DataType) -> Any:
-    """A nested value as Arrow takes it: structs as dicts, maps as pairs."""
+    """Returns a nested value in the form that Arrow accepts: structs as dicts, maps as pairs."""
     if value is None:
         return None
     if pa.types.is_struct(type_):

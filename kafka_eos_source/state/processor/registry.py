@@ -1,11 +1,11 @@
-"""Which variables a store holds, in which tables, and how what a processor declares in ``init`` meets them.
+"""The registry of a store: its state variables, their tables, and checks of changes to them.
 
-The registry is kept in the store (`describe`), so that a processor that was changed meets its old state
-knowingly, and state can be read without the processor. Tables::
+The store contains its registry (`encoding.describe`). So a changed processor is checked against the state
+that an older one wrote, and the state can be read without the processor. Tables::
 
     0x01          the description, and the watermark of the last batch
-    0x02 … 0x7e   a variable each, in order of creation; a table whose variable was deleted is used again
-    0x82 … 0xfe   when the values of the variable in table - 0x80 expire (only with a time to live)
+    0x02 … 0x7e   one variable each, in order of creation; the table of a deleted variable is reused
+    0x82 … 0xfe   times of expiry of the variable in table - 0x80 (only with a time to live)
     0x7f, 0xff    timers, by key and by time
 """
 
@@ -41,11 +41,14 @@ VariableKind = Literal["value", "list", "map"]
 
 @dataclass(frozen=True)
 class Declaration:
-    """A variable as a processor declares it in ``init``.
+    """A state variable as a processor declares it in ``init``.
 
     Attributes:
+        name: name of the variable.
+        kind: kind of the variable.
+        value: schema of its values.
         map_key: schema of the keys of a map; None for other kinds.
-        ttl_ms: time to live; None = for ever.
+        ttl_ms: time to live; None if values do not expire.
     """
 
     name: str
@@ -56,31 +59,34 @@ class Declaration:
 
 
 def check_types(declaration: Declaration) -> None:
-    """Whether a variable of these schemas can be kept.
+    """Raises unless state can hold a variable with these schemas.
 
     Raises:
-        InvalidSchemaError: it cannot.
+        InvalidSchemaError: if a type is not supported, or a key of a map state contains a map.
     """
     StructCodec(declaration.value)
     if declaration.map_key is not None:
         StructCodec(declaration.map_key)
         if "map<" in evolution.shape(declaration.map_key):
             raise InvalidSchemaError(
-                f"keys of state variable {declaration.name!r} are {evolution.shape(declaration.map_key)}: "
-                "a map has no order, equal ones could not be found",
-                fix="take the map apart, or make it an array of structs in a fixed order",
+                f"the map keys of state variable {declaration.name!r} are "
+                f"{evolution.shape(declaration.map_key)}, which contains a map; a map has no order, so equal "
+                "keys would not have equal bytes.",
+                fix="replace the map in the key by fields, or by an array of structs in a fixed order.",
             )
 
 
 @dataclass(frozen=True)
 class VariableInfo:
-    """A variable as a store holds it.
+    """A state variable as a store holds it.
 
     Attributes:
+        name: name of the variable.
+        kind: kind of the variable.
         table: first byte of its keys.
-        schemas: of its values, oldest first; the first byte of a value tells which one it has.
+        schemas: schemas that its values have had, oldest first; a value contains the number of its schema.
         map_key: schema of the keys of a map; None for other kinds.
-        ttl: values expire, and begin with the time at which they do.
+        ttl: whether values expire; each then begins with its time of expiry.
     """
 
     name: str
@@ -92,17 +98,18 @@ class VariableInfo:
 
     @property
     def value(self) -> t.StructType:
-        """The schema that values are read as."""
+        """The newest schema, to which older values are converted."""
         return self.schemas[-1]
 
 
 @dataclass(frozen=True)
 class Registry:
-    """All that a store of a processor says of itself.
+    """What a processor's store records about its state.
 
     Attributes:
-        key: the grouping columns.
+        key: schema of the grouping columns.
         time_mode: "None", "ProcessingTime" or "EventTime".
+        variables: the state variables, in order of declaration.
     """
 
     key: t.StructType
@@ -110,7 +117,7 @@ class Registry:
     variables: tuple[VariableInfo, ...] = ()
 
     def description(self) -> Description:
-        """As it is kept."""
+        """Returns the registry in the form that the store holds."""
         tables: dict[int, TableDescription] = {}
         for variable in self.variables:
             tables[variable.table] = _describe(variable)
@@ -128,15 +135,15 @@ class Registry:
 
     @classmethod
     def from_description(cls, description: Description) -> Registry:
-        """The registry that a store holds.
+        """Returns the registry that a store holds.
 
         Raises:
-            StateMismatchError: the store is another processor's.
+            StateMismatchError: if the store belongs to another kind of operator.
         """
         if description.kind != KIND:
             raise StateMismatchError(
-                f"the store holds the state of {description.kind!r}, expected {KIND!r}",
-                fix="give this operator a store name of its own",
+                f"the store holds the state of an operator of kind {description.kind!r}, expected {KIND!r}.",
+                fix="set a unique store name on this operator (argument 'store').",
             )
         variables = [
             _variable(byte, table)
@@ -151,42 +158,32 @@ class Registry:
 
 
 def read(state: StateAccess) -> Registry | None:
-    """The registry in a store; None = nothing was ever written to it.
+    """Returns the registry in a store; None if nothing was ever written to the store.
 
     Raises:
-        StateMismatchError: the store is another processor's, or not one of this package.
-        StateFormatError: a newer version wrote it.
+        StateMismatchError: if the store belongs to another kind of operator, or to another program.
+        StateFormatError: if a newer version of kafka-eos wrote it.
     """
     value = state.get(META_KEY)
     return None if value is None else Registry.from_description(Description.from_json(value))
 
 
-def describe(state: StateAccess) -> list[VariableInfo]:
-    """The variables in a store, by table; none where nothing was written yet.
-
-    Raises:
-        StateMismatchError: the store is another processor's, or not one of this package.
-        StateFormatError: a newer version wrote it.
-    """
-    registry = read(state)
-    return [] if registry is None else list(registry.variables)
-
-
 def reconcile(
     stored: Registry | None, declared: Registry, wanted: Sequence[Declaration], deleted: frozenset[str]
 ) -> tuple[Registry, list[VariableInfo]]:
-    """What the store is to hold from now on.
+    """Checks the declared variables against the stored ones, and merges them.
 
     Args:
-        stored: what it holds; None = nothing yet.
-        declared: key and time mode of the query.
-        wanted: what ``init`` declared, in order.
-        deleted: names that ``init`` gave to ``deleteIfExists``.
+        stored: registry in the store; None if the store is empty.
+        declared: registry with the key and the time mode of the query.
+        wanted: variables that ``init`` declared, in order.
+        deleted: names that ``init`` passed to ``deleteIfExists``.
 
-    Returns: the new registry, and the variables whose entries are to be removed.
+    Returns:
+        The new registry, and the variables whose entries must be removed.
 
     Raises:
-        StateMismatchError: what is stored cannot be read as what is declared.
+        StateMismatchError: if the declared variables cannot read the stored state.
     """
     if stored is not None:
         _check_query(stored, declared)
@@ -196,8 +193,9 @@ def reconcile(
     orphans = sorted(kept.keys() - {declaration.name for declaration in wanted})
     if orphans:
         raise StateMismatchError(
-            f"the store holds state variable {', '.join(map(repr, orphans))}, which init() does not create",
-            fix=f"give it its old name, or drop its state by handle.deleteIfExists({orphans[0]!r}) in init()",
+            f"the store holds state variable {', '.join(map(repr, orphans))}, which init() does not create.",
+            fix="create it under that name, or delete its state with "
+            f"handle.deleteIfExists({orphans[0]!r}) in init().",
         )
     used = {variable.table for variable in kept.values()}
     free = (table for table in range(_FIRST, _LAST + 1) if table not in used)
@@ -208,7 +206,9 @@ def reconcile(
             continue
         table = next(free, None)
         if table is None:
-            raise StatefulProcessorError(f"more than {_LAST - _FIRST + 1} state variables", fix="use fewer")
+            raise StatefulProcessorError(
+                f"init() creates more than {_LAST - _FIRST + 1} state variables.", fix="create fewer."
+            )
         schemas = (declaration.value,)
         variables.append(
             VariableInfo(
@@ -228,40 +228,48 @@ def _check_query(stored: Registry, declared: Registry) -> None:
     now = [evolution.shape(field.dataType) for field in declared.key.fields]
     if was != now:
         raise StateMismatchError(
-            f"the state is grouped by {', '.join(was)}, the query by {', '.join(now)}",
-            fix="group by columns of the old types, or begin with a new store name",
+            f"the state is grouped by {', '.join(was)}, but the query by {', '.join(now)}.",
+            fix="group by columns of the types that the state has, or start with a new store name.",
         )
     if stored.time_mode != declared.time_mode:
         raise StateMismatchError(
-            f"the state was made with timeMode {stored.time_mode!r}, the query has {declared.time_mode!r}",
-            fix="keep the time mode: timers of one clock mean nothing to the other",
+            f"the state was created with time_mode {stored.time_mode!r}, but the query has time_mode "
+            f"{declared.time_mode!r}; timers of one mode have no meaning in another.",
+            fix=f"set time_mode={stored.time_mode!r}, or start with a new store name.",
         )
 
 
 def _evolve(stored: VariableInfo, wanted: Declaration) -> VariableInfo:
-    def refuse(what: str) -> StateMismatchError:
+    """Returns the stored variable with the newest schema.
+
+    Raises:
+        StateMismatchError: if the new declaration cannot read the stored values.
+    """
+
+    def mismatch(reason: str) -> StateMismatchError:
         return StateMismatchError(
-            f"state variable {stored.name!r}: {what}",
-            fix=f"declare it as it was, or call deleteIfExists({stored.name!r}) and use another name",
+            f"state variable {stored.name!r} does not match its stored state: {reason}.",
+            fix="declare it as before, or delete its state with "
+            f"handle.deleteIfExists({stored.name!r}) and use another name.",
         )
 
     if stored.kind != wanted.kind:
-        raise refuse(f"the store holds a {stored.kind} state, init() creates a {wanted.kind} state")
+        raise mismatch(f"the store holds a {stored.kind} state, init() creates a {wanted.kind} state")
     if stored.ttl != (wanted.ttl_ms is not None):
-        raise refuse(f"it was {'' if stored.ttl else 'not '}created with a time to live")
+        raise mismatch(f"it was {'' if stored.ttl else 'not '}created with a time to live")
     if stored.map_key is not None and wanted.map_key is not None:
         was, now = evolution.shape(stored.map_key), evolution.shape(wanted.map_key)
         if was != now:
-            raise refuse(f"the map's keys were {was} and are {now}")
+            raise mismatch(f"the map's keys were {was} and are now {now}")
     was, now = evolution.shape(stored.value), evolution.shape(wanted.value)
     if was == now:
         return stored
     for schema in stored.schemas:
         reason = evolution.problem(schema, wanted.value)
         if reason is not None:
-            raise refuse(f"values were {evolution.shape(schema)} and are {now}: {reason}")
+            raise mismatch(f"values were {evolution.shape(schema)} and are now {now}: {reason}")
     if len(stored.schemas) == _MAX_SCHEMAS:
-        raise refuse(f"it had {_MAX_SCHEMAS} schemas already")
+        raise mismatch(f"it has already had {_MAX_SCHEMAS} schemas, the maximum")
     return replace(stored, schemas=(*stored.schemas, wanted.value))
 
 
@@ -288,8 +296,9 @@ def _variable(byte: int, table: TableDescription) -> VariableInfo:
     details: Mapping[str, Any] = table.details
     if details.get("kind") not in ("value", "list", "map"):
         raise StateFormatError(
-            f"table {byte} holds a {details.get('kind')!r} state, which this version does not know",
-            fix="read it with the version of kafka-eos that the query runs on",
+            f"table {byte} holds a {details.get('kind')!r} state, which this version of kafka-eos does not "
+            "know.",
+            fix="use the version of kafka-eos that the query runs with.",
         )
     key = details["map_key"]
     return VariableInfo(

@@ -1,6 +1,6 @@
-"""The rows of a shard grouped by key, and as Spark hands them to a processor: `Row` or pandas.
+"""Groups the rows of a shard by key, and converts them to what a processor takes: rows or pandas frames.
 
-All rows of the shard are in memory while they are grouped, once as they came and once in order of the keys.
+Grouping holds all rows of the shard in memory twice: in order of arrival and in order of their keys.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 RowStyle = Literal["rows", "pandas"]
 Key = tuple[Any, ...]
 
-#: Rows that are turned into Python objects at a time; a key with more gets them in several goes.
+#: Number of rows that are converted to Python objects at a time; a key may have more.
 SLICE_ROWS = 16_384
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Rows in order of their keys; those of a key in order of arrival.
+    """Rows in order of their keys; the rows of a key are in order of arrival.
 
     Attributes:
         table: the rows.
-        group_keys: one of each, in order of arrival of their first rows.
-        keys: the same, as a processor sees them.
-        edges: rows of key ``i`` are ``edges[i]`` to ``edges[i + 1]`` (excluded).
+        group_keys: the distinct encoded keys, in order of arrival of their first rows.
+        keys: the same keys as the processor receives them.
+        edges: the rows of key ``i`` are ``edges[i]`` to ``edges[i + 1]`` (exclusive).
     """
 
     table: pa.Table
@@ -45,7 +45,10 @@ class Groups:
     edges: list[int]
 
     def windows(self) -> Iterator[tuple[int, int]]:
-        """Ranges of keys that make a window: `WINDOW_KEYS` and about `SLICE_ROWS` rows at most."""
+        """Yields the ranges of keys that form a window.
+
+        A window has at most `WINDOW_KEYS` keys, and at most `SLICE_ROWS` rows unless it has a single key.
+        """
         start, count = 0, len(self.keys)
         while start < count:
             end = int(np.searchsorted(self.edges, self.edges[start] + SLICE_ROWS, "right")) - 1
@@ -55,11 +58,11 @@ class Groups:
 
 
 class KeyColumns:
-    """The grouping columns of a shard: rows to keys, and keys to what a processor sees of them.
+    """The grouping columns of a shard: encodes the keys of rows, and decodes them for the processor.
 
     Args:
-        schema: of the grouping columns.
-        style: what the processor takes.
+        schema: schema of the grouping columns.
+        style: whether the processor takes rows or pandas frames.
     """
 
     def __init__(self, schema: pa.Schema, style: RowStyle) -> None:
@@ -68,8 +71,8 @@ class KeyColumns:
         self.codec = KeyCodec(schema)
 
     def group(self, table: pa.Table) -> Groups:
-        """The rows in order of their keys."""
-        # Cast: Spark may have sent another time zone, or strings with 64-bit offsets.
+        """Sorts the rows by key."""
+        # The cast is needed because Spark may send another time zone, or strings with 64-bit offsets.
         columns = [_whole(table.column(field.name).cast(field.type)) for field in self._schema]
         encoded = self.codec.encode(columns).dictionary_encode()
         codes = encoded.indices.to_numpy()
@@ -82,11 +85,11 @@ class KeyColumns:
         return Groups(ordered, encoded.dictionary, keys, edges.tolist())
 
     def keys(self, group_keys: pa.BinaryArray) -> list[Key]:
-        """Group keys as a processor sees them."""
+        """Returns encoded keys as the processor receives them."""
         return self._tuples(self.codec.decode(group_keys))
 
     def values(self, groups: Groups, start: int, end: int) -> Iterator[Iterator[Any]]:
-        """The rows of each key from ``start`` to ``end`` (excluded), as a processor takes them."""
+        """Yields the rows of each key from ``start`` to ``end`` (exclusive), as the processor takes them."""
         first, last = groups.edges[start], groups.edges[end]
         if end - start == 1 and last - first > SLICE_ROWS:
             yield self._lazily(groups.table.slice(first, last - first))
@@ -116,13 +119,13 @@ class KeyColumns:
 
 
 def to_rows(table: pa.Table) -> list[Any]:
-    """Each row as a `Row` with all columns; values as Arrow's ``as_py`` gives them, as in Spark's worker."""
+    """Returns each row as a `Row` with all columns, converted by Arrow's ``as_py`` as in Spark's worker."""
     names = table.column_names
     return [make_row(names, values) for values in zip(*(c.to_pylist() for c in table.columns), strict=True)]
 
 
 def to_pandas(table: pa.Table) -> pd.DataFrame:
-    """A frame of all columns; timestamps naive, in the time zone of their column: that of Spark's session."""
+    """Returns a pandas frame of all columns. Timestamps are naive, in the time zone of their column."""
     frame = table.to_pandas(date_as_object=True)
     for name, field in zip(frame.columns, table.schema, strict=True):
         if pa.types.is_timestamp(field.type) and field.type.tz is not None:
@@ -131,7 +134,7 @@ def to_pandas(table: pa.Table) -> pd.DataFrame:
 
 
 def _cut(whole: pd.DataFrame, low: int, high: int) -> pd.DataFrame:
-    part = whole.iloc[low:high].copy()  # its own, to be changed as the processor likes
+    part = whole.iloc[low:high].copy()  # the processor may change its frame
     part.index = range(high - low)
     return part
 

@@ -1,13 +1,14 @@
-"""One micro-batch of one shard through a `StatefulProcessor`: the order of calls is that of Spark's operator.
+"""Runs a `StatefulProcessor` on one micro-batch of one shard, with the same order of calls as in Spark.
 
-1. ``init``; what it declares meets what the store holds (`registry`).
-2. In the first batch, ``handleInitialState`` for each row of the initial state.
-3. ``handleInputRows`` once for each key that has rows, in order of arrival of the keys' first rows.
-4. ``handleExpiredTimer`` for each timer that is due when the rows of *all* keys were handled, earliest
-   first. One that an earlier handler deleted does not fire; one set meanwhile waits for the next batch.
-5. Values whose time to live is over are removed, and ``close`` is called.
+1. Call ``init``, and check the variables that it declares against the store (`registry`).
+2. In the first batch, call ``handleInitialState`` for each row of the initial state.
+3. Call ``handleInputRows`` once for each key that has rows, in order of arrival of the keys' first rows.
+4. After the rows of *all* keys, call ``handleExpiredTimer`` for each timer that is due, earliest first. A
+   timer that another handler deleted does not fire. A timer that is registered during this step waits for the
+   next batch.
+5. Remove the values whose time to live has ended, and call ``close``.
 
-Nothing is called concurrently. All of it sees the state through one overlay: what fails leaves no trace.
+The calls never run concurrently. They all change the state in one overlay, so a failed batch changes nothing.
 """
 
 from __future__ import annotations
@@ -33,34 +34,34 @@ from kafka_eos_source.state.processor.registry import Registry
 from kafka_eos_source.state.processor.rows import KeyColumns, RowStyle
 from kafka_eos_source.state.processor.window import KeyWindow
 
-#: Rows of the initial state that belong to this shard, with the grouping columns under their own names.
+#: Yields the rows of the initial state that belong to this shard, with the grouping columns by name.
 InitialState = Callable[[BatchContext], Iterator[pa.RecordBatch]]
 
 _FORMAT = 1
 
 
 class StatefulProcessorRunner:
-    """A `StatefulProcessor` as a `ShardProcessor`; made on the driver, pickled to the tasks.
+    """Adapts a `StatefulProcessor` to `ShardProcessor`. The driver creates and pickles it for the tasks.
 
     Args:
-        processor: of the user; must be picklable, as for Spark.
-        key_schema: the grouping columns, by the names they have in the input.
-        input_schema: of the rows; all columns reach the processor, as in Spark.
-        output_schema: of what it returns.
-        time_mode: of timers and times to live.
-        event_time: column with the event time, a timestamp; needed for "EventTime".
+        processor: the user's processor; must be picklable, as in Spark.
+        key_schema: schema of the grouping columns, with their names in the input.
+        input_schema: schema of the input rows; the processor receives all columns, as in Spark.
+        output_schema: schema of the rows that the processor returns.
+        time_mode: time mode of timers and times to live.
+        event_time: timestamp column with the event time; required for "EventTime".
         delay_ms: how far the watermark lags behind the largest event time (Spark's ``withWatermark``).
-        rows: "rows" for classes written for ``transformWithState``, "pandas" for those of
+        rows: "rows" for classes written for ``transformWithState``, "pandas" for those written for
             ``transformWithStateInPandas``.
-        initial: called by each shard in the first batch.
-        timezone: Spark's session time zone.
+        initial: reads the initial state; each shard calls it in its first batch. None for no initial state.
+        timezone: time zone of the Spark session.
 
     Attributes:
         declared: the variables that ``init`` creates, as a new store would hold them.
 
     Raises:
-        InvalidOptionError, InvalidSchemaError: these do not fit together.
-        StatefulProcessorError: ``init`` does what Spark refuses.
+        InvalidOptionError, InvalidSchemaError: if an argument is invalid, or contradicts another one.
+        StatefulProcessorError: if ``init`` uses the handle in a way that Spark refuses.
     """
 
     def __init__(
@@ -89,29 +90,29 @@ class StatefulProcessorRunner:
         self._input = arrow_schema(input_schema, timezone)
         self._output = arrow_schema(output_schema, timezone)
         self._check()
-        self.declared = self._ask()
+        self.declared = self._declared_by_init()
 
     @property
     def output(self) -> pa.Schema:
-        """Arrow schema of what `process` yields."""
+        """Arrow schema of the batches that `process` yields."""
         return self._output
 
     @property
     def schema(self) -> str:
-        """Fingerprint of the grouping columns' types: variables may come and go, these may not."""
+        """Fingerprint of the types of the grouping columns, which must not change; variables may."""
         types = [evolution.shape(field.dataType) for field in self._key_schema.fields]
         return hashlib.sha256(f"{registry.KIND}/{_FORMAT}/{types}".encode()).hexdigest()[:16]
 
     def process(
         self, batches: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext
     ) -> Iterator[pa.RecordBatch]:
-        """One micro-batch of this shard, see the head of this module.
+        """Runs the steps in the docstring of this module on one micro-batch of this shard.
 
-        Counts ``late_rows``, which were dropped, and ``expired_values``, which were removed (`BatchContext`).
+        Counts the metrics ``late_rows`` (dropped rows) and ``expired_values`` (removed values).
 
         Raises:
-            StateMismatchError: the store's state is not that of this processor.
-            StatefulProcessorError, InvalidSchemaError: the processor does what Spark refuses.
+            StateMismatchError: if the declared variables cannot read the stored state.
+            StatefulProcessorError, InvalidSchemaError: if the processor does what Spark refuses.
             Exception: whatever the processor raises.
         """
         clock = read_clock(state, context, self.time_mode, self._delay_ms)
@@ -131,36 +132,44 @@ class StatefulProcessorRunner:
             batch.close()
 
     def _check(self) -> None:
+        """Raises unless the arguments are valid and fit together."""
         if self.time_mode not in get_args(TimeMode):
             raise InvalidOptionError(
-                f"timeMode is {self.time_mode!r}, expected one of {', '.join(get_args(TimeMode))}"
+                f"time_mode is {self.time_mode!r}, expected one of {', '.join(get_args(TimeMode))}."
             )
         if self._style not in get_args(RowStyle):
             raise InvalidOptionError(
-                f"rows is {self._style!r}, expected one of {', '.join(get_args(RowStyle))}"
+                f"style is {self._style!r}, expected one of {', '.join(get_args(RowStyle))}."
             )
         if self._delay_ms < 0:
-            raise InvalidOptionError(f"the delay of the watermark is {self._delay_ms} ms, expected 0 or more")
-        KeyColumns(self._key, self._style)  # refuses types that keys cannot have
+            raise InvalidOptionError(
+                f"delay, by which the watermark lags, is {self._delay_ms} ms; expected 0 or more."
+            )
+        KeyColumns(self._key, self._style)  # raises if a key column has an unsupported type
         names = self._input.names
         for field in self._key:
             if field.name not in names or self._input.field(field.name).type != field.type:
                 raise InvalidSchemaError(
-                    f"grouping column {field.name!r} of type {field.type} is not in the input {names}"
+                    f"grouping column {field.name!r} of type {field.type} is not among the input columns "
+                    f"{names}."
                 )
         if self.time_mode == "EventTime" and self._event_time is None:
             raise InvalidOptionError(
-                "timeMode is 'EventTime' and no event time column is named", fix="name it, with a delay"
+                "time_mode is 'EventTime', but event_time does not name a column.",
+                fix="set event_time, and a delay for late rows.",
             )
         if self._event_time is not None:
             if self._event_time not in names:
                 raise InvalidSchemaError(
-                    f"event time column {self._event_time!r} is not in the input {names}"
+                    f"event time column {self._event_time!r} is not among the input columns {names}."
                 )
             drop_late(self._input.empty_table(), self._event_time, None)
 
-    def _ask(self) -> Registry:
-        """What ``init`` declares, asked of a copy: the processor itself is pickled as the user made it."""
+    def _declared_by_init(self) -> Registry:
+        """Returns the variables that ``init`` declares.
+
+        Calls ``init`` of a copy, because the processor itself must be pickled as the user created it.
+        """
         copy: StatefulProcessor = deepcopy(self.processor)
         handle = StatefulProcessorHandle(self.time_mode, KeyWindow(), phase=Phase.PRE_INIT)
         copy.init(handle)
@@ -170,7 +179,7 @@ class StatefulProcessorRunner:
         return registry.reconcile(None, declared, handle.declarations, frozenset())[0]
 
     def _gather(self, batches: Iterator[pa.RecordBatch], context: BatchContext, clock: Clock) -> pa.Table:
-        """All rows of the shard that are not late."""
+        """Returns all rows of the shard that are not late; counts the late ones."""
         parts = [batch for batch in batches if batch.num_rows]
         table = pa.Table.from_batches(parts) if parts else self._input.empty_table()
         if self._event_time is None or not parts:

@@ -1,10 +1,10 @@
-"""Values that expire: when, and how they are found then.
+"""Times to live: when values expire, and an index by time of expiry.
 
-A value with a time to live begins with the time at which it expires (8 bytes, as a timed key writes it), and
-has an entry, without value, in the timed table that goes with its variable's. The two always agree: whoever
-overwrites or removes a value moves or removes its entry. What has expired is hidden from reads at once, and
-removed by the sweep at the end of a batch. "Now" is the time of the batch, so that a batch that is computed
-again comes to the same (Spark: `TTLState`, `StateTTL.isExpired`).
+A value with a time to live begins with its time of expiry (8 bytes, encoded as in a timed key), and has an
+index entry without a value in the timed table that belongs to the variable's table. Value and entry always
+agree: code that overwrites or removes a value also moves or removes its entry. Reads hide expired values at
+once; the sweep at the end of a batch removes them. "Now" is the time of the batch, so a batch that is
+computed again yields the same result (in Spark: `TTLState`, `StateTTL.isExpired`).
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import pyarrow as pa
 from kafka_eos_source.state import layout
 from kafka_eos_source.state.model import StateAccess
 
-#: Most values that one sweep removes, so that a wave of expiries does not fill a batch's memory. The rest
-#: stays hidden and is removed by the next batches.
+#: Most values that one sweep removes, because the removals of a batch are kept in memory. The other expired
+#: values stay hidden, and the next batches remove them.
 SWEEP_VALUES = 100_000
 
-#: Bytes of the time that values begin with.
+#: Size in bytes of the time of expiry at the start of a value.
 EXPIRY_BYTES = 8
 
 
 class ExpiryIndex:
-    """The expiries of one variable's values.
+    """The times of expiry of one variable's values.
 
     Args:
-        state: of the shard.
+        state: state of the shard.
         table: byte of the variable's table.
-        now_ms: time of the batch.
-        ttl_ms: how long a value lives from the batch that writes it.
+        now_ms: processing time of the batch.
+        ttl_ms: time to live, counted from the batch that writes a value.
 
     Attributes:
-        expiry: what values begin with that are written in this batch.
+        expiry: encoded time of expiry of the values that this batch writes.
     """
 
     def __init__(self, state: StateAccess, table: int, now_ms: int, ttl_ms: int) -> None:
@@ -48,11 +48,11 @@ class ExpiryIndex:
         self._changes: dict[bytes, bytes | None] = {}
 
     def is_live(self, value: bytes) -> bool:
-        """Whether a value has not expired; at its very expiry it has."""
+        """Whether a value has not expired. A value expires exactly at its time of expiry."""
         return value[:EXPIRY_BYTES] > self._now
 
     def wrote(self, old: bytes | None, section: bytes, rest: bytes = b"") -> None:
-        """A value that begins with `expiry` takes the place of ``old`` (None = there was none)."""
+        """Records that a value with `expiry` replaces ``old``; None if there was no value."""
         if old is None:
             self._changes[self._prefix + self.expiry + section + rest] = b""
         elif old[:EXPIRY_BYTES] != self.expiry:
@@ -60,20 +60,21 @@ class ExpiryIndex:
             self._changes[self._prefix + self.expiry + section + rest] = b""
 
     def removed(self, old: bytes, section: bytes, rest: bytes = b"") -> None:
-        """The value ``old`` is gone."""
+        """Records that the value ``old`` was removed."""
         self._changes[self._prefix + old[:EXPIRY_BYTES] + section + rest] = None
 
     def flush(self) -> None:
-        """Hand the changes to the store."""
+        """Writes the changes of the index to the store."""
         if self._changes:
             keys = pa.array(list(self._changes), pa.binary())
             self._state.put_many(keys, pa.array(list(self._changes.values()), pa.binary()))
             self._changes.clear()
 
     def sweep(self) -> list[layout.Entry]:
-        """Remove values that have expired, `SWEEP_VALUES` at most, soonest first.
+        """Removes expired values, at most `SWEEP_VALUES`, earliest expiry first.
 
-        Returns: the entries of the index of what was removed.
+        Returns:
+            The index entries of the removed values.
         """
         due = self._state.range(self._prefix, layout.before(self._index, self._now_ms + 1))
         keys = [key for key, _ in islice(due, SWEEP_VALUES)]

@@ -1,4 +1,4 @@
-"""One row for each key."""
+"""Value state: one row per key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kafka_eos_source.state.processor.window import PointTable
 
 
 class ValueState(Variable, spark.ValueState):
-    """Spark's `ValueState`."""
+    """Implements Spark's `ValueState`."""
 
     def bind(self, info: VariableInfo, now_ms: int, ttl_ms: int | None) -> None:
         super().bind(info, now_ms, ttl_ms)
@@ -23,23 +23,23 @@ class ValueState(Variable, spark.ValueState):
         super().flush()
 
     def exists(self) -> bool:
-        """Whether there is a row, one that has not expired."""
+        """Whether the key has a row that has not expired."""
         section = self._section()
         value = self._read(section)
         return value is not None and self._is_live(value)
 
     def get(self) -> Value | None:
-        """The row; None = there is none."""
+        """Returns the row; None if the key has no row."""
         section = self._keys.section or self._section()
         value = self._read(section)
         if value is None:
             return None
-        if self._expiries is None:  # the hot path: as few calls as can be
+        if self._expiries is None:  # the hot path needs as few calls as possible
             return self._decode(value)
         return self._unpack(value) if self._expiries.is_live(value) else None
 
     def update(self, newValue: Value) -> None:
-        """Set the row, to live from now."""
+        """Writes the row; its time to live starts now."""
         section = self._keys.section or self._section()
         value = self._pack(newValue)
         if self._expiries is not None:
@@ -47,7 +47,7 @@ class ValueState(Variable, spark.ValueState):
         self._write(section, value)
 
     def clear(self) -> None:
-        """Remove the row."""
+        """Removes the row."""
         section = self._section()
         if self._expiries is not None:
             old = self._read(section)

@@ -1,4 +1,4 @@
-"""What Spark's three kinds of state variable share here.
+"""The base class of Spark's three kinds of state variable, and how their entries are stored.
 
 ::
 
@@ -7,25 +7,26 @@
             keyed(table, key, position)   → row
     map     keyed(table, key, map key)    → row
 
-A row of a variable with a time to live has its expiry before it (`ttl`). Variables are made in ``init`` and
-*bound* to their tables when it has returned; they always speak of the key whose handler runs (`KeyWindow`).
+If a variable has a time to live, the time of expiry precedes each row (`ttl`). ``init`` creates variables;
+when it has returned, they are *bound* to their tables. They always refer to the key whose handler runs
+(`KeyWindow`).
 """
 
 from __future__ import annotations
 
 from kafka_eos_source.errors import StatefulProcessorError
 from kafka_eos_source.state.processor.codec import Value
+from kafka_eos_source.state.processor.evolution import VersionedCodec
 from kafka_eos_source.state.processor.registry import VariableInfo
 from kafka_eos_source.state.processor.ttl import EXPIRY_BYTES, ExpiryIndex
-from kafka_eos_source.state.processor.versions import VersionedCodec
 from kafka_eos_source.state.processor.window import KeyWindow
 
 
 class Variable:
-    """What the three kinds share.
+    """A state variable of any kind.
 
     Args:
-        name: of the variable.
+        name: name of the variable.
         keys: the window of keys.
     """
 
@@ -35,7 +36,13 @@ class Variable:
         self._expiries: ExpiryIndex | None = None
 
     def bind(self, info: VariableInfo, now_ms: int, ttl_ms: int | None) -> None:
-        """Take the table that the registry gave, for one batch of this processing time."""
+        """Binds the variable to the table that the registry assigned, for one batch.
+
+        Args:
+            info: table and schemas of the variable.
+            now_ms: processing time of the batch.
+            ttl_ms: time to live; None if values do not expire.
+        """
         self._prefix = bytes([info.table])
         codec = VersionedCodec(info.schemas)
         self._names, self._encode, self._decode = codec.names, codec.encode, codec.decode
@@ -43,12 +50,12 @@ class Variable:
             self._expiries = ExpiryIndex(self._keys.state, info.table, now_ms, ttl_ms)
 
     def flush(self) -> None:
-        """Hand what was written for this window to the store."""
+        """Writes the changes to the keys of this window to the store."""
         if self._expiries is not None:
             self._expiries.flush()
 
     def sweep(self) -> int:
-        """Remove values that have expired; nothing may be unflushed. Returns how many."""
+        """Removes expired values and returns how many. Requires that all changes are flushed."""
         return 0 if self._expiries is None else len(self._expiries.sweep())
 
     def _section(self) -> bytes:
@@ -56,7 +63,7 @@ class Variable:
         return self._keys.current() if section is None else section
 
     def _pack(self, row: Value) -> bytes:
-        """A row as it is stored by this batch."""
+        """Returns the row as this batch stores it, with its time of expiry if it has one."""
         if row is None:
             raise illegal_value("NULL_VALUE", self.name, "None")
         data = self._encode(row)
@@ -70,8 +77,8 @@ class Variable:
 
 
 def illegal_value(condition: str, name: str, what: str) -> StatefulProcessorError:
-    """The error of Spark's `StateStoreErrors` for a value that state does not take."""
+    """Returns the error that Spark's `StateStoreErrors` defines for a value that state cannot hold."""
     return StatefulProcessorError(
-        f"ILLEGAL_STATE_STORE_VALUE.{condition}: {what} cannot be written to state variable {name!r}",
-        fix="use clear() to remove state",
+        f"ILLEGAL_STATE_STORE_VALUE.{condition}: {what} cannot be written to state variable {name!r}.",
+        fix="write at least one row; to remove state, use clear().",
     )

@@ -1,8 +1,8 @@
-"""The group keys that a task is at work on, and tables with one value for each of them.
+"""A window of group keys whose reads and writes reach the store together.
 
-A processor is called key by key, but reads and writes of a *window* of keys (some thousands) reach the store
-together: the first read of a variable fetches its value for every key of the window, in one `get_many`; what
-was written goes out in one `put_many` when the window is left.
+A processor is called key by key, but the store is read and written for a *window* of some thousand keys at
+once. The first read of a variable fetches its value for every key of the window, with one `get_many`. When
+the window ends, one `put_many` writes the changes.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from kafka_eos_source.errors import StatefulProcessorError
 from kafka_eos_source.state.encoding.keys import keyed_keys
 from kafka_eos_source.state.model import StateAccess
 
-#: Keys in a window: enough to share the cost of a call, few enough for their values to fit in memory.
+#: Number of keys in a window: large enough to share the cost of a call, small enough to fit into memory.
 WINDOW_KEYS = 4096
 
 
 class KeyWindow:
-    """The keys of the window, and the one whose handler runs.
+    """The keys of the window, and the key whose handler runs.
 
     Attributes:
-        state: of the shard; the driver, which has no keys either, has none.
-        group_keys: of the window, as `KeyCodec` makes them; all different.
-        sections: of each, its length and the key itself: what follows the table byte in a key of `layout`.
-        section: of the key whose handler runs; None = none does.
+        state: state of the shard; not set on the driver, which has no keys.
+        group_keys: the distinct group keys of the window, encoded by `KeyCodec`.
+        sections: for each key, its length and the key: the part of a `layout` key after the table byte.
+        section: section of the key whose handler runs; None if no handler runs.
     """
 
     state: StateAccess
@@ -37,31 +37,31 @@ class KeyWindow:
         self.section: bytes | None = None
 
     def enter(self, group_keys: pa.BinaryArray) -> None:
-        """Turn to these keys. Tables must have been flushed."""
+        """Starts a window of these keys. Requires that all tables are flushed."""
         self.group_keys = group_keys
         self.sections = [key[1:] for key in keyed_keys(1, group_keys).to_pylist()]
         self.section = None
 
     def current(self) -> bytes:
-        """The section of the key whose handler runs.
+        """Returns the section of the key whose handler runs.
 
         Raises:
-            StatefulProcessorError: state was used where there is no key, in ``init`` or ``close``.
+            StatefulProcessorError: if no handler runs, as in ``init`` or ``close``.
         """
         if self.section is None:
             raise StatefulProcessorError(
-                "IMPLICIT_KEY_NOT_FOUND: state or a timer was used outside of a handler, there is no key",
-                fix="create state variables in init(), use them in handleInputRows, handleExpiredTimer and "
-                "handleInitialState",
+                "IMPLICIT_KEY_NOT_FOUND: state or a timer was used outside a handler, where there is no key.",
+                fix="create state variables in init(), and use them in handleInputRows(), "
+                "handleExpiredTimer() and handleInitialState() only.",
             )
         return self.section
 
 
 class PointTable:
-    """A table with at most one value a group key, read and written a window at a time.
+    """A table with at most one value per group key, read and written one window at a time.
 
     Args:
-        keys: the window.
+        keys: the window of keys.
         table: byte of the table.
     """
 
@@ -70,10 +70,10 @@ class PointTable:
         self._table = table
         self._prefix = bytes([table])
         self._values: dict[bytes, bytes | None] = {}
-        self._written: dict[bytes, None] = {}  # in order, so that attempts write the same
+        self._written: dict[bytes, None] = {}  # ordered, so that all task attempts write the same
 
     def read(self, section: bytes) -> bytes | None:
-        """The value of a key of the window; None = there is none."""
+        """Returns the value of a key of the window; None if it has no value."""
         try:
             return self._values[section]
         except KeyError:
@@ -81,12 +81,12 @@ class PointTable:
             return self._values[section]
 
     def write(self, section: bytes, value: bytes | None) -> None:
-        """Set the value of a key of the window; None removes it."""
+        """Sets the value of a key of the window; None removes it."""
         self._values[section] = value
         self._written[section] = None
 
     def flush(self) -> None:
-        """Hand what was written to the store, and forget the window."""
+        """Writes the changes to the store, and clears the cached values."""
         if self._written:
             keys = [self._prefix + section for section in self._written]
             values = [self._values[section] for section in self._written]
@@ -96,7 +96,7 @@ class PointTable:
 
     def _fetch(self) -> None:
         keys = self._keys
-        found = keys.state.get_many(keyed_keys(self._table, keys.group_keys)).to_pylist()
-        fetched = dict(zip(keys.sections, found, strict=True))
-        fetched.update(self._values)  # written before the first read
+        stored = keys.state.get_many(keyed_keys(self._table, keys.group_keys)).to_pylist()
+        fetched = dict(zip(keys.sections, stored, strict=True))
+        fetched.update(self._values)  # values that were written before the first read
         self._values = fetched

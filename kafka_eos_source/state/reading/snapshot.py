@@ -40,7 +40,7 @@ from kafka_eos_source.state.changelog.committed import changelog_client
 from kafka_eos_source.state.changelog.restore import restore
 from kafka_eos_source.state.changelog.restore_plan import WipeNeeded
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
-from kafka_eos_source.state.operator.shard_action import Action, Local, shard_action
+from kafka_eos_source.state.operator.shard_action import Action, LocalState, shard_action
 from kafka_eos_source.state.reading.cut import Changelog, Cut, newest_batch
 from kafka_eos_source.state.reading.local import StoreFolder
 from kafka_eos_source.state.store.reader import CommittedReader
@@ -230,7 +230,7 @@ def _states_at_cut(
 def _view_at_cut(reader: CommittedReader, shard: int, cut: Cut) -> StateView | None:
     """Returns a view of the shard at the cut's batch; None = the database is at another batch."""
     tp, end, batch = cut.tp(shard), cut.ends[shard], cut.batches[shard]
-    local = Local(reader.last_batch(), reader.next_offset(tp), reader.pending())
+    local = LocalState(reader.last_batch(), reader.next_offset(tp), reader.pending())
     if batch is None:
         is_empty = local.batch is None or local.batch.batch_id < 0
         return reader if is_empty else None

@@ -77,7 +77,7 @@ def _distinct(requests: list[tuple[Any, str, Any]]) -> list[tuple[Any, str, Any]
 
 def _normalized(key: pa.Array) -> pa.Array:
     return (
-        cells.unpack(cells.pack(key, normal=True), key.type, binary.valid(key))
+        cells.unpack(cells.pack(key, normalize=True), key.type, binary.valid(key))
         if cells.is_float(key.type)
         else key
     )

@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.in_read.columns import ReadColumns
-from kafka_eos_source.state.packed_batches import PARCELS, pack
+from kafka_eos_source.state.packed_batches import PACKED_SCHEMA, pack
 from kafka_eos_source.state.vector.aggregates import Aggregate
 from kafka_eos_source.state.vector.processor import AggregateProcessor
 from kafka_eos_source.state.vector.windows import Window, window_from_json
@@ -80,7 +80,7 @@ class AggregateInRead:
     @cached_property
     def schema(self) -> StructType:
         """Columns that the read returns to Spark."""
-        return from_arrow_schema(PARCELS)
+        return from_arrow_schema(PACKED_SCHEMA)
 
     @cached_property
     def partial_schema(self) -> pa.Schema:
