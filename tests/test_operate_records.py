@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.kafka.topic_reader import TopicRecord, _in_time_order
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.operate import lag
+from kafka_eos_source.operate.lag import source_partitions
 from kafka_eos_source.operate.records import from_json, from_lines, record_json, record_line
 from kafka_eos_source.protocol.token import Mark, ShardProgress, Token
 
@@ -102,9 +102,17 @@ def test_partitions_are_merged_by_time_and_each_keeps_its_order() -> None:
 
 def test_the_lag_of_a_query_leaves_out_anchor_and_changelogs() -> None:
     token = Token("app", "query", "run", 3, 2, "s", "e", 10)
-    shard = Token("app", "query", "run", 3, 2, "s", "e", 10, shard=ShardProgress("a", 0, None))
-    assert lag._is_source(GroupOffset(TP, 5, Mark.of(token).encode()))
-    assert lag._is_source(GroupOffset(TP, 5, token.encode()))
-    assert lag._is_source(GroupOffset(TP, 0, ""))
-    assert not lag._is_source(GroupOffset(TP, 0, token.encode()))
-    assert not lag._is_source(GroupOffset(TP, 5, shard.encode()))
+    text, mark = token.encode(), Mark.of(token).encode()
+    shard = Token("app", "query", "run", 3, 2, "s", "e", 10, shard=ShardProgress("a", 0, None)).encode()
+    source, second = TopicPartition("in", 0), TopicPartition("in", 1)
+    anchor, changelog = TopicPartition("out", 0), TopicPartition("app-changelog", 0)
+    held = [GroupOffset(anchor, 2, text), GroupOffset(changelog, 9, shard)]
+    assert source_partitions([*held, GroupOffset(source, 60, text)]) == {source}
+    # a source that stands at the number of the batch is told from the anchor by its other partitions
+    assert source_partitions([*held, GroupOffset(source, 2, text), GroupOffset(second, 7, mark)]) == {
+        source,
+        second,
+    }
+    assert source_partitions([*held, GroupOffset(source, 2, text)], [source]) == {source}
+    # a group of any other consumer has no tokens
+    assert source_partitions([GroupOffset(anchor, 5, ""), GroupOffset(source, 0, "")]) == {anchor, source}

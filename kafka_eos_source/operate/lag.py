@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -102,7 +102,7 @@ def lag(
             f"consumer group {group_id!r} has no committed offsets.",
             fix="check the name; a query's group is its application.id, unless kafka.group.id is set.",
         )
-    read = {tp: offsets[tp].offset for tp in offsets if tp in set(sources) or _is_source(offsets[tp])}
+    read = {tp: offsets[tp].offset for tp in source_partitions(offsets.values(), sources)}
     _, known = cluster.topics(deadline)
     read = {tp: at for tp, at in read.items() if tp.partition < known.get(tp.topic, 0)}
     bounds = cluster.logs(list(read)) if read else {}
@@ -116,13 +116,29 @@ def lag(
     )
 
 
-def _is_source(offset: GroupOffset) -> bool:
-    """Whether the offset is a position in a topic that is read.
+def source_partitions(
+    offsets: Collection[GroupOffset], known: Iterable[TopicPartition] = ()
+) -> set[TopicPartition]:
+    """Returns the partitions that a group reads.
 
-    A query's group also holds the offset of its anchor partition, which is 0, and those of changelog
-    partitions.
+    The group of a query also holds offsets that are no positions of a reader: those of changelog partitions, and
+    that of the anchor partition, which is the batch id. The anchor and one source partition carry the full
+    token; the other source partitions carry marks.
+
+    Args:
+        offsets: all committed offsets of the group.
+        known: partitions that the query is known to read, from its checkpoint.
     """
-    token = Token.decode(offset.metadata)
-    if token is None:
-        return Mark.decode(offset.metadata) is not None or not offset.tp.topic.startswith(_INTERNAL)
-    return token.shard is None and offset.offset > 0
+    found = set(known)
+    full_tokens = []
+    for each in offsets:
+        token = Token.decode(each.metadata)
+        if token is None and (Mark.decode(each.metadata) or not each.tp.topic.startswith(_INTERNAL)):
+            found.add(each.tp)
+        elif token is not None and token.shard is None:
+            full_tokens.append((each, token))
+    topics = {tp.topic for tp in found}
+    for each, token in full_tokens:
+        if each.tp.topic in topics or each.offset != max(0, token.batch_id):
+            found.add(each.tp)
+    return found & {each.tp for each in offsets}

@@ -98,7 +98,7 @@ def describe(kafka: Mapping[str, Any], name: str, deadline: Deadline) -> TopicDe
         shape = admin.shape(name, deadline)
         if shape is None:
             raise no_topic(kafka, name, deadline)
-        replication_factor, config = admin.stated(name, deadline)
+        replication_factor, config = admin.creation_settings(name, deadline)
     return TopicDescription(
         name, shape.topic_id, replication_factor, logs(kafka, name, shape.partitions), config
     )
