@@ -99,17 +99,15 @@ class Workload:
         if kind == "ranges":
             store.delete_range(*span)
         store.put_all(list(rows.items()))
-        store.stage_position({INPUT: number})
         if kind == "promote":
-            store.persist_pending(record(number, "loser"))
+            store.persist_pending(record(number, "loser"), {INPUT: number})
             if kind == "ranges":
                 store.delete_range(*span)
             store.put_all(list(rows.items()))
-            store.stage_position({INPUT: number})
-            store.persist_pending(record(number))
+            store.persist_pending(record(number), {INPUT: number})
             store.promote(record(number), {TP: number})
         else:
-            store.commit({TP: number}, batch=record(number))
+            store.commit({TP: number}, position={INPUT: number}, batch=record(number))
 
     @classmethod
     def after(cls, seed: int, done: int) -> Model:

@@ -320,11 +320,12 @@ def test_a_full_disk_ends_the_store_and_loses_nothing(tmp_path: Path) -> None:
         said = other.run(
             "import resource\n"
             f"store = TransactionalStateStore.open({str(path)!r}, IDENTITY, TINY)\n"
-            "store.put(b'\\1a', b'1'); store.stage_position({INPUT: 7}); store.commit({TP: 1})\n"
+            "store.put(b'\\1a', b'1'); store.commit({TP: 1}, position={INPUT: 7})\n"
             "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))\n"
             "result = []\n"
-            "store.put_all([(key(n), b'x' * 500) for n in range(3000)]); store.stage_position({INPUT: 9})\n"
-            "acts = lambda: store.commit({TP: 2}), lambda: store.get(b'\\1a'), store.committed_position\n"
+            "store.put_all([(key(n), b'x' * 500) for n in range(3000)])\n"
+            "commit = lambda: store.commit({TP: 2}, position={INPUT: 9})\n"
+            "acts = commit, lambda: store.get(b'\\1a'), store.position\n"
             "for act in acts:\n"
             "    try:\n"
             "        act(); result.append('nothing')\n"
@@ -336,7 +337,7 @@ def test_a_full_disk_ends_the_store_and_loses_nothing(tmp_path: Path) -> None:
     with TransactionalStateStore.open(path, IDENTITY) as store:
         assert store.next_offset(TP) == 1
         assert dict(store.all()) == {b"\1a": b"1"}
-        assert store.committed_position() == {INPUT: 7}
+        assert store.position() == {INPUT: 7}
 
 
 def test_opening_and_closing_leaks_nothing(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
 #: The only modules that import it.
-ROCKSDICT = ("database.py", "rocks_options.py", "rocks_errors.py")
+ROCKSDICT = ("database.py", "rocksdb.py")
 
 
 def offences(source: str, *, database: bool) -> Iterator[str]:

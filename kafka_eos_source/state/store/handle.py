@@ -1,27 +1,29 @@
-"""What a processor may do with a store: everything but what is the engine's."""
+"""The part of a store that a processor may use."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import pyarrow as pa
 
 from kafka_eos_source.errors import StateError
-from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.store.records import Offsets
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 
 class StateHandle:
-    """A store's reads and staged writes. Committing is refused, as Kafka refuses it (KIP-1035)."""
+    """Reads and staged writes of a store. Committing is refused, as in Kafka Streams (KIP-1035).
+
+    The methods are those of `TransactionalStateStore`.
+    """
 
     def __init__(self, store: TransactionalStateStore) -> None:
         self._store = store
+        # The two methods that processors call most are the store's own, without a second call.
         self.get = store.get
         self.put = store.put
 
-    # The two hottest are the store's own methods; the rest is forwarded.
     def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
         return self._store.get_many(keys)
 
@@ -62,24 +64,21 @@ class StateHandle:
     def approximate_num_uncommitted_bytes(self) -> int:
         return self._store.approximate_num_uncommitted_bytes()
 
-    def stage_position(self, position: Mapping[TopicPartition, int]) -> None:
-        self._store.stage_position(position)
-
     def position(self) -> Offsets:
         return self._store.position()
 
     def commit(self, *_args: object, **_named: object) -> NoReturn:
-        raise _engines_only("commit")
+        raise _refused("commit")
 
     def rollback(self) -> NoReturn:
-        raise _engines_only("rollback")
+        raise _refused("rollback")
 
     def close(self) -> NoReturn:
-        raise _engines_only("close")
+        raise _refused("close")
 
 
-def _engines_only(what: str) -> StateError:
+def _refused(method: str) -> StateError:
     return StateError(
-        f"{what} of a state store was called by a processor",
-        fix="leave it out: a batch's state is committed with the batch's transaction",
+        f"{method}() of a state store was called by a processor.",
+        fix="remove the call: the operator commits the state in the transaction of the micro-batch.",
     )
