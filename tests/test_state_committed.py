@@ -92,9 +92,9 @@ def test_not_before_its_time(answers: Answers) -> None:
 
 def test_running_out_of_time_is_never_no_offset(answers: Answers) -> None:
     answers(None)
-    with pytest.raises(UnavailableError, match=r"unfinished transaction holds the offset of .*-1 in group"):
+    with pytest.raises(UnavailableError, match=r"open transaction has blocked the offset of .*-1 in group"):
         shard().offset(after(0.05))
-    with pytest.raises(UnavailableError, match="not one of this query's: its transactional id was"):
+    with pytest.raises(UnavailableError, match="another program: this query's own transactions"):
         shard(lambda _: None).offset(after(0.05))
 
 

@@ -74,7 +74,7 @@ def test_what_is_worth_nothing_is_removed(case: Case, reason: Reason) -> None:
 
 
 def test_twice_is_an_error(case: Case) -> None:
-    with pytest.raises(ChangelogError, match=r"too-old.*worth nothing again \(out-of-range"):
+    with pytest.raises(ChangelogError, match=r"too-old.*cannot be used either \(out-of-range"):
         case.run(wiping(Reason.TOO_OLD, Reason.OUT_OF_RANGE))
     with TransactionalStateStore.open(case.path, IDENTITY):
         """It was closed."""
