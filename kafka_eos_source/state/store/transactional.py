@@ -9,8 +9,8 @@
 
 One owner writes, from one thread at a time. It sees its own staged writes in every read; nobody else does.
 Other threads read through `view`, other processes through `open_read_only`. A replayed batch needs no
-special case, because the store records which batch its data belongs to. `uncommitted` is the half in memory,
-`durable` the half on disk.
+special case, because the store records which batch its data belongs to. `staged_map` has the reads and writes
+of the owner, `uncommitted` is the half in memory, `durable` the half on disk.
 
 The store's folder has ``db/`` (RocksDB), ``VERSION``, ``owner`` and ``.checkpoint``; see `folder`.
 """
@@ -18,11 +18,9 @@ The store's folder has ``db/`` (RocksDB), ``VERSION``, ``owner`` and ``.checkpoi
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
 from weakref import WeakSet
@@ -32,11 +30,9 @@ import pyarrow as pa
 from kafka_eos_source.errors import (
     NotUpToBoundError,
     StateError,
-    StoreClosedError,
     ViewInvalidatedError,
 )
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.state.layout import upper_bound
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
 from kafka_eos_source.state.store import folder
 from kafka_eos_source.state.store.commit_rules import find_promotable, merge_positions, next_metadata
@@ -44,7 +40,6 @@ from kafka_eos_source.state.store.config import Isolation, StoreConfig, check_is
 from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.durable import DurableState
 from kafka_eos_source.state.store.files import write_checkpoint
-from kafka_eos_source.state.store.overlay import MISSING, Missing, merge
 from kafka_eos_source.state.store.pending import (
     PendingHeader,
     add_attempt,
@@ -54,9 +49,9 @@ from kafka_eos_source.state.store.pending import (
 )
 from kafka_eos_source.state.store.reader import CommittedReader
 from kafka_eos_source.state.store.records import Offsets, StoreMetadata
-from kafka_eos_source.state.store.rocksdb import translate
-from kafka_eos_source.state.store.scans import Cursor, Scan, Scans
-from kafka_eos_source.state.store.uncommitted import UncommittedWrites, change_batches, delete_batches
+from kafka_eos_source.state.store.scans import Cursor
+from kafka_eos_source.state.store.staged_map import StagedMap
+from kafka_eos_source.state.store.uncommitted import UncommittedWrites, change_batches
 from kafka_eos_source.state.store.views import (
     CommittedView,
     StateView,
@@ -65,16 +60,12 @@ from kafka_eos_source.state.store.views import (
     last_offset,
 )
 
-#: A range with at most this many keys is deleted key by key. RocksDB slows down with the number of deleted
-#: ranges, and a processor that clears the list of each group would leave one range per group.
-_SMALL_RANGE = 128
 
-
-class TransactionalStateStore:
+class TransactionalStateStore(StagedMap):
     """State of one shard: an ordered map of bytes to bytes. `open` creates it; it is a context manager.
 
     Every method raises `StoreClosedError` once the store is closed, by `close` or by a failed write. The
-    class satisfies `model.StateAccess`.
+    class satisfies `model.StateAccess`; reads and staged writes are in `StagedMap`.
 
     Attributes:
         path: the store's folder.
@@ -87,17 +78,15 @@ class TransactionalStateStore:
     manages_offsets = True
 
     def __init__(self, path: Path, database: Database, metadata: StoreMetadata, config: StoreConfig) -> None:
-        assert metadata.identity is not None
-        self.path = path
-        self.identity: StoreIdentity = metadata.identity
-        self.config = config
-        self._uncommitted = UncommittedWrites(
-            self.identity.store, config.uncommitted_max_bytes, config.hard_limit_factor
+        identity = metadata.identity
+        assert identity is not None
+        super().__init__(
+            path,
+            identity,
+            UncommittedWrites(identity.store, config.uncommitted_max_bytes, config.hard_limit_factor),
+            DurableState(path, database, metadata, config, on_failed_write=self._shut_down),
         )
-        self._durable = DurableState(path, database, metadata, config, on_failed_write=self._shut_down)
-        self._lock = threading.RLock()
-        self._open = True
-        self._scans = Scans()
+        self.config = config
         self._views: WeakSet[StateView] = WeakSet()
 
     # ------------------------------------------------------------------ lifecycle
@@ -164,18 +153,9 @@ class TransactionalStateStore:
         folder.destroy(Path(path))
 
     @property
-    def name(self) -> str:
-        """Name of the store within its query."""
-        return self.identity.store
-
-    @property
     def partition(self) -> int:
         """Number of the shard, and of its changelog partition."""
         return self.identity.shard
-
-    @property
-    def is_open(self) -> bool:
-        return self._open
 
     def close(self) -> None:
         """Discards staged writes, closes views and scans, and releases the files. May be called again."""
@@ -204,143 +184,13 @@ class TransactionalStateStore:
         self._uncommitted.clear()
         self._durable.close()
 
-    # ------------------------------------------------------------------ the owner's reads
-
-    def get(self, key: bytes) -> bytes | None:
-        """Returns the value of a key, or None."""
-        overlay = self._uncommitted.overlay
-        value = overlay.rows.get(key, MISSING)
-        if not isinstance(value, Missing):
-            return value
-        if overlay.ranges and overlay.ranges.covers(key):
-            return None
-        value = self._durable.recent.get(key, MISSING)
-        if not isinstance(value, Missing):
-            return value
-        try:
-            return self._durable.database.get(key)
-        except Exception as error:
-            raise translate(error, self.path) from error
-
-    def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
-        """Returns the value of each key, null for a missing key. Keys may repeat."""
-        self._check_open()
-        wanted: list[bytes] = keys.to_pylist()
-        values = self._uncommitted.overlay.get_many(wanted, self._durable.recent)
-        if MISSING in values:
-            missing = [key for key, value in zip(wanted, values, strict=True) if value is MISSING]
-            base = iter(self._durable.database.get_many(missing))
-            values = [next(base) if value is MISSING else value for value in values]
-        return pa.array(values, pa.binary())
-
-    def range(self, low: bytes | None = None, high: bytes | None = None, *, reverse: bool = False) -> Scan:
-        """Returns pairs in key order as they are now; ``low`` included, ``high`` excluded, None unbounded."""
-        self._check_open()
-        if low is not None and high is not None and low >= high:
-            return self._scans.track(iter(()))
-        with self._lock:
-            staged = self._uncommitted.overlay.slice(low, high, reverse=reverse)
-            first, rest = self._durable.database.begin_scan(low, high, reverse=reverse)
-            ranges = self._uncommitted.overlay.ranges
-        base = chain(first, rest) if rest else iter(first)
-        if staged or ranges:
-            base = merge(staged, base, ranges, reverse=reverse)
-        return self._scans.track(base, rest)
-
-    def reverse_range(self, low: bytes | None = None, high: bytes | None = None) -> Scan:
-        """Returns the pairs of `range`, from the last to the first."""
-        return self.range(low, high, reverse=True)
-
-    def prefix_scan(self, prefix: bytes) -> Scan:
-        """Returns the pairs whose key begins with ``prefix``, in key order."""
-        return self.range(prefix, upper_bound(prefix))
-
-    def all(self) -> Scan:
-        """Returns all pairs in key order."""
-        return self.range()
-
-    def approximate_num_entries(self) -> int:
-        """Returns RocksDB's estimate of the number of keys, plus staged puts and minus staged deletes."""
-        self._check_open()
-        staged = sum(1 if value is not None else -1 for value in self._uncommitted.overlay.rows.values())
-        return max(0, self._durable.database.property("estimate-num-keys") + staged)
-
-    # ------------------------------------------------------------------ the owner's writes, all staged
-
-    def put(self, key: bytes, value: bytes | None) -> None:
-        """Stages a write; a value of None deletes.
-
-        Raises:
-            UncommittedBytesError: if the batch stages more than the hard limit of
-                ``statestore.uncommitted.max.bytes``.
-        """
-        if key is None:
-            raise ValueError("the key is None.")
-        self._claim()
-        self._uncommitted.overlay.put(key, value)
-        self._uncommitted.check_size()
-
-    def put_all(self, pairs: Sequence[tuple[bytes, bytes | None]]) -> None:
-        """Stages all pairs, or none if a key is None."""
-        if any(key is None for key, _ in pairs):
-            raise ValueError("a key is None; nothing was staged.")
-        self._put_lists([key for key, _ in pairs], [value for _, value in pairs])
-
-    def put_many(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
-        """Stages many writes; a null value deletes. The last value of a repeated key counts."""
-        if keys.null_count:
-            raise ValueError(f"{keys.null_count} keys are null; nothing was staged.")
-        self._put_lists(keys.to_pylist(), values.to_pylist())
-
-    def put_if_absent(self, key: bytes, value: bytes | None) -> bytes | None:
-        """Stages the value if the key has none, and returns the value that it had."""
-        old = self.get(key)
-        if old is None:
-            self.put(key, value)
-        return old
-
-    def delete(self, key: bytes) -> None:
-        """Stages the delete of a key."""
-        self.put(key, None)
-
-    def delete_range(self, low: bytes, high: bytes | None) -> None:
-        """Stages the delete of all keys from ``low`` (included) to ``high`` (excluded; None = the end)."""
-        self._claim()
-        if low is None:
-            raise ValueError("the low key of a range is None; b'' deletes from the first key on.")
-        if high is not None and low >= high:
-            return
-        committed = [key for key, _ in islice(self._durable.database.scan(low, high), _SMALL_RANGE + 1)]
-        overlay = self._uncommitted.overlay
-        with self._lock:
-            if len(committed) > _SMALL_RANGE:
-                overlay.delete_range(low, high)
-            else:
-                overlay.drop(low, high)
-                overlay.put_many(committed, [None] * len(committed))
-        self._uncommitted.check_size()
-
-    def approximate_num_uncommitted_bytes(self) -> int:
-        """Returns the memory of staged writes, in bytes as `overlay` counts them."""
-        self._check_open()
-        return self._uncommitted.overlay.bytes
+    # ------------------------------------------------------------------ commit
 
     def rollback(self) -> None:
         """Discards the staged writes."""
         self._check_open()
         with self._lock:
             self._uncommitted.discard()
-
-    def _put_lists(self, keys: list[bytes], values: list[bytes | None]) -> None:
-        self._claim()
-        self._uncommitted.overlay.put_many(keys, values)
-        self._uncommitted.check_size()
-
-    def _claim(self) -> None:
-        """Makes the thread of the first staged write the only writer until commit or rollback."""
-        if not self._uncommitted.owned_by_this_thread():
-            self._check_open()
-            self._uncommitted.claim()
 
     def _check_nothing_staged(self, method: str) -> None:
         self._check_open()
@@ -349,8 +199,6 @@ class TransactionalStateStore:
                 f"{method}() of store {self.name} was called while writes are staged.",
                 fix=f"commit or roll back first; call {method}() before the writes of a batch.",
             )
-
-    # ------------------------------------------------------------------ commit
 
     def commit(
         self,
@@ -421,20 +269,6 @@ class TransactionalStateStore:
         return self._durable.metadata.restoring
 
     # ------------------------------------------------------------------ pending batches
-
-    def staged_changes(self) -> Iterator[pa.RecordBatch]:
-        """Yields the staged writes as changelog records: columns ``key`` and ``value`` (null = deleted).
-
-        Each key occurs once. A deleted range becomes a delete of each key that was in it. A batch has a few
-        MB.
-        """
-        self._check_open()
-        overlay = self._uncommitted.overlay
-        for low, high in overlay.ranges.spans:
-            first, rest = self._durable.database.begin_scan(low, high)
-            base = self._scans.track(chain(first, rest or ()), rest)
-            yield from delete_batches(key for key, _ in base if key not in overlay.rows)
-        yield from change_batches(overlay.rows)
 
     def persist_pending(
         self, record: BatchRecord, position: Mapping[TopicPartition, int] | None = None
@@ -599,7 +433,3 @@ class TransactionalStateStore:
                 )
 
         return check
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise StoreClosedError(f"store {self.name} in {self.path} is closed.")
