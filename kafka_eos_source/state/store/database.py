@@ -66,11 +66,13 @@ _inherited: list[Database] = []
 
 
 class Database:
-    """An open database. It raises errors of this package only (`rocksdb.translate`).
+    """An open database. Its methods raise errors of this package (`rocksdb.translate`).
 
     Attributes:
         path: folder of the database.
-        get: ``get(key) -> value | None`` of the data family: rocksdict's own method, for speed.
+        key: absolute path, which identifies the database in this process.
+        get: ``get(key) -> value | None`` of the data family. It is rocksdict's own method, for speed, so the
+            caller translates its errors.
     """
 
     get: Callable[[bytes], bytes | None]
@@ -340,6 +342,15 @@ def is_open_here(path: Path) -> bool:
 def _open(
     path: Path, config: StoreConfig, access: Any, log_folder: Path | None = None, known_as: Path | None = None
 ) -> Any:
+    """Returns an open rocksdict database.
+
+    Args:
+        path: folder of the files.
+        config: of the store.
+        access: rocksdict's access type.
+        log_folder: folder for RocksDB's own log files; None = ``path``.
+        known_as: folder that error messages name instead of ``path``.
+    """
     global _opened_by
     options = database_options(config)
     if log_folder is not None:
