@@ -1,4 +1,4 @@
-"""Opening: identity, formats, Kafka's files, damage, removal (state E, 1.10 and 1.11)."""
+"""Tests of opening a store: identity, formats, damage, the file `.checkpoint`, and removal."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def filled(path: Path, **rows: bytes) -> Path:
 
 
 def edit(path: Path, *, put: dict[bytes, bytes] | None = None, delete: tuple[bytes, ...] = ()) -> None:
-    """Changes the records behind the store's back."""
+    """Changes the metadata in a closed database."""
     database = Database.open(path / "db", StoreConfig())
     writes = database.new_batch()
     for name, value in (put or {}).items():
@@ -62,7 +62,7 @@ def edit(path: Path, *, put: dict[bytes, bytes] | None = None, delete: tuple[byt
 
 
 def foreign(path: Path, *, data: bool) -> None:
-    """A database with data and no word of whose it is or how far."""
+    """Creates a database that records neither an identity nor an offset."""
     path.mkdir(parents=True)
     database = Database.open(path / "db", StoreConfig())
     if data:
@@ -110,12 +110,14 @@ def test_a_topic_made_anew_is_worth_a_restore_and_an_id_is_learnt(path: Path) ->
     with pytest.raises(StateCorruptedError, match="id one, which was deleted") as raised:
         open_store(path, replace(IDENTITY, topic_id="two"))
     assert raised.value.reason == "topic"
-    with pytest.raises(StateCorruptedError, match="id one, which was deleted"):  # with other shards by now
+    with pytest.raises(
+        StateCorruptedError, match="id one, which was deleted"
+    ):  # even with another number of shards
         open_store(path, replace(IDENTITY, topic_id="two", shards=9, schema="new"))
 
 
 def test_a_schema_that_was_not_known_is_learnt(path: Path) -> None:
-    """`kafka-eos state restore` makes stores without their processor."""
+    """`kafka-eos state restore` creates stores without knowing their processor."""
     open_store(path, replace(IDENTITY, schema="")).close()
     with open_store(path) as store:
         assert store.identity.schema == IDENTITY.schema
@@ -133,7 +135,7 @@ def test_e10_a_newer_format_is_refused_before_anything_is_touched(path: Path) ->
         with pytest.raises(StateFormatError, match=f"{path}.*format 99.*up to {records.FORMAT}"):
             read(path)
     assert content(path) == before
-    TransactionalStateStore.set_aside(path)  # what a person may decide to do
+    TransactionalStateStore.set_aside(path)  # a person may decide to do this
     with open_store(path) as store:
         assert store.next_offset(TP) == 0
 
@@ -148,7 +150,7 @@ def test_a_newer_format_in_the_records_is_refused_too(path: Path) -> None:
 @pytest.mark.parametrize("name", [b"ident", b"batch", b"pos", b"saved", b"off/t/0", b"status"])
 @pytest.mark.parametrize("value", [b"", b"{}", b"\x02{}", b"\x01{", b"\x01[1]", b'\x01"x"'])
 def test_e13_records_that_are_not_readable_are_damage(name: bytes, value: bytes) -> None:
-    """The version byte decides how a value is read, never what it looks like."""
+    """Only the version byte decides how a value is decoded."""
     if (name, value) == (b"status", b'\x01"x"') or (name, value) == (b"status", b"\x01[1]"):
         assert not records.decode([(name, value)]).restoring
         return
@@ -248,8 +250,7 @@ def test_e5_damage_deletes_nothing_by_itself(path: Path) -> None:
 
 
 def test_c16_a_damaged_log_of_a_seldom_written_family_is_recognised(tmp_path: Path) -> None:
-    """What a database without atomic flush comes to: data flushed, offsets only in an old log, which is
-    bad."""
+    """Without atomic flush, data is flushed while offsets are only in an old log, which is damaged here."""
     path = tmp_path / "s"
     filled(path)
     options = rocksdict.Options(raw_mode=True)

@@ -1,4 +1,4 @@
-"""How much may be staged (state G1 to G4), and what an entry counts."""
+"""Tests of the limit of staged writes, and of the size that an entry counts as."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> Iterator[TransactionalStateStore]:
 def test_g1_an_overwritten_key_counts_once(store: TransactionalStateStore) -> None:
     keys = pa.array([key(1)] * 50_000, pa.binary())
     values = pa.array([b"x" * 50] * 50_000, pa.binary())
-    for _ in range(20):  # a million times
+    for _ in range(20):  # a million writes
         store.put_many(keys, values)
     for _ in range(1000):
         store.put(key(1), b"x" * 50)
@@ -91,7 +91,7 @@ def test_the_count_is_about_what_memory_it_takes() -> None:
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert 0.6 * overlay.bytes < taken < 1.2 * overlay.bytes  # counted: also the batch that a commit makes
+    assert 0.6 * overlay.bytes < taken < 1.2 * overlay.bytes  # the count includes the batch of the commit
 
 
 def test_g2_over_the_limit_a_batch_still_commits(store: TransactionalStateStore) -> None:

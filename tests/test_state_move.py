@@ -1,4 +1,4 @@
-"""State on its way to another number of shards: the mark, what comes next, where keys go."""
+"""Tests of moving state to another number of shards: the mark, the next stage, the shard of each key."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_mark_comes_back_and_is_no_token_to_anybody() -> None:
         text = move.encode()
         assert len(text) < 1024
         assert Move.decode(text) == move
-        assert Move.decode(text + "\0") == move  # as librdkafka hands it back
+        assert Move.decode(text + "\0") == move  # as librdkafka returns it
         with pytest.raises(
             StateError, match=r"store 'counts' is being moved to 5 shards.*continues where it stopped"
         ):
@@ -91,10 +91,10 @@ def test_what_is_no_mark() -> None:
     ("seen", "expected"),
     [
         (MoveState(shape(3), None, None), Stage.COPY),
-        (MoveState(shape(3), shape(5), None), Stage.COPY),  # left by one that was killed before its commit
+        (MoveState(shape(3), shape(5), None), Stage.COPY),  # left by a move killed before its commit
         (MoveState(shape(3, "old"), shape(5), MOVE), Stage.REMAKE),
         (MoveState(None, shape(5), MOVE), Stage.REMAKE),
-        (MoveState(shape(3), shape(5), MOVE), Stage.REMAKE),  # by a task of the query, with its own number
+        (MoveState(shape(3), shape(5), MOVE), Stage.REMAKE),  # a task of the query created the topic
         (MoveState(shape(5, "old"), shape(5), replace(MOVE, was=5)), Stage.REMAKE),
         (MoveState(shape(5), shape(5), MOVE), Stage.FILL),
         (MoveState(shape(5), shape(5), None), Stage.CLEAN),

@@ -1,4 +1,4 @@
-"""Restoring a store: what is decided, and what becomes of it over a model of a log. Without a broker."""
+"""Tests of restoring a store, with a model of the log instead of a broker."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ NOW_MS = BATCH.time_ms + HOUR_MS
 
 
 class Killed(Exception):
-    """The process is no more."""
+    """The process was killed."""
 
 
 @dataclass
 class Store:
-    """As a `TransactionalStateStore`: what a chunk brings is there at once, or not at all."""
+    """Stands for a `TransactionalStateStore`: a chunk is written in full or not at all."""
 
     data: dict[bytes, bytes] = field(default_factory=dict)
     next: int | None = 0
@@ -91,7 +91,7 @@ Record = tuple[int, "bytes | None", "bytes | None"]
 
 
 class Log:
-    """A partition, read_committed: offsets without a record are markers, aborted or compacted away."""
+    """A partition read with read_committed; an offset without a record is a control or removed record."""
 
     at_once = 1_000
 
@@ -132,7 +132,7 @@ class Log:
         return pulled
 
     def came(self) -> None:
-        """What happens to the log between two looks."""
+        """Hook for what happens to the log between two reads."""
 
     def readable(self, deadline: Deadline) -> tuple[int, int]:
         self.asked.append("readable")
@@ -160,7 +160,7 @@ def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SHORT_LOG_GRACE_SECONDS", -1.0)
 
 
-# -- what is decided
+# -- the plan
 
 
 def plan(next_offset: int | None, batch: BatchRecord | None, start: int, end: int, **more: Any) -> Any:
@@ -229,7 +229,7 @@ def test_an_attempt_is_no_mark() -> None:
     assert untag_restoring(BATCH) == (BATCH, None)
 
 
-# -- what becomes of the store
+# -- the restored store
 
 
 def test_d1_one_record() -> None:
@@ -285,7 +285,7 @@ def test_nothing_is_asked_when_the_store_is_there() -> None:
 
 
 def test_only_what_is_committed_is_read() -> None:
-    """Records behind the committed end are of a batch that is pending elsewhere."""
+    """Records after the committed offset belong to a batch whose transaction is not decided."""
     store = Store()
     log = Log(records((0, b"k", b"1"), (1, b"k", b"2"), (2, b"k", b"3"), (3, b"l", b"4")), 5)
     assert run(store, log, 2).records == 2
@@ -376,7 +376,7 @@ def test_what_the_first_driver_left_is_settled_once() -> None:
 
 @pytest.mark.usefixtures("no_grace")
 def test_d20_the_changelogs_marker_may_come_after_the_groups() -> None:
-    """The committed offset is known and the transaction that wrote it is still open in the changelog."""
+    """The group's offset is committed while the same transaction still looks open in the changelog."""
 
     class Late(Log):
         looks = 0
@@ -429,7 +429,7 @@ def test_a_deleted_topic() -> None:
 
 
 def test_time_begins_anew_with_each_answer() -> None:
-    """A long restore is not an error: only silence is."""
+    """A long restore is no error; only silence is."""
 
     class Slow(Log):
         at_once = 1
@@ -463,7 +463,7 @@ def test_chunks_are_small_where_values_are_large(monkeypatch: pytest.MonkeyPatch
     assert store.chunks == 7 + 1, "three looks fill a chunk; the last write ends the restore"
 
 
-# -- killed and begun again
+# -- killed and started again
 
 keys = st.sampled_from([b"\x01a", b"\x01b", b"\x01c", b"\x81d"])
 history = st.lists(
@@ -482,7 +482,7 @@ history = st.lists(
 def test_d9_d13_d15_the_end_is_the_same_whatever_happens(
     log_: Any, kills: list[int], at_most: int, chunk_records: int, data: st.DataObject
 ) -> None:
-    """Holes anywhere, killed after any chunk, begun from any earlier offset: the same state as in one go."""
+    """Gaps, kills after any chunk and repeated reads lead to the same state as one uninterrupted restore."""
     found = [(at, *each) for at, each in enumerate(log_) if each is not None]
     end = len(log_)
     expected = Store()

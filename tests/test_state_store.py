@@ -1,5 +1,4 @@
-"""The store by itself: staging and own writes (state A), offsets and commits (state C), pending batches,
-restore."""
+"""Tests of the store itself: staged writes, commits and offsets, pending batches, restored chunks."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ def store(path: Path) -> Iterator[TransactionalStateStore]:
 
 
 def fill(store: TransactionalStateStore, *keys: bytes, offset: int = 0) -> None:
-    """Commits each key with itself as the value."""
+    """Commits each key with the key as its value."""
     store.put_all([(each, each) for each in keys])
     store.commit({TP: offset})
 
@@ -78,7 +77,7 @@ def test_a2_a3_staged_puts_and_deletes_lie_over_what_is_committed(store: Transac
 
 @pytest.mark.parametrize("between", [0, 500], ids=["few keys", "many keys"])
 def test_a4_a14_a_put_behind_a_range_delete_counts(path: Path, between: int) -> None:
-    """Few keys are deleted one by one, many as a range: nobody should be able to tell."""
+    """Few keys are deleted one by one, many as a range; the result is the same."""
     with TransactionalStateStore.open(path, IDENTITY) as store:
         fill(store, A, B, C, D, E, F, *(B + key(n) for n in range(between)))
         store.put(D + b"staged", b"")
@@ -267,7 +266,7 @@ def test_one_thread_writes(store: TransactionalStateStore) -> None:
         thread.start()
         thread.join()
         assert len(failed) == expected
-        store.rollback()  # and then another thread may
+        store.rollback()  # after which another thread may write
 
 
 @given(st.lists(st.lists(st.binary(min_size=1, max_size=2), max_size=40)), st.binary(max_size=2))
@@ -285,7 +284,7 @@ def test_sorted_keys_in_many_blocks() -> None:
     ordered = SortedKeys()
     numbers = [(n * 7919) % 20_011 for n in range(20_000)]
     ordered.add_many(key(n) for n in numbers[:9000])
-    for start in range(9000, 20_000, 500):  # few at a time: put into their blocks one by one
+    for start in range(9000, 20_000, 500):  # so few keys that each is inserted into its block
         ordered.add_many(key(n) for n in numbers[start : start + 500])
         ordered.between(key(5), key(6))
     expected = sorted(key(n) for n in numbers)
@@ -350,7 +349,7 @@ def test_c8_open_and_closed_is_only_information(path: Path) -> None:
             assert (path / "owner").exists()
             fill(store, key(number), offset=number)
         assert not (path / "owner").exists()
-    (path / "owner").write_text('{"pid": 1}')  # as a kill leaves it
+    (path / "owner").write_text('{"pid": 1}')  # as a killed process leaves it
     with TransactionalStateStore.open(path, IDENTITY) as store:
         assert len(list(store.all())) == 3
 
@@ -534,7 +533,7 @@ def test_deletes_in_a_big_chunk(store: TransactionalStateStore) -> None:
 def test_get_many_of_nearly_all_and_of_a_few(store: TransactionalStateStore) -> None:
     numbers = [key(n) for n in range(5000)]
     fill(store, *numbers)
-    for _ in range(6):  # overwritten: RocksDB's estimate is far too high now
+    for _ in range(6):  # overwrites make RocksDB's estimate far too high
         fill(store, *numbers)
     store.put(numbers[3], b"staged")
     wanted = [numbers[n] for n in (3, 1, 4999, 1)] + [A, b"\1z"]
@@ -547,7 +546,7 @@ def test_get_many_when_rocksdb_underestimates_how_much_there_is(store: Transacti
     numbers = [key(n) for n in range(5000)]
     fill(store, *numbers)
     absent = [b"\2" + key(n) for n in range(4400)]
-    store.put_all([(k, None) for k in absent])  # it counts a delete as one key less, there or not
+    store.put_all([(k, None) for k in absent])  # RocksDB counts each delete as one key less
     store.commit({TP: 1})
     wanted = numbers[::16]
     assert store._durable.database.property("estimate-num-keys") < 2 * len(wanted)
@@ -555,7 +554,7 @@ def test_get_many_when_rocksdb_underestimates_how_much_there_is(store: Transacti
 
 
 def test_what_was_committed_last_is_read_from_memory_and_right(store: TransactionalStateStore) -> None:
-    """Each way to change the data replaces what is remembered of it."""
+    """Every way to change the data updates the rows that are kept in memory."""
     numbers = [key(n) for n in range(300)]
 
     def expect(*values: bytes | None) -> None:

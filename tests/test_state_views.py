@@ -1,4 +1,4 @@
-"""Isolation, views, position (state B): what others see of a store while its owner works."""
+"""Tests of isolation, views and positions: what others see of a store while its owner works."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_an_uncommitted_view_sees_what_is_staged_after_it_was_made(store: Transa
         assert [view.get(key(n)) for n in (4, 5, 300)] == [None, b"again", b"0"]
         assert [k for k, _ in view.range(key(0), key(302))] == [key(5), key(300), key(301)]
         assert [k for k, _ in view.reverse_range(key(0), key(302))] == [key(301), key(300), key(5)]
-        store.commit({TP: 1})  # what it showed is true now
+        store.commit({TP: 1})  # what the view showed is committed now
         assert view.get(key(5)) == b"again"
         assert len(rows(view)) == 101
 
@@ -101,7 +101,7 @@ def test_b3_a_view_is_one_generation(store: TransactionalStateStore) -> None:
 
 
 def test_b2_b11_every_view_is_one_generation_while_a_writer_commits(store: TransactionalStateStore) -> None:
-    """Four threads read; data, offset, position and batch of a view are always of the same commit."""
+    """Four threads read: data, offset, position and batch of a view always belong to the same commit."""
     rounds = 150 * EFFORT
     done = threading.Event()
     views = [0] * 4
@@ -151,7 +151,7 @@ def test_b2_b11_every_view_is_one_generation_while_a_writer_commits(store: Trans
 
 
 def test_uncommitted_views_read_while_the_owner_writes(store: TransactionalStateStore) -> None:
-    """Whatever they see, no reader breaks and none sees half of a put."""
+    """No reader fails, and none sees half of a put."""
     done = threading.Event()
     wrong: list[object] = []
 
@@ -277,7 +277,7 @@ def test_a_reader_finds_no_store_or_one_that_is_closed(tmp_path: Path) -> None:
         assert len(rows(reader)) == 100
         scan = reader.all()
         next(scan)
-        with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:  # it takes no lock
+        with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:  # the reader takes no lock
             store.put(A, b"1")
             store.commit({TP: 4}, batch=record(1))
             assert len(list(scan)) == 99
@@ -293,13 +293,13 @@ def test_a_reader_finds_no_store_or_one_that_is_closed(tmp_path: Path) -> None:
 
 
 def _rewrite(store: TransactionalStateStore) -> None:
-    """Commits the rows of `_rows_of` for later and later offsets until logs and tables are deleted."""
+    """Commits the rows of `_rows_of` for increasing offsets until RocksDB has deleted logs and tables."""
     files = store.path / "db"
     before = set(files.glob("*.log")), set(files.glob("*.sst"))
     while any(not was or was <= set(files.iterdir()) for was in before):
         _commit_next(store)
         before = before[0], before[1] or set(files.glob("*.sst"))
-    _commit_next(store)  # this one is in a log only
+    _commit_next(store)  # this commit is in a log only
 
 
 def _commit_next(store: TransactionalStateStore) -> None:
@@ -317,7 +317,7 @@ def _rows_of(offset: int) -> dict[bytes, bytes]:
 def test_a_reader_sees_whole_commits_though_files_are_deleted_while_it_opens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, linked: bool
 ) -> None:
-    """The owner flushes and compacts before the named step. With links, the first attempt succeeds."""
+    """The owner flushes and compacts before the named step. With links, the first try succeeds."""
     steps = ["logs", "tables", "manifest", "later tables", "opening"]
     taken: list[str] = []
     with TransactionalStateStore.open(tmp_path / "s", IDENTITY, TINY) as store:
@@ -396,7 +396,7 @@ def test_a_reader_tries_again_while_tables_are_missing(
 
 
 def test_a_reader_leaves_no_links_behind(store: TransactionalStateStore) -> None:
-    """A link to a table would keep its space on the disk after a compaction has deleted it."""
+    """A leftover link would keep the disk space of a table that a compaction has deleted."""
     store.put(A, b"1")
     store.commit({TP: 1})
     with TransactionalStateStore.open_read_only(store.path) as reader:

@@ -1,11 +1,12 @@
-"""Reads how far a shard's changelog is committed: an offset of the query's group, with the token as metadata.
+"""Reads the committed offset of a shard's changelog.
 
-The token decides whether the pending changes of a shard are applied, so it must not be read while an open
-transaction is about to change it (``RequireStable``, KIP-447). Usually that transaction is the previous
-batch, whose control records are being written, which takes a few milliseconds. But the driver may have died
-inside the transaction, which then stays open until its timeout. So after a while the reader ends the
-transaction, as the next driver would: it initialises the query's transactional id (KIP-98), which completes a
-commit that was decided and aborts a transaction that was not.
+It is an offset of the query's group, with the commit token as metadata. The token decides whether the pending
+changes of a shard are applied, so it must not be read while an open transaction is about to change it
+(``RequireStable``, KIP-447). Usually that transaction is the previous batch, whose control records are being
+written, which takes a few milliseconds. But the driver may have died inside the transaction, which then stays
+open until its timeout. So after a while the reader ends the transaction, as the next driver would: it
+initialises the query's transactional id (KIP-98), which completes a commit that was decided and aborts a
+transaction that was not.
 
 ::
 
@@ -49,9 +50,10 @@ _CLIENT: Mapping[str, str] = {"metadata.recovery.strategy": "none"}
 
 
 def changelog_client(kafka: Mapping[str, Any], group_id: str) -> AbstractContextManager[AssignedConsumer]:
-    """Borrows the consumer that a shard uses for all requests; the process keeps it between tasks.
+    """Borrows the consumer that a shard uses for all requests.
 
-    It is the same client for offsets, log bounds and restore, so that a task connects once.
+    It is the same client for offsets, log bounds and restore, so that a task connects once. The process keeps
+    it between tasks.
 
     Args:
         kafka: librdkafka properties, from `kafka.config.check_consumer`.
@@ -85,7 +87,7 @@ def end_open_transaction(kafka: Mapping[str, Any], transactional_id: str, deadli
 
 
 class CommittedShard:
-    """Reads the committed offset of one changelog partition, and of other partitions in the same request.
+    """Reads the committed offset of one changelog partition.
 
     Args:
         consumer: from `changelog_client`, with nothing assigned.
@@ -113,7 +115,9 @@ class CommittedShard:
         self._pause = threading.Event()
 
     def offset(self, deadline: Deadline) -> GroupOffset | None:
-        """Returns the shard's committed offset with its token as metadata; None if it was never committed.
+        """Returns the shard's committed offset; None if it was never committed.
+
+        The token is the offset's metadata.
 
         Raises:
             UnavailableError: if there is no answer before ``deadline``, or a transaction stays open. A

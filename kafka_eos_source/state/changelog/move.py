@@ -1,4 +1,4 @@
-"""Moves a store's state to another number of shards: the mark in Kafka, the next stage, the shard of a key.
+"""Rules for moving a store's state to another number of shards.
 
 While state moves, a *mark* replaces the token in the metadata of the group's offsets. The transaction that
 copies the state writes it, and the transaction that fills the new changelog removes it. `Token.decode` raises

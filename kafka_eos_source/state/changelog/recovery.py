@@ -1,4 +1,4 @@
-"""Opens a store and restores it; replaces local state that is damaged or cannot be caught up, once.
+"""Opens a store and restores it; replaces unusable local state, at most once.
 
 ::
 
@@ -59,7 +59,7 @@ def open_restored(
         except StateCorruptedError as error:
             if wiped is not None:
                 raise
-            wiped = WipeNeeded(_damage(path, identity), error.message)
+            wiped = WipeNeeded(_damage(path, identity), error.message.rstrip("."))
         else:
             outcome = _try_restore(store, restore_store, may_wipe=wiped is None)
             if isinstance(outcome, Restored):
@@ -83,7 +83,7 @@ def _try_restore(
     except BaseException as error:
         store.close()
         if isinstance(error, StateCorruptedError) and may_wipe:
-            return WipeNeeded(Reason.CORRUPT, error.message)
+            return WipeNeeded(Reason.CORRUPT, error.message.rstrip("."))
         raise
     if isinstance(outcome, WipeNeeded):
         store.close()
@@ -91,7 +91,7 @@ def _try_restore(
 
 
 def _damage(path: str | os.PathLike[str], identity: StoreIdentity) -> Reason:
-    """Returns why opening a store failed: its changelog is another topic now, or its files are damaged."""
+    """Returns why opening failed: another changelog topic, or damaged files."""
     try:
         with TransactionalStateStore.open_read_only(path) as reader:
             topic_id = reader.identity.topic_id
@@ -101,7 +101,7 @@ def _damage(path: str | os.PathLike[str], identity: StoreIdentity) -> Reason:
 
 
 def _wipe(path: str | os.PathLike[str], wipe: WipeNeeded) -> None:
-    """Removes the local state. A damaged database is set aside instead, so that a person can examine it."""
+    """Removes local state; sets a damaged database aside, so that a person can examine it."""
     if wipe.reason is Reason.CORRUPT:
         result = f"set aside as {TransactionalStateStore.set_aside(path)}"
     else:

@@ -1,4 +1,4 @@
-"""Restores a store from its changelog: one partition, read_committed, up to the committed offset.
+"""Restores a store from its changelog, up to the committed offset.
 
 Only the store records how far a restore has come. Each chunk moves the changelog offset in the same
 `WriteBatch` as the data, so a restore that is killed continues after the last chunk, and reading a chunk
@@ -276,7 +276,10 @@ class _Run:
         )
 
     def _finish(self) -> None:
-        """Records the end offset, which control records may separate from the last record, and the batch."""
+        """Records the end offset and the batch.
+
+        Control records may lie between the last record and the end offset.
+        """
         if self._store.restoring or self._store.next_offset(self._tp) != self._plan.end:
             batch = self._batch or (BatchRecord("", -1, "") if self._store.restoring else None)
             self._store.restore_chunk(_NONE, _NONE, {self._tp: self._plan.end}, batch=batch, done=True)

@@ -1,4 +1,4 @@
-"""Decides whether a shard's local state can be caught up from its changelog or must be wiped.
+"""Decides whether local state can be caught up from its changelog or must be wiped.
 
 ::
 
@@ -72,7 +72,7 @@ def untag_restoring(record: BatchRecord) -> tuple[BatchRecord, int | None]:
 
 @dataclass(frozen=True)
 class WipeNeeded:
-    """The local state cannot be caught up; it must be removed and restored from the whole changelog.
+    """The local state must be removed and restored from the whole changelog.
 
     Attributes:
         reason: `Reason.NO_OFFSET` or a member after it.

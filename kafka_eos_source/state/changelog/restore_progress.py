@@ -17,7 +17,9 @@ LOG_EVERY_SECONDS = 10.0
 
 @dataclass
 class RestoreProgress:
-    """Progress of the restore of one partition. Another thread may read it while the restore runs.
+    """Progress of the restore of one partition.
+
+    Another thread may read it while the restore runs.
 
     Attributes:
         tp: the changelog partition.

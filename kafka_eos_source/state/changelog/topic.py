@@ -1,8 +1,9 @@
-"""Creates and checks the changelog topic of a store: compacted, with one partition for each shard.
+"""Creates and checks the changelog topic of a store.
 
-A record of a changelog holds a complete value under a key of `layout`; a null value deletes the key. So
-reading a part of it twice changes nothing. The record under `layout.BATCH_KEY` in each partition names the
-micro-batch that the records before it belong to; compaction keeps the newest one.
+The topic is compacted and has one partition for each shard. A record of a changelog holds a complete value
+under a key of `layout`; a null value deletes the key. So reading a part of it twice changes nothing. The
+record under `layout.BATCH_KEY` in each partition names the micro-batch that the records before it belong to;
+compaction keeps the newest one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What a commit or promotion records, and when it is refused. Pure functions: no database, no clock."""
+"""Rules of commits and promotions: what they record, and when they are refused.
+
+The functions are pure: they use no database and no clock.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ def next_metadata(
 def find_promotable(
     store: str, headers: Sequence[PendingHeader], record: BatchRecord, current: StoreMetadata
 ) -> PendingHeader:
-    """Returns the pending attempt that ``record`` names, if it was computed on the committed state.
+    """Returns the pending attempt of a batch if it was computed on the committed state.
 
     Raises:
         StateMismatchError: if that attempt is not pending, or was computed on other state.

@@ -1,4 +1,4 @@
-"""Settings of a store. A name in brackets is that of the option of the query or of Kafka Streams."""
+"""Settings of a store. Names in brackets are options of the query or of Kafka Streams."""
 
 from __future__ import annotations
 

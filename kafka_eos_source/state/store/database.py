@@ -1,4 +1,4 @@
-"""One RocksDB database with three column families, used through rocksdict in the ways that lose no data.
+"""A RocksDB database with three column families, used so that rocksdict loses no data.
 
 Each rule below answers a behaviour of rocksdict 0.3.29 that was measured; tests hold the first four in place.
 
@@ -89,7 +89,11 @@ class Database:
 
     @classmethod
     def open(cls, path: Path, config: StoreConfig) -> Database:
-        """Opens or creates the database in the folder ``path``; waits while another process has it open.
+        """Opens or creates a database; waits while another process has it open.
+
+        Args:
+            path: folder of the database.
+            config: of the store.
 
         Raises:
             StateLockedError: if another process still has it open after ``config.lock_timeout_ms``.
@@ -268,15 +272,15 @@ class Database:
         return b"" if last is None else last[0] + b"\0"
 
     def property(self, name: str, family: str = "data") -> int:
-        """Returns a numeric property of RocksDB, such as ``estimate-num-keys``; 0 if it is unknown."""
+        """Returns a property of RocksDB, such as ``estimate-num-keys``; 0 if unknown."""
         return int(self._call(self._families[family].property_int_value, f"rocksdb.{name}") or 0)
 
     def ingest(
         self, keys: pa.BinaryArray, values: pa.BinaryArray, scratch: Path, config: StoreConfig
     ) -> None:
-        """Adds rows to the data family as a sorted file, which is faster than a batch for many rows.
+        """Adds rows to the data family as a sorted file.
 
-        The rows are on disk when this returns.
+        For many rows this is faster than a batch. The rows are on disk when the call returns.
 
         Args:
             keys: in order, without repetition.
@@ -318,7 +322,7 @@ class Database:
                 _open_here.discard(self.key)
 
     def _pairs(self, items: Any, low: bytes | None, _options: Any) -> Generator[Pair, None, None]:
-        """Yields ``items``, down to ``low``. ``_options`` stay alive as long: they hold the upper bound."""
+        """Yields ``items`` down to ``low``; keeps ``_options`` alive, which hold the upper bound."""
         try:
             if low is None:
                 yield from items

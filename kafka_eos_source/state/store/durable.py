@@ -1,4 +1,4 @@
-"""The durable half of a store: committed data and its metadata, which one write always changes together."""
+"""The durable half of a store: committed data and its metadata, written together."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class DurableState:
             self.database.write(writes, sync=self._config.wal_sync)
 
     def _write_with(self, writes: WriteBatch, metadata: StoreMetadata) -> None:
-        """Writes the changes together with the new metadata, which is used only if the write succeeds."""
+        """Writes changes and new metadata together; the metadata counts once that succeeded."""
         batch_ms = metadata.batch.time_ms if metadata.batch else 0
         now_ms = int(time.time() * 1000)
         metadata = replace(metadata, saved_ms=min(now_ms, batch_ms) if batch_ms > 0 else now_ms)

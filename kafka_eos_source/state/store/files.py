@@ -38,7 +38,7 @@ def replace_text(path: Path, text: str, *, sync: bool = False) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a folder; it is renamed first, so that a crash never leaves a half-removed store."""
+    """Renames and removes a folder, so that a crash never leaves half a store."""
     if path.exists():
         trash = path.with_name(f"{path.name}.trash-{os.getpid()}-{time.monotonic_ns()}")
         path.rename(trash)
@@ -71,7 +71,7 @@ def remove_owner(database: Path) -> bool:
 
 
 def owner_of(database: Path) -> str:
-    """Returns the owner of an open database for an error message: its process and host, if known."""
+    """Returns process and host of the owner of a database, for an error message."""
     try:
         owner = json.loads((database.parent / "owner").read_text())
         return f"process {owner['pid']} on {owner['host']}"

@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 def open_store(path: Path, identity: StoreIdentity, config: StoreConfig) -> tuple[Database, StoreMetadata]:
-    """Opens or creates the store in a folder; raises what `TransactionalStateStore.open` raises.
+    """Opens or creates a store; raises what `TransactionalStateStore.open` raises.
 
     Returns:
         The open database and its metadata.
@@ -150,7 +150,7 @@ def destroy(path: Path) -> None:
 def _checked_metadata(
     path: Path, stored: StoreMetadata, identity: StoreIdentity, *, has_data: bool
 ) -> StoreMetadata:
-    """Returns the metadata of a store that is opened: that of a new store, or the stored one if it fits.
+    """Returns the metadata of a new store, or the stored metadata if it fits.
 
     Args:
         identity: which state the caller expects.
@@ -182,7 +182,7 @@ def _checked_metadata(
 
 
 def _merged_identity(path: Path, stored: StoreIdentity, expected: StoreIdentity) -> StoreIdentity:
-    """Returns the expected identity, completed by a stored topic id and schema that the caller does not know.
+    """Returns the expected identity, with the stored topic id and schema if it has none.
 
     Raises:
         StateMismatchError: if the store holds other state.
@@ -218,7 +218,7 @@ def _merged_identity(path: Path, stored: StoreIdentity, expected: StoreIdentity)
 
 @contextmanager
 def _unlocked(path: Path) -> Iterator[None]:
-    """Holds RocksDB's lock file, so that nobody opens a database while it is renamed or removed.
+    """Locks a database that is closed, so that nobody opens it meanwhile.
 
     Raises:
         StateLockedError: if any process has the database open.

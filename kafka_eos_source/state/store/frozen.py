@@ -1,4 +1,4 @@
-"""Links the files of a database as they are at one moment, while its owner continues to write."""
+"""Links the files of a database as of one moment, while its owner continues to write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from kafka_eos_source.state.store.records import RESTORE_FIX
 
 
 def current_manifest(database: Path) -> tuple[str, int]:
-    """Returns name and size in bytes of RocksDB's manifest, which grows with each flush and compaction.
+    """Returns name and size in bytes of RocksDB's manifest.
+
+    It grows with each flush and compaction.
 
     Raises:
         StateCorruptedError: if the folder has no manifest.
@@ -24,7 +26,7 @@ def current_manifest(database: Path) -> tuple[str, int]:
 
 
 def freeze(database: Path, target: Path) -> tuple[str, int]:
-    """Turns the folder ``target`` into a database with all commits of ``database`` up to some moment.
+    """Links a database into another folder, with all its commits up to some moment.
 
     A reader that opened the database in place could miss rows: RocksDB reads the manifest first and the logs
     afterwards, and a flush in between deletes a log whose rows are in no table of that manifest. The order
@@ -68,7 +70,7 @@ def freeze(database: Path, target: Path) -> tuple[str, int]:
 
 
 def _link_log(source: Path, target: Path) -> None:
-    """Links a log; skips one that a flush deleted, because the manifest copied later has its rows."""
+    """Links a log, unless a flush deleted it: the manifest copied later has its rows."""
     try:
         try:
             os.link(source, target)

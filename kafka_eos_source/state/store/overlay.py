@@ -33,7 +33,9 @@ MISSING = Missing()
 
 
 class Ranges:
-    """Deleted key ranges: disjoint, in order, and immutable, so that a reader may keep a reference.
+    """Deleted key ranges: disjoint and in order.
+
+    The object is immutable, so that a reader may keep a reference.
 
     Args:
         spans: pairs of a low key (included) and a high key (excluded; None = unbounded).
@@ -68,7 +70,9 @@ class Ranges:
 
 
 class Overlay:
-    """Staged writes of one transaction. Only the owner writes; other threads may read `rows` and `ranges`.
+    """Staged writes of one transaction.
+
+    Only the owner writes; other threads may read `rows` and `ranges`.
 
     Attributes:
         rows: the last staged value of each key; None = deleted.
@@ -154,9 +158,12 @@ class Overlay:
     def get_many(
         self, keys: list[bytes], recent: Mapping[bytes, bytes | None]
     ) -> list[bytes | Missing | None]:
-        """Returns the value of each key; None if it is deleted, `MISSING` if only the database knows it.
+        """Returns the value of each key, as far as it is in memory.
+
+        A deleted key has None; `MISSING` means that only the database knows the value.
 
         Args:
+            keys: may repeat.
             recent: values of the database that are in memory already.
         """
         if not self.ranges:

@@ -1,4 +1,4 @@
-"""Pending changes: those of a task attempt, kept on disk until the commit token decides about the attempt.
+"""Pending changes of task attempts, kept on disk until the commit token decides.
 
 They are in the column family ``pending`` of the store's database::
 

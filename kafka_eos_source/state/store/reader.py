@@ -54,7 +54,7 @@ class CommittedReader(CommittedView):
             raise
 
     def refresh(self) -> None:
-        """Reads the newest commit; closes open scans and views. It raises what the constructor raises."""
+        """Reads the newest commit and closes open scans; raises what the constructor raises."""
         self._release()
         self._open()
 
@@ -68,7 +68,9 @@ class CommittedReader(CommittedView):
         return [header.batch for header in read_headers(self._database)]
 
     def promoted(self, record: BatchRecord, changelog_offsets: Mapping[TopicPartition, int]) -> StateView:
-        """Returns the data as it will be once the owner promotes an attempt that is in Kafka already.
+        """Returns the data as it will be once the owner promotes a pending attempt.
+
+        Kafka holds the attempt already.
 
         Args:
             record: the attempt, as in `TransactionalStateStore.promote`.

@@ -62,7 +62,7 @@ class StoreMetadata:
 
 
 def encode(old: StoreMetadata, new: StoreMetadata) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-    """Returns the pairs to put and the keys to delete that turn the old records into the new ones."""
+    """Returns pairs to put and keys to delete that turn old records into new ones."""
     puts: list[tuple[bytes, bytes]] = []
     if new.identity is not None and new.identity != old.identity:
         puts += [(b"fmt", _VERSION + _NUMBER.pack(FORMAT)), (b"ident", _json(asdict(new.identity)))]
@@ -135,7 +135,7 @@ def decode_position(value: bytes) -> Offsets:
 
 
 def record(cls: type[_Record], values: Mapping[str, Any]) -> _Record:
-    """Returns a record from its fields; ignores fields that a newer release added within the same format."""
+    """Returns a record from its fields; ignores fields that a newer release added."""
     return cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
 
 

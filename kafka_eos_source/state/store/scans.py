@@ -1,4 +1,4 @@
-"""Iterators over a database that a store or view can close: RocksDB cannot close while one is alive."""
+"""Iterators over a database, which must be closed before RocksDB can close."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Scan(Iterator[Pair]):
 
 
 class Scans:
-    """The scans of one store or view that are still referenced and hold an iterator of the database."""
+    """The open scans of one store or view that hold an iterator of the database."""
 
     def __init__(self) -> None:
         self._open: WeakSet[Scan] = WeakSet()
@@ -72,7 +72,7 @@ class Scans:
 
 
 class Cursor:
-    """A RocksDB iterator over the data of one moment, shared by the scans and threads of one view.
+    """A RocksDB iterator over the data of one moment, shared by all scans of a view.
 
     Each scan takes some rows at a time, and first moves the iterator to where it needs it.
     """
@@ -106,7 +106,7 @@ class Cursor:
             self._cursor = None
 
     def _forwards(self, at: bytes | None, high: bytes | None, rows: int, continued: bool) -> list[Pair]:
-        """Returns up to ``rows`` pairs from the key ``at`` on, or after it if the scan is continued."""
+        """Returns up to ``rows`` pairs from the key ``at`` on, or after it if ``continued``."""
         pairs: list[Pair] = []
         with self._lock:
             cursor = self._require_open()

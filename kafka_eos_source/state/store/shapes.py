@@ -1,4 +1,4 @@
-"""Kafka Streams' three kinds of store as views of one state: key-value, window and session.
+"""Kafka Streams' kinds of store on top of one state: key-value, window and session.
 
 ::
 
@@ -57,7 +57,7 @@ class KeyValueShape:
     def range(
         self, key: bytes, low: bytes = b"", high: bytes | None = None, *, reverse: bool = False
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Yields sub keys and values of one key; ``low`` included, ``high`` excluded, None = unbounded."""
+        """Yields sub keys and values of a key from ``low`` (included) to ``high`` (excluded)."""
         for entry, value in self._state.range(*_span(self._table, key, low, high), reverse=reverse):
             yield split(entry).rest, value
 
@@ -105,7 +105,7 @@ class WindowShape:
     def fetch_range(
         self, key: bytes, from_ms: int | None = None, to_ms: int | None = None, *, reverse: bool = False
     ) -> Iterator[Window]:
-        """Yields the windows of a key that begin from ``from_ms`` (included) to ``to_ms`` (excluded)."""
+        """Yields a key's windows that begin from ``from_ms`` (included) to ``to_ms``."""
         low = b"" if from_ms is None else _time(from_ms)
         high = None if to_ms is None else _time(to_ms)
         for entry, value in self._state.range(*_span(self._table, key, low, high), reverse=reverse):
@@ -122,7 +122,7 @@ class WindowShape:
                 yield Window(found.group_key, found.time_ms, value)
 
     def expire(self, before_ms: int) -> list[Window]:
-        """Deletes the windows that begin before ``before_ms``, and returns them ordered by time."""
+        """Deletes and returns the windows that begin before ``before_ms``, ordered by time."""
         windows = list(self.fetch_all(to_ms=before_ms))
         for window in windows:
             self.put(window.key, window.start_ms, None)
@@ -190,7 +190,7 @@ class SessionShape:
                 yield session
 
     def ended(self, before_ms: int | None = None) -> Iterator[Session]:
-        """Yields the sessions of all keys that end before ``before_ms``, ordered by end; None = all."""
+        """Yields the sessions that end before ``before_ms`` (None = all), ordered by end."""
         for entry, _ in self._state.range(bytes([self._times]), _end(self._times, before_ms)):
             found = split(entry)
             assert found.time_ms is not None
@@ -200,7 +200,7 @@ class SessionShape:
                 yield Session(found.group_key, start_ms, found.time_ms, value)
 
     def expire(self, before_ms: int) -> list[Session]:
-        """Deletes the sessions that end before ``before_ms``, and returns them ordered by end."""
+        """Deletes and returns the sessions that end before ``before_ms``, ordered by end."""
         sessions = list(self.ended(before_ms))
         for session in sessions:
             self.remove(session)
@@ -214,7 +214,7 @@ def _checked(table: int) -> int:
 
 
 def _span(table: int, key: bytes, low: bytes, high: bytes | None) -> tuple[bytes, bytes]:
-    """Returns the range of the entries of a key whose rest is in ``low`` (included) to ``high``."""
+    """Returns the key range of a key's entries from ``low`` (included) to ``high``."""
     own = keyed(table, key)
     if high is not None:
         return own + low, own + high

@@ -31,7 +31,7 @@ class SortedKeys:
         self._new.extend(keys)
 
     def between(self, low: bytes | None, high: bytes | None) -> list[bytes]:
-        """Returns the keys from ``low`` (included) to ``high`` (excluded), in order; None = unbounded."""
+        """Returns the keys from ``low`` (included) to ``high`` (excluded), in order."""
         self._insert_new()
         found: list[bytes] = []
         at = 0 if low is None else max(0, bisect_left(self._firsts, low) - 1)

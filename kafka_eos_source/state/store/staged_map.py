@@ -1,4 +1,4 @@
-"""The owner's access to a store: reads that see its own staged writes, and writes that are staged."""
+"""Reads and staged writes of a store's owner."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _SMALL_RANGE = 128
 
 
 class StagedMap:
-    """An ordered map of bytes to bytes whose writes are staged; `TransactionalStateStore` commits them.
+    """An ordered map of bytes to bytes whose writes are staged.
+
+    Reads see the staged writes. `TransactionalStateStore` commits them.
 
     Args:
         path: the store's folder.
@@ -83,7 +85,13 @@ class StagedMap:
         return pa.array(values, pa.binary())
 
     def range(self, low: bytes | None = None, high: bytes | None = None, *, reverse: bool = False) -> Scan:
-        """Returns pairs in key order as they are now; ``low`` included, ``high`` excluded, None unbounded."""
+        """Returns the pairs as they are now, in key order.
+
+        Args:
+            low: smallest key; None = unbounded.
+            high: end of the range (excluded); None = unbounded.
+            reverse: from the last to the first pair.
+        """
         self._check_open()
         if low is not None and high is not None and low >= high:
             return self._scans.track(iter(()))
@@ -109,7 +117,7 @@ class StagedMap:
         return self.range()
 
     def approximate_num_entries(self) -> int:
-        """Returns RocksDB's estimate of the number of keys, plus staged puts and minus staged deletes."""
+        """Returns RocksDB's estimate of the number of keys, adjusted by staged writes."""
         self._check_open()
         staged = sum(1 if value is not None else -1 for value in self._uncommitted.overlay.rows.values())
         return max(0, self._durable.database.property("estimate-num-keys") + staged)
@@ -153,7 +161,7 @@ class StagedMap:
         self.put(key, None)
 
     def delete_range(self, low: bytes, high: bytes | None) -> None:
-        """Stages the delete of all keys from ``low`` (included) to ``high`` (excluded; None = the end)."""
+        """Stages the delete of all keys from ``low`` to ``high`` (excluded; None = the end)."""
         self._claim()
         if low is None:
             raise ValueError("the low key of a range is None; b'' deletes from the first key on.")
@@ -175,10 +183,10 @@ class StagedMap:
         return self._uncommitted.overlay.bytes
 
     def staged_changes(self) -> Iterator[pa.RecordBatch]:
-        """Yields the staged writes as changelog records: columns ``key`` and ``value`` (null = deleted).
+        """Yields the staged writes as changelog records.
 
-        Each key occurs once. A deleted range becomes a delete of each key that was in it. A batch has a few
-        MB.
+        The columns are ``key`` and ``value`` (null = deleted). Each key occurs once; a deleted range becomes
+        a delete of each key in it. A batch has a few MB.
         """
         self._check_open()
         overlay = self._uncommitted.overlay

@@ -62,10 +62,11 @@ from kafka_eos_source.state.store.views import (
 
 
 class TransactionalStateStore(StagedMap):
-    """State of one shard: an ordered map of bytes to bytes. `open` creates it; it is a context manager.
+    """State of one shard: an ordered map of bytes to bytes with atomic commits.
 
-    Every method raises `StoreClosedError` once the store is closed, by `close` or by a failed write. The
-    class satisfies `model.StateAccess`; reads and staged writes are in `StagedMap`.
+    `open` creates the object, which is a context manager. Every method raises `StoreClosedError` once the
+    store is closed, by `close` or by a failed write. The class satisfies `model.StateAccess`; reads and
+    staged writes are in `StagedMap`.
 
     Attributes:
         path: the store's folder.
@@ -117,7 +118,7 @@ class TransactionalStateStore(StagedMap):
 
     @staticmethod
     def open_read_only(path: str | os.PathLike[str]) -> CommittedReader:
-        """Opens the last commit of a store for reading, even while another process has the store open.
+        """Opens the last commit of a store for reading, even while its owner has it open.
 
         Raises:
             StateCorruptedError, StateFormatError: as `open`.
@@ -129,9 +130,10 @@ class TransactionalStateStore(StagedMap):
 
     @staticmethod
     def set_aside(path: str | os.PathLike[str]) -> Path | None:
-        """Renames a damaged store to ``<path>.corrupt-<ms>`` and removes stores that were set aside before.
+        """Renames a damaged store to ``<path>.corrupt-<ms>``.
 
-        A crash at any time leaves nothing that looks like a store.
+        Stores of this path that were set aside earlier are removed. A crash at any time leaves nothing that
+        looks like a store.
 
         Returns:
             The new path; None if there was no store.
@@ -145,7 +147,9 @@ class TransactionalStateStore(StagedMap):
 
     @staticmethod
     def destroy(path: str | os.PathLike[str]) -> None:
-        """Removes a store, if there is one. A crash at any time leaves nothing that looks like a store.
+        """Removes a store, if there is one.
+
+        A crash at any time leaves nothing that looks like a store.
 
         Raises:
             StateLockedError: if any process has the store open.
@@ -158,7 +162,7 @@ class TransactionalStateStore(StagedMap):
         return self.identity.shard
 
     def close(self) -> None:
-        """Discards staged writes, closes views and scans, and releases the files. May be called again."""
+        """Discards staged writes and closes the store, its views and scans. Never commits."""
         with self._lock:
             if not self._open:
                 return
@@ -208,7 +212,7 @@ class TransactionalStateStore(StagedMap):
         batch: BatchRecord | None = None,
         forget_offsets: bool = False,
     ) -> None:
-        """Makes staged writes and changelog offsets durable and visible, all together or not at all.
+        """Makes staged writes and changelog offsets durable and visible, all or nothing.
 
         Args:
             changelog_offsets: the offset *after* the last changelog record of the staged writes, by
@@ -273,9 +277,9 @@ class TransactionalStateStore(StagedMap):
     def persist_pending(
         self, record: BatchRecord, position: Mapping[TopicPartition, int] | None = None
     ) -> None:
-        """Moves the staged writes to disk as pending changes of a task attempt; the data does not change.
+        """Moves the staged writes to disk as pending changes of a task attempt.
 
-        Pending changes of the same attempt are replaced.
+        The data does not change. Pending changes of the same attempt are replaced.
 
         Args:
             record: the batch and attempt.
@@ -310,7 +314,9 @@ class TransactionalStateStore(StagedMap):
         changelog_offsets: Mapping[TopicPartition, int],
         position: Mapping[TopicPartition, int] | None = None,
     ) -> None:
-        """Applies the pending changes of the attempt that Kafka holds, and drops those of all attempts.
+        """Applies the pending changes of the attempt that Kafka holds.
+
+        The pending changes of all other attempts are dropped.
 
         Args:
             record: the attempt. Its event time may be later than the one that was made pending.
@@ -358,7 +364,7 @@ class TransactionalStateStore(StagedMap):
         batch: BatchRecord | None = None,
         done: bool | None = None,
     ) -> None:
-        """Writes records of the changelog directly to the data, with the offset from which to continue.
+        """Writes records of the changelog to the data, with the offset to continue from.
 
         A big chunk is written as a file of sorted rows, which is on disk before the offset. If the process is
         killed in between, data is ahead of its offset, and reading the same records again changes nothing.
@@ -422,7 +428,7 @@ class TransactionalStateStore(StagedMap):
             view.close()
 
     def _validity_check(self, discarded: int) -> Callable[[], None]:
-        """Returns the check of an uncommitted view that was created after so many discarded transactions."""
+        """Returns the check of an uncommitted view; ``discarded`` is the count at its start."""
 
         def check() -> None:
             self._check_open()

@@ -1,4 +1,4 @@
-"""The uncommitted half of a store: staged writes in memory, the thread that stages them, and their limit.
+"""The uncommitted half of a store: staged writes, their thread, and their limit.
 
 Kafka Streams commits early when its buffer is full (KIP-892). A micro-batch cannot: Spark records its offsets
 before it runs, and it is one transaction. So over the limit the driver makes the *next* batch smaller, and

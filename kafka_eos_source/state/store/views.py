@@ -27,7 +27,10 @@ _View = TypeVar("_View", bound="StateView")
 
 
 class StateView(ABC):
-    """Read-only access to a store; a context manager. While open, it keeps disk space from being freed."""
+    """Read-only access to a store as of one moment; a context manager.
+
+    While a view is open, RocksDB cannot free the disk space of what it shows.
+    """
 
     def __init__(self, metadata: StoreMetadata, cursor: Cursor) -> None:
         self._metadata = metadata
@@ -68,11 +71,11 @@ class StateView(ABC):
         return self._pairs(None, None, reverse=False)
 
     def committed_offset(self, tp: TopicPartition) -> int | None:
-        """Returns the offset of the last changelog record in this view; None if it holds no record."""
+        """Returns the offset of the last changelog record; None if there is no record."""
         return last_offset(self._metadata.offsets, tp)
 
     def next_offset(self, tp: TopicPartition) -> int | None:
-        """Returns the end (excluded) of the changelog that this view holds; None if it is not recorded."""
+        """Returns the changelog offset after the last record; None if it is not recorded."""
         return self._metadata.offsets.get(tp)
 
     def last_batch(self) -> BatchRecord | None:
@@ -80,7 +83,7 @@ class StateView(ABC):
         return self._metadata.batch
 
     def position(self) -> Offsets:
-        """Returns the largest input offset of each partition that the committed data reflects (KIP-796)."""
+        """Returns the input offsets that the committed data reflects (KIP-796)."""
         return self._metadata.position
 
     def close(self) -> None:
@@ -155,7 +158,7 @@ class UncommittedView(StateView):
 
 
 def last_offset(offsets: Offsets, tp: TopicPartition) -> int | None:
-    """Returns the offset of the last record before the recorded end; None if there is no such record."""
+    """Returns the offset of the last changelog record; None if there is no record."""
     end = offsets.get(tp)
     return end - 1 if end else None
 
