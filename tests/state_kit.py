@@ -1,5 +1,4 @@
-"""What the tests of the state store share: a store to open, another process, a workload that can be
-foretold."""
+"""Shared by the tests of the state store: identities, a predictable workload, and a second process."""
 
 from __future__ import annotations
 
@@ -26,10 +25,10 @@ TP = TopicPartition(TOPIC, 0)
 INPUT = TopicPartition("input", 0)
 IDENTITY = StoreIdentity("app", "counts", 0, 4, TOPIC, schema="schema")
 
-#: 1 = quick; more = as many times the examples, rounds and crashes.
+#: Factor for the number of examples, rounds and crashes; 1 is quick.
 EFFORT = int(os.environ.get("KAFKA_EOS_TEST_EFFORT", "1"))
 
-#: Memtables so small that RocksDB flushes and compacts all the time.
+#: Settings with memtables so small that RocksDB flushes and compacts all the time.
 TINY = StoreConfig(write_buffer_bytes=64 << 10, max_wal_bytes=128 << 10)
 
 Model = dict[bytes, bytes]
@@ -49,7 +48,7 @@ def key(number: int) -> bytes:
 
 @dataclass
 class Workload:
-    """Commits that follow from a seed: what the store must hold after the n-th is known to everybody.
+    """Commits that a seed determines, so that any process knows what the store holds after the n-th commit.
 
     The n-th commit sets the changelog offset, the position and the batch id to n, and the key ``last`` too.
     """
@@ -62,7 +61,7 @@ class Workload:
         self._random = random.Random(self.seed)
 
     def step(self, store: TransactionalStateStore | None) -> None:
-        """The next commit, to the model and, unless that is None, to the store."""
+        """Applies the next commit to the model and, unless it is None, to the store."""
         number = self.done + 1
         rng = self._random
         kind = rng.choice(("commit", "commit", "promote", "restore", "ranges"))
@@ -99,21 +98,19 @@ class Workload:
         if kind == "ranges":
             store.delete_range(*span)
         store.put_all(list(rows.items()))
-        store.stage_position({INPUT: number})
         if kind == "promote":
-            store.persist_pending(record(number, "loser"))
+            store.persist_pending(record(number, "loser"), {INPUT: number})
             if kind == "ranges":
                 store.delete_range(*span)
             store.put_all(list(rows.items()))
-            store.stage_position({INPUT: number})
-            store.persist_pending(record(number))
+            store.persist_pending(record(number), {INPUT: number})
             store.promote(record(number), {TP: number})
         else:
-            store.commit({TP: number}, batch=record(number))
+            store.commit({TP: number}, position={INPUT: number}, batch=record(number))
 
     @classmethod
     def after(cls, seed: int, done: int) -> Model:
-        """What a store holds after so many commits."""
+        """Returns what a store holds after this number of commits."""
         workload, models = _AFTER.setdefault(seed, (cls(seed), [{}]))
         while len(models) <= done:
             workload.step(None)
@@ -141,7 +138,7 @@ for line in sys.stdin:
 
 
 class OtherProcess:
-    """A Python process that runs what it is told: to be stopped, killed, or to hold a lock."""
+    """A Python process that runs statements; tests stop it, kill it, or let it hold a lock."""
 
     def __init__(self) -> None:
         root = Path(__file__).resolve().parent
@@ -156,13 +153,13 @@ class OtherProcess:
         self.pid = self._process.pid
 
     def tell(self, code: str) -> None:
-        """Sends statements, without waiting for them."""
+        """Sends statements and does not wait for their result."""
         assert self._process.stdin
         self._process.stdin.write(json.dumps(code) + "\n")
         self._process.stdin.flush()
 
     def answer(self) -> Any:
-        """What the statements told earliest left in ``result``."""
+        """Returns the variable ``result`` of the oldest statements that have no answer yet."""
         assert self._process.stdout
         line = self._process.stdout.readline()
         assert line, f"the process ended with {self._process.wait()}"
@@ -175,7 +172,7 @@ class OtherProcess:
         return self.answer()
 
     def kill(self) -> None:
-        """SIGKILL, and waits until the process is gone."""
+        """Kills the process with SIGKILL and waits for its end."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):

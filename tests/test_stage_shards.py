@@ -19,7 +19,7 @@ from kafka_eos_source.stage.writer import stage
 from kafka_eos_source.state.batch_record import decode_batch
 from kafka_eos_source.state.layout import BATCH_KEY
 from kafka_eos_source.state.model import BatchContext
-from kafka_eos_source.state.store.changes import CHANGES
+from kafka_eos_source.state.store.uncommitted import CHANGES
 
 COLUMNS = SinkColumns(
     value=0, key=None, topic=None, partition=None, headers=None, timestamp=None, changelog=1

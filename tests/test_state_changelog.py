@@ -1,4 +1,4 @@
-"""The changelog topic and the batch record in it: names, checks, formats. Without a broker."""
+"""Tests of the changelog topic and its batch record: names, checks and formats, without a broker."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_only_a_compacted_topic_is_a_changelog(policy: str, windowed: bool) -> N
 
 
 class Topics:
-    """As `TopicAdmin`: a cluster that has, or gets, one topic."""
+    """Stands for `TopicAdmin`: a cluster that has, or gets, one topic."""
 
     def __init__(self, shape: TopicShape | None, raced: TopicShape | None = None) -> None:
         self.there, self._raced = shape, raced

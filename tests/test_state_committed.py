@@ -1,4 +1,4 @@
-"""A shard's committed offset: what is waited for, what is settled, what is never taken for "no offset"."""
+"""Tests of reading a shard's committed offset: waiting, ending a transaction, never a false "no offset"."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def after(seconds: float = 30.0) -> Deadline:
     return Deadline.after_seconds(seconds)
 
 
-# -- the machine, over scripted answers
+# -- the state machine, with scripted answers
 
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
-    """None = unstable; the last one for ever. Gives the partitions that were asked for."""
+    """Scripts the answers; None = unstable; the last one repeats. Returns the requested partitions."""
 
     def script(*given: dict[TopicPartition, GroupOffset] | None) -> list[list[TopicPartition]]:
         left = list(given)
@@ -92,9 +92,9 @@ def test_not_before_its_time(answers: Answers) -> None:
 
 def test_running_out_of_time_is_never_no_offset(answers: Answers) -> None:
     answers(None)
-    with pytest.raises(UnavailableError, match=r"unfinished transaction holds the offset of .*-1 in group"):
+    with pytest.raises(UnavailableError, match=r"open transaction has blocked the offset of .*-1 in group"):
         shard().offset(after(0.05))
-    with pytest.raises(UnavailableError, match="not one of this query's: its transactional id was"):
+    with pytest.raises(UnavailableError, match="another program: this query's own transactions"):
         shard(lambda _: None).offset(after(0.05))
 
 
@@ -107,7 +107,7 @@ def test_a_failed_settling_is_not_hidden(answers: Answers) -> None:
         shard(refused).offset(after())
 
 
-# -- the look, against librdkafka's mock brokers
+# -- the request, against librdkafka's mock brokers
 
 
 @pytest.fixture(scope="module")

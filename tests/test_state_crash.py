@@ -1,8 +1,8 @@
-"""Kills at any moment, logs cut and flipped, full disks, forks, locks (state C and E, without a broker).
+"""Tests of crashes without a broker: kills at any moment, damaged logs, full disks, forks and locks.
 
-A process is stopped while it commits, its folder is copied, and it goes on: each copy is what a SIGKILL at
-that moment would have left behind. What the store must hold after each commit is known beforehand, so a copy
-must hold exactly the state of *some* commit, and no older one than was acknowledged.
+A process is stopped while it commits, its folder is copied, and the process continues. Each copy is what a
+SIGKILL at that moment would have left. The state after each commit is known beforehand, so a copy must hold
+exactly the state of one commit, and none older than the last acknowledged one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CRASHES = 12 * EFFORT
 
 @pytest.fixture(scope="module")
 def crashes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, int]]:
-    """Folders as kills left them, each with the number of commits that were acknowledged before."""
+    """Folders as kills left them, each with the number of commits acknowledged before the kill."""
     folder = tmp_path_factory.mktemp("crashes")
     rng = random.Random(SEED)
     images = []
@@ -71,7 +71,7 @@ def crashes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, int]]:
 
 
 def _number(path: Path) -> int:
-    """A byte for each commit, so that no moment shows a wrong number."""
+    """Returns the number of bytes of a file that gets one byte per commit, so that it is never torn."""
     return path.stat().st_size if path.exists() else 0
 
 
@@ -83,7 +83,7 @@ def _until(condition: Callable[[], bool]) -> None:
 
 
 def _verify(path: Path) -> int:
-    """The store holds exactly the state after one commit, and says so in every way. Which one?"""
+    """Checks that the store holds exactly the state after one commit; returns its number."""
     with TransactionalStateStore.open(path, IDENTITY, TINY) as store:
         done = store.next_offset(TP)
         assert done is not None
@@ -92,7 +92,7 @@ def _verify(path: Path) -> int:
         assert store.get(b"\1last") == (b"%d" % done if done else None)
         assert dict(store.all()) == Workload.after(SEED, done)
         assert store.position().get(INPUT, 0) <= done
-        # and it can go on
+        # The store can continue from there.
         store.put(b"\1last", b"again")
         store.persist_pending(record(done + 1, "next"))
         store.promote(record(done + 1, "next"), {TP: done + 1})
@@ -110,7 +110,7 @@ def test_after_a_kill_every_acknowledged_commit_is_there_and_nothing_by_halves(
 def test_a_damaged_log_gives_an_older_commit_or_says_that_it_is_damaged(
     crashes: list[tuple[Path, int]], tmp_path: Path
 ) -> None:
-    """C2: what a machine that lost its power, or a bad disk, leaves: logs cut off or with bits turned."""
+    """A power failure or a bad disk leaves logs that are cut off or have flipped bits."""
     rng = random.Random(SEED)
     outcomes = set()
     for number in range(3 * len(crashes)):
@@ -139,7 +139,7 @@ def test_a_damaged_log_gives_an_older_commit_or_says_that_it_is_damaged(
 
 
 def _restored(path: Path) -> None:
-    """What the caller does about damage: put aside, begin anew, restore."""
+    """Does what the caller does about damage: sets the store aside, creates it again, restores it."""
     TransactionalStateStore.set_aside(path)
     with TransactionalStateStore.open(path, IDENTITY, TINY) as store:
         assert store.next_offset(TP) == 0
@@ -152,7 +152,7 @@ def _restored(path: Path) -> None:
 def test_a_damaged_file_is_recognised_the_store_put_aside_and_restored(
     crashes: list[tuple[Path, int]], tmp_path: Path, what: str, how: str
 ) -> None:
-    """E4. A store whose damaged part is not read when it is opened says so when it is."""
+    """Damage that opening the store does not read is reported by the read that meets it."""
     copy = shutil.copytree(crashes[-1][0], tmp_path / "s")
     files = sorted([*copy.glob(f"db/{what}"), *copy.glob(what)])
     assert files
@@ -167,7 +167,7 @@ def test_a_damaged_file_is_recognised_the_store_put_aside_and_restored(
                 content[at] ^= 0xFF
             path.write_bytes(content)
     if (what, how) == ("VERSION", "remove"):
-        _verify(copy)  # whose the database is and how far is in the database
+        _verify(copy)  # identity and offsets are in the database
         return
     with pytest.raises(StateCorruptedError) as raised:  # noqa: PT012
         store = TransactionalStateStore.open(copy, IDENTITY, TINY)
@@ -184,7 +184,7 @@ def other() -> Iterator[OtherProcess]:
 
 
 def test_close_closes_although_views_and_scans_live_on(other: OtherProcess, tmp_path: Path) -> None:
-    """C4: the files are free for another process, and everything is in them."""
+    """Another process can open the files, which hold everything that was committed."""
     path = tmp_path / "s"
     other.run(
         f"store = TransactionalStateStore.open({str(path)!r}, IDENTITY)\n"
@@ -203,7 +203,7 @@ def test_close_closes_although_views_and_scans_live_on(other: OtherProcess, tmp_
 
 
 def test_a_store_in_use_is_waited_for_and_then_its_owner_named(other: OtherProcess, tmp_path: Path) -> None:
-    """E6, C7: the failed opener changes nothing about the owner's close."""
+    """A process that fails to open the store does not disturb its owner."""
     path = tmp_path / "s"
     other.run(f"store = TransactionalStateStore.open({str(path)!r}, IDENTITY)")
     with pytest.raises(StateLockedError, match=f"process {other.pid} "):
@@ -224,7 +224,7 @@ def test_a_store_in_use_is_waited_for_and_then_its_owner_named(other: OtherProce
 
 
 def test_another_process_reads_commits_while_the_owner_writes(other: OtherProcess, tmp_path: Path) -> None:
-    """B10: data and offset of the same commit, at any time, without the owner's lock."""
+    """Data and offset always belong to the same commit, and the reader takes no lock."""
     path = tmp_path / "s"
     other.run(
         f"store = TransactionalStateStore.open({str(path)!r}, IDENTITY, TINY)\n"
@@ -272,7 +272,7 @@ def test_another_process_reads_commits_while_the_owner_writes(other: OtherProces
 
 
 def test_a_forked_process_is_refused_and_does_not_hang(other: OtherProcess, tmp_path: Path) -> None:
-    """C15: with the parent's store open, and with it closed again."""
+    """This holds while the parent has its store open, and after the parent closed it."""
     path = tmp_path / "s"
     code = f"""
 def forked(act):
@@ -314,17 +314,18 @@ result.append(forked(lambda: TransactionalStateStore.open(path + '2', IDENTITY))
 
 
 def test_a_full_disk_ends_the_store_and_loses_nothing(tmp_path: Path) -> None:
-    """C13, B8: the failed commit is not believed, nor is it taken for damage."""
+    """A commit that failed has no effect, and is not reported as damage."""
     path = tmp_path / "s"
     with other_process() as other:
         said = other.run(
             "import resource\n"
             f"store = TransactionalStateStore.open({str(path)!r}, IDENTITY, TINY)\n"
-            "store.put(b'\\1a', b'1'); store.stage_position({INPUT: 7}); store.commit({TP: 1})\n"
+            "store.put(b'\\1a', b'1'); store.commit({TP: 1}, position={INPUT: 7})\n"
             "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))\n"
             "result = []\n"
-            "store.put_all([(key(n), b'x' * 500) for n in range(3000)]); store.stage_position({INPUT: 9})\n"
-            "acts = lambda: store.commit({TP: 2}), lambda: store.get(b'\\1a'), store.committed_position\n"
+            "store.put_all([(key(n), b'x' * 500) for n in range(3000)])\n"
+            "commit = lambda: store.commit({TP: 2}, position={INPUT: 9})\n"
+            "acts = commit, lambda: store.get(b'\\1a'), store.position\n"
             "for act in acts:\n"
             "    try:\n"
             "        act(); result.append('nothing')\n"
@@ -336,11 +337,11 @@ def test_a_full_disk_ends_the_store_and_loses_nothing(tmp_path: Path) -> None:
     with TransactionalStateStore.open(path, IDENTITY) as store:
         assert store.next_offset(TP) == 1
         assert dict(store.all()) == {b"\1a": b"1"}
-        assert store.committed_position() == {INPUT: 7}
+        assert store.position() == {INPUT: 7}
 
 
 def test_opening_and_closing_leaks_nothing(tmp_path: Path) -> None:
-    """C14, failing opens included."""
+    """Opens that fail are included."""
     path = tmp_path / "s"
     me = psutil.Process()
     fds: list[int] = []
@@ -360,7 +361,7 @@ def test_opening_and_closing_leaks_nothing(tmp_path: Path) -> None:
 
 
 def test_a_store_that_is_seldom_written_stays_where_it_is(other: OtherProcess, tmp_path: Path) -> None:
-    """C5: one commit, then thousands in another store; a kill changes nothing about either."""
+    """One store gets one commit, the other thousands; a kill changes neither of them."""
     with other_process() as busy:
         busy.run(
             f"quiet = TransactionalStateStore.open({str(tmp_path / 'quiet')!r}, IDENTITY, TINY)\n"

@@ -1,4 +1,4 @@
-"""Opening: identity, formats, Kafka's files, damage, removal (state E, 1.10 and 1.11)."""
+"""Tests of opening a store: identity, formats, damage, the file `.checkpoint`, and removal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import rocksdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from state_kit import IDENTITY, INPUT, TOPIC, TP, key, record
+from state_kit import IDENTITY, TOPIC, TP, key, record
 
 from kafka_eos_source.errors import (
     StateCorruptedError,
@@ -22,16 +22,15 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
-from kafka_eos_source.state.store import folder, pending, records
-from kafka_eos_source.state.store.checkpoint_file import read_last_offsets, write_checkpoint
+from kafka_eos_source.state.store import pending, records
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.database import FAMILIES, Database
+from kafka_eos_source.state.store.files import write_checkpoint
 from kafka_eos_source.state.store.overlay import Ranges
-from kafka_eos_source.state.store.records import Committed
+from kafka_eos_source.state.store.records import StoreMetadata
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 A = b"\1a"
-GOOD = f"0\n2\n{TOPIC} 0 41\nother 3 7\n"
 
 
 @pytest.fixture
@@ -51,9 +50,9 @@ def filled(path: Path, **rows: bytes) -> Path:
 
 
 def edit(path: Path, *, put: dict[bytes, bytes] | None = None, delete: tuple[bytes, ...] = ()) -> None:
-    """Changes the records behind the store's back."""
+    """Changes the metadata in a closed database."""
     database = Database.open(path / "db", StoreConfig())
-    writes = database.batch()
+    writes = database.new_batch()
     for name, value in (put or {}).items():
         writes.put("offsets", name, value)
     for name in delete:
@@ -63,11 +62,11 @@ def edit(path: Path, *, put: dict[bytes, bytes] | None = None, delete: tuple[byt
 
 
 def foreign(path: Path, *, data: bool) -> None:
-    """A database with data and no word of whose it is or how far."""
+    """Creates a database that records neither an identity nor an offset."""
     path.mkdir(parents=True)
     database = Database.open(path / "db", StoreConfig())
     if data:
-        writes = database.batch()
+        writes = database.new_batch()
         writes.put("data", A, b"1")
         database.write(writes, sync=False)
     database.close()
@@ -111,12 +110,14 @@ def test_a_topic_made_anew_is_worth_a_restore_and_an_id_is_learnt(path: Path) ->
     with pytest.raises(StateCorruptedError, match="id one, which was deleted") as raised:
         open_store(path, replace(IDENTITY, topic_id="two"))
     assert raised.value.reason == "topic"
-    with pytest.raises(StateCorruptedError, match="id one, which was deleted"):  # with other shards by now
+    with pytest.raises(
+        StateCorruptedError, match="id one, which was deleted"
+    ):  # even with another number of shards
         open_store(path, replace(IDENTITY, topic_id="two", shards=9, schema="new"))
 
 
 def test_a_schema_that_was_not_known_is_learnt(path: Path) -> None:
-    """`kafka-eos state restore` makes stores without their processor."""
+    """`kafka-eos state restore` creates stores without knowing their processor."""
     open_store(path, replace(IDENTITY, schema="")).close()
     with open_store(path) as store:
         assert store.identity.schema == IDENTITY.schema
@@ -134,7 +135,7 @@ def test_e10_a_newer_format_is_refused_before_anything_is_touched(path: Path) ->
         with pytest.raises(StateFormatError, match=f"{path}.*format 99.*up to {records.FORMAT}"):
             read(path)
     assert content(path) == before
-    TransactionalStateStore.set_aside(path)  # what a person may decide to do
+    TransactionalStateStore.set_aside(path)  # a person may decide to do this
     with open_store(path) as store:
         assert store.next_offset(TP) == 0
 
@@ -149,7 +150,7 @@ def test_a_newer_format_in_the_records_is_refused_too(path: Path) -> None:
 @pytest.mark.parametrize("name", [b"ident", b"batch", b"pos", b"saved", b"off/t/0", b"status"])
 @pytest.mark.parametrize("value", [b"", b"{}", b"\x02{}", b"\x01{", b"\x01[1]", b'\x01"x"'])
 def test_e13_records_that_are_not_readable_are_damage(name: bytes, value: bytes) -> None:
-    """The version byte decides how a value is read, never what it looks like."""
+    """Only the version byte decides how a value is decoded."""
     if (name, value) == (b"status", b'\x01"x"') or (name, value) == (b"status", b"\x01[1]"):
         assert not records.decode([(name, value)]).restoring
         return
@@ -167,8 +168,8 @@ BATCHES = st.builds(
     time_ms=st.integers(0, 2**62),
     event_time_ms=st.none() | st.integers(-(2**62), 2**62),
 )
-COMMITTED = st.builds(
-    Committed,
+METADATA = st.builds(
+    StoreMetadata,
     identity=st.builds(
         StoreIdentity, st.text(max_size=3), st.just("s"), st.just(0), st.just(1), st.just("t")
     ),
@@ -181,16 +182,16 @@ COMMITTED = st.builds(
 
 
 @settings(max_examples=40)
-@given(st.lists(COMMITTED, min_size=1, max_size=3))
-def test_records_written_one_over_the_other_say_the_last(steps: list[Committed]) -> None:
+@given(st.lists(METADATA, min_size=1, max_size=3))
+def test_records_written_one_over_the_other_say_the_last(steps: list[StoreMetadata]) -> None:
     stored: dict[bytes, bytes] = {}
-    before = Committed()
-    for committed in steps:
-        puts, gone = records.encode(before, committed)
+    before = StoreMetadata()
+    for metadata in steps:
+        puts, gone = records.encode(before, metadata)
         stored.update(puts)
         for name in gone:
             del stored[name]
-        before = committed
+        before = metadata
     assert records.decode(stored.items()) == steps[-1]
 
 
@@ -200,21 +201,20 @@ def test_records_written_one_over_the_other_say_the_last(steps: list[Committed])
 def test_headers_of_pending_batches_survive(
     batch: BatchRecord, base: BatchRecord | None, position: dict[TopicPartition, int], spans: list[Any]
 ) -> None:
-    header = pending.Header(PendingBatch(batch, base, 17), position, Ranges(tuple(spans)))
+    header = pending.PendingHeader(PendingBatch(batch, base, 17), position, Ranges(tuple(spans)))
     ((name, value),) = pending.encode(header, [])
-    low, high = pending.header_span()
-    assert low <= name < high
-    (again,) = pending.headers([(name, value)])
+    assert name.startswith(b"h")
+    again = pending.decode_header(value)
     assert (again.batch, again.position, again.ranges.spans) == (header.batch, position, tuple(spans))
 
 
 def test_a_header_or_rows_that_are_not_readable_are_damage() -> None:
     for value in (b"", b"{}", b'{"record": 1}'):
         with pytest.raises(StateCorruptedError):
-            pending.headers([(b"h", value)])
+            pending.decode_header(value)
     for blob in (None, b"", b"rubbish"):
         with pytest.raises(StateCorruptedError):
-            pending.decode(blob)
+            pending.decode_rows(blob)
 
 
 # ------------------------------------------------------------------ what is missing
@@ -234,7 +234,6 @@ def test_e2_lost_offsets_are_damage_once(path: Path) -> None:
 
 def test_e3_an_empty_database_is_a_new_store(path: Path) -> None:
     foreign(path, data=False)
-    (path / ".checkpoint").write_text(GOOD)  # says nothing about an empty one
     with open_store(path) as store:
         assert store.next_offset(TP) == 0
 
@@ -251,8 +250,7 @@ def test_e5_damage_deletes_nothing_by_itself(path: Path) -> None:
 
 
 def test_c16_a_damaged_log_of_a_seldom_written_family_is_recognised(tmp_path: Path) -> None:
-    """What a database without atomic flush comes to: data flushed, offsets only in an old log, which is
-    bad."""
+    """Without atomic flush, data is flushed while offsets are only in an old log, which is damaged here."""
     path = tmp_path / "s"
     filled(path)
     options = rocksdict.Options(raw_mode=True)
@@ -282,96 +280,52 @@ def test_c16_a_damaged_log_of_a_seldom_written_family_is_recognised(tmp_path: Pa
         assert store.next_offset(TP) == 0
 
 
-# ------------------------------------------------------------------ .checkpoint and .position
-
-
-def test_e7_a_checkpoint_is_taken_over_once(path: Path) -> None:
+def test_data_that_names_no_state_is_damage(path: Path) -> None:
+    """Not even a `.checkpoint` file, as Kafka Streams leaves one, says which state it is."""
     foreign(path, data=True)
-    (path / ".checkpoint").write_text(GOOD)
-    with open_store(path) as store:
-        assert (store.committed_offset(TP), store.next_offset(TP)) == (41, 42)
-        assert store.get(A) == b"1"
-        store.commit({TP: 50})
-    (path / ".checkpoint").write_text(f"0\n1\n{TOPIC} 0 999\n")
-    with open_store(path) as store:
-        assert store.next_offset(TP) == 50
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"0\n1\n{TOPIC} 0 -4\n",
-        f"0\n2\n{TOPIC} 0 41\n",
-        f"1\n1\n{TOPIC} 0 41\n",
-        f"0\n1\n{TOPIC} 41\n",
-        "0\n1\nother 0 41\n",
-        "rubbish",
-        "",
-        None,
-    ],
-)
-def test_e8_a_checkpoint_that_says_nothing_is_not_believed(path: Path, text: str | None) -> None:
-    foreign(path, data=True)
-    if text is not None:
-        (path / ".checkpoint").write_text(text)
-    with pytest.raises(StateCorruptedError) as raised:
+    (path / ".checkpoint").write_text(f"0\n1\n{TOPIC} 0 41\n")
+    with pytest.raises(StateCorruptedError, match="does not record which state") as raised:
         open_store(path)
     assert raised.value.reason == "no-offset"
 
 
-def test_a_checkpoint_of_other_bytes_is_not_believed(path: Path) -> None:
-    path.mkdir()
-    (path / ".checkpoint").write_bytes(b"\xff\xfe\x00")
-    assert read_last_offsets(path / ".checkpoint") is None
-    with open_store(path) as store:  # and does not stop one of ours from being written
-        store.commit({TP: 3})
-    assert read_last_offsets(path / ".checkpoint") == {TP: 2}
+# ------------------------------------------------------------------ .checkpoint
+
+
+def checkpoint(path: Path) -> list[str]:
+    return (path / ".checkpoint").read_text().splitlines()
 
 
 def test_the_checkpoint_is_written_at_open_and_close(path: Path) -> None:
+    lines = ["0", "2", f"{TOPIC} 0 7", "other 1 2"]
     with open_store(path) as store:
-        assert read_last_offsets(path / ".checkpoint") == {}
+        assert checkpoint(path) == ["0", "0"]
         store.commit({TP: 8, TopicPartition("other", 1): 3})
-        assert read_last_offsets(path / ".checkpoint") == {}
-    assert read_last_offsets(path / ".checkpoint") == {TP: 7, TopicPartition("other", 1): 2}
+        assert checkpoint(path) == ["0", "0"]
+    assert checkpoint(path) == lines
     (path / ".checkpoint").unlink()
     with open_store(path):
-        assert read_last_offsets(path / ".checkpoint") == {TP: 7, TopicPartition("other", 1): 2}
+        assert checkpoint(path) == lines
+
+
+def test_an_unreadable_checkpoint_is_replaced(path: Path) -> None:
+    path.mkdir()
+    (path / ".checkpoint").write_bytes(b"\xff\xfe\x00")
+    with open_store(path) as store:
+        store.commit({TP: 3})
+    assert checkpoint(path) == ["0", "1", f"{TOPIC} 0 2"]
 
 
 @given(OFFSETS)
-def test_checkpoints_are_read_as_written(offsets: dict[TopicPartition, int]) -> None:
+def test_a_checkpoint_has_the_last_offset_of_each_partition(offsets: dict[TopicPartition, int]) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as name:
         write_checkpoint(Path(name), offsets)
-        assert read_last_offsets(Path(name) / ".checkpoint") == {
-            tp: offset - 1 for tp, offset in offsets.items() if offset
-        }
-
-
-def test_e9_a_position_file_is_taken_over_and_removed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with open_store(path) as store:
-        store.commit({TP: 1}, position={INPUT: 9})
-    text = f"0\n2\n{INPUT.topic} 0 4\nother 1 6\n"
-    expected = {INPUT: 9, TopicPartition("other", 1): 6}
-    (path / ".position").write_text(text)
-
-    class Killed(BaseException):
-        pass
-
-    def kill(*_args: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:  # between the write and the removal of the file
-        patch.setattr(folder, "write_checkpoint", kill)
-        patch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
-        with pytest.raises(Killed):
-            open_store(path)
-    for _ in range(2):
-        assert (path / ".position").exists() is (_ == 0)
-        with open_store(path) as store:
-            assert store.committed_position() == expected
+        version, count, *lines = checkpoint(Path(name))
+    found = {TopicPartition(t, int(p)): int(at) for t, p, at in (line.split() for line in lines)}
+    assert (version, int(count)) == ("0", len(lines))
+    assert found == {tp: offset - 1 for tp, offset in offsets.items() if offset}
 
 
 # ------------------------------------------------------------------ removal
@@ -406,7 +360,7 @@ def test_a_damaged_store_is_set_aside_once_in_ten_minutes(path: Path) -> None:
     assert (aside / "db" / "CURRENT").exists()
     assert not path.exists()
     filled(path)
-    with pytest.raises(StateError, match="damaged, 0 s after"):
+    with pytest.raises(StateError, match="damaged again, 0 s after"):
         TransactionalStateStore.set_aside(path)
     with open_store(path) as store:
         assert store.get(A) == b"1"
@@ -417,21 +371,11 @@ def test_a_damaged_store_is_set_aside_once_in_ten_minutes(path: Path) -> None:
     assert not old.exists(), "one is kept"
 
 
-def test_metrics_have_the_names_of_the_kip(path: Path) -> None:
+def test_a_store_names_itself_as_a_state_store_of_kafka_does(path: Path) -> None:
     with open_store(path) as store:
-        store.put(A, b"1" * 100)
-        names = store.metrics()
-        assert names["uncommitted-bytes"] == store.approximate_num_uncommitted_bytes() > 200
-        assert names["uncommitted-entries"] == 1
-        assert names["commit-total"] == 0
-        store.commit({TP: 1})
-        store.put(A, b"")
-        store.rollback()
-        after = store.metrics()
-        assert after["commit-total"] == after["rollback-total"] == 1
-        assert after["commit-rate"] > 0
-        assert after["commit-latency-max"] >= after["commit-latency-avg"] > 0
-        assert after["uncommitted-bytes"] == 0
-        assert after["estimate-num-keys"] == 1
-        assert not any(name.startswith("flush") for name in after)
-    assert (store.name, store.partition, store.persistent, store.manages_offsets) == ("counts", 0, True, True)
+        assert (store.name, store.partition, store.persistent, store.manages_offsets) == (
+            "counts",
+            0,
+            True,
+            True,
+        )

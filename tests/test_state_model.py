@@ -1,4 +1,4 @@
-"""The store against a dict (state A12): any sequence of writes, commits, pendings, reopenings."""
+"""Compares the store with a dict over any sequence of writes, commits, pending changes and reopens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from state_kit import EFFORT, IDENTITY, INPUT, TINY, TP, Model, binary, record
 from kafka_eos_source.state.layout import upper_bound
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
-# Few keys that are prefixes of each other and that end in 0xff, so that bounds and ranges meet them.
+# Few keys that are prefixes of each other or end in 0xff, so that bounds and ranges often touch them.
 KEYS = st.one_of(
     st.builds(bytes, st.lists(st.sampled_from([1, 2, 0x7F, 0xFE, 0xFF]), min_size=1, max_size=3)),
     st.integers(0, 399).map(lambda n: b"\1x%03d" % n),
@@ -25,7 +25,7 @@ ROWS = st.lists(st.tuples(KEYS, VALUES), max_size=12)
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """`committed` and `seen` are what others and what the owner should find."""
+    """`committed` is the state that others should see, `seen` the state that the owner should see."""
 
     @initialize()
     def start(self) -> None:
@@ -33,10 +33,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = TransactionalStateStore.open(self.folder / "s", IDENTITY, TINY)
         self.committed: Model = {}
         self.seen: Model = {}
-        self.ever: set[bytes] = set()  # every key that there was
+        self.ever: set[bytes] = set()  # all keys that ever existed
         self.offset = 0
         self.batch = -1
-        self.position = self.staged_position = -1
+        self.position = -1
         self.kept: dict[str, tuple[int, int, Model, int]] = {}  # attempt → batch, base batch, state, position
 
     def teardown(self) -> None:
@@ -121,32 +121,28 @@ class StoreMachine(RuleBasedStateMachine):
         assert state == self.seen
         assert len(keys) == len(set(keys))
 
-    @rule()
-    def stage_position(self) -> None:
-        self.staged_position = max(self.position, self.staged_position) + 1
-        self.store.stage_position({INPUT: self.staged_position})
-
-    @rule(ahead=st.integers(0, 3))
-    def commit(self, ahead: int) -> None:
+    @rule(ahead=st.integers(0, 3), further=st.integers(0, 1))
+    def commit(self, ahead: int, further: int) -> None:
         self.offset += ahead
         self.batch += 1
-        self.store.commit({TP: self.offset}, batch=record(self.batch))
+        self.position += further
+        position = {INPUT: self.position} if further else None
+        self.store.commit({TP: self.offset}, position=position, batch=record(self.batch))
         self.committed = dict(self.seen)
-        self.position = max(self.position, self.staged_position)
 
     @rule()
     def rollback(self) -> None:
         self.store.rollback()
         self._forget_staged()
 
-    @rule(attempt=st.sampled_from("ab"))
-    def persist_pending(self, attempt: str) -> None:
-        self.store.persist_pending(record(self.batch + 1, attempt))
+    @rule(attempt=st.sampled_from("ab"), further=st.integers(0, 1))
+    def persist_pending(self, attempt: str, further: int) -> None:
+        position = self.position + further
+        self.store.persist_pending(record(self.batch + 1, attempt), {INPUT: position} if further else None)
         if attempt in self.kept and self.kept[attempt][0] != self.batch + 1:
-            self.store.drop_pending([attempt])  # of an earlier batch: as an opener does
+            self.store.drop_pending([attempt])  # drop an earlier batch, as an operator does
             self.store.rollback()
         self.kept = {a: k for a, k in self.kept.items() if k[0] == self.batch + 1}
-        position = max(self.position, self.staged_position)
         self.kept[attempt] = (self.batch + 1, self.batch, dict(self.seen), position)
         self._forget_staged()
 
@@ -186,7 +182,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _forget_staged(self) -> None:
         self.seen = dict(self.committed)
-        self.staged_position = -1
 
     @invariant()
     def all_agree(self) -> None:
@@ -201,8 +196,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store.next_offset(TP) == self.offset
         last = self.store.last_batch()
         assert (-1 if last is None else last.batch_id) == self.batch
-        assert self.store.committed_position().get(INPUT, -1) == self.position
-        assert self.store.position().get(INPUT, -1) == max(self.position, self.staged_position)
+        assert self.store.position().get(INPUT, -1) == self.position
         with self.store.view("read_committed") as view:
             assert list(view.all()) == sorted(self.committed.items())
         with self.store.view("read_uncommitted") as view:

@@ -1,4 +1,4 @@
-"""State on its way to another number of shards: the mark, what comes next, where keys go."""
+"""Tests of moving state to another number of shards: the mark, the next stage, the shard of each key."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from kafka_eos_source.state import layout
 from kafka_eos_source.state.changelog.move import (
     EVERY_SHARD,
     Move,
+    MoveState,
     Placement,
-    Seen,
     Stage,
-    begin,
+    begin_move,
+    merge_keyless_entries,
     next_stage,
-    of_every_shard,
 )
 from kafka_eos_source.state.encoding.describe import META_KEY, Description, TableDescription
 from kafka_eos_source.state.encoding.keys import KeyCodec
@@ -54,7 +54,7 @@ def test_the_mark_comes_back_and_is_no_token_to_anybody() -> None:
         text = move.encode()
         assert len(text) < 1024
         assert Move.decode(text) == move
-        assert Move.decode(text + "\0") == move  # as librdkafka hands it back
+        assert Move.decode(text + "\0") == move  # as librdkafka returns it
         with pytest.raises(
             StateError, match=r"store 'counts' is being moved to 5 shards.*continues where it stopped"
         ):
@@ -79,58 +79,58 @@ def test_what_is_no_mark() -> None:
     for text in ("", "free text", TOKEN.encode(), '"moving"', 'not json "moving"'):
         assert Move.decode(text) is None
     newer = MOVE.encode().replace('"kafka-eos":1', '"kafka-eos":2', 1)
-    with pytest.raises(OperatorError, match="another version"):
+    with pytest.raises(OperatorError, match="another format version"):
         Move.decode(newer)
     damaged = json.loads(MOVE.encode())
     del damaged["moving"]["to"]
-    with pytest.raises(OperatorError, match="damaged"):
+    with pytest.raises(OperatorError, match="cannot be decoded"):
         Move.decode(json.dumps(damaged))
 
 
 @pytest.mark.parametrize(
     ("seen", "expected"),
     [
-        (Seen(shape(3), None, None), Stage.COPY),
-        (Seen(shape(3), shape(5), None), Stage.COPY),  # left by one that was killed before its commit
-        (Seen(shape(3, "old"), shape(5), MOVE), Stage.REMAKE),
-        (Seen(None, shape(5), MOVE), Stage.REMAKE),
-        (Seen(shape(3), shape(5), MOVE), Stage.REMAKE),  # by a task of the query, with its own number
-        (Seen(shape(5, "old"), shape(5), replace(MOVE, was=5)), Stage.REMAKE),
-        (Seen(shape(5), shape(5), MOVE), Stage.FILL),
-        (Seen(shape(5), shape(5), None), Stage.CLEAN),
-        (Seen(shape(5), None, None), Stage.DONE),
+        (MoveState(shape(3), None, None), Stage.COPY),
+        (MoveState(shape(3), shape(5), None), Stage.COPY),  # left by a move killed before its commit
+        (MoveState(shape(3, "old"), shape(5), MOVE), Stage.REMAKE),
+        (MoveState(None, shape(5), MOVE), Stage.REMAKE),
+        (MoveState(shape(3), shape(5), MOVE), Stage.REMAKE),  # a task of the query created the topic
+        (MoveState(shape(5, "old"), shape(5), replace(MOVE, was=5)), Stage.REMAKE),
+        (MoveState(shape(5), shape(5), MOVE), Stage.FILL),
+        (MoveState(shape(5), shape(5), None), Stage.CLEAN),
+        (MoveState(shape(5), None, None), Stage.DONE),
     ],
 )
-def test_what_comes_next(seen: Seen, expected: Stage) -> None:
+def test_what_comes_next(seen: MoveState, expected: Stage) -> None:
     assert next_stage(seen, 5) is expected
 
 
 def test_what_has_no_next_stage() -> None:
     with pytest.raises(StateError, match="from 3 to 5 shards is under way"):
-        next_stage(Seen(shape(3), shape(5), MOVE), 4)
+        next_stage(MoveState(shape(3), shape(5), MOVE), 4)
     with pytest.raises(ChangelogError, match="no changelog topic"):
-        next_stage(Seen(None, None, None), 5)
+        next_stage(MoveState(None, None, None), 5)
     for copy in (None, shape(3)):
         with pytest.raises(ChangelogError, match="copy of the state is gone"):
-            next_stage(Seen(None, copy, MOVE), 5)
+            next_stage(MoveState(None, copy, MOVE), 5)
 
 
 def test_a_move_begins_with_the_latest_times_of_one_batch() -> None:
     tokens = {0: token(time_ms=5, event=None), 1: token(time_ms=9, event=30), 2: token(time_ms=7, event=20)}
-    found = begin("counts", tokens, "id", 5, "attempt")
+    found = begin_move("counts", tokens, "id", 5, "attempt")
     assert found == Move("counts", 3, 5, "id", TOKEN, "attempt", 9, 30)
-    assert begin("counts", {0: token()}, "id", 2, "a").event_time_ms is None
+    assert begin_move("counts", {0: token()}, "id", 2, "a").event_time_ms is None
     counting = [
         replace(TOKEN, shard=ShardProgress("a", 1, None, {"late_rows": n, f"own_{n}": 1})) for n in (2, 3)
     ]
-    summed = begin("counts", dict(enumerate(counting)), "id", 5, "a").counts
+    summed = begin_move("counts", dict(enumerate(counting)), "id", 5, "a").counts
     assert summed == {"late_rows": 5, "own_2": 1, "own_3": 1}
     for missing in (None, TOKEN):
         with pytest.raises(TokenMissingError, match=r"shards \[1\] of store 'counts' have no token"):
-            begin("counts", {0: token(), 1: missing}, "id", 5, "a")
+            begin_move("counts", {0: token(), 1: missing}, "id", 5, "a")
     for other in (token(batch_id=6), token(query="another")):
-        with pytest.raises(StateMismatchError, match="different batches: 0 of batch 7 of query query, 1 of"):
-            begin("counts", {0: token(), 1: other}, "id", 5, "a")
+        with pytest.raises(StateMismatchError, match="different batches: 0 at batch 7 of query query, 1 at"):
+            begin_move("counts", {0: token(), 1: other}, "id", 5, "a")
 
 
 KEY = pa.schema([("user", pa.string()), ("day", pa.int64())])
@@ -167,10 +167,10 @@ def test_a_key_that_is_not_where_spark_would_send_it() -> None:
     (group_key,) = KeyCodec(KEY).encode(columns).to_pylist()
     shard = int(shards_of(columns, 3)[0])
     placement = Placement(DESCRIPTION, 3, 5)
-    with pytest.raises(StateMismatchError, match=rf"key \['a', 1\] is of shard {shard} by Spark's hash"):
+    with pytest.raises(StateMismatchError, match=rf"key \['a', 1\] belongs to shard {shard} by Spark's hash"):
         placement.of(pa.array([layout.keyed(2, group_key)]), (shard + 1) % 3)
     for key in (b"\x00raw", layout.keyed(2, b"x"), b"\x02\x00"):
-        with pytest.raises(StateMismatchError, match="holds what cannot be placed"):
+        with pytest.raises(StateMismatchError, match="holds an entry that cannot be assigned"):
             placement.of(pa.array([key]), shard)
 
 
@@ -181,9 +181,9 @@ def test_what_belongs_to_no_key_goes_to_every_shard() -> None:
         1: {META_KEY: b"d", WATERMARK: early},
         2: {META_KEY: b"d"},
     }
-    assert of_every_shard(shards) == {META_KEY: b"d", WATERMARK: late}
-    with pytest.raises(StateMismatchError, match="different ways"):
-        of_every_shard({0: {META_KEY: b"d"}, 1: {META_KEY: b"e"}})
+    assert merge_keyless_entries(shards) == {META_KEY: b"d", WATERMARK: late}
+    with pytest.raises(StateMismatchError, match="different descriptions"):
+        merge_keyless_entries({0: {META_KEY: b"d"}, 1: {META_KEY: b"e"}})
 
 
 def test_the_copy_is_nobodys_changelog() -> None:

@@ -1,4 +1,4 @@
-"""A store that is worth nothing is put away once, and restored. On real databases, without Kafka."""
+"""Tests that unusable local state is replaced once and restored, with real databases and without Kafka."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def test_what_is_worth_nothing_is_removed(case: Case, reason: Reason) -> None:
 
 
 def test_twice_is_an_error(case: Case) -> None:
-    with pytest.raises(ChangelogError, match=r"too-old.*worth nothing again \(out-of-range"):
+    with pytest.raises(ChangelogError, match=r"too-old.*cannot be used either \(out-of-range"):
         case.run(wiping(Reason.TOO_OLD, Reason.OUT_OF_RANGE))
     with TransactionalStateStore.open(case.path, IDENTITY):
-        """It was closed."""
+        """Opening succeeds only if the store was closed."""
 
 
 def test_a_damaged_database(case: Case) -> None:
@@ -122,7 +122,7 @@ def test_damage_again_is_an_error(case: Case) -> None:
 
 @pytest.mark.parametrize("error", [RetriableError("later"), KeyboardInterrupt()])
 def test_any_other_error_wipes_nothing(case: Case, error: BaseException) -> None:
-    """A broker that is away is no reason to throw state away."""
+    """A broker that cannot be reached is no reason to wipe state."""
 
     def bring(_store: TransactionalStateStore) -> Restored:
         raise error

@@ -1,4 +1,4 @@
-"""Restoring a store: what is decided, and what becomes of it over a model of a log. Without a broker."""
+"""Tests of restoring a store, with a model of the log instead of a broker."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from kafka_eos_source.state.batch_record import encode_batch
 from kafka_eos_source.state.changelog import restore as module
 from kafka_eos_source.state.changelog.restore import Restored, restore
 from kafka_eos_source.state.changelog.restore_plan import (
-    ReadOn,
+    ReadRange,
     Reason,
     WipeNeeded,
-    decide,
-    marked,
-    unmarked,
+    plan_restore,
+    tag_restoring,
+    untag_restoring,
 )
 from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.layout import BATCH_KEY
@@ -41,12 +41,12 @@ NOW_MS = BATCH.time_ms + HOUR_MS
 
 
 class Killed(Exception):
-    """The process is no more."""
+    """The process was killed."""
 
 
 @dataclass
 class Store:
-    """As a `TransactionalStateStore`: what a chunk brings is there at once, or not at all."""
+    """Stands for a `TransactionalStateStore`: a chunk is written in full or not at all."""
 
     data: dict[bytes, bytes] = field(default_factory=dict)
     next: int | None = 0
@@ -91,7 +91,7 @@ Record = tuple[int, "bytes | None", "bytes | None"]
 
 
 class Log:
-    """A partition, read_committed: offsets without a record are markers, aborted or compacted away."""
+    """A partition read with read_committed; an offset without a record is a control or removed record."""
 
     at_once = 1_000
 
@@ -132,7 +132,7 @@ class Log:
         return pulled
 
     def came(self) -> None:
-        """What happens to the log between two looks."""
+        """Hook for what happens to the log between two reads."""
 
     def readable(self, deadline: Deadline) -> tuple[int, int]:
         self.asked.append("readable")
@@ -160,19 +160,19 @@ def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SHORT_LOG_GRACE_SECONDS", -1.0)
 
 
-# -- what is decided
+# -- the plan
 
 
 def plan(next_offset: int | None, batch: BatchRecord | None, start: int, end: int, **more: Any) -> Any:
     more = {"now_ms": NOW_MS, "delete_retention_ms": 24 * HOUR_MS, **more}
-    return decide(next_offset, batch, start, end, **more)
+    return plan_restore(next_offset, batch, start, end, **more)
 
 
 @pytest.mark.parametrize("held", [None, 0])
 def test_an_empty_store_reads_everything(held: int | None) -> None:
-    assert plan(held, None, 0, 10) == ReadOn(0, 10, Reason.EMPTY, NOW_MS)
-    assert plan(held, None, 4, 10) == ReadOn(4, 10, Reason.EMPTY, NOW_MS)
-    assert plan(held, None, 0, 0) == ReadOn(0, 0, Reason.NONE, NOW_MS)
+    assert plan(held, None, 0, 10) == ReadRange(0, 10, Reason.EMPTY, NOW_MS)
+    assert plan(held, None, 4, 10) == ReadRange(4, 10, Reason.EMPTY, NOW_MS)
+    assert plan(held, None, 0, 0) == ReadRange(0, 0, Reason.NONE, NOW_MS)
 
 
 def test_a_store_that_is_there_reads_nothing_however_old_it_is() -> None:
@@ -181,7 +181,7 @@ def test_a_store_that_is_there_reads_nothing_however_old_it_is() -> None:
 
 
 def test_a_store_behind_reads_on() -> None:
-    assert plan(6, BATCH, 0, 10) == ReadOn(6, 10, Reason.CATCH_UP, BATCH.time_ms)
+    assert plan(6, BATCH, 0, 10) == ReadRange(6, 10, Reason.CATCH_UP, BATCH.time_ms)
     assert plan(6, BATCH, 6, 10).start == 6
 
 
@@ -203,18 +203,18 @@ def test_a_store_that_cannot_be_caught_up(
 
 def test_too_old_is_half_of_what_deletions_are_kept() -> None:
     half = {"delete_retention_ms": 2 * HOUR_MS}
-    assert isinstance(plan(6, BATCH, 0, 10, **half), ReadOn)
+    assert isinstance(plan(6, BATCH, 0, 10, **half), ReadRange)
     late = plan(6, BATCH, 0, 10, **half, now_ms=NOW_MS + 1)
     assert isinstance(late, WipeNeeded)
     assert late.reason is Reason.TOO_OLD
     assert "1.0 h old" in late.why
-    assert isinstance(plan(6, BATCH, 0, 10, delete_retention_ms=None, now_ms=10**15), ReadOn)
+    assert isinstance(plan(6, BATCH, 0, 10, delete_retention_ms=None, now_ms=10**15), ReadRange)
 
 
 def test_a_restore_cut_short_is_as_old_as_itself_not_as_what_it_read() -> None:
-    half_way = marked(BATCH, NOW_MS)
+    half_way = tag_restoring(BATCH, NOW_MS)
     soon = plan(6, half_way, 0, 10, now_ms=NOW_MS + 5 * HOUR_MS, delete_retention_ms=12 * HOUR_MS)
-    assert soon == ReadOn(6, 10, Reason.RESUMED, NOW_MS)
+    assert soon == ReadRange(6, 10, Reason.RESUMED, NOW_MS)
     late = plan(6, half_way, 0, 10, now_ms=NOW_MS + 7 * HOUR_MS, delete_retention_ms=12 * HOUR_MS)
     assert isinstance(late, WipeNeeded)
 
@@ -222,14 +222,14 @@ def test_a_restore_cut_short_is_as_old_as_itself_not_as_what_it_read() -> None:
 @given(st.none() | st.text().map(lambda attempt: replace(BATCH, attempt=attempt)), st.integers(0, 2**62))
 def test_a_mark_comes_off(batch: BatchRecord | None, since_ms: int) -> None:
     expected = batch or BatchRecord("", -1, "")
-    assert unmarked(marked(batch, since_ms)) == (expected, since_ms)
+    assert untag_restoring(tag_restoring(batch, since_ms)) == (expected, since_ms)
 
 
 def test_an_attempt_is_no_mark() -> None:
-    assert unmarked(BATCH) == (BATCH, None)
+    assert untag_restoring(BATCH) == (BATCH, None)
 
 
-# -- what becomes of the store
+# -- the restored store
 
 
 def test_d1_one_record() -> None:
@@ -272,7 +272,7 @@ def test_a_log_that_lost_its_start_meanwhile_is_for_the_caller_too() -> None:
     store = Store(next=2, batch=BATCH)
     outcome = restore(store, TP, 9, Losing([], 9), deadline=Deadline.after_seconds(1), now_ms=NOW_MS)
     assert isinstance(outcome, WipeNeeded)
-    assert outcome.why == "it holds the changelog up to offset 2; the log starts at 7 now"
+    assert outcome.why == "it holds the changelog up to offset 2; the log now starts at 7"
 
 
 def test_nothing_is_asked_when_the_store_is_there() -> None:
@@ -285,7 +285,7 @@ def test_nothing_is_asked_when_the_store_is_there() -> None:
 
 
 def test_only_what_is_committed_is_read() -> None:
-    """Records behind the committed end are of a batch that is pending elsewhere."""
+    """Records after the committed offset belong to a batch whose transaction is not decided."""
     store = Store()
     log = Log(records((0, b"k", b"1"), (1, b"k", b"2"), (2, b"k", b"3"), (3, b"l", b"4")), 5)
     assert run(store, log, 2).records == 2
@@ -344,7 +344,7 @@ def test_a_foreign_record_stops_the_restore(key: bytes | None) -> None:
 
 def test_d8_a_foreign_transaction_is_waited_for_and_then_named() -> None:
     log = Log(records((0, b"k", b"v")), 5, stable=1)
-    with pytest.raises(ChangelogError, match=r"unfinished transaction.*at offset 1, .*goes on to 5.*\.sh"):
+    with pytest.raises(ChangelogError, match=r"open transaction.*at offset 1, .*continues to 5.*\.sh"):
         run(Store(), log, None, seconds=0.05)
 
 
@@ -369,14 +369,14 @@ def test_what_the_first_driver_left_is_settled_once() -> None:
         log.stable = log.end
 
     assert run(Store(), log, None, end_transaction=end_transaction).records == 1
-    with pytest.raises(ChangelogError, match="unfinished transaction"):
+    with pytest.raises(ChangelogError, match="open transaction"):
         run(Store(), Log([], 5, stable=1), None, seconds=0.05, end_transaction=settled.append)
     assert len(settled) == 2
 
 
 @pytest.mark.usefixtures("no_grace")
 def test_d20_the_changelogs_marker_may_come_after_the_groups() -> None:
-    """The committed offset is known and the transaction that wrote it is still open in the changelog."""
+    """The group's offset is committed while the same transaction still looks open in the changelog."""
 
     class Late(Log):
         looks = 0
@@ -394,7 +394,7 @@ def test_d20_the_changelogs_marker_may_come_after_the_groups() -> None:
 
 def test_and_if_it_never_comes_that_is_said() -> None:
     log = Log(records((0, b"k", b"1"), (2, b"k", b"2")), 5, stable=1)
-    with pytest.raises(ChangelogError, match=r"at offset 1, below the committed end 4"):
+    with pytest.raises(ChangelogError, match=r"at offset 1, below the committed offset 4"):
         run(Store(), log, 4, seconds=0.05)
 
 
@@ -429,7 +429,7 @@ def test_a_deleted_topic() -> None:
 
 
 def test_time_begins_anew_with_each_answer() -> None:
-    """A long restore is not an error: only silence is."""
+    """A long restore is no error; only silence is."""
 
     class Slow(Log):
         at_once = 1
@@ -463,7 +463,7 @@ def test_chunks_are_small_where_values_are_large(monkeypatch: pytest.MonkeyPatch
     assert store.chunks == 7 + 1, "three looks fill a chunk; the last write ends the restore"
 
 
-# -- killed and begun again
+# -- killed and started again
 
 keys = st.sampled_from([b"\x01a", b"\x01b", b"\x01c", b"\x81d"])
 history = st.lists(
@@ -482,7 +482,7 @@ history = st.lists(
 def test_d9_d13_d15_the_end_is_the_same_whatever_happens(
     log_: Any, kills: list[int], at_most: int, chunk_records: int, data: st.DataObject
 ) -> None:
-    """Holes anywhere, killed after any chunk, begun from any earlier offset: the same state as in one go."""
+    """Gaps, kills after any chunk and repeated reads lead to the same state as one uninterrupted restore."""
     found = [(at, *each) for at, each in enumerate(log_) if each is not None]
     end = len(log_)
     expected = Store()

@@ -1,4 +1,4 @@
-"""Kafka Streams' shapes over the store, against plain dicts."""
+"""Compares Kafka Streams' kinds of store on top of the state store with plain dicts."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""The store by itself: staging and own writes (state A), offsets and commits (state C), pending batches,
-restore."""
+"""Tests of the store itself: staged writes, commits and offsets, pending batches, restored chunks."""
 
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,9 +22,10 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import BatchRecord, StateAccess
-from kafka_eos_source.state.store.database import Database, Writes
+from kafka_eos_source.state.store.database import Database
+from kafka_eos_source.state.store.durable import in_key_order
 from kafka_eos_source.state.store.handle import StateHandle
-from kafka_eos_source.state.store.key_order import in_key_order
+from kafka_eos_source.state.store.rocksdb import WriteBatch
 from kafka_eos_source.state.store.sorted_keys import SortedKeys
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
@@ -45,7 +44,7 @@ def store(path: Path) -> Iterator[TransactionalStateStore]:
 
 
 def fill(store: TransactionalStateStore, *keys: bytes, offset: int = 0) -> None:
-    """Commits each key with itself as the value."""
+    """Commits each key with the key as its value."""
     store.put_all([(each, each) for each in keys])
     store.commit({TP: offset})
 
@@ -58,9 +57,9 @@ def keys(pairs: Iterator[tuple[bytes, bytes]]) -> list[bytes]:
 
 
 def test_a1_offsets_and_position_are_in_no_scan(store: TransactionalStateStore) -> None:
-    fill(store, A, offset=7)
-    store.stage_position({INPUT: 3})
-    store.persist_pending(record(0))
+    store.put(A, A)
+    store.commit({TP: 7}, position={INPUT: 2})
+    store.persist_pending(record(0), {INPUT: 3})
     for scan in (store.all(), store.range(), store.prefix_scan(b""), store.reverse_range()):
         assert keys(scan) == [A]
 
@@ -78,7 +77,7 @@ def test_a2_a3_staged_puts_and_deletes_lie_over_what_is_committed(store: Transac
 
 @pytest.mark.parametrize("between", [0, 500], ids=["few keys", "many keys"])
 def test_a4_a14_a_put_behind_a_range_delete_counts(path: Path, between: int) -> None:
-    """Few keys are deleted one by one, many as a range: nobody should be able to tell."""
+    """Few keys are deleted one by one, many as a range; the result is the same."""
     with TransactionalStateStore.open(path, IDENTITY) as store:
         fill(store, A, B, C, D, E, F, *(B + key(n) for n in range(between)))
         store.put(D + b"staged", b"")
@@ -88,7 +87,7 @@ def test_a4_a14_a_put_behind_a_range_delete_counts(path: Path, between: int) -> 
         assert list(store.reverse_range(B, F)) == [(E, E), (C, b"again")]
         assert [store.get(each) for each in (A, B, C, D)] == [A, None, b"again", None]
         assert store.get_many(pa.array([A, B, C], pa.binary())).to_pylist() == [A, None, b"again"]
-        assert bool(store._staged.overlay.ranges) is bool(between)
+        assert bool(store._uncommitted.overlay.ranges) is bool(between)
         changed = [row for rows in store.staged_changes() for row in rows["key"].to_pylist()]
         assert sorted(changed) == [B, *(B + key(n) for n in range(between)), C, D]
         store.commit({TP: 1})
@@ -174,14 +173,12 @@ def test_a9_a_closed_store_says_so_everywhere(store: TransactionalStateStore) ->
         lambda: store.put_if_absent(A, b""),
         lambda: store.delete(A),
         lambda: store.delete_range(A, B),
-        lambda: store.stage_position({INPUT: 1}),
         store.rollback,
         lambda: store.commit({TP: 1}),
         lambda: store.committed_offset(TP),
         lambda: store.next_offset(TP),
         store.last_batch,
         store.position,
-        store.committed_position,
         lambda: list(store.staged_changes()),
         lambda: store.persist_pending(record(0)),
         store.pending,
@@ -189,7 +186,6 @@ def test_a9_a_closed_store_says_so_everywhere(store: TransactionalStateStore) ->
         store.drop_pending,
         lambda: store.restore_chunk(binary(), binary(), {TP: 1}),
         lambda: store.view().__enter__(),
-        store.metrics,
         lambda: view.get(A),
         lambda: list(view.all()),
         *(lambda scan=scan: next(scan) for scan in scans),
@@ -197,7 +193,7 @@ def test_a9_a_closed_store_says_so_everywhere(store: TransactionalStateStore) ->
     for call in calls:
         with pytest.raises(StoreClosedError):
             call()
-    harmless = {"close", "flush", "set_share", "use_budget", "view", "is_too_old"}
+    harmless = {"close", "view"}
     named = {name for call in calls for name in call.__code__.co_names} if calls else set()
     public = {
         name
@@ -205,7 +201,7 @@ def test_a9_a_closed_store_says_so_everywhere(store: TransactionalStateStore) ->
         if not name.startswith("_")
     }
     bound = {"all", "approximate_num_entries", "approximate_num_uncommitted_bytes", "rollback", "last_batch"}
-    bound |= {"position", "committed_position", "pending", "drop_pending", "metrics"}
+    bound |= {"position", "pending", "drop_pending"}
     static = {"open_read_only", "set_aside", "destroy"}
     assert public - harmless - static - bound <= named
 
@@ -237,25 +233,17 @@ def test_a13_a_processor_gets_every_member_and_may_not_commit(store: Transaction
     assert wanted
     assert all(callable(getattr(handle, name)) for name in wanted)
     for name in wanted - {"get", "put"}:
-        assert (
-            inspect.signature(getattr(StateAccess, name)).parameters.keys()
-            == inspect.signature(getattr(StateHandle, name)).parameters.keys()
-        )
+        expected = list(inspect.signature(getattr(StateAccess, name)).parameters)[1:]
+        assert list(inspect.signature(getattr(handle, name)).parameters) == expected
     access.put(A, b"1")
-    access.put_many(pa.array([B, C], pa.binary()), pa.array([b"2", b"3"], pa.binary()))
-    handle.put_all([(D, b"4")])
-    assert handle.put_if_absent(D, b"5") == b"4"
+    access.put_many(pa.array([B, C, D], pa.binary()), pa.array([b"2", b"3", b"4"], pa.binary()))
     access.delete(B)
     access.delete_range(D, E)
-    handle.stage_position({INPUT: 1})
-    assert handle.position() == {INPUT: 1}
     assert access.get(A) == b"1"
     assert access.get_many(pa.array([A, B], pa.binary())).to_pylist() == [b"1", None]
-    for scan in (access.range(), access.prefix_scan(b"\1"), handle.all()):
+    for scan in (access.range(), access.prefix_scan(b"\1")):
         assert list(scan) == [(A, b"1"), (C, b"3")]
-    assert list(handle.reverse_range()) == [(C, b"3"), (A, b"1")]
-    assert handle.approximate_num_entries() >= 0
-    assert handle.approximate_num_uncommitted_bytes() == store.approximate_num_uncommitted_bytes() > 0
+    assert list(access.range(reverse=True)) == [(C, b"3"), (A, b"1")]
     for refused in (handle.commit, handle.rollback, handle.close):
         with pytest.raises(StateError, match="by a processor"):
             refused()
@@ -278,24 +266,14 @@ def test_one_thread_writes(store: TransactionalStateStore) -> None:
         thread.start()
         thread.join()
         assert len(failed) == expected
-        store.rollback()  # and then another thread may
-
-
-def test_flush_is_deprecated_and_does_nothing(store: TransactionalStateStore, path: Path) -> None:
-    store.put(A, b"1")
-    with pytest.warns(DeprecationWarning, match="commit"):
-        store.flush()
-    assert store.approximate_num_uncommitted_bytes() > 0
-    store.close()
-    with TransactionalStateStore.open(path, IDENTITY) as again:
-        assert again.get(A) is None
+        store.rollback()  # after which another thread may write
 
 
 @given(st.lists(st.lists(st.binary(min_size=1, max_size=2), max_size=40)), st.binary(max_size=2))
 def test_sorted_keys_are_a_sorted_set(groups: list[list[bytes]], bound: bytes) -> None:
     ordered, plain = SortedKeys(), set()
     for group in groups:
-        ordered.note_many(group)
+        ordered.add_many(group)
         plain.update(group)
         assert ordered.between(None, None) == sorted(plain)
         assert ordered.between(bound, None) == sorted(each for each in plain if each >= bound)
@@ -305,9 +283,9 @@ def test_sorted_keys_are_a_sorted_set(groups: list[list[bytes]], bound: bytes) -
 def test_sorted_keys_in_many_blocks() -> None:
     ordered = SortedKeys()
     numbers = [(n * 7919) % 20_011 for n in range(20_000)]
-    ordered.note_many(key(n) for n in numbers[:9000])
-    for start in range(9000, 20_000, 500):  # few at a time: put into their blocks one by one
-        ordered.note_many(key(n) for n in numbers[start : start + 500])
+    ordered.add_many(key(n) for n in numbers[:9000])
+    for start in range(9000, 20_000, 500):  # so few keys that each is inserted into its block
+        ordered.add_many(key(n) for n in numbers[start : start + 500])
         ordered.between(key(5), key(6))
     expected = sorted(key(n) for n in numbers)
     assert ordered.between(None, None) == expected
@@ -371,7 +349,7 @@ def test_c8_open_and_closed_is_only_information(path: Path) -> None:
             assert (path / "owner").exists()
             fill(store, key(number), offset=number)
         assert not (path / "owner").exists()
-    (path / "owner").write_text('{"pid": 1}')  # as a kill leaves it
+    (path / "owner").write_text('{"pid": 1}')  # as a killed process leaves it
     with TransactionalStateStore.open(path, IDENTITY) as store:
         assert len(list(store.all())) == 3
 
@@ -379,11 +357,11 @@ def test_c8_open_and_closed_is_only_information(path: Path) -> None:
 def test_b8_a_failed_write_is_not_believed(
     path: Path, monkeypatch: pytest.MonkeyPatch, store: TransactionalStateStore
 ) -> None:
-    store.stage_position({INPUT: 1})
-    fill(store, A, offset=1)
+    store.put(A, A)
+    store.commit({TP: 1}, position={INPUT: 1})
     store.put(B, b"")
 
-    def failing(_self: Database, _batch: Writes, *, sync: bool) -> None:
+    def failing(_self: Database, _batch: WriteBatch, *, sync: bool) -> None:
         raise StateError("IO error: No space left on device")
 
     with monkeypatch.context() as patch:
@@ -391,21 +369,18 @@ def test_b8_a_failed_write_is_not_believed(
         with pytest.raises(StateError, match="No space"):
             store.commit({TP: 2}, position={INPUT: 2})
     with pytest.raises(StoreClosedError):
-        store.committed_position()
+        store.position()
     with TransactionalStateStore.open(path, IDENTITY) as again:
-        assert again.committed_position() == {INPUT: 1}
+        assert again.position() == {INPUT: 1}
         assert again.next_offset(TP) == 1
         assert keys(again.all()) == [A]
 
 
 def test_the_age_of_a_store_is_that_of_its_last_batch(path: Path) -> None:
     with TransactionalStateStore.open(path, IDENTITY) as store:
-        assert not store.is_too_old(10**15)
+        assert store.last_commit_ms == 0
         store.commit({TP: 1}, batch=BatchRecord("q", 0, "a", time_ms=1_000_000))
-        limit = store.config.max_age_ms
         assert store.last_commit_ms == 1_000_000
-        assert not store.is_too_old(1_000_000 + limit)
-        assert store.is_too_old(1_000_001 + limit)
 
 
 # ------------------------------------------------------------------ pending batches
@@ -417,9 +392,8 @@ def test_a_batch_is_kept_promoted_and_there_after_a_restart(path: Path) -> None:
         store.commit({TP: 1}, batch=record(0))
         store.put(B, b"2")
         store.delete(A)
-        store.stage_position({INPUT: 8})
         assert list(store.all()) == [(B, b"2")]
-        store.persist_pending(record(1))
+        store.persist_pending(record(1), {INPUT: 8})
         assert list(store.all()) == [(A, b"1")]
         assert store.approximate_num_uncommitted_bytes() == 0
         assert store.position() == {}
@@ -470,7 +444,7 @@ def test_a_pending_range_delete_is_applied_before_the_rows(store: TransactionalS
 
 
 def test_what_does_not_fit_is_not_promoted(store: TransactionalStateStore) -> None:
-    with pytest.raises(StateMismatchError, match="no changes of batch 3"):
+    with pytest.raises(StateMismatchError, match="no pending changes of batch 3"):
         store.promote(record(3), {TP: 1})
     store.put(A, b"1")
     store.persist_pending(record(0))
@@ -528,7 +502,6 @@ def test_a_restore_goes_on_where_it_was(path: Path, rows: int) -> None:
         assert not store.restoring
         assert dict(store.all()) == {A: b"new", **{k: k for k in numbers[50:]}}
         assert (store.next_offset(TP), store.last_batch()) == (rows + 51, record(4))
-        assert store.metrics()["restore-records-total"] == 50
         store.put(A, b"1")
         with pytest.raises(StateError, match="staged"):
             store.restore_chunk(binary(), binary(), {TP: rows + 60})
@@ -560,7 +533,7 @@ def test_deletes_in_a_big_chunk(store: TransactionalStateStore) -> None:
 def test_get_many_of_nearly_all_and_of_a_few(store: TransactionalStateStore) -> None:
     numbers = [key(n) for n in range(5000)]
     fill(store, *numbers)
-    for _ in range(6):  # overwritten: RocksDB's estimate is far too high now
+    for _ in range(6):  # overwrites make RocksDB's estimate far too high
         fill(store, *numbers)
     store.put(numbers[3], b"staged")
     wanted = [numbers[n] for n in (3, 1, 4999, 1)] + [A, b"\1z"]
@@ -573,15 +546,15 @@ def test_get_many_when_rocksdb_underestimates_how_much_there_is(store: Transacti
     numbers = [key(n) for n in range(5000)]
     fill(store, *numbers)
     absent = [b"\2" + key(n) for n in range(4400)]
-    store.put_all([(k, None) for k in absent])  # it counts a delete as one key less, there or not
+    store.put_all([(k, None) for k in absent])  # RocksDB counts each delete as one key less
     store.commit({TP: 1})
     wanted = numbers[::16]
     assert store._durable.database.property("estimate-num-keys") < 2 * len(wanted)
-    assert store._durable.database.get_each(wanted) == wanted
+    assert store._durable.database.get_many(wanted) == wanted
 
 
 def test_what_was_committed_last_is_read_from_memory_and_right(store: TransactionalStateStore) -> None:
-    """Each way to change the data replaces what is remembered of it."""
+    """Every way to change the data updates the rows that are kept in memory."""
     numbers = [key(n) for n in range(300)]
 
     def expect(*values: bytes | None) -> None:
@@ -611,11 +584,11 @@ def test_what_was_committed_last_is_read_from_memory_and_right(store: Transactio
     expect(None, b"6", b"5")
 
 
-def test_warnings_are_only_for_flush(store: TransactionalStateStore) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        fill(store, A)
-        assert store.approximate_num_entries() == 1
+def test_the_number_of_entries_counts_committed_and_staged_keys(store: TransactionalStateStore) -> None:
+    fill(store, A)
+    assert store.approximate_num_entries() == 1
+    store.put(B, b"")
+    assert store.approximate_num_entries() == 2
 
 
 @given(st.lists(st.tuples(st.binary(max_size=3), st.none() | st.binary(max_size=2)), max_size=40))

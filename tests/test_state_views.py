@@ -1,4 +1,4 @@
-"""Isolation, views, position (state B): what others see of a store while its owner works."""
+"""Tests of isolation, views and positions: what others see of a store while its owner works."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_an_uncommitted_view_sees_what_is_staged_after_it_was_made(store: Transa
         assert [view.get(key(n)) for n in (4, 5, 300)] == [None, b"again", b"0"]
         assert [k for k, _ in view.range(key(0), key(302))] == [key(5), key(300), key(301)]
         assert [k for k, _ in view.reverse_range(key(0), key(302))] == [key(301), key(300), key(5)]
-        store.commit({TP: 1})  # what it showed is true now
+        store.commit({TP: 1})  # what the view showed is committed now
         assert view.get(key(5)) == b"again"
         assert len(rows(view)) == 101
 
@@ -101,7 +101,7 @@ def test_b3_a_view_is_one_generation(store: TransactionalStateStore) -> None:
 
 
 def test_b2_b11_every_view_is_one_generation_while_a_writer_commits(store: TransactionalStateStore) -> None:
-    """Four threads read; data, offset, position and batch of a view are always of the same commit."""
+    """Four threads read: data, offset, position and batch of a view always belong to the same commit."""
     rounds = 150 * EFFORT
     done = threading.Event()
     views = [0] * 4
@@ -111,12 +111,11 @@ def test_b2_b11_every_view_is_one_generation_while_a_writer_commits(store: Trans
         try:
             for number in range(1, rounds + 1):
                 store.put_all([(key(n), b"%d" % number) for n in range(50)])
-                store.stage_position({INPUT: number})
                 if number % 5 == 0:
-                    store.persist_pending(record(number))
+                    store.persist_pending(record(number), {INPUT: number})
                     store.promote(record(number), {TP: number})
                 else:
-                    store.commit({TP: number}, batch=record(number))
+                    store.commit({TP: number}, position={INPUT: number}, batch=record(number))
         finally:
             done.set()
 
@@ -152,7 +151,7 @@ def test_b2_b11_every_view_is_one_generation_while_a_writer_commits(store: Trans
 
 
 def test_uncommitted_views_read_while_the_owner_writes(store: TransactionalStateStore) -> None:
-    """Whatever they see, no reader breaks and none sees half of a put."""
+    """No reader fails, and none sees half of a put."""
     done = threading.Event()
     wrong: list[object] = []
 
@@ -193,27 +192,29 @@ def test_b5_commits_leave_nothing_staged(store: TransactionalStateStore) -> None
 
 def test_b6_a_bound_is_against_the_position_that_the_view_shows(store: TransactionalStateStore) -> None:
     store.commit({TP: 0}, position={INPUT: 10})
-    store.stage_position({INPUT: 20})
-    store.stage_position({INPUT: 15})
+    store.commit({TP: 0}, position={INPUT: 5})
     with store.view("read_committed", at_least={INPUT: 10}):
         pass
     with pytest.raises(NotUpToBoundError, match="input-0 at 10, asked for 11"):
         store.view("read_committed", at_least={INPUT: 11}).__enter__()
     with pytest.raises(NotUpToBoundError, match="at nothing"):
         store.view("read_committed", at_least={TP: 0}).__enter__()
-    with store.view("read_uncommitted", at_least={INPUT: 20}) as view:
-        assert view.position() == {INPUT: 20}
+    store.put(A, b"1")
+    with store.view("read_uncommitted", at_least={INPUT: 10}) as view:
+        assert view.position() == {INPUT: 10}
     with pytest.raises(NotUpToBoundError):
-        store.view("read_uncommitted", at_least={INPUT: 21}).__enter__()
+        store.view("read_uncommitted", at_least={INPUT: 11}).__enter__()
 
 
-def test_b7_a_staged_position_is_gone_after_a_restart(tmp_path: Path) -> None:
+def test_b7_the_position_of_a_pending_batch_counts_once_it_is_promoted(tmp_path: Path) -> None:
     with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:
         store.commit({TP: 0}, position={INPUT: 10})
-        store.stage_position({INPUT: 20})
-        assert (store.position(), store.committed_position()) == ({INPUT: 20}, {INPUT: 10})
+        store.persist_pending(record(0), {INPUT: 20})
+        assert store.position() == {INPUT: 10}
     with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:
-        assert store.position() == store.committed_position() == {INPUT: 10}
+        assert store.position() == {INPUT: 10}
+        store.promote(record(0), {TP: 1})
+        assert store.position() == {INPUT: 20}
 
 
 @pytest.mark.parametrize("how", ["rollback", "persist"])
@@ -265,7 +266,7 @@ def test_the_level_by_default_is_read_committed_and_an_option(tmp_path: Path) ->
 
 
 def test_a_reader_finds_no_store_or_one_that_is_closed(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="no store"):
+    with pytest.raises(StateError, match="there is no state store"):
         TransactionalStateStore.open_read_only(tmp_path / "s")
     assert not (tmp_path / "s").exists()
     with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:
@@ -276,7 +277,7 @@ def test_a_reader_finds_no_store_or_one_that_is_closed(tmp_path: Path) -> None:
         assert len(rows(reader)) == 100
         scan = reader.all()
         next(scan)
-        with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:  # it takes no lock
+        with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:  # the reader takes no lock
             store.put(A, b"1")
             store.commit({TP: 4}, batch=record(1))
             assert len(list(scan)) == 99
@@ -292,13 +293,13 @@ def test_a_reader_finds_no_store_or_one_that_is_closed(tmp_path: Path) -> None:
 
 
 def _rewrite(store: TransactionalStateStore) -> None:
-    """Commits the rows of `_rows_of` for later and later offsets until logs and tables are deleted."""
+    """Commits the rows of `_rows_of` for increasing offsets until RocksDB has deleted logs and tables."""
     files = store.path / "db"
     before = set(files.glob("*.log")), set(files.glob("*.sst"))
     while any(not was or was <= set(files.iterdir()) for was in before):
         _commit_next(store)
         before = before[0], before[1] or set(files.glob("*.sst"))
-    _commit_next(store)  # this one is in a log only
+    _commit_next(store)  # this commit is in a log only
 
 
 def _commit_next(store: TransactionalStateStore) -> None:
@@ -316,7 +317,7 @@ def _rows_of(offset: int) -> dict[bytes, bytes]:
 def test_a_reader_sees_whole_commits_though_files_are_deleted_while_it_opens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, linked: bool
 ) -> None:
-    """The owner flushes and compacts before the named step. With links, the first attempt succeeds."""
+    """The owner flushes and compacts before the named step. With links, the first try succeeds."""
     steps = ["logs", "tables", "manifest", "later tables", "opening"]
     taken: list[str] = []
     with TransactionalStateStore.open(tmp_path / "s", IDENTITY, TINY) as store:
@@ -340,7 +341,7 @@ def test_a_reader_sees_whole_commits_though_files_are_deleted_while_it_opens(
 
         rewriting_first(frozen, "_link_log", ["logs"])
         rewriting_first(frozen, "_link_tables", ["tables", "later tables"])
-        rewriting_first(frozen, "manifest_in_force", ["manifest"])
+        rewriting_first(frozen, "current_manifest", ["manifest"])
         rewriting_first(database, "_open", ["opening"])
         if not linked:
             monkeypatch.setattr(os, "link", no_link)
@@ -374,7 +375,7 @@ def test_a_reader_tries_again_while_tables_are_missing(
 
     with monkeypatch.context() as patch:
         patch.setattr(database, "_open", damaged)
-        patch.setattr(database, "manifest_in_force", lambda path: attempts[-1])
+        patch.setattr(database, "current_manifest", lambda path: attempts[-1])
         with TransactionalStateStore.open_read_only(store.path) as reader:
             assert reader.get(A) == b"1"
     assert len(attempts) == 3
@@ -388,14 +389,14 @@ def test_a_reader_tries_again_while_tables_are_missing(
     with pytest.raises(StateCorruptedError, match="a table is missing"):
         TransactionalStateStore.open_read_only(store.path)
     assert len(attempts) == 1, "the files have not changed: they are damaged"
-    monkeypatch.setattr(database, "manifest_in_force", lambda path: attempts[-1])
-    monkeypatch.setattr(database, "_STILL_WITHIN_S", 0.2)
-    with pytest.raises(StateLockedError, match="changed under every attempt"):
+    monkeypatch.setattr(database, "current_manifest", lambda path: attempts[-1])
+    monkeypatch.setattr(database, "_READER_RETRY_SECONDS", 0.2)
+    with pytest.raises(StateLockedError, match="rewrote its files while they were read"):
         TransactionalStateStore.open_read_only(store.path)
 
 
 def test_a_reader_leaves_no_links_behind(store: TransactionalStateStore) -> None:
-    """A link to a table would keep its space on the disk after a compaction has deleted it."""
+    """A leftover link would keep the disk space of a table that a compaction has deleted."""
     store.put(A, b"1")
     store.commit({TP: 1})
     with TransactionalStateStore.open_read_only(store.path) as reader:

@@ -62,9 +62,9 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.batch_record import record_of
 from kafka_eos_source.state.changelog.move import (
     Move,
-    Seen,
+    MoveState,
     Stage,
-    begin,
+    begin_move,
     next_stage,
 )
 from kafka_eos_source.state.changelog.topic import changelog_name
@@ -128,7 +128,7 @@ class Rescale:
         """
         return next_stage(self._look(stable=False)[0], self._to)
 
-    def look(self) -> tuple[Seen, Mapping[TopicPartition, GroupOffset]]:
+    def look(self) -> tuple[MoveState, Mapping[TopicPartition, GroupOffset]]:
         """What there is now, and the group's offsets, none of which is about to change.
 
         Raises:
@@ -137,7 +137,7 @@ class Rescale:
         """
         return self._look(stable=True)
 
-    def _look(self, *, stable: bool) -> tuple[Seen, Mapping[TopicPartition, GroupOffset]]:
+    def _look(self, *, stable: bool) -> tuple[MoveState, Mapping[TopicPartition, GroupOffset]]:
         with TopicAdmin(self._connection) as admin:
             changelog = admin.shape(self._changelog, self._soon())
             copy = admin.shape(self._copy, self._soon())
@@ -153,7 +153,7 @@ class Rescale:
             offsets, _ = group.now(self._group_id, certainly, self._soon())
         marks = [Move.decode(each.metadata) for each in offsets.values()]
         own = (mark for mark in marks if mark is not None and mark.store == self._store)
-        return Seen(changelog, copy, next(own, None)), offsets
+        return MoveState(changelog, copy, next(own, None)), offsets
 
     def run(self) -> None:
         """All stages that are left. Given again after whatever happened, it goes on where it was.
@@ -263,13 +263,13 @@ class Rescale:
 
     # ------------------------------------------------------------------ their parts
 
-    def _begin(self, seen: Seen, offsets: Mapping[TopicPartition, GroupOffset]) -> tuple[Cut, Move]:
+    def _begin(self, seen: MoveState, offsets: Mapping[TopicPartition, GroupOffset]) -> tuple[Cut, Move]:
         assert seen.changelog is not None
         shards = range(seen.changelog.partitions)
         found = {k: offsets.get(TopicPartition(self._changelog, k)) for k in shards}
         tokens = {k: None if each is None else Token.decode(each.metadata) for k, each in found.items()}
         topic_id = seen.changelog.topic_id
-        move = begin(self._store, tokens, topic_id, self._to, f"rescale-{uuid.uuid4().hex}")
+        move = begin_move(self._store, tokens, topic_id, self._to, f"rescale-{uuid.uuid4().hex}")
         return Cut(
             self._application_id,
             self._store,

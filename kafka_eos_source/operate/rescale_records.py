@@ -15,9 +15,9 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state import layout
 from kafka_eos_source.state.batch_record import encode_batch, record_of
 from kafka_eos_source.state.changelog.committed import changelog_client
-from kafka_eos_source.state.changelog.handover import Handover
-from kafka_eos_source.state.changelog.move import EVERY_SHARD, Move, Placement, of_every_shard
+from kafka_eos_source.state.changelog.move import EVERY_SHARD, Move, Placement, merge_keyless_entries
 from kafka_eos_source.state.changelog.restore import restore
+from kafka_eos_source.state.changelog.restore_target import ForwardingTarget
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.reading.frames import described
@@ -97,7 +97,7 @@ def send_placed(changelog: Changelog, cut: Cut, shards: int, sent: Sent) -> None
             sent.send(keys, values, placed)
 
         _read(changelog, cut.tp(shard), cut.ends[shard], place, sent.timeout_ms)
-    everywhere = of_every_shard(common)
+    everywhere = merge_keyless_entries(common)
     _check_described(everywhere, description)
     for number in range(shards):
         sent.send(
@@ -136,7 +136,7 @@ def send_back(
 def _read(changelog: Changelog, tp: TopicPartition, end: int, take: _Take, timeout_ms: int) -> None:
     with changelog_client(changelog.kafka, changelog.group_id) as consumer:
         restore(
-            Handover(take),
+            ForwardingTarget(take),
             tp,
             end,
             ChangelogReader(consumer, tp),

@@ -1,1 +1,5 @@
-"""The changelog topic of a store: made and checked, how far it is committed, and state restored from it."""
+"""The changelog topic of a store: its checks, its committed offset, and restores.
+
+`recovery` opens a store and restores it with `restore`, after `restore_plan` decided what to read. `move`
+moves state to another number of shards.
+"""

@@ -1,17 +1,19 @@
-"""How far a shard's changelog is committed: an ordinary offset of the query's group, and the token beside it.
+"""Reads the committed offset of a shard's changelog.
 
-The token decides what becomes of a shard's pending batch, so it must not be read while a transaction is
-about to change it (``RequireStable``, KIP-447). Mostly such a transaction is the batch before, committed and
-with its markers under way: a few milliseconds. But the driver may have died inside it; then it would last
-until its time-out. So after a while the reader ends it himself, as the next driver would: by initialising the
-query's transactional id (KIP-98), which commits what was decided and aborts what was not.
+It is an offset of the query's group, with the commit token as metadata. The token decides whether the pending
+changes of a shard are applied, so it must not be read while an open transaction is about to change it
+(``RequireStable``, KIP-447). Usually that transaction is the previous batch, whose control records are being
+written, which takes a few milliseconds. But the driver may have died inside the transaction, which then stays
+open until its timeout. So after a while the reader ends the transaction, as the next driver would: it
+initialises the query's transactional id (KIP-98), which completes a commit that was decided and aborts a
+transaction that was not.
 
 ::
 
-    asked ──stable──▶ answer
+    fetch ──stable──▶ answer
       │ ▲
       │ └─────────────────────────────┐
-      └─unstable─▶ waiting ──end_after_ms──▶ settled (once) ──unstable until the deadline──▶ error
+      └─unstable─▶ wait ──end_after_ms──▶ end the transaction, once ──unstable until the deadline──▶ error
 """
 
 from __future__ import annotations
@@ -35,46 +37,49 @@ from kafka_eos_source.runtime.deadline import Deadline
 
 _log = logging.getLogger(__name__)
 
-#: Markers of a committed transaction are written in milliseconds; a broker that changes hands takes seconds.
+#: How long a transaction may stay open before the reader ends it. Control records of a committed transaction
+#: are written in milliseconds; a coordinator that moves to another broker takes seconds.
 END_AFTER_MS = 3_000
 
-#: Between two looks while a transaction is unfinished; doubled up to the second number.
+#: Pause between two fetches while a transaction is open: the first, and the longest after doubling.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.005, 0.1
 
-#: Under the user's settings. A client that lost all brokers would forget them, and wait for a coordinator
-#: among those that it forgot (librdkafka's issue 5511).
+#: Defaults that the user's settings override. Without this one, a client that lost all brokers forgets them
+#: and waits for a coordinator among the forgotten ones (librdkafka issue 5511).
 _CLIENT: Mapping[str, str] = {"metadata.recovery.strategy": "none"}
 
 
 def changelog_client(kafka: Mapping[str, Any], group_id: str) -> AbstractContextManager[AssignedConsumer]:
-    """The consumer of this process for everything that a shard asks of Kafka; kept open between tasks.
+    """Borrows the consumer that a shard uses for all requests.
 
-    One client for the offsets, the log's bounds and the restore: a task that needs them all connects once.
+    It is the same client for offsets, log bounds and restore, so that a task connects once. The process keeps
+    it between tasks.
 
     Args:
         kafka: librdkafka properties, from `kafka.config.check_consumer`.
         group_id: the query's group. The consumer never joins it.
     """
-    ours = {name: value for name, value in _CLIENT.items() if is_property(name)}
-    return POOL.borrow(consumer_config({**ours, **kafka}, group_id, "read_committed"), range_consumer())
+    defaults = {name: value for name, value in _CLIENT.items() if is_property(name)}
+    return POOL.borrow(consumer_config({**defaults, **kafka}, group_id, "read_committed"), range_consumer())
 
 
 def end_open_transaction(kafka: Mapping[str, Any], transactional_id: str, deadline: Deadline) -> None:
-    """Ends whatever transaction an earlier owner of the id left unfinished, and fences that owner.
+    """Ends the transaction that an earlier owner of the id left open, and fences that owner.
 
-    A living driver of the query is fenced too; it opens another producer then and looks at the token.
+    A driver of the query that is still alive is fenced too; it then opens a new producer and reads the token
+    again.
 
     Args:
         kafka: librdkafka properties of the sink's cluster.
-        transactional_id: the query's.
+        transactional_id: of the query.
         deadline: for the transaction coordinator.
 
     Raises:
-        UnavailableError: no coordinator answered before ``deadline``.
-        AuthorizationError: the ACL on the transactional id is missing.
+        UnavailableError: if no coordinator answers before ``deadline``.
+        AuthorizationError: if the ACL on the transactional id is missing.
     """
-    stated = {key: value for key, value in kafka.items() if key == "transaction.timeout.ms"}
-    producer = TransactionalProducer(producer_config({**admin_config(kafka), **stated}, transactional_id))
+    timeout = {key: value for key, value in kafka.items() if key == "transaction.timeout.ms"}
+    producer = TransactionalProducer(producer_config({**admin_config(kafka), **timeout}, transactional_id))
     try:
         producer.init(deadline)
     finally:
@@ -82,7 +87,7 @@ def end_open_transaction(kafka: Mapping[str, Any], transactional_id: str, deadli
 
 
 class CommittedShard:
-    """Reads the committed offset of one changelog partition, and others of the same group with it.
+    """Reads the committed offset of one changelog partition.
 
     Args:
         consumer: from `changelog_client`, with nothing assigned.
@@ -90,7 +95,7 @@ class CommittedShard:
         tp: the shard's changelog partition.
         end_transaction: ends a transaction that stays open, as `end_open_transaction` does; None = only wait
             for its end.
-        end_after_ms: how long it may stay open before that, in ms.
+        end_after_ms: how long the transaction may stay open before `end_transaction` is called.
     """
 
     def __init__(
@@ -110,54 +115,59 @@ class CommittedShard:
         self._pause = threading.Event()
 
     def offset(self, deadline: Deadline) -> GroupOffset | None:
-        """The shard's committed offset, its token as metadata; None = none was ever committed.
+        """Returns the shard's committed offset; None if it was never committed.
+
+        The token is the offset's metadata.
 
         Raises:
-            UnavailableError: no answer, or an unfinished transaction, until ``deadline``. Never "no offset".
-            AuthorizationError: the group may not be described.
+            UnavailableError: if there is no answer before ``deadline``, or a transaction stays open. A
+                failure is never reported as None.
+            AuthorizationError: if the principal may not describe the group.
         """
         return self.offsets((), deadline).get(self._tp)
 
     def offsets(
         self, others: Collection[TopicPartition], deadline: Deadline
     ) -> dict[TopicPartition, GroupOffset]:
-        """The shard's and those of ``others``, of one moment. A partition without an offset is absent.
+        """Returns the committed offsets of the shard and of ``others`` as of one moment.
+
+        A partition without a committed offset is absent.
 
         Raises:
             UnavailableError, AuthorizationError: as `offset`.
         """
         wanted = [self._tp, *(tp for tp in others if tp != self._tp)]
         since: float | None = None
-        settled = False
+        ended = False
         pause_seconds = _FIRST_PAUSE_SECONDS
         while (found := stable_offsets(self._consumer, self._group_id, wanted, deadline)) is None:
             now = time.monotonic()
             since = now if since is None else since
             if deadline.expired:
-                raise self._unfinished(now - since, settled)
-            if self._end_transaction is not None and not settled and now - since >= self._end_after_seconds:
+                raise self._still_open(now - since, ended)
+            if self._end_transaction is not None and not ended and now - since >= self._end_after_seconds:
                 _log.info(
-                    "an unfinished transaction holds the offset of %s in group %s for %.1f s: settling it",
+                    "an open transaction has blocked the offset of %s in group %s for %.1f s; ending it",
                     self._tp,
                     self._group_id,
                     now - since,
                 )
                 self._end_transaction(deadline)
-                settled = True
+                ended = True
                 continue
             self._pause.wait(min(pause_seconds, deadline.remaining_seconds()))
             pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
         return found
 
-    def _unfinished(self, seconds: float, settled: bool) -> UnavailableError:
-        if settled:
-            whose = " It is not one of this query's: its transactional id was initialised meanwhile."
-            fix = f"find out which other program commits offsets in group {self._group_id!r}, and end it."
+    def _still_open(self, seconds: float, ended: bool) -> UnavailableError:
+        if ended:
+            owner = " It belongs to another program: this query's own transactions were ended meanwhile."
+            fix = f"find the program that commits offsets in group {self._group_id!r}, and stop it."
         else:
-            whose = ""
-            fix = "wait until it ends or times out; kafka-transactions.sh shows it and can abort it."
+            owner = ""
+            fix = "wait until it ends or times out; kafka-transactions.sh lists it and can abort it."
         return UnavailableError(
-            f"an unfinished transaction holds the offset of {self._tp} in group {self._group_id!r} for "
-            f"{seconds:.1f} s.{whose}",
+            f"an open transaction has blocked the offset of {self._tp} in group {self._group_id!r} for "
+            f"{seconds:.1f} s.{owner}",
             fix=fix,
         )

@@ -1,20 +1,20 @@
-"""A store's state on its way to another number of shards: what marks it, what comes next, where a key goes.
+"""Rules for moving a store's state to another number of shards.
 
-While state moves, a *mark* stands in place of the token in the group's offsets. It is written in the same
-transaction as the copy of the state, and taken away in the same transaction as the new changelog is filled.
-Whoever reads a token meets it as an error (`Token.decode`): no task and no commit of the query gets past it.
+While state moves, a *mark* replaces the token in the metadata of the group's offsets. The transaction that
+copies the state writes it, and the transaction that fills the new changelog removes it. `Token.decode` raises
+an error for it, so no task and no commit of the query can run meanwhile.
 
-::
+For a move from n to m shards::
 
-    changelog   copy    mark      next
-    ──────────  ──────  ────────  ────────────────────────────────────────────────────────────────
-    n shards    any     none      COPY    all records into the copy, mark: one transaction
-    old         whole   there     REMAKE  the changelog is deleted, and made with m partitions
-    none        whole   there     REMAKE
-    not m       whole   there     REMAKE  a task of the query made it meanwhile; nothing can be in it
-    m, new      whole   there     FILL    all records from the copy, tokens, mark gone: one transaction
-    m           any     none      CLEAN   the copy is deleted
-    m           none    none      DONE
+    changelog   copy      mark      next stage
+    ──────────  ────────  ────────  ──────────────────────────────────────────────────────────────
+    n shards    any       none      COPY    one transaction writes all records to the copy, and the mark
+    old         complete  present   REMAKE  delete the changelog topic, create it with m partitions
+    none        complete  present   REMAKE
+    not m       complete  present   REMAKE  a task of the query created the topic; it is empty
+    m, new      complete  present   FILL    one transaction writes all records back, the tokens, no mark
+    m           any       none      CLEAN   delete the copy
+    m           none      none      DONE
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ from kafka_eos_source.state.encoding.spark_hash import hash_columns
 
 _VERSION = 1
 
-#: In `Placement.of`: of no key, but of every shard.
+#: What `Placement.of` returns for an entry that belongs to no key, and so to every shard.
 EVERY_SHARD = -1
 
 
 @dataclass(frozen=True)
 class Move:
-    """The mark.
+    """The mark of a move: what the later stages need to know.
 
     Attributes:
-        store: whose state moves.
-        was, to: numbers of shards.
-        topic_id: of the changelog that it came from: one of that id is the old one.
-        token: of the query's last batch, without its shard's part.
-        attempt: made up; the token of every new shard names it, and no pending batch on any disk does.
-        time_ms, event_time_ms: largest of all shards, as `ShardProgress` has them.
-        counts: of all shards, added up; the first new one has them.
+        store: name of the store whose state moves.
+        was, to: number of shards before and after the move.
+        topic_id: Kafka's id of the old changelog topic, which tells it from the new one.
+        token: token of the query's last batch, without the part of a shard.
+        attempt: a new id that the token of every new shard names, so that no pending changes match it.
+        time_ms, event_time_ms: largest times of all shards, as in `ShardProgress`.
+        counts: sums over all old shards; the first new shard gets them.
     """
 
     store: str
@@ -73,7 +73,7 @@ class Move:
     counts: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def encode(self) -> str:
-        """Offset metadata: JSON, some 500 bytes, and the counts."""
+        """Returns the mark as offset metadata: about 500 bytes of JSON, plus the counts."""
         return json.dumps(
             {
                 "kafka-eos": _VERSION,
@@ -94,10 +94,10 @@ class Move:
 
     @classmethod
     def decode(cls, metadata: str) -> Move | None:
-        """The mark in an offset's metadata; None = it is none.
+        """Returns the mark in an offset's metadata; None if the metadata is no mark.
 
         Raises:
-            OperatorError: it is damaged, or of a newer version.
+            OperatorError: if the mark is damaged, or a newer release wrote it.
         """
         try:
             document = json.loads(metadata.rstrip("\0")) if f'"{MOVING}"' in metadata else None
@@ -122,16 +122,16 @@ class Move:
                 )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise OperatorError(
-                f"the mark of a move of state is damaged ({error!r}): {metadata}",
-                fix="find out which program commits offsets to this group.",
+                f"the mark of a move of state cannot be decoded ({error!r}): {metadata}.",
+                fix="find the program that commits offsets to this group, and stop it.",
             ) from error
         raise OperatorError(
-            f"the mark of a move of state is of another version: {metadata}",
+            f"the mark of a move of state has another format version: {metadata}.",
             fix="finish the move with the version of kafka-eos that began it.",
         )
 
     def shard_token(self, shard: int) -> Token:
-        """The token of a new shard."""
+        """Returns the token of a new shard."""
         counts = self.counts if shard == 0 else {}
         return replace(
             self.token, shard=ShardProgress(self.attempt, self.time_ms, self.event_time_ms, counts)
@@ -139,7 +139,7 @@ class Move:
 
 
 class Stage(Enum):
-    """What comes next; see the module."""
+    """A stage of a move, as in the table of the module."""
 
     COPY = "copy"
     REMAKE = "remake"
@@ -149,12 +149,12 @@ class Stage(Enum):
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What Kafka shows of a store.
+class MoveState:
+    """What Kafka holds of a store and of its move.
 
     Attributes:
-        changelog, copy: the topics; None = there is none.
-        move: the mark; None = there is none.
+        changelog, copy: the topics; None = it does not exist.
+        move: the mark; None = no move has begun, or it is finished.
     """
 
     changelog: TopicShape | None
@@ -162,87 +162,93 @@ class Seen:
     move: Move | None
 
 
-def next_stage(seen: Seen, to: int) -> Stage:
-    """The table of the module.
+def next_stage(state: MoveState, to: int) -> Stage:
+    """Returns the next stage of a move to ``to`` shards, by the table of the module.
 
     Raises:
-        ChangelogError: there is no changelog, or the copy is gone.
-        StateError: a move to another number is under way.
+        ChangelogError: if the changelog does not exist, or the copy is gone during a move.
+        StateError: if a move to another number of shards is under way.
     """
-    if seen.move is None:
-        if seen.changelog is None:
+    if state.move is None:
+        if state.changelog is None:
             raise ChangelogError(
                 "the store has no changelog topic.", fix="correct --application-id or --store."
             )
-        if seen.changelog.partitions != to:
+        if state.changelog.partitions != to:
             return Stage.COPY
-        return Stage.CLEAN if seen.copy is not None else Stage.DONE
-    if seen.move.to != to:
+        return Stage.CLEAN if state.copy is not None else Stage.DONE
+    if state.move.to != to:
         raise StateError(
-            f"a move of this state from {seen.move.was} to {seen.move.to} shards is under way.",
-            fix=f"finish it with --shards {seen.move.to}; then move it again.",
+            f"a move of this state from {state.move.was} to {state.move.to} shards is under way.",
+            fix=f"finish it with --shards {state.move.to}; then move the state again.",
         )
-    if seen.copy is None or seen.copy.partitions != to:
+    if state.copy is None or state.copy.partitions != to:
         raise ChangelogError(
-            "the copy of the state is gone, in the middle of its move.",
-            fix="somebody deleted that topic. If the changelog was not made anew yet, bring the group's "
-            "offsets back; else the state is lost, and the query starts anew.",
+            "the topic with the copy of the state is gone, and the move is not finished.",
+            fix="another program deleted that topic. If the old changelog topic still exists, reset the "
+            "group's offsets to those before the move; otherwise the state is lost and the query must start "
+            "with a new application.id and checkpoint.",
         )
-    changelog = seen.changelog
-    if changelog is None or changelog.topic_id == seen.move.topic_id or changelog.partitions != to:
+    changelog = state.changelog
+    if changelog is None or changelog.topic_id == state.move.topic_id or changelog.partitions != to:
         return Stage.REMAKE
     return Stage.FILL
 
 
-def begin(store: str, tokens: Mapping[int, Token | None], topic_id: str, to: int, attempt: str) -> Move:
-    """The mark of a move that begins.
+def begin_move(store: str, tokens: Mapping[int, Token | None], topic_id: str, to: int, attempt: str) -> Move:
+    """Returns the mark of a new move.
 
     Args:
-        tokens: of each shard of the changelog.
+        store: name of the store.
+        tokens: token of each shard of the changelog.
+        topic_id, to, attempt: as in `Move`.
 
     Raises:
-        TokenMissingError: a shard has none: no batch was committed.
-        StateMismatchError: shards are of different batches or queries.
+        TokenMissingError: if a shard has no token, so that no batch of it was committed.
+        StateMismatchError: if shards are at different batches or belong to different queries.
     """
     missing = sorted(shard for shard, token in tokens.items() if token is None or token.shard is None)
     if missing:
         raise TokenMissingError(
-            f"shards {missing} of store {store!r} have no token: no batch of the query committed them.",
-            fix="a store without a batch has nothing to move: delete its changelog topic, and start the "
-            "query with the new number of shards. If batches were committed, the group was deleted, or is "
-            "another one: give --kafka group.id=….",
+            f"shards {missing} of store {store!r} have no token: no batch of the query has committed them.",
+            fix="if the store has no batch, there is nothing to move: delete its changelog topic, and start "
+            "the query with the new number of shards. If batches were committed, the query uses another "
+            "group, or the group was deleted: pass --kafka group.id=….",
         )
-    found = {shard: token for shard, token in tokens.items() if token is not None}
-    of = {(token.query_id, token.batch_id) for token in found.values()}
-    if len(of) > 1:
+    present = {shard: token for shard, token in tokens.items() if token is not None}
+    batches = {(token.query_id, token.batch_id) for token in present.values()}
+    if len(batches) > 1:
         raise StateMismatchError(
-            f"shards of store {store!r} are of different batches: "
-            + ", ".join(f"{k} of batch {t.batch_id} of query {t.query_id}" for k, t in sorted(found.items())),
+            f"shards of store {store!r} are at different batches: "
+            + ", ".join(
+                f"{k} at batch {t.batch_id} of query {t.query_id}" for k, t in sorted(present.items())
+            )
+            + ".",
             fix="let the query commit one more batch, then stop it.",
         )
-    marks = [token.shard for token in found.values() if token.shard is not None]
+    progress = [token.shard for token in present.values() if token.shard is not None]
     counts: Counter[str] = Counter()
-    for mark in marks:
-        counts.update(mark.counts)
+    for each in progress:
+        counts.update(each.counts)
     return Move(
         store=store,
         was=len(tokens),
         to=to,
         topic_id=topic_id,
-        token=replace(found[0], shard=None),
+        token=replace(present[0], shard=None),
         attempt=attempt,
-        time_ms=max(mark.time_ms for mark in marks),
-        event_time_ms=max((m.event_time_ms for m in marks if m.event_time_ms is not None), default=None),
+        time_ms=max(each.time_ms for each in progress),
+        event_time_ms=max((p.event_time_ms for p in progress if p.event_time_ms is not None), default=None),
         counts=dict(counts),
     )
 
 
 class Placement:
-    """Where keys of a store go when it has another number of shards.
+    """Finds the new shard of each key of a store.
 
     Args:
-        description: of the store.
-        was, to: numbers of shards.
+        description: what the store holds.
+        was, to: number of shards before and after the move.
     """
 
     def __init__(self, description: Description, was: int, to: int) -> None:
@@ -251,11 +257,11 @@ class Placement:
         self._to = to
 
     def of(self, keys: pa.BinaryArray, shard: int) -> Ints:
-        """The new shard of each key of an old one; `EVERY_SHARD` for what belongs to no key.
+        """Returns the new shard of each key of an old shard; `EVERY_SHARD` for entries of no key.
 
         Raises:
-            StateMismatchError: a key is not one that Spark's hash sends to the old shard, or is none at all:
-                these keys are not what shards are chosen by.
+            StateMismatchError: if a key cannot be decoded, or Spark's hash sends it to another old shard. The
+                shards were then not chosen by these keys.
         """
         try:
             entries = split_keys(keys)
@@ -268,29 +274,29 @@ class Placement:
         if len(wrong):
             key = [column[int(wrong[0])].as_py() for column in columns]
             raise _misplaced(
-                shard, f"key {key} is of shard {int(hashes[wrong[0]]) % self._was} by Spark's hash"
+                shard, f"key {key} belongs to shard {int(hashes[wrong[0]]) % self._was} by Spark's hash"
             )
         placed = np.full(len(keys), EVERY_SHARD, np.int64)
         placed[is_keyed] = np.mod(hashes, self._to)
         return placed
 
 
-def of_every_shard(found: Mapping[int, Mapping[bytes, bytes]]) -> dict[bytes, bytes]:
-    """What every new shard gets, of what each old one holds outside of all keys.
+def merge_keyless_entries(by_shard: Mapping[int, Mapping[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Returns the entries that belong to no key, as every new shard gets them.
 
-    The description is the same in all of them. Anything else is a time (8 bytes, big endian), which never
-    goes back: the latest counts.
+    The description of the store is the same in all shards. Every other entry is a time (8 bytes, big endian)
+    that never goes back, so the latest one counts.
 
     Raises:
-        StateMismatchError: shards describe the store in different ways.
+        StateMismatchError: if shards have different descriptions of the store.
     """
     merged: dict[bytes, bytes] = {}
-    for held in found.values():
-        for key, value in held.items():
+    for entries in by_shard.values():
+        for key, value in entries.items():
             known = merged.setdefault(key, value)
             if known != value and key == META_KEY:
                 raise StateMismatchError(
-                    "shards describe what the store holds in different ways.",
+                    "the shards have different descriptions of what the store holds.",
                     fix="let the query commit one more batch, then stop it.",
                 )
             merged[key] = max(known, value)
@@ -299,7 +305,7 @@ def of_every_shard(found: Mapping[int, Mapping[bytes, bytes]]) -> dict[bytes, by
 
 def _misplaced(shard: int, what: str) -> StateMismatchError:
     return StateMismatchError(
-        f"shard {shard} holds what cannot be placed: {what}.",
-        fix="nothing was moved. Only stores of this package's processors, grouped by the columns that they "
-        "describe, can be.",
+        f"shard {shard} holds an entry that cannot be assigned to a new shard: {what}.",
+        fix="nothing was moved. Only stores of kafka-eos processors can be moved, and only if rows were "
+        "grouped by the columns that the store describes.",
     )

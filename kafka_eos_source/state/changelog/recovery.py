@@ -1,12 +1,12 @@
-"""A store that is opened, brought to where Kafka says, and, where it is worth nothing, removed and made anew.
+"""Opens a store and restores it; replaces unusable local state, at most once.
 
 ::
 
-    open ──────▶ bring ──Restored──▶ ready
-     │  damaged    │ WipeNeeded, or found damaged on the way
+    open ──────▶ restore ──Restored──▶ ready
+     │ damaged     │ WipeNeeded, or damage found during the restore
      ▼             ▼
-    put away, once ──▶ open anew, bring ──Restored──▶ ready
-                                        └──anything else──▶ error: no loop
+    remove or set aside, once ──▶ open, restore ──Restored──▶ ready
+                                               └──anything else──▶ error, so that there is no loop
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ def open_restored(
     path: str | os.PathLike[str],
     identity: StoreIdentity,
     config: StoreConfig,
-    bring: Callable[[TransactionalStateStore], Restored | WipeNeeded],
+    restore_store: Callable[[TransactionalStateStore], Restored | WipeNeeded],
     progress: RestoreProgress,
 ) -> tuple[TransactionalStateStore, Restored]:
-    """The shard's store, open and at the batch that Kafka holds.
+    """Returns the open store of a shard, with the state of the batch that Kafka holds.
 
-    What was there is wiped at most once; a damaged database is set aside, not removed.
-    After a kill at any point the same call goes on.
+    Local state is wiped at most once; a damaged database is set aside instead of removed. If the process is
+    killed, the same call continues where it stopped.
 
     Args:
         path: folder of the store.
-        identity: whose state it is.
+        identity: which state it is.
         config: of the store.
-        bring: promotes what is pending or restores, mostly `restore.restore`. Called with an open store, a
-            second time with an empty one.
-        progress: that of ``bring``; told of a wipe.
+        restore_store: promotes pending changes or reads the changelog, usually by `restore.restore`. It is
+            called with the open store, and a second time with an empty one if that store was wiped.
+        progress: of ``restore_store``; a wipe is recorded there.
 
     Raises:
-        ChangelogError: an empty store could not be restored either.
-        StateCorruptedError, StateError: the store was damaged again soon after it was made anew.
-        KafkaEosError: whatever opening and ``bring`` raise; the store is closed then.
+        ChangelogError: if an empty store could not be restored either.
+        StateCorruptedError, StateError: if the store was damaged again soon after it was created again.
+        KafkaEosError: any error of opening and of ``restore_store``; the store is closed then.
     """
     wiped: WipeNeeded | None = None
     while True:
@@ -59,31 +59,31 @@ def open_restored(
         except StateCorruptedError as error:
             if wiped is not None:
                 raise
-            wiped = WipeNeeded(_damage(path, identity), error.message)
+            wiped = WipeNeeded(_damage(path, identity), error.message.rstrip("."))
         else:
-            outcome = _brought(store, bring, once_more=wiped is None)
+            outcome = _try_restore(store, restore_store, may_wipe=wiped is None)
             if isinstance(outcome, Restored):
                 return store, outcome
             if wiped is not None:
-                _give_up(path, wiped, outcome)
+                _raise_wiped_twice(path, wiped, outcome)
             wiped = outcome
-        _put_away(path, wiped)
+        _wipe(path, wiped)
         progress.wiped = wiped.reason
 
 
-def _brought(
+def _try_restore(
     store: TransactionalStateStore,
-    bring: Callable[[TransactionalStateStore], Restored | WipeNeeded],
+    restore_store: Callable[[TransactionalStateStore], Restored | WipeNeeded],
     *,
-    once_more: bool,
+    may_wipe: bool,
 ) -> Restored | WipeNeeded:
-    """What ``bring`` says; the store is closed unless it is restored."""
+    """Returns the result of ``restore_store``; closes the store unless it is restored."""
     try:
-        outcome = bring(store)
+        outcome = restore_store(store)
     except BaseException as error:
         store.close()
-        if isinstance(error, StateCorruptedError) and once_more:
-            return WipeNeeded(Reason.CORRUPT, error.message)
+        if isinstance(error, StateCorruptedError) and may_wipe:
+            return WipeNeeded(Reason.CORRUPT, error.message.rstrip("."))
         raise
     if isinstance(outcome, WipeNeeded):
         store.close()
@@ -91,29 +91,29 @@ def _brought(
 
 
 def _damage(path: str | os.PathLike[str], identity: StoreIdentity) -> Reason:
-    """Why a store counts as damaged: its changelog is another topic by now, or its files are."""
+    """Returns why opening failed: another changelog topic, or damaged files."""
     try:
         with TransactionalStateStore.open_read_only(path) as reader:
-            theirs = reader.identity.topic_id
+            topic_id = reader.identity.topic_id
     except KafkaEosError:
         return Reason.CORRUPT
-    return Reason.OTHER_TOPIC if identity.topic_id and theirs != identity.topic_id else Reason.CORRUPT
+    return Reason.OTHER_TOPIC if identity.topic_id and topic_id != identity.topic_id else Reason.CORRUPT
 
 
-def _put_away(path: str | os.PathLike[str], wipe: WipeNeeded) -> None:
-    """A damaged database is kept for whoever wants to know why; another one's files say nothing."""
+def _wipe(path: str | os.PathLike[str], wipe: WipeNeeded) -> None:
+    """Removes local state; sets a damaged database aside, so that a person can examine it."""
     if wipe.reason is Reason.CORRUPT:
-        where = f"set aside as {TransactionalStateStore.set_aside(path)}"
+        result = f"set aside as {TransactionalStateStore.set_aside(path)}"
     else:
         TransactionalStateStore.destroy(path)
-        where = "removed"
-    _log.warning("state in %s is %s and restored (%s): %s", path, where, wipe.reason.value, wipe.why)
+        result = "removed"
+    _log.warning("the state in %s is %s and restored (%s): %s", path, result, wipe.reason.value, wipe.why)
 
 
-def _give_up(path: str | os.PathLike[str], first: WipeNeeded, second: WipeNeeded) -> NoReturn:
+def _raise_wiped_twice(path: str | os.PathLike[str], first: WipeNeeded, second: WipeNeeded) -> NoReturn:
     raise ChangelogError(
-        f"state in {path} was removed ({first.reason.value}: {first.why}) and what was restored is worth "
-        f"nothing again ({second.reason.value}: {second.why}).",
-        fix="see what removes records of the changelog while it is read: its retention, or somebody's "
+        f"the state in {path} was removed ({first.reason.value}: {first.why}), and the restored state cannot "
+        f"be used either ({second.reason.value}: {second.why}).",
+        fix="find out what removes records of the changelog while it is read: its retention, or "
         "kafka-delete-records.sh.",
     )

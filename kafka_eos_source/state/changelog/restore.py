@@ -1,18 +1,19 @@
-"""State from its changelog: one partition, read_committed, from where the store is to where it is committed.
+"""Restores a store from its changelog, up to the committed offset.
 
-The store is the only memory of how far a restore has come: each chunk moves its offset in the same
-`WriteBatch` as the data, so a killed restore goes on behind the last chunk, and to read a chunk twice changes
-nothing. A restore is finished by position (a record at or past the end, or the log's end reported at or past
-it), never by the last record seen: what is left may be control markers, aborted or compacted away.
+Only the store records how far a restore has come. Each chunk moves the changelog offset in the same
+`WriteBatch` as the data, so a restore that is killed continues after the last chunk, and reading a chunk
+twice changes nothing. A restore ends by position: when a record or the reported end of the log is at or past
+the committed offset. The last record is no criterion, because what follows it may be control records, aborted
+records, or offsets that compaction removed.
 
 ::
 
-    decide ──wipe──▶ WipeNeeded                              (the caller removes the state and begins again)
+    plan_restore ──▶ WipeNeeded                   the caller removes the state and restores again
       │
-    reading ──records──▶ chunk ──┐
-      │ ▲ ▲                      │
-      │ │ └──────────────────────┘
-      │ └─ nothing came: is the log shorter than what is committed? ──yes, and stays so──▶ error
+    read ──records──▶ write a chunk ──┐
+      │ ▲ ▲                           │
+      │ │ └───────────────────────────┘
+      │ └─ nothing arrives: is the log shorter than the committed offset? ──yes, and stays so──▶ error
       └─ end reached ──▶ Restored
 """
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,8 +35,16 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.worker import cycle_collection_paused
 from kafka_eos_source.state.batch_record import decode_batch
-from kafka_eos_source.state.changelog.restore_plan import ReadOn, Reason, WipeNeeded, decide, marked, unmarked
+from kafka_eos_source.state.changelog.restore_plan import (
+    ReadRange,
+    Reason,
+    WipeNeeded,
+    plan_restore,
+    tag_restoring,
+    untag_restoring,
+)
 from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
+from kafka_eos_source.state.changelog.restore_target import RestoreTarget
 from kafka_eos_source.state.layout import BATCH_KEY
 from kafka_eos_source.state.model import BatchRecord
 
@@ -43,41 +52,22 @@ _log = logging.getLogger(__name__)
 
 _NONE = pa.array([], pa.binary())
 
-#: A chunk is full with so many records, or bytes of keys and values. The store writes a large one as a sorted
-#: file, for a quarter of what the same records cost in small batches: 0.8 µs a record against 3.3, of keys in
-#: no order. The larger the files, the less RocksDB merges meanwhile. A kill loses one chunk. In memory it has
-#: four times its bytes, which one look at the client (``queued.max.messages.kbytes``) brings above these.
+#: A chunk is written once it has this many records, or this many bytes of keys and values. The store writes a
+#: large chunk as a sorted file, which costs 0.8 µs a record instead of 3.3 µs in small batches. Larger files
+#: also mean less merging by RocksDB. A kill loses at most one chunk. In memory a chunk takes four times its
+#: bytes, and one read from the client (``queued.max.messages.kbytes``) may exceed both limits.
 CHUNK_RECORDS = 500_000
 CHUNK_BYTES = 32 << 20
 
-#: Between two looks at the time while nothing comes.
+#: Longest single wait for records, after which deadlines are checked.
 _WAIT_SECONDS = 0.2
-#: How long a log may look shorter than what is committed before that is believed: after a change of leader a
-#: broker may answer with an older high watermark (KIP-207).
+#: How long a log must appear shorter than the committed offset before this is an error: after a change of
+#: leader a broker may report an older high watermark (KIP-207).
 _SHORT_LOG_GRACE_SECONDS = 3.0
 
 
-class RestorableStore(Protocol):
-    """What `restore` needs of a `TransactionalStateStore`."""
-
-    @property
-    def restoring(self) -> bool: ...
-    def next_offset(self, tp: TopicPartition) -> int | None: ...
-    def last_batch(self) -> BatchRecord | None: ...
-    def restore_chunk(
-        self,
-        keys: pa.BinaryArray,
-        values: pa.BinaryArray,
-        changelog_offsets: Mapping[TopicPartition, int],
-        *,
-        batch: BatchRecord | None = None,
-        done: bool | None = None,
-    ) -> None:
-        """All of it or nothing. Of a key that repeats the last value counts; null deletes."""
-
-
 class ChangelogSource(Protocol):
-    """What `restore` needs of a `kafka.changelog_reader.ChangelogReader`."""
+    """The part of `kafka.changelog_reader.ChangelogReader` that `restore` uses."""
 
     @property
     def last_complaint(self) -> str: ...
@@ -89,19 +79,19 @@ class ChangelogSource(Protocol):
 
 
 _FIND_PRODUCER = (
-    "find its producer with `kafka-transactions.sh find-hanging` and end it; nobody but the query may write "
-    "to its changelog."
+    "find its producer with `kafka-transactions.sh find-hanging` and stop it; only the query may write to "
+    "its changelog."
 )
 
 
 @dataclass(frozen=True)
 class Restored:
-    """The store is as Kafka says.
+    """The result of a restore: the store holds the changelog up to its committed offset.
 
     Attributes:
-        records: changelog records read.
-        skipped: offsets on the way that held none for us: control markers, aborted, compacted away.
-        reason: why anything was read.
+        records: number of changelog records that were read.
+        skipped: number of offsets without a record: control records, aborted or compacted records.
+        reason: why the changelog was read.
         ms: how long it took.
     """
 
@@ -112,7 +102,7 @@ class Restored:
 
 
 def restore(
-    store: RestorableStore,
+    store: RestoreTarget,
     tp: TopicPartition,
     target_end: int | None,
     source: ChangelogSource,
@@ -123,65 +113,68 @@ def restore(
     delete_retention_ms: int | None = None,
     now_ms: int | None = None,
 ) -> Restored | WipeNeeded:
-    """Brings the store to the committed end of its changelog.
+    """Reads the changelog into the store, up to the committed offset.
 
-    Nothing is asked of Kafka when it is there already.
+    If the store is there already, no request goes to Kafka.
 
     Args:
         store: open, with nothing staged.
-        tp: its changelog partition.
-        target_end: the group's committed offset of it (excluded). None = the group has none: all of the log
-            is read, in which no transaction may be unfinished.
-        source: of that partition.
-        deadline: its budget is for each wait: it begins anew whenever something arrives.
-        progress: kept up to date.
+        tp: the store's changelog partition.
+        target_end: committed offset of the partition in the query's group (excluded). None = the group has
+            no offset: the whole log is read, once no transaction in it is open.
+        source: reader of the partition.
+        deadline: its budget limits each wait; it starts again whenever something arrives.
+        progress: updated during the restore; None = a new one.
         end_transaction: ends a transaction that an earlier driver left open, as
-            `committed.end_open_transaction` does. Called at most once: if the group has no offset and the log
-            has an open transaction, which may be that of the very first batch.
-        delete_retention_ms: of the changelog topic; older state must not be caught up. None = any age.
-        now_ms: ms since the epoch; None = the clock's.
+            `committed.end_open_transaction` does. It is called at most once, if the group has no offset and
+            the log has an open transaction, which may be that of the first batch.
+        delete_retention_ms: ``delete.retention.ms`` of the changelog topic, which limits the age of a store
+            that can be caught up; None = any age.
+        now_ms: ms since the epoch; None = the current time.
 
     Returns:
-        What was read, or that the store is worth nothing.
+        What was read, or `WipeNeeded` if the local state cannot be caught up.
 
     Raises:
-        ChangelogError: the changelog ends before what is committed, holds a foreign record, or an unfinished
-            transaction does not end.
-        StateFormatError: the changelog was written by a newer version.
-        UnavailableError: no broker answers, nothing arrives, or the partition is gone.
-        AuthorizationError: the principal may not read it.
+        ChangelogError: if the changelog ends before the committed offset or holds a record of another
+            program, or a transaction in it stays open.
+        StateFormatError: if a newer release wrote the changelog.
+        UnavailableError: if no broker answers, nothing arrives, or the partition was deleted.
+        AuthorizationError: if the principal may not read the topic.
     """
     progress = RestoreProgress(tp) if progress is None else progress
-    held = store.next_offset(tp)
+    next_offset = store.next_offset(tp)
     log_start = 0
     if target_end is None:
-        log_start, target_end = _settled_log(source, tp, end_transaction, deadline)
-    elif held != target_end:
+        log_start, target_end = _bounds_without_open_transaction(source, tp, end_transaction, deadline)
+    elif next_offset != target_end:
         log_start, _ = source.readable(deadline)
-    decision = decide(
-        held,
+    plan = plan_restore(
+        next_offset,
         store.last_batch(),
         log_start,
         target_end,
         now_ms=int(time.time() * 1000) if now_ms is None else now_ms,
         delete_retention_ms=delete_retention_ms,
     )
-    if isinstance(decision, WipeNeeded):
-        return decision
-    if decision.reason is Reason.EMPTY and log_start > 0:
+    if isinstance(plan, WipeNeeded):
+        return plan
+    if plan.reason is Reason.EMPTY and log_start > 0:
         _log.warning(
-            "%s begins at offset %d: what was before it was removed and is not restored", tp, log_start
+            "changelog %s begins at offset %d; earlier records were removed and are not restored",
+            tp,
+            log_start,
         )
-    return _Restoring(store, tp, decision, source, deadline, progress).run()
+    return _Run(store, tp, plan, source, deadline, progress).run()
 
 
-def _settled_log(
+def _bounds_without_open_transaction(
     source: ChangelogSource,
     tp: TopicPartition,
     end_transaction: Callable[[Deadline], None] | None,
     deadline: Deadline,
 ) -> tuple[int, int]:
-    """First and end offset of a log in which no transaction is unfinished; waits for one that is."""
+    """Returns first and end offset of the log; waits until no transaction in it is open."""
     while (ends := source.ends()).stable < ends.end:
         if end_transaction is not None:
             end_transaction(deadline)
@@ -189,20 +182,20 @@ def _settled_log(
             continue
         if deadline.expired:
             raise ChangelogError(
-                f"an unfinished transaction of another producer holds {tp} at offset {ends.stable}, and the "
-                f"log goes on to {ends.end}; waited {deadline.budget_seconds:.0f} s.",
+                f"an open transaction of another producer blocks {tp} at offset {ends.stable}, and the log "
+                f"continues to {ends.end}; waited {deadline.budget_seconds:.0f} s.",
                 fix=_FIND_PRODUCER,
             )
-        time.sleep(min(_WAIT_SECONDS, deadline.remaining_seconds()))  # there is nothing to be woken by
+        time.sleep(min(_WAIT_SECONDS, deadline.remaining_seconds()))  # Kafka has no notification to wait for
     return ends.earliest, ends.end
 
 
 class _Chunk:
-    """Records read and not stored yet. Of a key that repeats the store takes the last value.
+    """Records that were read and are not in the store yet.
 
     Attributes:
-        records: how many were read.
-        batch_value: of the last batch record among them, which is none of the store's data.
+        records: their number.
+        batch_value: value of the last batch record among them; batch records are no data of the store.
     """
 
     def __init__(self) -> None:
@@ -214,10 +207,10 @@ class _Chunk:
 
     def add(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
         self.records += len(keys)
-        of_batch = pc.equal(keys, pa.scalar(BATCH_KEY))
-        if of_batch.true_count:
-            self.batch_value = values.filter(of_batch)[-1].as_py() or b""
-            others = pc.invert(of_batch)
+        is_batch = pc.equal(keys, pa.scalar(BATCH_KEY))
+        if is_batch.true_count:
+            self.batch_value = values.filter(is_batch)[-1].as_py() or b""
+            others = pc.invert(is_batch)
             keys, values = keys.filter(others), values.filter(others)
         self._keys.append(keys)
         self._values.append(values)
@@ -236,14 +229,14 @@ class _Chunk:
         return self.records >= CHUNK_RECORDS or self._bytes >= CHUNK_BYTES
 
 
-class _Restoring:
-    """One run over ``plan.start`` to ``plan.end``."""
+class _Run:
+    """Reads the changelog from ``plan.start`` to ``plan.end`` into the store."""
 
     def __init__(
         self,
-        store: RestorableStore,
+        store: RestoreTarget,
         tp: TopicPartition,
-        plan: ReadOn,
+        plan: ReadRange,
         source: ChangelogSource,
         deadline: Deadline,
         progress: RestoreProgress,
@@ -252,15 +245,15 @@ class _Restoring:
         self._tp = tp
         self._plan = plan
         self._source = source
-        self._patience_seconds = deadline.budget_seconds
+        self._budget_seconds = deadline.budget_seconds
         self._deadline = deadline
         self._progress = progress
         self._at = plan.start
-        held = store.last_batch()
-        #: The batch whose records were read last, as far as is known.
-        self._batch = None if held is None else unmarked(held)[0]
+        last = store.last_batch()
+        #: The last batch whose record was read, now or by an earlier run; None = unknown.
+        self._batch = None if last is None else untag_restoring(last)[0]
         self._chunk = _Chunk()
-        #: Since when the log looks shorter than it must be, monotonic seconds.
+        #: When the log first appeared shorter than the committed offset, in monotonic seconds.
         self._short_since: float | None = None
 
     def run(self) -> Restored | WipeNeeded:
@@ -283,7 +276,10 @@ class _Restoring:
         )
 
     def _finish(self) -> None:
-        """The store is at the end, also behind control markers, and at its batch."""
+        """Records the end offset and the batch.
+
+        Control records may lie between the last record and the end offset.
+        """
         if self._store.restoring or self._store.next_offset(self._tp) != self._plan.end:
             batch = self._batch or (BatchRecord("", -1, "") if self._store.restoring else None)
             self._store.restore_chunk(_NONE, _NONE, {self._tp: self._plan.end}, batch=batch, done=True)
@@ -299,8 +295,8 @@ class _Restoring:
                 self._at_log_end(pulled.log_end)
             if pulled.gone:
                 raise UnavailableError(
-                    f"changelog {self._tp} was deleted while state was restored from it.",
-                    fix="restore the topic, or start the query with another application.id.",
+                    f"changelog {self._tp} was deleted while its state was being restored.",
+                    fix="recover the topic, or start the query with another application.id.",
                 )
             if pulled.out_of_range and (wipe := self._out_of_range()) is not None:
                 return wipe
@@ -308,19 +304,19 @@ class _Restoring:
                 if self._chunk.records:
                     self._store_chunk()
                 if self._at < end:
-                    self._nothing_came()
+                    self._check_stalled()
         if self._chunk.records:
             self._store_chunk()
         return None
 
     def _accept(self, records: Records) -> None:
-        self._arrived()
+        self._restart_deadline()
         keys = records.keys
         if keys.null_count or pc.min(pc.binary_length(keys)).as_py() == 0:
             raise ChangelogError(
                 f"changelog {self._tp} has a record without a key between offsets {self._at} and "
-                f"{records.position}: it is not one of kafka-eos.",
-                fix="find out which other program writes to the changelog topic.",
+                f"{records.position}, which kafka-eos did not write.",
+                fix="find the other program that writes to the changelog topic, and stop it.",
             )
         for part in records.parts(CHUNK_RECORDS):
             self._chunk.add(part.keys, part.values)
@@ -332,23 +328,29 @@ class _Restoring:
         chunk, self._chunk = self._chunk, _Chunk()
         if chunk.batch_value is not None:
             self._batch = decode_batch(chunk.batch_value)
-        batch = marked(self._batch, self._plan.since_ms)
+        batch = tag_restoring(self._batch, self._plan.since_ms)
         self._store.restore_chunk(chunk.keys, chunk.values, {self._tp: self._at}, batch=batch, done=False)
         self._progress.advance(chunk.records, self._at)
 
     def _at_log_end(self, log_end: int) -> None:
-        self._arrived()
+        """Handles the report that the log has no further record before ``log_end``."""
+        self._restart_deadline()
         if log_end > self._at:
             self._at = min(log_end, self._plan.end)
         if self._at < self._plan.end:
             self._short_since = time.monotonic()
 
-    def _arrived(self) -> None:
+    def _restart_deadline(self) -> None:
         self._short_since = None
-        self._deadline = Deadline.after_seconds(self._patience_seconds)
+        self._deadline = Deadline.after_seconds(self._budget_seconds)
 
-    def _nothing_came(self) -> None:
-        """Finds out why, when that has lasted for long."""
+    def _check_stalled(self) -> None:
+        """Raises an error that names the cause if nothing has arrived for too long.
+
+        Raises:
+            ChangelogError: if the log ends before the committed offset, or an open transaction blocks it.
+            UnavailableError: if nothing arrived until the deadline for another reason.
+        """
         short_seconds = 0.0 if self._short_since is None else time.monotonic() - self._short_since
         is_short = short_seconds > _SHORT_LOG_GRACE_SECONDS
         if not is_short and not self._deadline.expired:
@@ -357,33 +359,38 @@ class _Restoring:
         if ends.end < end:
             raise ChangelogError(
                 f"changelog {self._tp} is committed up to offset {end} and ends at {ends.end}: it lost "
-                "records, or was created anew.",
-                fix="bring the topic back, or start the query with another application.id and a new "
-                "checkpoint; the state cannot be restored.",
+                "records, or was deleted and created again.",
+                fix="recover the topic; otherwise the state is lost: start the query with another "
+                "application.id and a new checkpoint.",
             )
         if not self._deadline.expired:
             self._short_since = time.monotonic()
             return
-        waited = f"waited {self._patience_seconds:.0f} s"
+        waited = f"waited {self._budget_seconds:.0f} s"
         if ends.stable < end:
             raise ChangelogError(
-                f"an unfinished transaction of another producer holds {self._tp} at offset {ends.stable}, "
-                f"below the committed end {end}; {waited}.",
+                f"an open transaction of another producer blocks {self._tp} at offset {ends.stable}, below "
+                f"the committed offset {end}; {waited}.",
                 fix=_FIND_PRODUCER,
             )
         raise UnavailableError(
-            f"nothing of changelog {self._tp} arrives, at offset {self._at} of {end}, {waited}: "
-            f"{self._source.last_complaint or 'the broker answers no fetches for it'}.",
-            fix="see that the partition has a leader and that the brokers can be reached.",
+            f"no record of changelog {self._tp} arrives, at offset {self._at} of {end}; {waited}. Last "
+            f"error: {self._source.last_complaint or 'none; the broker does not answer the fetches'}.",
+            fix="check that the partition has a leader and that the brokers can be reached.",
         )
 
     def _out_of_range(self) -> WipeNeeded | None:
-        """The broker has no such offset; asked again where it should: a new leader may be behind."""
+        """Handles a fetch that the broker refused because of its offset.
+
+        Returns:
+            `WipeNeeded` if the log starts later now. Otherwise None, and reading starts again at the same
+            offset: a new leader may be behind for a while.
+        """
         log_start, stable = self._source.readable(self._deadline)
         if self._at < log_start:
             return WipeNeeded(
                 Reason.OUT_OF_RANGE,
-                f"it holds the changelog up to offset {self._at}; the log starts at {log_start} now",
+                f"it holds the changelog up to offset {self._at}; the log now starts at {log_start}",
             )
         if self._at > stable:
             self._short_since = self._short_since or time.monotonic()

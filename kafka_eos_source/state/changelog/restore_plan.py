@@ -1,20 +1,20 @@
-"""What a shard's local state is worth, given what Kafka has: read on, or away with it. Pure decisions.
+"""Decides whether local state can be caught up from its changelog or must be wiped.
 
 ::
 
-    held                                             decision
+    local state                                      decision
     ───────────────────────────────────────────────  ─────────────────────────────────────────────
-    nothing at all                                   read all of the changelog
-    a batch, but no offset of the changelog          wipe: no-offset
-    next == the committed end                        nothing to read, however old the state is
-    next > the committed end                         wipe: out-of-range (another topic, or one cut short)
-    next < the log's start                           wipe: out-of-range (deletions may be gone)
-    next behind, last batch long ago                 wipe: too-old (likewise, KIP-1259)
-    next behind                                      read on from next
+    none                                             read the whole changelog
+    a batch, but no changelog offset                 wipe: no-offset
+    offset == committed offset                       read nothing, however old the state is
+    offset > committed offset                        wipe: out-of-range (another topic, or a truncated one)
+    offset < start of the log                        wipe: out-of-range (deletes may be missing)
+    offset behind, last batch long ago               wipe: too-old (deletes may be missing, KIP-1259)
+    offset behind                                    read from the offset on
 
-Old is what may have missed deletions since. For a store at a batch that is since the batch; for one whose
-restore was cut short it is since the restore began, whatever batches it has passed: until it is finished the
-batch record carries that time.
+The functions are pure. The age of a store counts from when it may have begun to miss deletes: from its last
+batch, or, if a restore was interrupted, from the start of that restore. Until the restore is finished, the
+batch record carries the start time.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from enum import Enum
 
 from kafka_eos_source.state.model import BatchRecord
 
-#: Of ``delete.retention.ms``: what is older than this part of it may have missed a deletion. Half, since
-#: clocks differ and the restore itself takes time.
+#: Part of ``delete.retention.ms`` that a store may be old. Half of it, because clocks differ and the restore
+#: itself takes time.
 MAX_AGE = 0.5
 
 
 class Reason(str, Enum):
-    """Why a store reads its changelog, as the metric ``restore-reason`` says it.
+    """Why a store reads its changelog; the value of the metric ``restore-reason``.
 
-    From `NO_OFFSET` on: why what was there is worth nothing.
+    `NO_OFFSET` and the members after it are reasons to wipe local state.
     """
 
     NONE = "none"
@@ -47,31 +47,36 @@ class Reason(str, Enum):
     OTHER_TOPIC = "other-topic-id"
 
 
-#: Before the attempt, which nobody can take for one then.
-_MARK = re.compile(r"restoring since (\d+): ?", re.ASCII)
+#: Prefix of the attempt in the batch record of a store that is being restored.
+_TAG = re.compile(r"restoring since (\d+): ?", re.ASCII)
 
 
-def marked(record: BatchRecord | None, since_ms: int) -> BatchRecord:
-    """The batch record of a store that is being restored and has seen this one last, None = none yet."""
-    seen = record or BatchRecord("", -1, "")
-    return replace(seen, attempt=f"restoring since {since_ms}: {seen.attempt}")
+def tag_restoring(record: BatchRecord | None, since_ms: int) -> BatchRecord:
+    """Returns the batch record of a store whose restore is not finished.
+
+    Args:
+        record: the last batch record that the restore read; None = none yet.
+        since_ms: from when on the store may miss deletes, ms since the epoch.
+    """
+    last = record or BatchRecord("", -1, "")
+    return replace(last, attempt=f"restoring since {since_ms}: {last.attempt}")
 
 
-def unmarked(record: BatchRecord) -> tuple[BatchRecord, int | None]:
-    """What `marked` was given; the time is None for a store that is not being restored."""
-    found = _MARK.match(record.attempt)
-    if found is None:
+def untag_restoring(record: BatchRecord) -> tuple[BatchRecord, int | None]:
+    """Returns the arguments of `tag_restoring`; the time is None if no restore is unfinished."""
+    tag = _TAG.match(record.attempt)
+    if tag is None:
         return record, None
-    return replace(record, attempt=record.attempt[found.end() :]), int(found[1])
+    return replace(record, attempt=record.attempt[tag.end() :]), int(tag[1])
 
 
 @dataclass(frozen=True)
 class WipeNeeded:
-    """The local state cannot be caught up: it is to be removed and read anew.
+    """The local state must be removed and restored from the whole changelog.
 
     Attributes:
-        reason: one of those.
-        why: the same with its numbers, for the log.
+        reason: `Reason.NO_OFFSET` or a member after it.
+        why: explanation with numbers, for logs and errors; its subject is the store.
     """
 
     reason: Reason
@@ -79,11 +84,13 @@ class WipeNeeded:
 
 
 @dataclass(frozen=True)
-class ReadOn:
-    """Offsets ``start`` (included) to ``end`` (excluded) are to be read; equal = nothing.
+class ReadRange:
+    """The changelog is to be read from offset ``start`` (included) to ``end`` (excluded).
 
     Attributes:
-        since_ms: from when on the store may miss what is deleted, ms since the epoch.
+        start, end: equal if nothing is to be read.
+        reason: why it is read.
+        since_ms: from when on the store may miss deletes, ms since the epoch.
     """
 
     start: int
@@ -92,7 +99,7 @@ class ReadOn:
     since_ms: int
 
 
-def decide(
+def plan_restore(
     next_offset: int | None,
     last_batch: BatchRecord | None,
     log_start: int,
@@ -100,42 +107,42 @@ def decide(
     *,
     now_ms: int,
     delete_retention_ms: int | None,
-) -> ReadOn | WipeNeeded:
-    """The table above.
+) -> ReadRange | WipeNeeded:
+    """Returns what to do about the local state, by the table of the module.
 
     Args:
-        next_offset: the store's, None = it has none.
-        last_batch: of the store.
+        next_offset: changelog offset from which the store continues; None = it has none.
+        last_batch: batch record of the store; None = no batch.
         log_start: first offset of the changelog partition.
-        end: up to where it is committed (excluded).
+        end: committed offset of the changelog partition (excluded).
         now_ms: ms since the epoch.
-        delete_retention_ms: of the topic; None = a deletion is never forgotten.
+        delete_retention_ms: ``delete.retention.ms`` of the topic; None = deletes are kept for ever.
     """
-    batch, since_ms = (None, None) if last_batch is None else unmarked(last_batch)
+    batch, since_ms = (None, None) if last_batch is None else untag_restoring(last_batch)
     if not next_offset and batch is None:
-        return ReadOn(min(log_start, end), end, Reason.EMPTY if end else Reason.NONE, now_ms)
+        return ReadRange(min(log_start, end), end, Reason.EMPTY if end else Reason.NONE, now_ms)
     if next_offset is None:
-        return WipeNeeded(Reason.NO_OFFSET, "it holds a batch and no offset of its changelog")
+        return WipeNeeded(Reason.NO_OFFSET, "it holds a batch, but no offset of its changelog")
     reason = Reason.CATCH_UP if since_ms is None else Reason.RESUMED
     if since_ms is None:
         since_ms = now_ms if batch is None else batch.time_ms
     if next_offset == end:
-        return ReadOn(end, end, Reason.NONE, since_ms)
+        return ReadRange(end, end, Reason.NONE, since_ms)
     if next_offset > end:
         return WipeNeeded(
             Reason.OUT_OF_RANGE,
-            f"it holds the changelog up to offset {next_offset}, which is committed up to {end} only",
+            f"it holds the changelog up to offset {next_offset}; only offsets up to {end} are committed",
         )
     if next_offset < log_start:
         return WipeNeeded(
             Reason.OUT_OF_RANGE,
-            f"it holds the changelog up to offset {next_offset}; the log starts at {log_start} now",
+            f"it holds the changelog up to offset {next_offset}; the log now starts at {log_start}",
         )
     age_ms = now_ms - since_ms
     if delete_retention_ms is not None and age_ms > MAX_AGE * delete_retention_ms:
         return WipeNeeded(
             Reason.TOO_OLD,
-            f"it is {age_ms / 3_600_000:.1f} h old and not complete; deletions may be forgotten after "
-            f"delete.retention.ms={delete_retention_ms}",
+            f"it is {age_ms / 3_600_000:.1f} h old and incomplete; with delete.retention.ms="
+            f"{delete_retention_ms} the changelog may have lost deletes since",
         )
-    return ReadOn(next_offset, end, reason, since_ms)
+    return ReadRange(next_offset, end, reason, since_ms)

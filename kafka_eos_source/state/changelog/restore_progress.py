@@ -1,4 +1,4 @@
-"""How a restore is getting on: a line in the log every ten seconds, and metrics (KIP-892, KIP-869)."""
+"""Progress of a restore: a log line every ten seconds, and metrics (KIP-892, KIP-869)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ LOG_EVERY_SECONDS = 10.0
 
 @dataclass
 class RestoreProgress:
-    """Of one partition. May be read from another thread while the restore runs.
+    """Progress of the restore of one partition.
+
+    Another thread may read it while the restore runs.
 
     Attributes:
         tp: the changelog partition.
-        clock: monotonic seconds.
-        reason: why it is read.
-        wiped: why what was there had to be removed first, None = it had not.
-        position, end: offsets: read up to, to be read up to (excluded).
-        records: read so far.
+        clock: returns monotonic seconds.
+        reason: why the changelog is read.
+        wiped: why local state was removed before the restore; None = it was not.
+        position: changelog offset up to which records were read (excluded).
+        end: changelog offset up to which records will be read (excluded).
+        records: number of records read so far.
     """
 
     tp: TopicPartition
@@ -40,29 +43,30 @@ class RestoreProgress:
     _next_line: float = 0.0
 
     def begin(self, reason: Reason, start: int, end: int) -> None:
-        """A restore of these offsets begins."""
+        """Records that a restore of these offsets begins."""
         self.reason = self.wiped or reason
         self.position, self.end, self.records = start, end, 0
         self._since, self._until = self.clock(), None
         self._next_line = self._since + LOG_EVERY_SECONDS
 
     def advance(self, records: int, position: int) -> None:
-        """So many more records are in the store, which holds the changelog up to ``position`` now."""
+        """Records that the store has more records, and holds the changelog up to ``position``."""
         self.records += records
         self.position = position
         now = self.clock()
         if now >= self._next_line:
             self._next_line = now + LOG_EVERY_SECONDS
-            _log.info("restoring %s (%s): %s", self.tp, self.reason.value, self._told())
+            _log.info("restoring %s (%s): %s", self.tp, self.reason.value, self._numbers())
 
     def done(self) -> None:
+        """Records that the restore is finished."""
         self._until = self.clock()
         if self.records:
-            _log.info("restored %s (%s): %s", self.tp, self.reason.value, self._told())
+            _log.info("restored %s (%s): %s", self.tp, self.reason.value, self._numbers())
 
     @property
     def ms(self) -> float:
-        """How long it took, or has taken until now."""
+        """Duration in ms, until now or until the end."""
         return 1000 * ((self.clock() if self._until is None else self._until) - self._since)
 
     @property
@@ -72,11 +76,11 @@ class RestoreProgress:
 
     @property
     def remaining(self) -> int:
-        """Offsets still to be read, which is the number of records at most."""
+        """Number of offsets still to be read, an upper bound of the number of records."""
         return max(0, self.end - self.position)
 
     def metrics(self) -> dict[str, float | str]:
-        """By Kafka's names."""
+        """Returns the metrics by the names of Kafka Streams."""
         return {
             "restore-records-total": self.records,
             "restore-remaining-records": self.remaining,
@@ -85,7 +89,7 @@ class RestoreProgress:
             "restore-reason": self.reason.value,
         }
 
-    def _told(self) -> str:
+    def _numbers(self) -> str:
         return (
             f"{self.records:,} records in {self.ms / 1000:.1f} s ({self.rate:,.0f}/s), at offset "
             f"{self.position} of {self.end}, at most {self.remaining:,} to go"

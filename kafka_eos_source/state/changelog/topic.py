@@ -1,8 +1,9 @@
-"""The changelog of a store: one compacted topic, a partition a shard, and the batch record in each.
+"""Creates and checks the changelog topic of a store.
 
-Records of a changelog are full values under the keys of `layout`, a null value is a deletion; so to read a
-part of it twice changes nothing. Under `layout.BATCH_KEY` each partition holds, once after compaction, which
-micro-batch its records belong to.
+The topic is compacted and has one partition for each shard. A record of a changelog holds a complete value
+under a key of `layout`; a null value deletes the key. So reading a part of it twice changes nothing. The
+record under `layout.BATCH_KEY` in each partition names the micro-batch that the records before it belong to;
+compaction keeps the newest one.
 """
 
 from __future__ import annotations
@@ -22,32 +23,34 @@ _LEGAL = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def changelog_name(application_id: str, store: str) -> str:
-    """``<application.id>-<store>-changelog``, as Kafka Streams names them.
+    """Returns the name of a store's changelog topic, ``<application.id>-<store>-changelog``.
+
+    It is the name that Kafka Streams would use.
 
     Raises:
-        InvalidOptionError: that is no name for a topic.
+        InvalidOptionError: if Kafka does not allow that name.
     """
     name = f"{application_id}-{store}-changelog"
     if not _LEGAL.fullmatch(name) or len(name) > _TOPIC_CHARACTERS:
         raise InvalidOptionError(
-            f"store {store!r} of application.id {application_id!r} would have the changelog {name!r} "
-            f"({len(name)} characters); expected at most {_TOPIC_CHARACTERS} letters, digits, dots, dashes "
-            "or underscores.",
-            fix="choose a shorter or simpler name of the store, or application.id.",
+            f"store {store!r} of application.id {application_id!r} would have the changelog topic {name!r} "
+            f"({len(name)} characters); a topic name has at most {_TOPIC_CHARACTERS} letters, digits, dots, "
+            "dashes or underscores.",
+            fix="choose a shorter or simpler store name or application.id.",
         )
     return name
 
 
 @dataclass(frozen=True)
 class ChangelogTopic:
-    """A changelog topic that was looked at and found fit.
+    """A changelog topic that passed `check`.
 
     Attributes:
         name: of the topic.
-        topic_id: Kafka's id (KIP-516): state of another id belongs to a topic that is gone.
-        shards: partitions.
-        delete_retention_ms: how long a deletion can be seen before compaction forgets it. State that missed
-            the changelog for longer may keep keys that were deleted (KIP-1259).
+        topic_id: Kafka's id of the topic (KIP-516). State with another id belongs to a deleted topic.
+        shards: number of partitions.
+        delete_retention_ms: how long compaction keeps a delete. A store that is older than this may keep keys
+            that were deleted (KIP-1259).
     """
 
     name: str
@@ -67,34 +70,35 @@ def ensure(
     create: bool = True,
     deadline: Deadline,
 ) -> ChangelogTopic:
-    """The changelog topic, made when it is missing, checked when it is there.
+    """Returns the changelog topic; creates it if it is missing.
 
-    Safe to be called by many at once: whoever finds it made by another checks that one.
+    Several processes may call this at the same time: a topic that another process created is checked.
 
     Args:
-        kafka: librdkafka properties that say how to reach the cluster.
+        kafka: librdkafka properties for the connection.
         name: from `changelog_name`.
-        shards: partitions that it must have.
-        replication_factor: of a new topic; -1 = the broker's default. Three in production.
-        min_insync: ``min.insync.replicas`` of a new topic; None = the broker's default. Two in production.
-        windowed: ``cleanup.policy=compact,delete`` is taken too: old windows may go by age. A new topic is
-            compacted only, for a window that is closed is deleted record by record anyhow.
+        shards: number of partitions that the topic must have.
+        replication_factor: of a new topic; -1 = the broker's default. Use three in production.
+        min_insync: ``min.insync.replicas`` of a new topic; None = the broker's default. Use two in
+            production.
+        windowed: also accept ``cleanup.policy=compact,delete``, which removes old windows by age. A new topic
+            is compacted only, because closed windows are deleted record by record in any case.
         create: False = a missing topic is an error.
         deadline: for the brokers.
 
     Raises:
-        StateMismatchError: it has another number of partitions.
-        ChangelogError: it is not compacted, or missing with ``create=False``.
-        UnavailableError: no broker answers before ``deadline``.
-        AuthorizationError: an ACL on the topic is missing.
-        OperatorError: the cluster refuses to make the topic as asked.
+        StateMismatchError: if the topic has another number of partitions.
+        ChangelogError: if the topic is not compacted, or is missing with ``create=False``.
+        UnavailableError: if no broker answers before ``deadline``.
+        AuthorizationError: if an ACL on the topic is missing.
+        OperatorError: if the cluster refuses to create the topic.
     """
     with TopicAdmin(kafka) as admin:
         shape = admin.shape(name, deadline)
         if shape is None:
             if not create:
                 raise ChangelogError(
-                    f"changelog topic {name!r} does not exist.",
+                    f"the changelog topic {name!r} does not exist.",
                     fix=f"create it: {_create_command(name, shards)}",
                 )
             wanted = {"cleanup.policy": "compact"}
@@ -108,15 +112,22 @@ def ensure(
 def check(
     name: str, shape: TopicShape, config: Mapping[str, str], shards: int, *, windowed: bool = False
 ) -> ChangelogTopic:
-    """The topic, if it can be the changelog of this many shards.
+    """Returns the topic if it can be the changelog of this number of shards.
+
+    Args:
+        name: of the topic.
+        shape: its partitions and id.
+        config: its configuration.
+        shards: number of partitions that it must have.
+        windowed: as in `ensure`.
 
     Raises:
         StateMismatchError, ChangelogError: as `ensure`.
     """
     if shape.partitions != shards:
         raise StateMismatchError(
-            f"changelog topic {name!r} has {shape.partitions} partitions; the operator has {shards} shards, "
-            "and each shard owns one partition.",
+            f"the changelog topic {name!r} has {shape.partitions} partitions; the operator has {shards} "
+            "shards, and each shard needs one partition.",
             fix=f"set the number of shards to {shape.partitions}, or move the state to {shards} shards with "
             "`kafka-eos state rescale` while the query is stopped.",
         )
@@ -124,10 +135,10 @@ def check(
     if policy != {"compact"} and not (windowed and policy == {"compact", "delete"}):
         also = " or 'compact,delete'" if windowed else ""
         raise ChangelogError(
-            f"changelog topic {name!r} has cleanup.policy={config['cleanup.policy']!r}; expected "
-            f"'compact'{also}: any other policy removes state that is still in use.",
+            f"the changelog topic {name!r} has cleanup.policy={config['cleanup.policy']!r}; expected "
+            f"'compact'{also}, because any other policy removes state that is still in use.",
             fix=f"kafka-configs.sh --bootstrap-server … --alter --entity-type topics --entity-name {name} "
-            "--add-config cleanup.policy=compact; what was removed already must come from another copy.",
+            "--add-config cleanup.policy=compact. Records that were removed already are lost.",
         )
     return ChangelogTopic(name, shape.topic_id, shards, int(config["delete.retention.ms"]))
 

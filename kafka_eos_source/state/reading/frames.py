@@ -15,8 +15,8 @@ from kafka_eos_source.kafka.consumer import AssignedConsumer
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.committed import changelog_client
-from kafka_eos_source.state.changelog.handover import Handover
 from kafka_eos_source.state.changelog.restore import restore
+from kafka_eos_source.state.changelog.restore_target import ForwardingTarget
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.reading.decode import BATCH_ROWS
@@ -184,7 +184,7 @@ def _last_value(
         if len(matches):
             last = matches[-1].as_py()
 
-    restore(Handover(record_last), tp, end, ChangelogReader(consumer, tp), deadline=deadline)
+    restore(ForwardingTarget(record_last), tp, end, ChangelogReader(consumer, tp), deadline=deadline)
     return last
 
 

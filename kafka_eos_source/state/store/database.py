@@ -1,21 +1,24 @@
-"""One RocksDB with three column families, through rocksdict, and what must be known to use that safely.
+"""A RocksDB database with three column families, used so that rocksdict loses no data.
 
-Measured with rocksdict 0.3.29; the tests hold the first four in place:
+Each rule below answers a behaviour of rocksdict 0.3.29 that was measured; tests hold the first four in place.
 
-- A flush is of one column family only, even with atomic flush on, and dropping an object made by
-  `get_column_family` flushes too: a temporary one puts *its* family on the disk ahead of the others. So the
-  objects are made once, kept until `close`, and dropped data first, offsets last: data ahead of its offset is
-  repaired by replay, an offset ahead of its data is silent loss. Nothing else here flushes.
-- `close` closes nothing while an iterator, snapshot or family object lives: all are tracked and dropped
-  first.
-- An iteration backwards goes past a lower bound; an upper bound holds both ways, but only as long as the
-  `ReadOptions` live that it was set in: RocksDB keeps a pointer to it, rocksdict does not keep the object. A
-  scan ends early otherwise, now and then.
-- An iterator stands still in time; one made by a *snapshot* does not, it shows what was written after. So
-  views hold an iterator.
-- A process forked from one that ever had a database open hangs for good at its first flush: refused by pid.
-- A log (WAL) is kept, not synced: a killed process loses nothing then. Atomic flush with it, else a family
-  that is seldom written keeps old log files alive, and a damaged one of those makes the database unreadable.
+- A flush writes one column family to disk, even with atomic flush enabled, and dropping an object that
+  `get_column_family` returned is a flush too. A temporary object would put *its* family on disk ahead of the
+  others. So the objects are created once, kept until `close`, and dropped in the order data, pending,
+  offsets: data without its offset is repaired by replay, an offset without its data is silent loss. Nothing
+  else here flushes.
+- `close` releases no file while an iterator, snapshot or family object lives. All of them are tracked and
+  dropped first.
+- A reverse iteration ignores a lower bound. An upper bound works in both directions, but RocksDB keeps a
+  pointer into the `ReadOptions` that hold it, and rocksdict does not keep that object alive. Without it a
+  scan ends early now and then.
+- An iterator shows the data of one moment. An iterator over a rocksdict `Snapshot` does not: it also shows
+  later writes. So views hold an iterator.
+- A process that was forked after its parent opened a database hangs at its first flush. It is recognised by
+  its process id and refused.
+- The write-ahead log is on and not synced, so a process that is killed loses nothing. Atomic flush is on
+  too: without it a family that is seldom written keeps old log files alive, and one damaged old log makes
+  the whole database unreadable.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import tempfile
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,37 +40,39 @@ import rocksdict
 
 from kafka_eos_source.errors import StateCorruptedError, StateError, StateLockedError, StoreClosedError
 from kafka_eos_source.state.store.config import StoreConfig
-from kafka_eos_source.state.store.frozen import freeze, manifest_in_force
+from kafka_eos_source.state.store.frozen import current_manifest, freeze
 from kafka_eos_source.state.store.overlay import Pair
-from kafka_eos_source.state.store.rocks_errors import translate
-from kafka_eos_source.state.store.rocks_options import database_options, family_options
+from kafka_eos_source.state.store.rocksdb import WriteBatch, database_options, family_options, translate
 
-#: Data last opened, first dropped; see the module's text.
+#: Column families in the order in which `close` drops, and so flushes, them; see the module's docstring.
 FAMILIES = ("data", "pending", "offsets")
 
-#: From so many keys on, reading them is planned.
-_MANY = 256
-#: Reading a pair in order costs about a quarter of looking up a key.
-_DENSE = 4
-#: A scan that ends within so many pairs needs no iterator that outlives the call.
+#: From this number of keys on, `get_many` chooses between lookups and a scan.
+_MANY_KEYS = 256
+#: Number of pairs that a scan reads in the time of one lookup.
+_PAIRS_PER_LOOKUP = 4
+#: A scan of at most this many pairs is read at once and leaves no iterator open.
 _SHORT_SCAN = 32
-#: Rows that are Python objects at once while a file is written.
-_ROWS_AT_ONCE = 10_000
-#: A reader tries again for so long while compactions delete the tables that it is about to open.
-_STILL_WITHIN_S = 10.0
+#: Rows that exist as Python objects at the same time while a sorted file is written.
+_ROWS_PER_SLICE = 10_000
+#: How long a reader retries while compactions delete the tables that it is about to open.
+_READER_RETRY_SECONDS = 10.0
 
 _opened_by: int | None = None
 _open_here: set[str] = set()
 _alive: WeakSet[Database] = WeakSet()
-#: Databases of the process that this one was forked from: dropping them would flush, which hangs.
+#: Databases of the parent of a forked process. They are never dropped, because the flush would hang.
 _inherited: list[Database] = []
 
 
 class Database:
-    """An open database. Its errors are `translate`d; a failed write closes it for good.
+    """An open database. Its methods raise errors of this package (`rocksdb.translate`).
 
     Attributes:
-        get: ``get(key) -> value | None`` of the data family, as direct as can be.
+        path: folder of the database.
+        key: absolute path, which identifies the database in this process.
+        get: ``get(key) -> value | None`` of the data family. It is rocksdict's own method, for speed, so the
+            caller translates its errors.
     """
 
     get: Callable[[bytes], bytes | None]
@@ -84,12 +89,16 @@ class Database:
 
     @classmethod
     def open(cls, path: Path, config: StoreConfig) -> Database:
-        """Opens or creates the database in the folder ``path``, waiting for another owner to let go.
+        """Opens or creates a database; waits while another process has it open.
+
+        Args:
+            path: folder of the database.
+            config: of the store.
 
         Raises:
-            StateLockedError: it did not within ``config.lock_timeout_ms``.
-            StateCorruptedError: the files are damaged.
-            StateError: this process was forked from one that had a database open; or the disk fails.
+            StateLockedError: if another process still has it open after ``config.lock_timeout_ms``.
+            StateCorruptedError: if files are damaged.
+            StateError: if this process was forked from one that had opened a database, or the disk fails.
         """
         _check_not_forked()
         deadline = time.monotonic() + config.lock_timeout_ms / 1000
@@ -108,23 +117,23 @@ class Database:
 
     @classmethod
     def open_read_only(cls, path: Path, log_folder: Path) -> Database:
-        """Opens the database as it is on disk now, also while another process has it open.
+        """Opens the database as it is on disk now, even while another process has it open.
 
-        It shows a prefix of the owner's commits, at least those that were done before this call, and does not
-        follow on; see `freeze`.
+        The result holds all commits that had finished before this call, possibly a few later ones, and does
+        not follow further commits; see `freeze`.
 
         Args:
-            path: the folder of the database.
+            path: folder of the database.
             log_folder: an existing folder for RocksDB's own log files and, during this call, for links to the
-                database's files; best on the same file system.
+                database's files. Links need it on the same file system.
 
         Raises:
-            StateCorruptedError: the files are damaged.
-            StateLockedError: the owner rewrote its files during every attempt; try again.
+            StateCorruptedError: if files are damaged.
+            StateLockedError: if the owner rewrote its files during every try. Calling again may succeed.
         """
         _check_not_forked()
         config = StoreConfig()
-        deadline = time.monotonic() + _STILL_WITHIN_S
+        deadline = time.monotonic() + _READER_RETRY_SECONDS
         while True:
             folder = Path(tempfile.mkdtemp(prefix="files-", dir=log_folder))
             manifest = None
@@ -133,46 +142,55 @@ class Database:
                 access = rocksdict.AccessType.read_only(False)
                 return cls(path, _open(folder, config, access, log_folder, known_as=path), read_only=True)
             except StateCorruptedError as error:
-                if manifest is not None and manifest_in_force(path) == manifest:
+                # If the owner rewrote files meanwhile, a missing table is no damage.
+                if manifest is not None and current_manifest(path) == manifest:
                     raise
                 if manifest is None and not (path / "CURRENT").exists():
                     raise
                 if time.monotonic() >= deadline:
                     raise StateLockedError(
-                        f"the database {path} changed under every attempt to read it for {_STILL_WITHIN_S} s"
+                        f"the owner of the database {path} rewrote its files while they were read; tried for "
+                        f"{_READER_RETRY_SECONDS:.0f} s.",
+                        fix="read again.",
                     ) from error
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def write(self, batch: Writes, *, sync: bool) -> None:
-        """All of the batch or nothing.
+    def write(self, batch: WriteBatch, *, sync: bool) -> None:
+        """Writes the whole batch or nothing.
+
+        Args:
+            sync: wait until the write-ahead log is on disk.
 
         Raises:
-            StateError, StateCorruptedError: the disk is full or fails; the database must be opened anew.
+            StateError, StateCorruptedError: if the disk is full or fails. Close the database then; only
+                opening it again shows what was written.
         """
         _check_not_forked()
         options = rocksdict.WriteOptions()
         options.sync = sync
         self._call(self._db.write, batch.raw, options)
 
-    def batch(self) -> Writes:
-        return Writes(self._handles)
+    def new_batch(self) -> WriteBatch:
+        """Returns an empty batch for `write`."""
+        return WriteBatch(self._handles)
 
-    def get_each(self, keys: list[bytes]) -> list[bytes | None]:
-        """Values in the order of the keys.
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        """Returns the values in the order of the keys; None for a missing key.
 
-        Measured for 100,000 keys of as many, or of many more: in order, one call a key, 0.18 s; not in order
-        0.30 s; by rocksdict's call for many 0.21 s; by reading everything 0.06 s. So: in order, and if the
-        keys are a good part of what there is, all of it between the first and the last.
+        Measured for 100,000 keys: lookups in key order 0.18 s, in random order 0.30 s, rocksdict's call for
+        many keys 0.21 s, a scan over 100,000 pairs 0.06 s. So keys are looked up in order, and if they are a
+        large part of the data, everything between the first and the last is scanned instead.
         """
-        if len(keys) < _MANY:
+        if len(keys) < _MANY_KEYS:
             few: list[bytes | None] = self._call(_collect, self.get, keys)
             return few
         wanted = sorted(set(keys))
         found: dict[bytes, bytes | None] = {}
-        if self.property("estimate-num-keys") <= _DENSE * len(wanted):
-            found.update(islice(self.scan(wanted[0], wanted[-1] + b"\0"), _DENSE * len(wanted)))
-            if len(found) == _DENSE * len(wanted):  # the estimate was wrong
+        most = _PAIRS_PER_LOOKUP * len(wanted)
+        if self.property("estimate-num-keys") <= most:
+            found.update(islice(self.scan(wanted[0], wanted[-1] + b"\0"), most))
+            if len(found) == most:  # the estimate was too low: look up the rest
                 last = next(reversed(found))
                 wanted = wanted[bisect_right(wanted, last) :]
             else:
@@ -180,7 +198,8 @@ class Database:
         found.update(zip(wanted, self._call(_collect, self.get, wanted), strict=True))
         return list(map(found.get, keys))
 
-    def read(self, family: str, key: bytes) -> bytes | None:
+    def get_from(self, family: str, key: bytes) -> bytes | None:
+        """Returns the value of a key in any column family."""
         value: bytes | None = self._call(self._families[family].get, key)
         return value
 
@@ -192,11 +211,11 @@ class Database:
         reverse: bool = False,
         family: str = "data",
     ) -> Iterator[Pair]:
-        """Pairs from ``low`` (included) to ``high`` (excluded) as they are at this moment."""
-        first, rest = self.scan_first(low, high, reverse=reverse, family=family)
+        """Iterates over the pairs from ``low`` (included) to ``high`` (excluded) as they are now."""
+        first, rest = self.begin_scan(low, high, reverse=reverse, family=family)
         return chain(first, rest) if rest else iter(first)
 
-    def scan_first(
+    def begin_scan(
         self,
         low: bytes | None = None,
         high: bytes | None = None,
@@ -204,9 +223,13 @@ class Database:
         reverse: bool = False,
         family: str = "data",
     ) -> tuple[list[Pair], Generator[Pair, None, None] | None]:
-        """The same in two parts: some pairs, and the iteration over those behind them, if there are any.
+        """Begins the same scan.
 
-        Most scans of a processor are short; they cost half without an iteration that has to be looked after.
+        Most scans of a processor are short. They cost half as much if no iterator has to be tracked.
+
+        Returns:
+            The first pairs, and an iterator over the others; None if there are no others. The caller closes
+            the iterator before the database.
         """
         if low is not None and high is not None and low >= high:
             return [], None
@@ -236,31 +259,39 @@ class Database:
         return first, None
 
     def cursor(self) -> Any:
-        """An iterator over the data that stands still in time."""
+        """Returns a RocksDB iterator over the data of this moment. Later writes do not show."""
         return self._call(self._families["data"].iter)
 
     def has_data(self) -> bool:
-        """The data family is not empty."""
+        """Returns whether the data family holds any pair."""
         return next(self.scan(), None) is not None
 
-    def behind_all(self) -> bytes:
-        """A key behind all of the data family's."""
+    def key_after_last(self) -> bytes:
+        """Returns the smallest key that is larger than all keys of the data family."""
         last = next(self.scan(reverse=True), None)
         return b"" if last is None else last[0] + b"\0"
 
     def property(self, name: str, family: str = "data") -> int:
-        """A RocksDB number, such as ``estimate-num-keys``; 0 = unknown."""
+        """Returns a property of RocksDB, such as ``estimate-num-keys``; 0 if unknown."""
         return int(self._call(self._families[family].property_int_value, f"rocksdb.{name}") or 0)
 
     def ingest(
         self, keys: pa.BinaryArray, values: pa.BinaryArray, scratch: Path, config: StoreConfig
     ) -> None:
-        """Adds rows in the order of their keys, each once; null deletes. They go in as a file: quicker than a
-        batch when they are many. On the disk when this returns."""
+        """Adds rows to the data family as a sorted file.
+
+        For many rows this is faster than a batch. The rows are on disk when the call returns.
+
+        Args:
+            keys: in order, without repetition.
+            values: null deletes the key.
+            scratch: path of the file, which does not exist yet.
+            config: of the store.
+        """
         writer = rocksdict.SstFileWriter(family_options(config))
         self._call(writer.open, str(scratch))
-        for first in range(0, len(keys), _ROWS_AT_ONCE):
-            part = slice(first, first + _ROWS_AT_ONCE)
+        for first in range(0, len(keys), _ROWS_PER_SLICE):
+            part = slice(first, first + _ROWS_PER_SLICE)
             rows = keys[part].to_pylist(), values[part].to_pylist()
             if not values[part].null_count:
                 deque(map(writer.__setitem__, *rows), 0)
@@ -276,13 +307,13 @@ class Database:
         self._call(self._families["data"].ingest_external_file, [str(scratch)], options)
 
     def close(self) -> None:
-        """Lets the files go. Iterators and snapshots must have been dropped."""
+        """Closes the database. The caller has dropped all its iterators."""
         if self._db is None or self in _inherited:
             return
         self.get = _closed
         self._handles.clear()
         for name in FAMILIES:
-            del self._families[name]  # flushes it: data first
+            del self._families[name]  # flushes the family
         db, self._db = self._db, None
         try:
             self._call(db.close)
@@ -291,7 +322,7 @@ class Database:
                 _open_here.discard(self.key)
 
     def _pairs(self, items: Any, low: bytes | None, _options: Any) -> Generator[Pair, None, None]:
-        """``_options`` are only kept: they hold the bound that ``items`` points to."""
+        """Yields ``items`` down to ``low``; keeps ``_options`` alive, which hold the upper bound."""
         try:
             if low is None:
                 yield from items
@@ -307,55 +338,28 @@ class Database:
             raise translate(error, self.path) from error
 
 
-class Writes:
-    """What one atomic write will do, in order, over all families."""
-
-    def __init__(self, handles: Mapping[str, Any]) -> None:
-        self.raw: Any = rocksdict.WriteBatch(raw_mode=True)
-        self._handles = handles
-
-    def put(self, family: str, key: bytes, value: bytes) -> None:
-        self.raw.put(key, value, self._handles[family])
-
-    def delete(self, family: str, key: bytes) -> None:
-        self.raw.delete(key, self._handles[family])
-
-    def delete_range(self, family: str, low: bytes, high: bytes) -> None:
-        self.raw.delete_range(low, high, self._handles[family])
-
-    def rows(self, rows: Mapping[bytes, bytes | None]) -> None:
-        """Rows of the data family; None deletes.
-
-        In the order of the keys: sorting 300,000 of them takes 0.14 s and saves 0.5 s of finding their
-        places in the memtable, all of it time in which RocksDB is not left to other threads.
-        """
-        keys = sorted(rows)
-        values = list(map(rows.__getitem__, keys))
-        self.raw.set_default_column_family(self._handles["data"])
-        if None in values:
-            kept = []
-            for key, value in zip(keys, values, strict=True):
-                if value is None:
-                    self.raw.delete(key)
-                else:
-                    kept.append((key, value))
-            keys, values = [key for key, _ in kept], [value for _, value in kept]
-        deque(map(self.raw.put, keys, values), 0)
-
-
 def is_open_here(path: Path) -> bool:
-    """This process has the database open for writing."""
+    """Returns whether this process has the database open for writing."""
     return str(path.resolve()) in _open_here
 
 
 def _open(
     path: Path, config: StoreConfig, access: Any, log_folder: Path | None = None, known_as: Path | None = None
 ) -> Any:
+    """Returns an open rocksdict database.
+
+    Args:
+        path: folder of the files.
+        config: of the store.
+        access: rocksdict's access type.
+        log_folder: folder for RocksDB's own log files; None = ``path``.
+        known_as: folder that error messages name instead of ``path``.
+    """
     global _opened_by
     options = database_options(config)
     if log_folder is not None:
         options.set_db_log_dir(str(log_folder))
-        options.set_max_open_files(-1)  # a file that the owner deletes stays readable for us
+        options.set_max_open_files(-1)  # open files stay readable after the owner deletes them
     families = {name: family_options(config, small=name == "offsets") for name in FAMILIES}
     _opened_by = os.getpid()
     try:
@@ -370,9 +374,10 @@ def _open(
 def _check_not_forked() -> None:
     if _opened_by is not None and _opened_by != os.getpid():
         raise StateError(
-            f"process {os.getpid()} was forked from {_opened_by}, which had opened a state database; "
-            "RocksDB's threads do not survive that, and the first flush would hang",
-            fix='start processes by multiprocessing\'s "spawn", or open databases only in the forked ones',
+            f"process {os.getpid()} was forked from process {_opened_by}, which had opened a state database. "
+            "RocksDB's threads do not survive a fork, so the first flush would hang.",
+            fix="start processes with multiprocessing's start method 'spawn', or open state databases in the "
+            "forked processes only.",
         )
 
 
@@ -384,4 +389,4 @@ def _collect(get: Callable[[bytes], bytes | None], keys: list[bytes]) -> list[by
 
 
 def _closed(_key: bytes) -> NoReturn:
-    raise StoreClosedError("the store is closed")
+    raise StoreClosedError("the store is closed.")

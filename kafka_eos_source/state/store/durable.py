@@ -1,4 +1,4 @@
-"""The half of a store that is on the disk: the data, and what is recorded of it, always written together."""
+"""The durable half of a store: committed data and its metadata, written together."""
 
 from __future__ import annotations
 
@@ -8,78 +8,90 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import BatchRecord
 from kafka_eos_source.state.store import records
-from kafka_eos_source.state.store.advance import advanced
+from kafka_eos_source.state.store.commit_rules import next_metadata
 from kafka_eos_source.state.store.config import StoreConfig
-from kafka_eos_source.state.store.database import Database, Writes
-from kafka_eos_source.state.store.key_order import in_key_order
+from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.overlay import Ranges
-from kafka_eos_source.state.store.records import Committed
+from kafka_eos_source.state.store.records import StoreMetadata
+from kafka_eos_source.state.store.rocksdb import WriteBatch
 
-#: What was committed last stays in memory for reading up to this size.
+#: The rows of the last commit stay in memory for reading up to this size.
 _RECENT_BYTES = 64 << 20
-#: From here on a chunk of a restore is quicker as a file of sorted rows than as a batch.
+#: A restored chunk of at least this many rows is written as a sorted file, which is faster than a batch.
 _INGEST_ROWS = 20_000
 
 
-class Durable:
-    """Of one store.
+class DurableState:
+    """Committed data of one store.
 
     Args:
         path: the store's folder.
-        database: open, and this one's from now on.
-        committed: what its records say.
-        config: the store's.
-        lost: called when a write failed, before that is raised: what is on the disk is known only by opening
-            it again.
+        database: open; this object closes it.
+        metadata: what the database records.
+        config: of the store.
+        on_failed_write: called before the error of a failed write is raised. What is on disk then is known
+            only after the database has been opened again, so the store must close.
 
     Attributes:
         database: for reading.
-        committed: what the records say.
-        recent: what was written last.
+        metadata: what the database records.
+        recent: rows of the last commit; None = deleted.
     """
 
     def __init__(
         self,
         path: Path,
         database: Database,
-        committed: Committed,
+        metadata: StoreMetadata,
         config: StoreConfig,
-        lost: Callable[[], None],
+        on_failed_write: Callable[[], None],
     ) -> None:
         self.database = database
-        self.committed = committed
+        self.metadata = metadata
         self.recent: dict[bytes, bytes | None] = {}
         self._path = path
         self._config = config
-        self._lost = lost
+        self._on_failed_write = on_failed_write
 
     def close(self) -> None:
         self.recent = {}
         self.database.close()
 
-    def change(
-        self, writes: Writes, rows: dict[bytes, bytes | None], ranges: Ranges, size_bytes: int, to: Committed
+    def apply(
+        self,
+        writes: WriteBatch,
+        rows: dict[bytes, bytes | None],
+        ranges: Ranges,
+        size_bytes: int,
+        metadata: StoreMetadata,
     ) -> None:
-        """Writes a transaction: ranges are deleted before rows are put; a row of None is a delete.
+        """Writes the changes of a transaction and the new metadata.
 
         Args:
-            writes: what else is to be written with it.
-            size_bytes: of the rows, in memory. Few of them stay there for reading, since a batch often asks
-                for what the one before it changed: for 100,000 keys that saves 0.15 s of looking them up.
-            to: what the records will say.
+            writes: other changes for the same write.
+            rows: None deletes the key.
+            ranges: deleted before the rows are written.
+            size_bytes: memory that the rows take. If it is small, they stay in `recent`, because a batch
+                often reads what the previous one changed: for 100,000 keys this saves 0.15 s of lookups.
+            metadata: after the write.
+
+        Raises:
+            StateError, StateCorruptedError: if the write fails.
         """
         for low, high in ranges.spans:
-            end = self.database.behind_all() if high is None else high
+            end = self.database.key_after_last() if high is None else high
             if low < end:
                 writes.delete_range("data", low, end)
-        writes.rows(rows)
-        self._record(writes, to)
+        writes.put_rows(rows)
+        self._write_with(writes, metadata)
         self.recent = rows if size_bytes <= _RECENT_BYTES else {}
 
     def restore(
@@ -91,50 +103,66 @@ class Durable:
         batch: BatchRecord | None,
         done: bool | None,
     ) -> None:
-        """As `TransactionalStateStore.restore_chunk`."""
-        committed = advanced(store, self.committed, offsets, {}, batch)
+        """Writes a chunk of the changelog; see `TransactionalStateStore.restore_chunk`."""
+        metadata = next_metadata(store, self.metadata, offsets, {}, batch)
         if len(keys) != len(values):
-            raise ValueError(f"{len(keys)} keys and {len(values)} values")
+            raise ValueError(f"a chunk has {len(keys)} keys and {len(values)} values.")
         if done is None:
-            done = batch is not None or (not len(keys) and not self.committed.restoring)
-        writes = self.database.batch()
+            done = batch is not None or (not len(keys) and not self.metadata.restoring)
+        writes = self.database.new_batch()
         self.recent = {}
         if len(keys) < _INGEST_ROWS:
-            writes.rows(dict(zip(keys.to_pylist(), values.to_pylist(), strict=True)))
+            writes.put_rows(dict(zip(keys.to_pylist(), values.to_pylist(), strict=True)))
         else:
-            if not self.committed.restoring:
-                self._record(self.database.batch(), replace(self.committed, restoring=True))
+            if not self.metadata.restoring:
+                self._write_with(self.database.new_batch(), replace(self.metadata, restoring=True))
             ordered = in_key_order(keys, values)
-            with self._or_lost():
+            with self._failures_reported():
                 self.database.ingest(*ordered, self._path / "restore.sst", self._config)
-        self._record(writes, replace(committed, restoring=not done))
+        self._write_with(writes, replace(metadata, restoring=not done))
 
-    def write(self, writes: Writes) -> None:
-        """What the records say stays the same.
+    def write(self, writes: WriteBatch) -> None:
+        """Writes changes that leave data and metadata as they are, such as pending changes.
 
         Raises:
-            StateError, StateCorruptedError: it failed; the store is closed.
+            StateError, StateCorruptedError: if the write fails.
         """
-        with self._or_lost():
+        with self._failures_reported():
             self.database.write(writes, sync=self._config.wal_sync)
 
-    def _record(self, writes: Writes, committed: Committed) -> None:
-        """Writes, and only then believes it."""
-        batch_ms = committed.batch.time_ms if committed.batch else 0
+    def _write_with(self, writes: WriteBatch, metadata: StoreMetadata) -> None:
+        """Writes changes and new metadata together; the metadata counts once that succeeded."""
+        batch_ms = metadata.batch.time_ms if metadata.batch else 0
         now_ms = int(time.time() * 1000)
-        committed = replace(committed, saved_ms=min(now_ms, batch_ms) if batch_ms > 0 else now_ms)
-        puts, gone = records.encode(self.committed, committed)
+        metadata = replace(metadata, saved_ms=min(now_ms, batch_ms) if batch_ms > 0 else now_ms)
+        puts, gone = records.encode(self.metadata, metadata)
         for key, value in puts:
             writes.put("offsets", key, value)
         for key in gone:
             writes.delete("offsets", key)
         self.write(writes)
-        self.committed = committed
+        self.metadata = metadata
 
     @contextmanager
-    def _or_lost(self) -> Iterator[None]:
+    def _failures_reported(self) -> Iterator[None]:
         try:
             yield
         except KafkaEosError:
-            self._lost()
+            self._on_failed_write()
             raise
+
+
+def in_key_order(keys: pa.BinaryArray, values: pa.BinaryArray) -> tuple[pa.BinaryArray, pa.BinaryArray]:
+    """Returns the rows in the order of their keys, with the last value of a repeated key.
+
+    Arrow compares bytes as RocksDB does, as unsigned values, and keeps equal keys in their order. At 0.35 µs
+    a row this takes half the time of Python's ``dict`` and ``sorted``.
+    """
+    order = pc.array_sort_indices(keys)
+    ordered = keys.take(order)
+    is_last = np.ones(len(keys), bool)
+    is_last[:-1] = pc.not_equal(ordered[1:], ordered[:-1]).to_numpy(zero_copy_only=False)
+    if not is_last.all():
+        mask = pa.array(is_last)
+        order, ordered = order.filter(mask), ordered.filter(mask)
+    return ordered, values.take(order)

@@ -1,18 +1,32 @@
-"""Files and folders that are whole or not there, whatever is killed."""
+"""Small files next to a store's database, and how folders are replaced and removed safely.
+
+::
+
+    owner          JSON: process id and host of the process that has the database open. It names the owner in
+                   error messages; the lock itself is RocksDB's.
+    .checkpoint    changelog offsets in the format of Kafka Streams' `OffsetCheckpoint`, so that a person or a
+                   tool can see how far a store is without opening it. The store never reads this file.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import socket
 import time
 from pathlib import Path
 
+from kafka_eos_source.state.store.records import Offsets
+
+_CHECKPOINT_VERSION = "0"
+
 
 def replace_text(path: Path, text: str, *, sync: bool = False) -> None:
-    """The whole new text or the whole old one is there at any time, also when this process dies.
+    """Writes a file atomically: after a crash it has either the old or the new text, in full.
 
     Args:
-        sync: also when the machine does. Files that only tell of the database do not need that.
+        sync: also survive a power failure. Files that only describe the database do not need this.
     """
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     with scratch.open("w") as file:
@@ -24,9 +38,66 @@ def replace_text(path: Path, text: str, *, sync: bool = False) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a folder so that a kill half-way leaves nothing that looks like it: renamed first."""
+    """Renames and removes a folder, so that a crash never leaves half a store."""
     if path.exists():
         trash = path.with_name(f"{path.name}.trash-{os.getpid()}-{time.monotonic_ns()}")
         path.rename(trash)
+    remove_trash(path)
+
+
+def remove_trash(path: Path) -> None:
+    """Removes what an interrupted `remove_tree` of this folder left."""
     for left in path.parent.glob(f"{path.name}.trash-*"):
         shutil.rmtree(left, ignore_errors=True)
+
+
+def write_owner(database: Path) -> None:
+    """Records that this process has the database open."""
+    owner = {"pid": os.getpid(), "host": socket.gethostname(), "since_ms": int(time.time() * 1000)}
+    replace_text(database.parent / "owner", json.dumps(owner))
+
+
+def remove_owner(database: Path) -> bool:
+    """Removes the owner file.
+
+    Returns:
+        True if there was one. When a store is opened, this means that its last owner did not close it.
+    """
+    try:
+        (database.parent / "owner").unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def owner_of(database: Path) -> str:
+    """Returns process and host of the owner of a database, for an error message."""
+    try:
+        owner = json.loads((database.parent / "owner").read_text())
+        return f"process {owner['pid']} on {owner['host']}"
+    except (OSError, ValueError, KeyError):
+        return "another process"
+
+
+def write_checkpoint(folder: Path, next_offsets: Offsets) -> None:
+    """Writes ``.checkpoint`` unless it has the same content already.
+
+    Args:
+        folder: the store's folder.
+        next_offsets: changelog offset from which the store continues, by partition. As in Kafka Streams, the
+            file has the offset of the last record that the store contains, which is one less.
+    """
+    known = sorted((tp, offset - 1) for tp, offset in next_offsets.items() if offset > 0)
+    lines = [
+        _CHECKPOINT_VERSION,
+        str(len(known)),
+        *(f"{tp.topic} {tp.partition} {offset}" for tp, offset in known),
+    ]
+    text = "\n".join(lines) + "\n"
+    path = folder / ".checkpoint"
+    try:
+        if path.read_text() == text:
+            return
+    except (OSError, ValueError):
+        pass  # the file is missing or unreadable, so it is written
+    replace_text(path, text)

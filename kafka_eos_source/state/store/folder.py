@@ -1,14 +1,13 @@
-"""The folder of a store: what is checked before and after RocksDB opens it, and how it is put away.
+"""The folder of a store: checks before and after RocksDB opens it, and safe removal.
 
 ::
 
-    <path>/VERSION                 format, read before RocksDB touches anything
+    <path>/VERSION                 format of the store, read before RocksDB may touch the folder
     <path>/db/                     RocksDB
-    <path>/owner                   who has it open; still there = the last owner did not close it
-    <path>/.checkpoint             changelog offsets, for tools and for a downgrade
-    <path>/.position               from Kafka Streams: taken over once, then removed
-    <path>.corrupt-<ms>/           a damaged one, set aside; the newest is kept
-    <path>.trash-…/                being removed
+    <path>/owner                   who has it open; a file that is left over means it was not closed
+    <path>/.checkpoint             changelog offsets for tools; never read
+    <path>.corrupt-<ms>/           a damaged store that was set aside; the newest is kept
+    <path>.trash-…/                a store that is being removed
 """
 
 from __future__ import annotations
@@ -33,85 +32,94 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.store import records
-from kafka_eos_source.state.store.checkpoint_file import (
-    CHECKPOINT,
-    POSITION,
-    read_last_offsets,
-    write_checkpoint,
-)
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.database import Database, is_open_here
-from kafka_eos_source.state.store.files import remove_tree, replace_text
-from kafka_eos_source.state.store.owner import owner_of, remove_owner, write_owner
-from kafka_eos_source.state.store.records import Committed
+from kafka_eos_source.state.store.files import (
+    owner_of,
+    remove_owner,
+    remove_trash,
+    remove_tree,
+    replace_text,
+    write_checkpoint,
+    write_owner,
+)
+from kafka_eos_source.state.store.records import RESTORE_FIX, StoreMetadata
 
-#: Damaged twice within this time is no accident: restoring again and again would hide a failing disk.
-_AGAIN_MS = 600_000
+#: Damage twice within this time is an error: restoring again and again would hide a failing disk.
+_REPEATED_DAMAGE_MS = 600_000
 
 _log = logging.getLogger(__name__)
 
 
-def open_store(path: Path, identity: StoreIdentity, config: StoreConfig) -> tuple[Database, Committed]:
-    """Opens or makes the store; see `TransactionalStateStore.open` for what it raises."""
+def open_store(path: Path, identity: StoreIdentity, config: StoreConfig) -> tuple[Database, StoreMetadata]:
+    """Opens or creates a store; raises what `TransactionalStateStore.open` raises.
+
+    Returns:
+        The open database and its metadata.
+    """
     path.mkdir(parents=True, exist_ok=True)
     remove_trash(path)
     db_path = path / "db"
-    known = check_version(path)
-    if known and db_path.exists() and any(db_path.iterdir()) and not (db_path / "CURRENT").exists():
-        raise StateCorruptedError(f"the database {db_path} has lost its CURRENT file")
-    if not known:
+    exists = check_version(path)
+    if exists and db_path.exists() and any(db_path.iterdir()) and not (db_path / "CURRENT").exists():
+        raise StateCorruptedError(f"the database {db_path} has lost its file CURRENT.", fix=RESTORE_FIX)
+    if not exists:
         replace_text(path / "VERSION", f"{records.FORMAT}\n", sync=True)
     database = Database.open(db_path, config)
     try:
         if remove_owner(db_path):
-            _log.info("the last owner of %s did not close it", path)
+            _log.info("the last owner of the store %s did not close it", path)
         write_owner(db_path)
-        found = records.decode(database.scan(family="offsets"))
-        committed = _settled(path, found, identity, has_data=database.has_data())
-        if committed != found:
-            writes = database.batch()
-            puts, gone = records.encode(found, committed)
+        stored = records.decode(database.scan(family="offsets"))
+        metadata = _checked_metadata(path, stored, identity, has_data=database.has_data())
+        if metadata != stored:
+            writes = database.new_batch()
+            puts, gone = records.encode(stored, metadata)
             for key, value in puts:
                 writes.put("offsets", key, value)
             for key in gone:
                 writes.delete("offsets", key)
             database.write(writes, sync=config.wal_sync)
-        (path / POSITION).unlink(missing_ok=True)
-        write_checkpoint(path, committed.offsets)
+        write_checkpoint(path, metadata.offsets)
     except BaseException:
         database.close()
-        closed(path)
+        mark_closed(path)
         raise
-    return database, committed
+    return database, metadata
 
 
-def closed(path: Path) -> None:
-    """Notes that the database was closed in good order."""
+def mark_closed(path: Path) -> None:
+    """Records that the owner closed the database."""
     remove_owner(path / "db")
 
 
 def check_version(path: Path) -> bool:
-    """True if this folder has a store already.
+    """Checks the format of a store, if there is one.
+
+    Returns:
+        Whether the folder has a store.
 
     Raises:
-        StateFormatError: of a newer release.
-        StateCorruptedError: the file says nothing.
+        StateFormatError: if a newer release wrote it.
+        StateCorruptedError: if the file ``VERSION`` has no number.
     """
     try:
         text = (path / "VERSION").read_bytes().decode(errors="replace").strip()
     except FileNotFoundError:
         return False
     if not text.isdecimal():
-        raise StateCorruptedError(f"{path / 'VERSION'} has {text[:40]!r}, expected a number")
+        raise StateCorruptedError(
+            f"the file {path / 'VERSION'} contains {text[:40]!r}; expected a number.", fix=RESTORE_FIX
+        )
     try:
         records.check_format(int(text))
     except StateFormatError as error:
-        raise StateFormatError(f"{path}: {error.message}", fix=f"{error.fix} ({path})") from None
+        raise StateFormatError(f"{path}: {error.message}", fix=error.fix) from None
     return True
 
 
 def set_aside(path: Path) -> Path | None:
-    """See `TransactionalStateStore.set_aside`."""
+    """Renames a damaged store; see `TransactionalStateStore.set_aside`."""
     now_ms = int(time.time() * 1000)
     with _unlocked(path):
         if not path.exists():
@@ -122,10 +130,10 @@ def set_aside(path: Path) -> Path | None:
         ]
         for other in earlier:
             since_ms = now_ms - int(other.name.rpartition("-")[2])
-            if since_ms < _AGAIN_MS:
+            if since_ms < _REPEATED_DAMAGE_MS:
                 raise StateError(
-                    f"{path} is damaged, {since_ms // 1000} s after it was before ({other})",
-                    fix="see to the disk; remove that folder to have the state restored once more",
+                    f"the store {path} is damaged again, {since_ms // 1000} s after {other} was set aside.",
+                    fix=f"check the disk. Remove {other} to have the state restored once more.",
                 )
         path.rename(aside)
     for other in earlier:
@@ -134,99 +142,103 @@ def set_aside(path: Path) -> Path | None:
 
 
 def destroy(path: Path) -> None:
-    """See `TransactionalStateStore.destroy`."""
+    """Removes a store; see `TransactionalStateStore.destroy`."""
     with _unlocked(path):
         remove_tree(path)
 
 
-def remove_trash(path: Path) -> None:
-    """Ends a removal that a kill cut short."""
-    for left in path.parent.glob(f"{path.name}.trash-*"):
-        remove_tree(left)
+def _checked_metadata(
+    path: Path, stored: StoreMetadata, identity: StoreIdentity, *, has_data: bool
+) -> StoreMetadata:
+    """Returns the metadata of a new store, or the stored metadata if it fits.
 
-
-def _settled(path: Path, found: Committed, identity: StoreIdentity, *, has_data: bool) -> Committed:
-    """What the records should say once the store is open: checked, made, or taken over from Kafka's files."""
-    changelog = TopicPartition(identity.changelog_topic, identity.shard)
-    settled = found
-    if found.identity is None:
-        offsets = {changelog: 0}
-        if has_data:
-            last = (read_last_offsets(path / CHECKPOINT) or {}).get(changelog)
-            if last is None:
-                raise StateCorruptedError(
-                    f"the store {path} has data and does not say how far it is", reason="no-offset"
-                )
-            offsets = {changelog: last + 1}
-            _log.info("store %s: took over %s", path, CHECKPOINT)
-        settled = replace(settled, identity=identity, offsets=MappingProxyType(offsets))
-    else:
-        settled = replace(settled, identity=_checked(path, found.identity, identity))
-        if changelog not in found.offsets:
-            raise StateCorruptedError(
-                f"the store {path} has no offset of its changelog {changelog}", reason="no-offset"
-            )
-    position = read_last_offsets(path / POSITION)
-    if position:
-        merged = {**position, **{tp: max(at, position.get(tp, at)) for tp, at in found.position.items()}}
-        settled = replace(settled, position=MappingProxyType(merged))
-    return settled
-
-
-def _checked(path: Path, found: StoreIdentity, identity: StoreIdentity) -> StoreIdentity:
-    """The identity to keep; of the topic id and the schema, the one that is known ("" = not).
+    Args:
+        identity: which state the caller expects.
+        has_data: the database holds data.
 
     Raises:
-        StateMismatchError: another store's.
-        StateCorruptedError: the changelog was deleted and made anew, with as many shards as it may have.
+        StateCorruptedError: if the changelog offset of the data is missing, or the changelog topic was
+            deleted and created again.
+        StateMismatchError: if the store holds other state.
+    """
+    changelog = TopicPartition(identity.changelog_topic, identity.shard)
+    if stored.identity is None:
+        if has_data:
+            raise StateCorruptedError(
+                f"the store {path} has data, but does not record which state it is and up to which changelog "
+                "offset.",
+                fix=RESTORE_FIX,
+                reason="no-offset",
+            )
+        return replace(stored, identity=identity, offsets=MappingProxyType({changelog: 0}))
+    checked = replace(stored, identity=_merged_identity(path, stored.identity, identity))
+    if changelog not in stored.offsets:
+        raise StateCorruptedError(
+            f"the store {path} does not record the offset of its changelog {changelog}.",
+            fix=RESTORE_FIX,
+            reason="no-offset",
+        )
+    return checked
+
+
+def _merged_identity(path: Path, stored: StoreIdentity, expected: StoreIdentity) -> StoreIdentity:
+    """Returns the expected identity, with the stored topic id and schema if it has none.
+
+    Raises:
+        StateMismatchError: if the store holds other state.
+        StateCorruptedError: if the changelog topic was deleted and created again, with any number of shards.
     """
     known = replace(
-        identity, topic_id=identity.topic_id or found.topic_id, schema=identity.schema or found.schema
+        expected, topic_id=expected.topic_id or stored.topic_id, schema=expected.schema or stored.schema
     )
-    whose = (found.application_id, found.store, found.shard, found.changelog_topic)
-    is_ours = whose == (known.application_id, known.store, known.shard, known.changelog_topic)
-    if is_ours and found.topic_id and found.topic_id != known.topic_id:
+    stored_name = (stored.application_id, stored.store, stored.shard, stored.changelog_topic)
+    is_same = stored_name == (known.application_id, known.store, known.shard, known.changelog_topic)
+    if is_same and stored.topic_id and stored.topic_id != known.topic_id:
         raise StateCorruptedError(
-            f"the store {path} is of changelog topic {identity.changelog_topic} with id {found.topic_id}, "
-            f"which was deleted; the one there now has id {identity.topic_id}",
+            f"the store {path} belongs to the changelog topic {expected.changelog_topic} with id "
+            f"{stored.topic_id}, which was deleted; the topic of that name now has id {expected.topic_id}.",
+            fix=RESTORE_FIX,
             reason="topic",
         )
-    theirs = asdict(replace(found, topic_id=known.topic_id, schema=found.schema or known.schema))
-    differ = ", ".join(
-        f"{name} {theirs[name]!r}, expected {mine!r}"
-        for name, mine in asdict(known).items()
-        if theirs[name] != mine
+    comparable = asdict(replace(stored, topic_id=known.topic_id, schema=stored.schema or known.schema))
+    differences = ", ".join(
+        f"{name} {comparable[name]!r}, expected {wanted!r}"
+        for name, wanted in asdict(known).items()
+        if comparable[name] != wanted
     )
-    if differ:
+    if differences:
         raise StateMismatchError(
-            f"the state in {path} is of {differ}",
-            fix="shards and schema cannot change in place: re-shard with 'kafka-eos state rescale', use "
-            "another store name, or remove the folder to restore from the changelog",
+            f"the store {path} holds other state: {differences}.",
+            fix="the number of shards and the schema cannot change in place. Use `kafka-eos state rescale` "
+            "for another number of shards, choose another store name, or remove the folder to restore the "
+            "state from the changelog.",
         )
     return known
 
 
 @contextmanager
 def _unlocked(path: Path) -> Iterator[None]:
-    """Holds RocksDB's own lock file meanwhile, so that nobody opens what is being put away.
+    """Locks a database that is closed, so that nobody opens it meanwhile.
 
     Raises:
-        StateLockedError: somebody has it open.
+        StateLockedError: if any process has the database open.
     """
     db_path = path / "db"
     if is_open_here(db_path):
-        raise StateLockedError(f"the database {db_path} is open in this process", fix="close it first")
+        raise StateLockedError(
+            f"the database {db_path} is open in this process.", fix="close the store first."
+        )
     try:
         lock = os.open(db_path / "LOCK", os.O_RDWR)
     except FileNotFoundError:
-        yield  # never opened, or gone already
+        yield  # the database was never opened, or is removed already
         return
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(lock)
         raise StateLockedError(
-            f"the database {db_path} is open in {owner_of(db_path)}", fix="stop that process first"
+            f"the database {db_path} is open in {owner_of(db_path)}.", fix="stop that process first."
         ) from error
     try:
         yield

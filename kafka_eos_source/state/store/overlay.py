@@ -1,14 +1,14 @@
-"""Writes that are staged and not committed: what only their owner sees (KIP-892).
+"""Staged writes of a transaction that only their owner sees (KIP-892).
 
-A dict in front of the database, and the ranges deleted in it. Kafka Streams came to the same after trying
-RocksDB's indexed batch (KAFKA-20490): a plain sorted map is faster to read and to write.
+They are a dict in front of the database, and a set of deleted key ranges. Kafka Streams chose the same after
+trying RocksDB's indexed batch (KAFKA-20490), because a plain sorted map is faster to read and to write.
 
-*What a write costs*: Python keeps a key and a value as objects of their own, and the commit builds one batch
-of them all; measured, a staged row of 116 bytes takes three times that. So an entry counts `ENTRY_BYTES`
-plus twice its payload. An overwrite counts what it adds.
+*Size*: Python keeps each key and each value as an object, and the commit copies all of them into one batch. A
+staged row of 116 bytes was measured to take three times that. So an entry counts as `ENTRY_BYTES` plus twice
+its payload, and an overwrite counts what it adds.
 
-*Ranges*: deletes nothing in the database yet; keys staged before are dropped, and a key staged after lies on
-top.
+*Ranges*: deleting a range drops the keys that were staged in it and hides the keys of the database. Keys that
+are staged afterwards are visible again.
 """
 
 from __future__ import annotations
@@ -19,21 +19,27 @@ from itertools import repeat
 
 from kafka_eos_source.state.store.sorted_keys import SortedKeys
 
-#: Memory of a staged entry besides its payload: two objects' headers and a place in a dict.
+#: Memory of a staged entry besides its payload: the headers of two objects and a slot of a dict.
 ENTRY_BYTES = 120
 
 Pair = tuple[bytes, bytes]
 
 
 class Missing:
-    """Type of `MISSING`, told apart from a staged delete, which is None."""
+    """Type of `MISSING`: no write of the key is staged. A staged delete is None."""
 
 
 MISSING = Missing()
 
 
 class Ranges:
-    """Disjoint deleted ranges in order. Immutable: a reader's copy is a reference."""
+    """Deleted key ranges: disjoint and in order.
+
+    The object is immutable, so that a reader may keep a reference.
+
+    Args:
+        spans: pairs of a low key (included) and a high key (excluded; None = unbounded).
+    """
 
     def __init__(self, spans: tuple[tuple[bytes, bytes | None], ...] = ()) -> None:
         self.spans = spans
@@ -43,6 +49,7 @@ class Ranges:
         return bool(self.spans)
 
     def covers(self, key: bytes) -> bool:
+        """Returns whether a range contains the key."""
         at = bisect_right(self._lows, key) - 1
         if at < 0:
             return False
@@ -50,7 +57,7 @@ class Ranges:
         return high is None or key < high
 
     def plus(self, low: bytes, high: bytes | None) -> Ranges:
-        """These and one more; what touches is joined."""
+        """Returns these ranges and one more; ranges that touch are joined."""
         spans: list[tuple[bytes, bytes | None]] = []
         for other_low, other_high in self.spans:
             if (other_high is not None and other_high < low) or (high is not None and high < other_low):
@@ -63,7 +70,15 @@ class Ranges:
 
 
 class Overlay:
-    """Staged writes of one transaction. Only the owner writes; other threads may read `rows`, `ranges`."""
+    """Staged writes of one transaction.
+
+    Only the owner writes; other threads may read `rows` and `ranges`.
+
+    Attributes:
+        rows: the last staged value of each key; None = deleted.
+        ranges: deleted ranges, which apply before `rows`.
+        bytes: memory that the writes take, as the module describes.
+    """
 
     def __init__(self) -> None:
         self.rows: dict[bytes, bytes | None] = {}
@@ -82,12 +97,12 @@ class Overlay:
         rows[key] = value
         if isinstance(old, Missing):
             self.bytes += ENTRY_BYTES + 2 * len(key) + size
-            self._sorted.note(key)
+            self._sorted.add(key)
         else:
             self.bytes += size - (2 * len(old) if old else 0)
 
     def put_many(self, keys: list[bytes], values: list[bytes | None]) -> None:
-        """Stages many writes; of a key that repeats the last counts."""
+        """Stages many writes; the last value of a repeated key counts."""
         rows = self.rows
         new = dict(zip(keys, values, strict=True))
         again = rows.keys() & new.keys() if rows else ()
@@ -95,19 +110,19 @@ class Overlay:
         payload = sum(map(len, new)) + sum(map(len, filter(None, new.values())))
         payload -= sum(map(len, again)) + sum(len(rows[key] or b"") for key in again)
         self.bytes += ENTRY_BYTES * added + 2 * payload
-        self._sorted.note_many(new.keys() - again if again else new)
+        self._sorted.add_many(new.keys() - again if again else new)
         if rows:
             rows.update(new)
         else:
             self.rows = new
 
     def delete_range(self, low: bytes, high: bytes | None) -> None:
-        """Drops what is staged in the range and hides the database's keys there."""
+        """Stages the delete of all keys of the range, staged ones and those of the database."""
         self.drop(low, high)
         self.ranges = self.ranges.plus(low, high)
 
     def drop(self, low: bytes, high: bytes | None) -> None:
-        """Forgets what is staged in the range."""
+        """Drops the writes that are staged in the range."""
         for key in self._sorted.between(low, high):
             value = self.rows.pop(key, MISSING)
             if not isinstance(value, Missing):
@@ -116,18 +131,21 @@ class Overlay:
     def slice(
         self, low: bytes | None, high: bytes | None, *, reverse: bool
     ) -> list[tuple[bytes, bytes | None]]:
-        """A copy of what is staged between the bounds, in order, deletes included. For the owner."""
+        """Returns a copy of the staged writes between the bounds, in key order, deletes included.
+
+        Only for the owner's thread.
+        """
         keys = self._sorted.between(low, high)
         if reverse:
             keys.reverse()
         rows = self.rows
         return [(key, rows[key]) for key in keys if key in rows]
 
-    def foreign_slice(
+    def slice_for_other_thread(
         self, low: bytes | None, high: bytes | None, *, reverse: bool
     ) -> list[tuple[bytes, bytes | None]]:
-        """The same for another thread, which must not touch the order that the owner keeps."""
-        taken = list(self.rows.items())  # one step of the interpreter: no write comes between
+        """Returns the same without using the sorted keys, which belong to the owner's thread."""
+        taken = list(self.rows.items())  # one step of the interpreter, so no write happens in between
         return sorted(
             (
                 (key, value)
@@ -137,13 +155,16 @@ class Overlay:
             reverse=reverse,
         )
 
-    def look_up(
+    def get_many(
         self, keys: list[bytes], recent: Mapping[bytes, bytes | None]
     ) -> list[bytes | Missing | None]:
-        """For each key the staged value, None if deleted, `MISSING` if only the database knows.
+        """Returns the value of each key, as far as it is in memory.
+
+        A deleted key has None; `MISSING` means that only the database knows the value.
 
         Args:
-            recent: values of the database that are known already.
+            keys: may repeat.
+            recent: values of the database that are in memory already.
         """
         if not self.ranges:
             unstaged = map(recent.get, keys, repeat(MISSING))
@@ -155,12 +176,13 @@ class Overlay:
 def merge(
     staged: list[tuple[bytes, bytes | None]], base: Iterator[Pair], ranges: Ranges, *, reverse: bool = False
 ) -> Iterator[Pair]:
-    """What the owner sees: of equal keys the staged one wins, a staged delete hides the base's.
+    """Yields the pairs that the owner sees: a staged write replaces the pair of the database.
 
     Args:
-        staged: in the order of the scan.
-        base: the database's pairs in that order.
-        ranges: where the base is hidden.
+        staged: writes in the order of the scan; None deletes the key.
+        base: pairs of the database in the same order.
+        ranges: where pairs of the database are hidden.
+        reverse: the order is descending.
     """
     if ranges:
         covers = ranges.covers

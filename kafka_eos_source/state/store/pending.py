@@ -1,12 +1,12 @@
-"""A batch's changes, kept in the database without being applied: the column family ``pending``.
+"""Pending changes of task attempts, kept on disk until the commit token decides.
 
-::
+They are in the column family ``pending`` of the store's database::
 
-    h <batch> <attempt>             JSON: record, base, position, deleted ranges, size
-    b <batch> <attempt> 0x00 <n>    Arrow stream of rows: key, value (null = delete)
+    h <batch> <attempt>             header, JSON: batch record, base, position, deleted ranges, size
+    b <batch> <attempt> 0x00 <n>    n-th Arrow stream of rows with the columns key and value (null = delete)
 
-``batch`` is 8 bytes, big endian, sign flipped; ``attempt`` is text. Whether they are applied or dropped is
-the token's to say, when the store is next opened.
+``batch`` is the batch id in 8 bytes, big endian, with the sign bit flipped; ``attempt`` is text. When the
+store is next opened, the token says whether the changes are applied or dropped.
 """
 
 from __future__ import annotations
@@ -22,9 +22,18 @@ import pyarrow as pa
 from kafka_eos_source.errors import StateCorruptedError
 from kafka_eos_source.protocol.ipc import to_stream
 from kafka_eos_source.state.model import BatchRecord, PendingBatch
+from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.overlay import Ranges
-from kafka_eos_source.state.store.records import Offsets, decode_position, encode_position, record
+from kafka_eos_source.state.store.records import (
+    RESTORE_FIX,
+    Offsets,
+    decode_position,
+    encode_position,
+    record,
+)
+from kafka_eos_source.state.store.rocksdb import WriteBatch
 
+_FAMILY = "pending"
 _BATCH = struct.Struct(">Q")
 _NUMBER = struct.Struct(">I")
 _HEADER = b"h"
@@ -32,8 +41,15 @@ _BLOB = b"b"
 
 
 @dataclass(frozen=True)
-class Header:
-    """What is known of a pending batch without reading its rows."""
+class PendingHeader:
+    """What is known about a pending attempt without reading its rows.
+
+    Attributes:
+        batch: the attempt and the state that it was computed on.
+        position: largest input offsets that the changes reflect (KIP-796).
+        ranges: key ranges that the changes delete, before any row is written.
+        blobs: number of Arrow streams with rows.
+    """
 
     batch: PendingBatch
     position: Offsets
@@ -42,18 +58,52 @@ class Header:
 
     @property
     def id(self) -> bytes:
-        return key_id(self.batch.record)
+        batch = self.batch.record
+        return _BATCH.pack(batch.batch_id + (1 << 63)) + batch.attempt.encode()
 
     def blob_keys(self) -> list[bytes]:
+        """Returns the keys of the Arrow streams."""
         return [_BLOB + self.id + b"\x00" + _NUMBER.pack(number) for number in range(self.blobs)]
 
 
-def key_id(record: BatchRecord) -> bytes:
-    return _BATCH.pack(record.batch_id + (1 << 63)) + record.attempt.encode()
+def read_headers(database: Database) -> list[PendingHeader]:
+    """Returns the headers of all pending attempts, in the order of batches.
+
+    Raises:
+        StateCorruptedError: if a header cannot be decoded.
+    """
+    low, high = _HEADER, bytes([_HEADER[0] + 1])
+    return [decode_header(value) for _, value in database.scan(low, high, family=_FAMILY)]
 
 
-def encode(header: Header, changes: Iterable[pa.RecordBatch]) -> list[tuple[bytes, bytes]]:
-    """The pairs to put."""
+def read_rows(database: Database, header: PendingHeader) -> dict[bytes, bytes | None]:
+    """Returns the rows that an attempt writes; None deletes the key.
+
+    Raises:
+        StateCorruptedError: if rows are missing or cannot be decoded.
+    """
+    rows: dict[bytes, bytes | None] = {}
+    for key in header.blob_keys():
+        table = decode_rows(database.get_from(_FAMILY, key))
+        rows.update(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
+    return rows
+
+
+def add_attempt(writes: WriteBatch, header: PendingHeader, changes: Iterable[pa.RecordBatch]) -> None:
+    """Adds an attempt and its rows to a write."""
+    for key, value in encode(header, changes):
+        writes.put(_FAMILY, key, value)
+
+
+def remove_attempt(writes: WriteBatch, header: PendingHeader) -> None:
+    """Adds the removal of an attempt to a write."""
+    writes.delete(_FAMILY, _HEADER + header.id)
+    for key in header.blob_keys():
+        writes.delete(_FAMILY, key)
+
+
+def encode(header: PendingHeader, changes: Iterable[pa.RecordBatch]) -> list[tuple[bytes, bytes]]:
+    """Returns the pairs that hold an attempt: the header first, then its rows."""
     blobs = [to_stream(rows).to_pybytes() for rows in changes]
     header = replace(header, blobs=len(blobs))
     batch = header.batch
@@ -66,40 +116,17 @@ def encode(header: Header, changes: Iterable[pa.RecordBatch]) -> list[tuple[byte
         "blobs": header.blobs,
     }
     return [
-        (header_key(header.id), json.dumps(text).encode()),
+        (_HEADER + header.id, json.dumps(text).encode()),
         *zip(header.blob_keys(), blobs, strict=True),
     ]
 
 
-def headers(pairs: Iterable[tuple[bytes, bytes]]) -> list[Header]:
-    """From the pairs of `header_span`."""
-    return [_header(value) for _, value in pairs]
-
-
-def header_span() -> tuple[bytes, bytes]:
-    """Where the headers are: start included, end excluded."""
-    return _HEADER, bytes([_HEADER[0] + 1])
-
-
-def header_key(id_: bytes) -> bytes:
-    return _HEADER + id_
-
-
-def decode(blob: bytes | None) -> pa.Table:
-    """The rows of one blob.
+def decode_header(value: bytes) -> PendingHeader:
+    """Returns the header that `encode` encoded.
 
     Raises:
-        StateCorruptedError: it is not readable.
+        StateCorruptedError: if it cannot be decoded.
     """
-    if blob is None:
-        raise StateCorruptedError("pending rows are missing")
-    try:
-        return pa.ipc.open_stream(blob).read_all()
-    except pa.ArrowInvalid as error:
-        raise StateCorruptedError(f"pending rows are not readable: {error}") from error
-
-
-def _header(value: bytes) -> Header:
     try:
         text: dict[str, Any] = json.loads(value)
         base = text["base"]
@@ -107,7 +134,7 @@ def _header(value: bytes) -> Header:
             (bytes.fromhex(low), None if high is None else bytes.fromhex(high))
             for low, high in text["ranges"]
         )
-        return Header(
+        return PendingHeader(
             PendingBatch(
                 record(BatchRecord, text["record"]),
                 None if base is None else record(BatchRecord, base),
@@ -118,4 +145,22 @@ def _header(value: bytes) -> Header:
             text["blobs"],
         )
     except (ValueError, TypeError, KeyError) as error:
-        raise StateCorruptedError(f"the header of a pending batch is not readable: {error}") from error
+        raise StateCorruptedError(
+            f"the header of a pending batch cannot be decoded: {error!r}.", fix=RESTORE_FIX
+        ) from error
+
+
+def decode_rows(blob: bytes | None) -> pa.Table:
+    """Returns the rows of one Arrow stream.
+
+    Raises:
+        StateCorruptedError: if it is missing or cannot be decoded.
+    """
+    if blob is None:
+        raise StateCorruptedError("rows of a pending batch are missing.", fix=RESTORE_FIX)
+    try:
+        return pa.ipc.open_stream(blob).read_all()
+    except pa.ArrowInvalid as error:
+        raise StateCorruptedError(
+            f"rows of a pending batch cannot be decoded: {error}.", fix=RESTORE_FIX
+        ) from error

@@ -18,116 +18,118 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
-from kafka_eos_source.state.store import kept, records
+from kafka_eos_source.state.store import records
 from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.folder import check_version
 from kafka_eos_source.state.store.overlay import Overlay
-from kafka_eos_source.state.store.views import CommittedView, Cursor, StateView, UncommittedView
+from kafka_eos_source.state.store.pending import read_headers, read_rows
+from kafka_eos_source.state.store.scans import Cursor
+from kafka_eos_source.state.store.views import CommittedView, StateView, UncommittedView
 
 
 class CommittedReader(CommittedView):
-    """The committed data of a store at the moment of opening, or of the last `refresh`. Takes no lock.
+    """Committed data of a store as of opening, or of the last `refresh`. It takes no lock.
 
-    Made by `TransactionalStateStore.open_read_only`. Works because commits are in RocksDB's log, which
-    another process can read; a log that is written to at the same time ends for it with the last whole
-    commit.
+    `TransactionalStateStore.open_read_only` creates it. Another process can read the owner's commits because
+    they are in RocksDB's log; if the owner is writing to the log, the reader ends with the last whole commit.
 
     Raises:
         StateCorruptedError, StateFormatError: as `TransactionalStateStore.open`.
-        StateError: there is no store.
-        NotUpToBoundError: it is being restored; ask again.
+        StateError: if the folder has no store.
+        StateLockedError: if the owner rewrote its files during every try to read them.
+        NotUpToBoundError: if the store is being restored; ask again later.
     """
 
     identity: StoreIdentity
 
     def __init__(self, path: Path) -> None:
         if not check_version(path) or not (path / "db" / "CURRENT").exists():
-            raise StateError(f"no store in {path}")
+            raise StateError(f"there is no state store in {path}.", fix="correct the path.")
         self.path = path
         self._logs = Path(tempfile.mkdtemp(prefix="kafka-eos-reader-"))
         try:
-            self._read()
+            self._open()
         except BaseException:
             shutil.rmtree(self._logs, ignore_errors=True)
             raise
 
     def refresh(self) -> None:
-        """The data as it is now. Scans and views that are open are closed. Raises: as the constructor."""
-        self._let_go()
-        self._read()
+        """Reads the newest commit and closes open scans; raises what the constructor raises."""
+        self._release()
+        self._open()
 
     def close(self) -> None:
-        """Idempotent."""
-        self._let_go()
+        """Closes the reader, its scans and views. May be called again."""
+        self._release()
         shutil.rmtree(self._logs, ignore_errors=True)
 
     def pending(self) -> list[PendingBatch]:
-        """The attempts that are kept beside the data, by batch."""
-        return [header.batch for header in kept.headers(self._database)]
+        """Returns the attempts whose changes are pending, in the order of batches."""
+        return [header.batch for header in read_headers(self._database)]
 
     def promoted(self, record: BatchRecord, changelog_offsets: Mapping[TopicPartition, int]) -> StateView:
-        """The data as it will be once the owner promotes this attempt, which is in Kafka already.
+        """Returns the data as it will be once the owner promotes a pending attempt.
+
+        Kafka holds the attempt already.
 
         Args:
-            record: of that attempt, as `TransactionalStateStore.promote` takes it.
-            changelog_offsets: where the changelog ends with it.
+            record: the attempt, as in `TransactionalStateStore.promote`.
+            changelog_offsets: end of the changelog that includes the attempt's changes, by partition.
 
         Raises:
-            StateMismatchError: that attempt is not kept.
-            StateCorruptedError: its rows are not readable.
+            StateMismatchError: if that attempt is not pending.
+            StateCorruptedError: if its rows cannot be decoded.
         """
         header = next(
-            (h for h in kept.headers(self._database) if h.batch.record.attempt == record.attempt), None
+            (h for h in read_headers(self._database) if h.batch.record.attempt == record.attempt), None
         )
         if header is None:
             raise StateMismatchError(
-                f"the store {self.path} keeps no changes of batch {record.batch_id}, attempt {record.attempt}"
+                f"the store {self.path} has no pending changes of batch {record.batch_id}, attempt "
+                f"{record.attempt}.",
+                fix="read again: its owner may have promoted them meanwhile.",
             )
         overlay = Overlay()
         for low, high in header.ranges.spans:
             overlay.delete_range(low, high)
-        rows = kept.rows(self._database, header)
+        rows = read_rows(self._database, header)
         overlay.put_many(list(rows), list(rows.values()))
-        committed = self._committed
-        position = {**committed.position, **header.position}
-        committed = replace(
-            committed,
+        metadata = replace(
+            self._metadata,
             batch=record,
-            offsets=MappingProxyType({**committed.offsets, **changelog_offsets}),
-            position=MappingProxyType(position),
+            offsets=MappingProxyType({**self._metadata.offsets, **changelog_offsets}),
+            position=MappingProxyType({**self._metadata.position, **header.position}),
         )
-        view = UncommittedView(
-            committed,
-            Cursor(self._database.cursor()),
-            overlay,
-            lambda: committed.position,
-            lambda: None,
-            threading.RLock(),
-        )
+        cursor = Cursor(self._database.cursor())
+        view = UncommittedView(metadata, cursor, overlay, lambda: None, threading.RLock())
         self._promoted.append(view)
         return view
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         for view in self._promoted:
             view.close()
         super().close()
         self._database.close()
 
-    def _read(self) -> None:
+    def _open(self) -> None:
         self._promoted: list[StateView] = []
         self._database = Database.open_read_only(self.path / "db", self._logs)
         try:
-            committed = records.decode(self._database.scan(family="offsets"))
-            self.identity = _readable(self.path, committed)
-            super().__init__(committed, Cursor(self._database.cursor()))
+            metadata = records.decode(self._database.scan(family="offsets"))
+            self.identity = _checked_identity(self.path, metadata)
+            super().__init__(metadata, Cursor(self._database.cursor()))
         except BaseException:
             self._database.close()
             raise
 
 
-def _readable(path: Path, committed: records.Committed) -> StoreIdentity:
-    if committed.identity is None:
-        raise StateCorruptedError(f"the store {path} does not say whose it is")
-    if committed.restoring:
-        raise NotUpToBoundError(f"the store {path} is being restored", fix="ask again")
-    return committed.identity
+def _checked_identity(path: Path, metadata: records.StoreMetadata) -> StoreIdentity:
+    if metadata.identity is None:
+        raise StateCorruptedError(
+            f"the store {path} does not record which state it holds.", fix=records.RESTORE_FIX
+        )
+    if metadata.restoring:
+        raise NotUpToBoundError(
+            f"the store {path} is being restored.", fix="ask again when the restore is finished."
+        )
+    return metadata.identity

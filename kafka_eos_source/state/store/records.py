@@ -1,17 +1,16 @@
-"""What the column family ``offsets`` holds, and how it is written.
+"""The metadata of a store, and how the column family ``offsets`` encodes it.
 
 ::
 
-    fmt                        version of all formats in this database
-    ident                      whose state it is                      (StoreIdentity)
-    off/<topic>/<partition>    next changelog offset: all before it is in the data      (8 bytes, big endian)
+    fmt                        version of all formats in this database (8 bytes, big endian)
+    ident                      which state this is: `StoreIdentity`
+    off/<topic>/<partition>    next changelog offset; the data has all records before it (8 bytes, big endian)
     pos                        largest input offset of each partition that the data reflects (KIP-796)
-    batch                      the micro-batch that wrote last        (BatchRecord)
-    saved                      when that was, ms since the epoch      (8 bytes, big endian)
-    status                     idle, or restoring: the data is between two batches
+    batch                      the micro-batch that wrote last: `BatchRecord`
+    saved                      time of the last write, ms since the epoch (8 bytes, big endian)
+    status                     "idle", or "restoring" while the data is between two batches
 
-Each value starts with a byte for its version, then JSON unless said otherwise. Nothing is guessed from
-content.
+Each value starts with one byte for the version of its encoding. JSON follows unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -27,7 +26,10 @@ from kafka_eos_source.errors import StateCorruptedError, StateFormatError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
 
-#: Of the databases that this release writes, and the newest that it reads.
+#: Fix of every error about damage: the changelog has all of the state.
+RESTORE_FIX = "start the query, or run `kafka-eos state restore`: the state is restored from the changelog."
+
+#: Format of the databases that this release writes, and the newest format that it reads.
 FORMAT = 1
 
 _VERSION = b"\x01"
@@ -39,15 +41,16 @@ _Record = TypeVar("_Record", BatchRecord, StoreIdentity)
 
 
 @dataclass(frozen=True)
-class Committed:
-    """The content of the column family: all that a database says about its data.
+class StoreMetadata:
+    """What a database records about its data.
 
     Attributes:
-        offsets: changelog offset to go on from, by partition.
+        identity: which state this is; None for a new database.
+        offsets: changelog offset from which to continue, by partition.
         position: largest input offset that the data reflects, by partition.
         batch: the last micro-batch.
-        saved_ms: when the last commit was, ms since the epoch; 0 = never.
-        restoring: a restore was begun and not finished; the data is between two batches.
+        saved_ms: time of the last write, ms since the epoch; 0 = never.
+        restoring: a restore began and did not finish, so the data is between two batches.
     """
 
     identity: StoreIdentity | None = None
@@ -58,8 +61,8 @@ class Committed:
     restoring: bool = False
 
 
-def encode(old: Committed, new: Committed) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-    """What to put and what to delete, to get from one to the other."""
+def encode(old: StoreMetadata, new: StoreMetadata) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
+    """Returns pairs to put and keys to delete that turn old records into new ones."""
     puts: list[tuple[bytes, bytes]] = []
     if new.identity is not None and new.identity != old.identity:
         puts += [(b"fmt", _VERSION + _NUMBER.pack(FORMAT)), (b"ident", _json(asdict(new.identity)))]
@@ -82,12 +85,12 @@ def encode(old: Committed, new: Committed) -> tuple[list[tuple[bytes, bytes]], l
     return puts, gone
 
 
-def decode(pairs: Iterable[tuple[bytes, bytes]]) -> Committed:
-    """What a column family says.
+def decode(pairs: Iterable[tuple[bytes, bytes]]) -> StoreMetadata:
+    """Returns the metadata that all pairs of the column family encode.
 
     Raises:
-        StateFormatError: it was written by a newer release.
-        StateCorruptedError: it is not readable.
+        StateFormatError: if a newer release wrote the database.
+        StateCorruptedError: if a record cannot be decoded.
     """
     values = dict(pairs)
     try:
@@ -97,7 +100,7 @@ def decode(pairs: Iterable[tuple[bytes, bytes]]) -> Committed:
             if key.startswith(_OFFSET.encode()):
                 topic, _, partition = key.decode().removeprefix(_OFFSET).rpartition("/")
                 offsets[TopicPartition(topic, int(partition))] = _number(value)
-        return Committed(
+        return StoreMetadata(
             identity=record(StoreIdentity, _parsed(values[b"ident"])) if b"ident" in values else None,
             offsets=MappingProxyType(offsets),
             position=decode_position(values[b"pos"]) if b"pos" in values else MappingProxyType({}),
@@ -106,28 +109,33 @@ def decode(pairs: Iterable[tuple[bytes, bytes]]) -> Committed:
             restoring=b"status" in values and _parsed(values[b"status"]) == "restoring",
         )
     except (ValueError, TypeError, KeyError, struct.error) as error:
-        raise StateCorruptedError(f"the records of a store are not readable: {error}") from error
+        raise StateCorruptedError(
+            f"the metadata of a state database cannot be decoded: {error!r}.",
+            fix=RESTORE_FIX,
+        ) from error
 
 
 def check_format(found: int) -> None:
-    """Raises: StateFormatError: a newer release wrote it."""
+    """Raises `StateFormatError` if a newer release wrote this format."""
     if found > FORMAT:
         raise StateFormatError(
-            f"the state was written in format {found}; this release reads up to {FORMAT}",
-            fix="use the newer release, or remove the state folder: it is restored from the changelog",
+            f"the state was written in format {found}; this release reads formats up to {FORMAT}.",
+            fix="use the newer release, or remove the folder: the state is restored from the changelog.",
         )
 
 
 def encode_position(position: Offsets) -> bytes:
+    """Returns input offsets as bytes for `decode_position`."""
     return _json(sorted([tp.topic, tp.partition, offset] for tp, offset in position.items()))
 
 
 def decode_position(value: bytes) -> Offsets:
+    """Returns the input offsets that `encode_position` encoded."""
     return MappingProxyType({TopicPartition(topic, partition): at for topic, partition, at in _parsed(value)})
 
 
 def record(cls: type[_Record], values: Mapping[str, Any]) -> _Record:
-    """A record from its fields, without those that a newer release added within the same format."""
+    """Returns a record from its fields; ignores fields that a newer release added."""
     return cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
 
 
@@ -150,5 +158,5 @@ def _number(value: bytes) -> int:
 
 def _body(value: bytes) -> bytes:
     if value[:1] != _VERSION:
-        raise ValueError(f"version byte {value[:1]!r}, expected {_VERSION!r}")
+        raise ValueError(f"the version byte is {value[:1]!r}; expected {_VERSION!r}")
     return value[1:]

@@ -1,4 +1,4 @@
-"""Kafka Streams' three shapes of state over one store: by key, by key and window, by key and session.
+"""Kafka Streams' kinds of store on top of one state: key-value, window and session.
 
 ::
 
@@ -7,10 +7,10 @@
           "" session     keyed table t   key │ end (8) │ start (8)  value        timed table t+128   end, key
           │ start (8)    ""
 
-Times are ms since the epoch, 8 bytes, big endian, sign flipped, so that bytes are in the order of time. The
-timed table finds what is over without a look at every key. Keys are those of `layout`, so that a changelog
-can be sharded anew; a table (1 to 127) belongs to one shape. All of it is staged and seen as the store's own
-writes are.
+Times are ms since the epoch, 8 bytes, big endian, with the sign bit flipped, so that the order of bytes is
+that of time. The timed table finds expired entries without reading every key. Keys follow `layout`, so that a
+changelog can be moved to another number of shards. A table number (1 to 127) belongs to one shape. Writes are
+staged like any other write of the store.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SIGN = 1 << 63
 
 
 class KeyValueShape:
-    """A value for each key, or several in order of a *sub* key of theirs."""
+    """One value for each key, or several values for a key, ordered by a *sub* key."""
 
     def __init__(self, state: StateAccess, table: int) -> None:
         self._state = state
@@ -37,18 +37,18 @@ class KeyValueShape:
         return self._state.get(keyed(self._table, key, sub))
 
     def put(self, key: bytes, value: bytes | None, sub: bytes = b"") -> None:
-        """None deletes."""
+        """Stages a value; None deletes."""
         self._state.put(keyed(self._table, key, sub), value)
 
     def put_if_absent(self, key: bytes, value: bytes, sub: bytes = b"") -> bytes | None:
-        """What there was before, which stays if it is not None."""
+        """Stages the value if the key has none, and returns the value that it had."""
         old = self.get(key, sub)
         if old is None:
             self.put(key, value, sub)
         return old
 
     def delete(self, key: bytes, sub: bytes = b"") -> bytes | None:
-        """What there was."""
+        """Deletes the key, and returns the value that it had."""
         old = self.get(key, sub)
         if old is not None:
             self.put(key, None, sub)
@@ -57,7 +57,7 @@ class KeyValueShape:
     def range(
         self, key: bytes, low: bytes = b"", high: bytes | None = None, *, reverse: bool = False
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Sub keys and values of one key; ``low`` included, ``high`` excluded, None = unbounded."""
+        """Yields sub keys and values of a key from ``low`` (included) to ``high`` (excluded)."""
         for entry, value in self._state.range(*_span(self._table, key, low, high), reverse=reverse):
             yield split(entry).rest, value
 
@@ -67,14 +67,14 @@ class KeyValueShape:
         self._state.delete_range(low, high)
 
     def all(self) -> Iterator[tuple[bytes, bytes, bytes]]:
-        """Key, sub key and value of everything; keys of one length are in order."""
+        """Yields key, sub key and value of all entries; keys of the same length are in order."""
         for entry, value in self._state.prefix_scan(bytes([self._table])):
             found = split(entry)
             yield found.group_key, found.rest, value
 
 
 class Window(NamedTuple):
-    """One key's value in the window that begins at ``start_ms`` (included)."""
+    """Value of a key in the window that begins at ``start_ms`` (included)."""
 
     key: bytes
     start_ms: int
@@ -82,7 +82,7 @@ class Window(NamedTuple):
 
 
 class WindowShape:
-    """A value for each key and start of a window, as Kafka's `WindowStore`."""
+    """One value for each key and window start, as in Kafka's `WindowStore`."""
 
     def __init__(self, state: StateAccess, table: int) -> None:
         self._state = state
@@ -90,7 +90,7 @@ class WindowShape:
         self._times = table + TIMED
 
     def put(self, key: bytes, start_ms: int, value: bytes | None) -> None:
-        """None deletes."""
+        """Stages the value of a key in a window; None deletes."""
         entry = keyed(self._table, key, _time(start_ms))
         known = self._state.get(entry) is not None
         if known or value is not None:
@@ -99,20 +99,20 @@ class WindowShape:
             self._state.put(timed(self._times, start_ms, key), None if value is None else b"")
 
     def fetch(self, key: bytes, start_ms: int) -> bytes | None:
+        """Returns the value of a key in the window that begins at ``start_ms``."""
         return self._state.get(keyed(self._table, key, _time(start_ms)))
 
     def fetch_range(
         self, key: bytes, from_ms: int | None = None, to_ms: int | None = None, *, reverse: bool = False
     ) -> Iterator[Window]:
-        """Windows of one key that begin from ``from_ms`` (included) to ``to_ms`` (excluded), in that
-        order."""
+        """Yields a key's windows that begin from ``from_ms`` (included) to ``to_ms``."""
         low = b"" if from_ms is None else _time(from_ms)
         high = None if to_ms is None else _time(to_ms)
         for entry, value in self._state.range(*_span(self._table, key, low, high), reverse=reverse):
             yield Window(key, _ms(split(entry).rest), value)
 
     def fetch_all(self, from_ms: int | None = None, to_ms: int | None = None) -> Iterator[Window]:
-        """Windows of all keys that begin within the bounds, by time, then key."""
+        """Yields the windows of all keys that begin within the bounds, ordered by time, then key."""
         low = bytes([self._times]) if from_ms is None else before(self._times, from_ms)
         for entry, _ in self._state.range(low, _end(self._times, to_ms)):
             found = split(entry)
@@ -122,7 +122,7 @@ class WindowShape:
                 yield Window(found.group_key, found.time_ms, value)
 
     def expire(self, before_ms: int) -> list[Window]:
-        """Deletes the windows that begin earlier, and tells which they were, by time."""
+        """Deletes and returns the windows that begin before ``before_ms``, ordered by time."""
         windows = list(self.fetch_all(to_ms=before_ms))
         for window in windows:
             self.put(window.key, window.start_ms, None)
@@ -130,7 +130,7 @@ class WindowShape:
 
 
 class Session(NamedTuple):
-    """One key's value from its first event to its last, both included."""
+    """Value of a key for the session from its first to its last event, both included."""
 
     key: bytes
     start_ms: int
@@ -139,7 +139,7 @@ class Session(NamedTuple):
 
 
 class SessionShape:
-    """A value for each key and session, as Kafka's `SessionStore`."""
+    """One value for each key and session, as in Kafka's `SessionStore`."""
 
     def __init__(self, state: StateAccess, table: int) -> None:
         self._state = state
@@ -147,13 +147,13 @@ class SessionShape:
         self._times = table + TIMED
 
     def put(self, key: bytes, start_ms: int, end_ms: int, value: bytes | None) -> None:
-        """None deletes.
+        """Stages the value of a key for a session; None deletes.
 
         Raises:
-            ValueError: it ends before it begins.
+            ValueError: if the session ends before it begins.
         """
         if end_ms < start_ms:
-            raise ValueError(f"a session from {start_ms} to {end_ms} ms")
+            raise ValueError(f"a session cannot last from {start_ms} to {end_ms} ms.")
         entry = keyed(self._table, key, _time(end_ms) + _time(start_ms))
         known = self._state.get(entry) is not None
         if known or value is not None:
@@ -163,18 +163,24 @@ class SessionShape:
             self._state.put(index, None if value is None else b"")
 
     def remove(self, session: Session) -> None:
+        """Deletes a session."""
         self.put(session.key, session.start_ms, session.end_ms, None)
 
     def fetch(self, key: bytes, start_ms: int, end_ms: int) -> bytes | None:
+        """Returns the value of a key for the session with these bounds."""
         return self._state.get(keyed(self._table, key, _time(end_ms) + _time(start_ms)))
 
     def find(
         self, key: bytes, earliest_end_ms: int | None = None, latest_start_ms: int | None = None
     ) -> Iterator[Session]:
-        """Sessions of one key that end at ``earliest_end_ms`` or later and begin at ``latest_start_ms`` or
-        earlier.
+        """Yields the sessions of a key that overlap a time span, ordered by end, then start.
 
-        What an event at ``t`` joins, with a gap of ``g``: ``find(key, t - g, t + g)``. By end, then start.
+        With a gap of ``g``, an event at ``t`` joins the sessions that ``find(key, t - g, t + g)`` yields.
+
+        Args:
+            key: the key.
+            earliest_end_ms: sessions that end before are left out; None = no bound.
+            latest_start_ms: sessions that begin later are left out; None = no bound.
         """
         low = b"" if earliest_end_ms is None else _time(earliest_end_ms)
         for entry, value in self._state.range(*_span(self._table, key, low, None)):
@@ -184,7 +190,7 @@ class SessionShape:
                 yield session
 
     def ended(self, before_ms: int | None = None) -> Iterator[Session]:
-        """Sessions of all keys that end earlier, by end; None = all."""
+        """Yields the sessions that end before ``before_ms`` (None = all), ordered by end."""
         for entry, _ in self._state.range(bytes([self._times]), _end(self._times, before_ms)):
             found = split(entry)
             assert found.time_ms is not None
@@ -194,7 +200,7 @@ class SessionShape:
                 yield Session(found.group_key, start_ms, found.time_ms, value)
 
     def expire(self, before_ms: int) -> list[Session]:
-        """Deletes the sessions that end earlier, and tells which they were, by end."""
+        """Deletes and returns the sessions that end before ``before_ms``, ordered by end."""
         sessions = list(self.ended(before_ms))
         for session in sessions:
             self.remove(session)
@@ -203,12 +209,12 @@ class SessionShape:
 
 def _checked(table: int) -> int:
     if not 1 <= table < TIMED:
-        raise ValueError(f"table {table}; expected 1 to {TIMED - 1}")
+        raise ValueError(f"the state has no table {table}; expected 1 to {TIMED - 1}.")
     return table
 
 
 def _span(table: int, key: bytes, low: bytes, high: bytes | None) -> tuple[bytes, bytes]:
-    """Where the entries of one key are whose rest is from ``low`` (included) to ``high`` (excluded)."""
+    """Returns the key range of a key's entries from ``low`` (included) to ``high``."""
     own = keyed(table, key)
     if high is not None:
         return own + low, own + high

@@ -1,8 +1,8 @@
-"""The staged keys in order, for scans between writes.
+"""An ordered set of staged keys that stays fast when writes and scans alternate.
 
-A processor may well scan a few keys of each group and write a few others in between, so neither sorting anew
-for each scan nor shifting one long list for each write will do. New keys are only noted; the next scan puts
-them in their place: one by one into short blocks when they are few, all at once by sorting when they are
+A processor may scan a few keys of each group and write others in between. Sorting all keys for each scan
+would be too slow, and so would inserting each key into one long list. New keys are collected in a list, and
+the next scan inserts them: one by one into short blocks if they are few, by sorting everything if they are
 many.
 """
 
@@ -11,28 +11,28 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
-#: Keys of a block: short enough that inserting is cheap, long enough that blocks are few.
+#: Number of keys in a block: few enough for a cheap insert, many enough to keep the number of blocks small.
 _BLOCK = 512
 
 
 class SortedKeys:
-    """An ordered set of keys that only grows. A key noted twice is held once."""
+    """An ordered set of keys; keys are only added."""
 
     def __init__(self) -> None:
         self._blocks: list[list[bytes]] = []
         self._firsts: list[bytes] = []
         self._count = 0
-        self._noted: list[bytes] = []
-        #: Notes one new key, which `between` will find.
-        self.note = self._noted.append
+        self._new: list[bytes] = []
+        #: Adds one key.
+        self.add = self._new.append
 
-    def note_many(self, keys: Iterable[bytes]) -> None:
-        """Notes new keys, which `between` will find."""
-        self._noted.extend(keys)
+    def add_many(self, keys: Iterable[bytes]) -> None:
+        """Adds keys."""
+        self._new.extend(keys)
 
     def between(self, low: bytes | None, high: bytes | None) -> list[bytes]:
-        """The keys from ``low`` (included) to ``high`` (excluded), in order; None = unbounded."""
-        self._settle()
+        """Returns the keys from ``low`` (included) to ``high`` (excluded), in order."""
+        self._insert_new()
         found: list[bytes] = []
         at = 0 if low is None else max(0, bisect_left(self._firsts, low) - 1)
         for block in self._blocks[at:]:
@@ -43,19 +43,19 @@ class SortedKeys:
             found += block[start:end]
         return found
 
-    def _settle(self) -> None:
-        noted = self._noted
-        if not noted:
+    def _insert_new(self) -> None:
+        new = self._new
+        if not new:
             return
-        if len(noted) * 8 > self._count:
-            merged = sorted(set(noted).union(*self._blocks))
+        if len(new) * 8 > self._count:
+            merged = sorted(set(new).union(*self._blocks))
             self._blocks = [merged[i : i + _BLOCK] for i in range(0, len(merged), _BLOCK)]
             self._firsts = [block[0] for block in self._blocks]
             self._count = len(merged)
         else:
-            for key in noted:
+            for key in new:
                 self._insert(key)
-        noted.clear()
+        new.clear()
 
     def _insert(self, key: bytes) -> None:
         at = max(0, bisect_left(self._firsts, key) - 1)

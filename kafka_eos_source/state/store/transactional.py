@@ -1,4 +1,4 @@
-"""A store whose data and changelog offsets are committed together, or not at all (KIP-892).
+"""A state store that commits data and changelog offsets together, or not at all (KIP-892).
 
 ::
 
@@ -7,22 +7,20 @@
                     │                             ▲
                     └──▶  pending (batch, attempt) ┘   when the token says that this attempt is in Kafka
 
-One owner writes, from one thread at a time; it sees its own writes in every read, nobody else does. Others
-read through `view` (other threads) or `open_read_only` (other processes). A replayed batch is no event here:
-which batch the data is of is part of the data. `staged` is the half in memory, `durable` that on the disk.
+One owner writes, from one thread at a time. It sees its own staged writes in every read; nobody else does.
+Other threads read through `view`, other processes through `open_read_only`. A replayed batch needs no
+special case, because the store records which batch its data belongs to. `staged_map` has the reads and writes
+of the owner, `uncommitted` is the half in memory, `durable` the half on disk.
 
-In the store's folder: ``db/`` (RocksDB), ``VERSION``, ``owner`` (who has it open), ``.checkpoint``.
+The store's folder has ``db/`` (RocksDB), ``VERSION``, ``owner`` and ``.checkpoint``; see `folder`.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from weakref import WeakSet
@@ -32,66 +30,65 @@ import pyarrow as pa
 from kafka_eos_source.errors import (
     NotUpToBoundError,
     StateError,
-    StoreClosedError,
     ViewInvalidatedError,
 )
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.state.layout import upper_bound
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
-from kafka_eos_source.state.store import folder, kept
-from kafka_eos_source.state.store.advance import advanced, furthest, promotable
-from kafka_eos_source.state.store.changes import key_batches, row_batches
-from kafka_eos_source.state.store.checkpoint_file import write_checkpoint
+from kafka_eos_source.state.store import folder
+from kafka_eos_source.state.store.commit_rules import find_promotable, merge_positions, next_metadata
 from kafka_eos_source.state.store.config import Isolation, StoreConfig, check_isolation
 from kafka_eos_source.state.store.database import Database
-from kafka_eos_source.state.store.durable import Durable
-from kafka_eos_source.state.store.limits import UncommittedBudget
-from kafka_eos_source.state.store.metrics import StoreMetrics
-from kafka_eos_source.state.store.overlay import MISSING, Missing, merge
-from kafka_eos_source.state.store.pending import Header
+from kafka_eos_source.state.store.durable import DurableState
+from kafka_eos_source.state.store.files import write_checkpoint
+from kafka_eos_source.state.store.pending import (
+    PendingHeader,
+    add_attempt,
+    read_headers,
+    read_rows,
+    remove_attempt,
+)
 from kafka_eos_source.state.store.reader import CommittedReader
-from kafka_eos_source.state.store.records import Committed, Offsets
-from kafka_eos_source.state.store.rocks_errors import translate
-from kafka_eos_source.state.store.scans import Scan, Scans
-from kafka_eos_source.state.store.staged import Staged
+from kafka_eos_source.state.store.records import Offsets, StoreMetadata
+from kafka_eos_source.state.store.scans import Cursor
+from kafka_eos_source.state.store.staged_map import StagedMap
+from kafka_eos_source.state.store.uncommitted import UncommittedWrites, change_batches
 from kafka_eos_source.state.store.views import (
     CommittedView,
-    Cursor,
     StateView,
     UncommittedView,
     check_bound,
     last_offset,
 )
 
-#: Up to so many keys a range is deleted key by key: RocksDB slows down with the number of ranges deleted,
-#: and a processor that clears the list of each group would leave one for each.
-_SMALL_RANGE = 128
 
+class TransactionalStateStore(StagedMap):
+    """State of one shard: an ordered map of bytes to bytes with atomic commits.
 
-class TransactionalStateStore:
-    """One shard's state. Made by `open`; also a context manager. Satisfies `model.StateAccess`.
+    `open` creates the object, which is a context manager. Every method raises `StoreClosedError` once the
+    store is closed, by `close` or by a failed write. The class satisfies `model.StateAccess`; reads and
+    staged writes are in `StagedMap`.
 
-    Every method raises `StoreClosedError` once the store is closed, by `close` or by a failed write.
+    Attributes:
+        path: the store's folder.
+        identity: which state this is.
+        config: settings of the store.
+        persistent, manages_offsets: as in Kafka's `StateStore`: data and changelog offsets survive a restart.
     """
 
-    #: As Kafka's `StateStore`: it keeps what it has, and its own changelog offsets.
     persistent = True
     manages_offsets = True
 
-    def __init__(self, path: Path, database: Database, committed: Committed, config: StoreConfig) -> None:
-        assert committed.identity is not None
-        self.path = path
-        self.identity: StoreIdentity = committed.identity
+    def __init__(self, path: Path, database: Database, metadata: StoreMetadata, config: StoreConfig) -> None:
+        identity = metadata.identity
+        assert identity is not None
+        super().__init__(
+            path,
+            identity,
+            UncommittedWrites(identity.store, config.uncommitted_max_bytes, config.hard_limit_factor),
+            DurableState(path, database, metadata, config, on_failed_write=self._shut_down),
+        )
         self.config = config
-        self._staged = Staged(self.identity.store)
-        self._durable = Durable(path, database, committed, config, self._shut)
-        self._lock = threading.RLock()
-        self._open = True
-        self._scans = Scans()
         self._views: WeakSet[StateView] = WeakSet()
-        self._metrics = StoreMetrics()
-        self._budget = UncommittedBudget(config.uncommitted_max_bytes, config.hard_limit_factor)
-        self._budget.join(self)
 
     # ------------------------------------------------------------------ lifecycle
 
@@ -99,74 +96,81 @@ class TransactionalStateStore:
     def open(
         cls, path: str | os.PathLike[str], identity: StoreIdentity, config: StoreConfig | None = None
     ) -> TransactionalStateStore:
-        """Opens the store in the folder ``path``, or makes a new one there.
+        """Opens the store in the folder ``path``, or creates it there.
+
+        Args:
+            path: the store's folder.
+            identity: which state it holds, or will hold.
+            config: settings; None = the defaults.
 
         Raises:
-            StateLockedError: another owner has it and kept it for ``config.lock_timeout_ms``.
-            StateMismatchError: it is the state of something else; nothing was changed.
-            StateFormatError: a newer release wrote it; nothing was changed.
-            StateCorruptedError: it is damaged, its offsets are lost, or its changelog topic is another one by
-                now. Closed again: `set_aside`, open anew and restore.
-            StateError: the disk fails; or this process was forked from one that had a store open.
+            StateLockedError: if another process still has it open after ``config.lock_timeout_ms``.
+            StateMismatchError: if it holds other state; nothing was changed.
+            StateFormatError: if a newer release wrote it; nothing was changed.
+            StateCorruptedError: if it is damaged, its offsets are lost, or its changelog topic was deleted
+                and created again. Call `set_aside` or `destroy`, open it again and restore it.
+            StateError: if the disk fails, or this process was forked from one that had opened a store.
         """
         config = config or StoreConfig()
         where = Path(path)
-        database, committed = folder.open_store(where, identity, config)
-        return cls(where, database, committed, config)
+        database, metadata = folder.open_store(where, identity, config)
+        return cls(where, database, metadata, config)
 
     @staticmethod
     def open_read_only(path: str | os.PathLike[str]) -> CommittedReader:
-        """For another process than the owner's: the committed data as it is now. `refresh` for a later state.
+        """Opens the last commit of a store for reading, even while its owner has it open.
 
         Raises:
             StateCorruptedError, StateFormatError: as `open`.
-            StateError: there is no store.
+            StateError: if the folder has no store.
+            StateLockedError: if the owner rewrote its files during every try to read them.
+            NotUpToBoundError: if the store is being restored.
         """
         return CommittedReader(Path(path))
 
     @staticmethod
     def set_aside(path: str | os.PathLike[str]) -> Path | None:
-        """Moves a damaged store to ``<path>.corrupt-<ms>``, keeping only the newest such one, and says where.
+        """Renames a damaged store to ``<path>.corrupt-<ms>``.
 
-        None = there was nothing. Safe against a kill at any time.
+        Stores of this path that were set aside earlier are removed. A crash at any time leaves nothing that
+        looks like a store.
+
+        Returns:
+            The new path; None if there was no store.
 
         Raises:
-            StateLockedError: somebody has it open.
-            StateError: it was damaged within the last ten minutes already; nothing was moved.
+            StateLockedError: if any process has the store open.
+            StateError: if a store of this path was set aside within the last ten minutes; nothing was
+                renamed.
         """
         return folder.set_aside(Path(path))
 
     @staticmethod
     def destroy(path: str | os.PathLike[str]) -> None:
-        """Removes a store. Idempotent; safe against a kill at any time.
+        """Removes a store, if there is one.
+
+        A crash at any time leaves nothing that looks like a store.
 
         Raises:
-            StateLockedError: somebody has it open.
+            StateLockedError: if any process has the store open.
         """
         folder.destroy(Path(path))
 
     @property
-    def name(self) -> str:
-        return self.identity.store
-
-    @property
     def partition(self) -> int:
+        """Number of the shard, and of its changelog partition."""
         return self.identity.shard
 
-    @property
-    def is_open(self) -> bool:
-        return self._open
-
     def close(self) -> None:
-        """Drops what is staged, closes views and scans, lets the files go. Never commits. Idempotent."""
+        """Discards staged writes and closes the store, its views and scans. Never commits."""
         with self._lock:
             if not self._open:
                 return
             try:
-                write_checkpoint(self.path, self._durable.committed.offsets)
+                write_checkpoint(self.path, self._durable.metadata.offsets)
             finally:
-                self._shut()
-            folder.closed(self.path)
+                self._shut_down()
+            folder.mark_closed(self.path)
 
     def __enter__(self) -> TransactionalStateStore:
         return self
@@ -176,186 +180,29 @@ class TransactionalStateStore:
     ) -> None:
         self.close()
 
-    def _shut(self) -> None:
+    def _shut_down(self) -> None:
         self._open = False
-        self._budget.leave(self)
         for view in list(self._views):
             view.close()
         self._scans.close()
-        self._staged.end()
+        self._uncommitted.clear()
         self._durable.close()
 
-    # ------------------------------------------------------------------ the owner's reads
-
-    def get(self, key: bytes) -> bytes | None:
-        overlay = self._staged.overlay
-        value = overlay.rows.get(key, MISSING)
-        if not isinstance(value, Missing):
-            return value
-        if overlay.ranges and overlay.ranges.covers(key):
-            return None
-        value = self._durable.recent.get(key, MISSING)
-        if not isinstance(value, Missing):
-            return value
-        try:
-            return self._durable.database.get(key)
-        except Exception as error:
-            raise translate(error, self.path) from error
-
-    def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
-        """The value of each key, null where there is none. Keys may repeat."""
-        self._check_open()
-        wanted: list[bytes] = keys.to_pylist()
-        found = self._staged.overlay.look_up(wanted, self._durable.recent)
-        if MISSING in found:
-            missing = [key for key, value in zip(wanted, found, strict=True) if value is MISSING]
-            base = iter(self._durable.database.get_each(missing))
-            found = [next(base) if value is MISSING else value for value in found]
-        return pa.array(found, pa.binary())
-
-    def range(self, low: bytes | None = None, high: bytes | None = None, *, reverse: bool = False) -> Scan:
-        """Pairs in the order of keys, as they are now; ``low`` included, ``high`` excluded."""
-        self._check_open()
-        if low is not None and high is not None and low >= high:
-            return self._scans.track(iter(()))
-        with self._lock:
-            staged = self._staged.overlay.slice(low, high, reverse=reverse)
-            first, rest = self._durable.database.scan_first(low, high, reverse=reverse)
-            ranges = self._staged.overlay.ranges
-        base = chain(first, rest) if rest else iter(first)
-        if staged or ranges:
-            base = merge(staged, base, ranges, reverse=reverse)
-        return self._scans.track(base, rest)
-
-    def reverse_range(self, low: bytes | None = None, high: bytes | None = None) -> Scan:
-        """The same pairs as `range`, from the last to the first."""
-        return self.range(low, high, reverse=True)
-
-    def prefix_scan(self, prefix: bytes) -> Scan:
-        """Pairs whose key begins with ``prefix``."""
-        return self.range(prefix, upper_bound(prefix))
-
-    def all(self) -> Scan:
-        return self.range()
-
-    def approximate_num_entries(self) -> int:
-        """RocksDB's estimate, and what is staged."""
-        self._check_open()
-        staged = sum(1 if value is not None else -1 for value in self._staged.overlay.rows.values())
-        return max(0, self._durable.database.property("estimate-num-keys") + staged)
-
-    # ------------------------------------------------------------------ the owner's writes, all staged
-
-    def put(self, key: bytes, value: bytes | None) -> None:
-        """Stages a write; a value of None deletes.
-
-        Raises:
-            UncommittedBytesError: the batch stages more than may be in memory.
-        """
-        if key is None:
-            raise ValueError("a key of None")
-        self._own()
-        self._staged.overlay.put(key, value)
-        self._staged.check_size()
-
-    def put_all(self, pairs: Sequence[tuple[bytes, bytes | None]]) -> None:
-        """Stages all of them, or none if one has no key."""
-        if any(key is None for key, _ in pairs):
-            raise ValueError("a key of None; nothing was staged")
-        self._put_lists([key for key, _ in pairs], [value for _, value in pairs])
-
-    def put_many(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
-        """Stages many writes; a null value deletes. Of a key that repeats, the last value counts."""
-        if keys.null_count:
-            raise ValueError(f"{keys.null_count} keys are null; nothing was staged")
-        self._put_lists(keys.to_pylist(), values.to_pylist())
-
-    def put_if_absent(self, key: bytes, value: bytes | None) -> bytes | None:
-        """Stages the value unless there is one, which is returned."""
-        old = self.get(key)
-        if old is None:
-            self.put(key, value)
-        return old
-
-    def delete(self, key: bytes) -> None:
-        self.put(key, None)
-
-    def delete_range(self, low: bytes, high: bytes | None) -> None:
-        """Stages the delete of all keys from ``low`` (included) to ``high`` (excluded; None = the end)."""
-        self._own()
-        if low is None:
-            raise ValueError("a range that begins with None")
-        if high is not None and low >= high:
-            return
-        few: list[bytes] = []
-        base = self._durable.database.scan(low, high)
-        for key, _ in base:
-            few.append(key)
-            if len(few) > _SMALL_RANGE:
-                break
-        overlay = self._staged.overlay
-        with self._lock:
-            if len(few) > _SMALL_RANGE:
-                overlay.delete_range(low, high)
-            else:
-                overlay.drop(low, high)
-                overlay.put_many(few, [None] * len(few))
-        self._staged.check_size()
-
-    def stage_position(self, position: Mapping[TopicPartition, int]) -> None:
-        """Notes the largest input offset that the staged writes reflect (KIP-796); committed with them."""
-        self._own()
-        with self._lock:
-            self._staged.reflect(position)
-
-    def approximate_num_uncommitted_bytes(self) -> int:
-        """Memory that the next commit frees; 0 after commit, rollback and open. See `overlay`."""
-        self._check_open()
-        return self._staged.overlay.bytes
-
-    @property
-    def commit_requested(self) -> bool:
-        """More is staged than this store's share of ``statestore.uncommitted.max.bytes``."""
-        return self._staged.over_share
-
-    def set_share(self, soft_bytes: int | None, hard_bytes: int | None) -> None:
-        """By the `UncommittedBudget` that this store takes part in."""
-        self._staged.limit(soft_bytes, hard_bytes)
-
-    def use_budget(self, budget: UncommittedBudget) -> None:
-        """Shares ``statestore.uncommitted.max.bytes`` with the other stores of ``budget`` from now on."""
-        self._budget.leave(self)
-        self._budget = budget
-        budget.join(self)
+    # ------------------------------------------------------------------ commit
 
     def rollback(self) -> None:
-        """Drops what is staged. Nothing is read or written."""
+        """Discards the staged writes."""
         self._check_open()
         with self._lock:
-            self._staged.withdraw()
-        self._metrics.count("rollback-total")
+            self._uncommitted.discard()
 
-    def flush(self) -> None:
-        """Deprecated by KIP-892, and does nothing: only a commit makes writes durable."""
-        warnings.warn("flush does nothing; commit makes writes durable", DeprecationWarning, stacklevel=2)
-
-    def _put_lists(self, keys: list[bytes], values: list[bytes | None]) -> None:
-        self._own()
-        self._staged.overlay.put_many(keys, values)
-        self._staged.check_size()
-
-    def _own(self) -> None:
-        """The thread that stages first is the writer, until commit or rollback."""
-        if not self._staged.is_mine():
-            self._check_open()
-            self._staged.own()
-
-    def _check_nothing_staged(self, what_follows: str) -> None:
+    def _check_nothing_staged(self, method: str) -> None:
         self._check_open()
-        if not self._staged.empty:
-            raise StateError(f"store {self.name}: writes are staged; {what_follows}")
-
-    # ------------------------------------------------------------------ commit
+        if not self._uncommitted.empty:
+            raise StateError(
+                f"{method}() of store {self.name} was called while writes are staged.",
+                fix=f"commit or roll back first; call {method}() before the writes of a batch.",
+            )
 
     def commit(
         self,
@@ -365,115 +212,100 @@ class TransactionalStateStore:
         batch: BatchRecord | None = None,
         forget_offsets: bool = False,
     ) -> None:
-        """Makes what is staged, and how far the changelog is in it, durable and visible: all or nothing.
+        """Makes staged writes and changelog offsets durable and visible, all or nothing.
 
         Args:
-            changelog_offsets: the offset *after* the last changelog record of what is staged, by partition.
-            position: largest input offsets, besides those of `stage_position`.
-            batch: the micro-batch that this is.
-            forget_offsets: forget all offsets: the store will be restored from the beginning.
+            changelog_offsets: the offset *after* the last changelog record of the staged writes, by
+                partition.
+            position: largest input offset that the writes reflect, by partition (KIP-796).
+            batch: the micro-batch that made the writes.
+            forget_offsets: remove all changelog offsets, so that the store is restored from the beginning.
 
         Raises:
-            ValueError: no offsets, or one that is None or negative. Nothing was written.
-            OffsetWentBackError: an offset is lower than the one stored. Nothing was written.
-            StateError, StateCorruptedError: the write failed; the store is closed, what is staged is gone.
+            ValueError: if there is no offset, or an offset is None or negative. Nothing was written.
+            OffsetWentBackError: if an offset is lower than the one stored. Nothing was written.
+            StateError, StateCorruptedError: if the write failed. The store is closed, and the staged writes
+                are lost.
         """
         self._check_open()
-        committed = advanced(
+        metadata = next_metadata(
             self.name,
-            self._durable.committed,
+            self._durable.metadata,
             changelog_offsets,
-            furthest(self._staged.position, position or {}),
+            position or {},
             batch,
             forget_offsets=forget_offsets,
         )
-        with self._lock, self._metrics.commits.time():
-            writes, overlay = self._durable.database.batch(), self._staged.overlay
-            to = replace(committed, restoring=False)
-            self._durable.change(writes, overlay.rows, overlay.ranges, overlay.bytes, to)
-            self._staged.end()
+        with self._lock:
+            writes, overlay = self._durable.database.new_batch(), self._uncommitted.overlay
+            metadata = replace(metadata, restoring=False)
+            self._durable.apply(writes, overlay.rows, overlay.ranges, overlay.bytes, metadata)
+            self._uncommitted.clear()
 
     def committed_offset(self, tp: TopicPartition) -> int | None:
-        """Offset of the last changelog record in the data; None = none."""
+        """Returns the offset of the last changelog record in the data; None if it has no record."""
         self._check_open()
-        return last_offset(self._durable.committed.offsets, tp)
+        return last_offset(self._durable.metadata.offsets, tp)
 
     def next_offset(self, tp: TopicPartition) -> int | None:
-        """The changelog offset to go on from; None = not recorded."""
+        """Returns the changelog offset from which to continue; None if it is not recorded."""
         self._check_open()
-        return self._durable.committed.offsets.get(tp)
+        return self._durable.metadata.offsets.get(tp)
 
     def last_batch(self) -> BatchRecord | None:
-        """The micro-batch whose state the data is."""
+        """Returns the micro-batch whose state the data is."""
         self._check_open()
-        return self._durable.committed.batch
-
-    def committed_position(self) -> Offsets:
-        """Largest input offset of each partition in the committed data (KIP-796)."""
-        self._check_open()
-        return self._durable.committed.position
+        return self._durable.metadata.batch
 
     def position(self) -> Offsets:
-        """The same with what is staged."""
+        """Returns the largest input offset of each partition that the data reflects (KIP-796)."""
         self._check_open()
-        return furthest(self._durable.committed.position, self._staged.position)
+        return self._durable.metadata.position
 
     @property
     def last_commit_ms(self) -> int:
-        """When the data was last written, ms since the epoch; 0 = never."""
-        return self._durable.committed.saved_ms
+        """Time of the last write to the data, ms since the epoch; 0 = never."""
+        return self._durable.metadata.saved_ms
 
     @property
     def restoring(self) -> bool:
-        """A restore was begun and not finished: the data is between two batches."""
-        return self._durable.committed.restoring
-
-    def is_too_old(self, now_ms: int) -> bool:
-        """Deletes since the last commit may be compacted away in the changelog: restore from its beginning
-        rather than from the stored offset (KIP-1259), unless the stored offset is the end already."""
-        limit = self.config.max_age_ms
-        return limit != -1 and 0 < self._durable.committed.saved_ms < now_ms - limit
+        """Whether a restore began and did not finish, so that the data is between two batches."""
+        return self._durable.metadata.restoring
 
     # ------------------------------------------------------------------ pending batches
 
-    def staged_changes(self) -> Iterator[pa.RecordBatch]:
-        """What the staged writes come to, for the changelog: columns ``key``, ``value`` (null = deleted).
+    def persist_pending(
+        self, record: BatchRecord, position: Mapping[TopicPartition, int] | None = None
+    ) -> None:
+        """Moves the staged writes to disk as pending changes of a task attempt.
 
-        A key comes once; a deleted range comes as the keys that were in it. Batches of a few MB.
-        """
-        self._check_open()
-        overlay = self._staged.overlay
-        for low, high in overlay.ranges.spans:
-            first, rest = self._durable.database.scan_first(low, high)
-            base = self._scans.track(chain(first, rest or ()), rest)
-            yield from key_batches(key for key, _ in base if key not in overlay.rows)
-        yield from row_batches(overlay.rows)
+        The data does not change. Pending changes of the same attempt are replaced.
 
-    def persist_pending(self, record: BatchRecord) -> None:
-        """Keeps what is staged under its batch and attempt; the data is not touched, the overlay is empty
-        then.
+        Args:
+            record: the batch and attempt.
+            position: as in `commit`.
 
         Raises:
             StateError, StateCorruptedError: as `commit`.
         """
         self._check_open()
         with self._lock:
-            overlay = self._staged.overlay
-            header = Header(
-                PendingBatch(record, self._durable.committed.batch, overlay.bytes),
-                self._staged.position,
+            overlay = self._uncommitted.overlay
+            header = PendingHeader(
+                PendingBatch(record, self._durable.metadata.batch, overlay.bytes),
+                position or {},
                 overlay.ranges,
             )
-            writes = self._durable.database.batch()
+            writes = self._durable.database.new_batch()
             for old in self._headers():
                 if old.id == header.id:
-                    kept.drop(writes, old)
-            kept.keep(writes, header, row_batches(overlay.rows))
+                    remove_attempt(writes, old)
+            add_attempt(writes, header, change_batches(overlay.rows))
             self._durable.write(writes)
-            self._staged.withdraw()
+            self._uncommitted.discard()
 
     def pending(self) -> list[PendingBatch]:
-        """The attempts that are kept, by batch."""
+        """Returns the attempts whose changes are pending, in the order of batches."""
         return [header.batch for header in self._headers()]
 
     def promote(
@@ -482,42 +314,44 @@ class TransactionalStateStore:
         changelog_offsets: Mapping[TopicPartition, int],
         position: Mapping[TopicPartition, int] | None = None,
     ) -> None:
-        """Applies the pending attempt that is in Kafka, with its offsets, and drops all pending ones.
+        """Applies the pending changes of the attempt that Kafka holds.
+
+        The pending changes of all other attempts are dropped.
 
         Args:
-            record: of that attempt; its event time may be later than when it was kept.
-            changelog_offsets, position: as `commit`.
+            record: the attempt. Its event time may be later than the one that was made pending.
+            changelog_offsets, position: as in `commit`.
 
         Raises:
-            StateMismatchError: that attempt is not kept, or was made on other state than this. Nothing was
-            done.
+            StateMismatchError: if that attempt is not pending, or was computed on other state. Nothing was
+                changed.
             ValueError, OffsetWentBackError, StateError, StateCorruptedError: as `commit`.
         """
-        self._check_nothing_staged("promote comes before the batch's own")
+        self._check_nothing_staged("promote")
         durable, headers = self._durable, self._headers()
-        header = promotable(self.name, headers, record, durable.committed)
-        positions = furthest(header.position, position or {})
-        committed = advanced(self.name, durable.committed, changelog_offsets, positions, record)
-        with self._lock, self._metrics.commits.time():
-            writes, rows = durable.database.batch(), kept.rows(durable.database, header)
+        header = find_promotable(self.name, headers, record, durable.metadata)
+        reflected = merge_positions(header.position, position or {})
+        metadata = next_metadata(self.name, durable.metadata, changelog_offsets, reflected, record)
+        with self._lock:
+            writes, rows = durable.database.new_batch(), read_rows(durable.database, header)
             for any_header in headers:
-                kept.drop(writes, any_header)
-            durable.change(writes, rows, header.ranges, header.batch.size_bytes, committed)
+                remove_attempt(writes, any_header)
+            durable.apply(writes, rows, header.ranges, header.batch.size_bytes, metadata)
 
     def drop_pending(self, except_attempts: Sequence[str] = ()) -> None:
-        """Drops the pending attempts but those named."""
+        """Drops the pending changes of all attempts except those named."""
         headers = [h for h in self._headers() if h.batch.record.attempt not in except_attempts]
         if not headers:
             return
         with self._lock:
-            writes = self._durable.database.batch()
+            writes = self._durable.database.new_batch()
             for header in headers:
-                kept.drop(writes, header)
+                remove_attempt(writes, header)
             self._durable.write(writes)
 
-    def _headers(self) -> list[Header]:
+    def _headers(self) -> list[PendingHeader]:
         self._check_open()
-        return kept.headers(self._durable.database)
+        return read_headers(self._durable.database)
 
     # ------------------------------------------------------------------ restore
 
@@ -530,27 +364,27 @@ class TransactionalStateStore:
         batch: BatchRecord | None = None,
         done: bool | None = None,
     ) -> None:
-        """Records of the changelog, straight into the data, with the offset to go on from.
+        """Writes records of the changelog to the data, with the offset to continue from.
 
-        Of a key that repeats the last counts; null deletes. A big chunk goes in as a file of sorted rows, on
-        the disk before the offset is written: a kill in between leaves data ahead of its offset, which the
-        same records, read again, do not change.
+        A big chunk is written as a file of sorted rows, which is on disk before the offset. If the process is
+        killed in between, data is ahead of its offset, and reading the same records again changes nothing.
 
         Args:
-            changelog_offsets: as `commit`; may be the stored one again.
+            keys: keys of the records. The last value of a repeated key counts.
+            values: their values; null deletes the key.
+            changelog_offsets: as in `commit`; may repeat the stored ones.
             batch: the micro-batch whose state the data is after this chunk.
-            done: the data is the state of a batch now, not between two. By default when ``batch`` is given;
-                a chunk without rows changes nothing about it.
+            done: whether the data is the state of a batch after this chunk, or between two batches. None =
+                it is if ``batch`` is given; a chunk without rows leaves it as it is.
 
         Raises:
             ValueError, OffsetWentBackError, StateError, StateCorruptedError: as `commit`.
         """
-        self._check_nothing_staged("a restore comes before them")
+        self._check_nothing_staged("restore_chunk")
         with self._lock:
             self._durable.restore(self.name, keys, values, changelog_offsets, batch, done)
-        self._metrics.count("restore-records-total", len(keys))
 
-    # ------------------------------------------------------------------ views, metrics
+    # ------------------------------------------------------------------ views
 
     @contextmanager
     def view(
@@ -559,68 +393,49 @@ class TransactionalStateStore:
         *,
         at_least: Mapping[TopicPartition, int] | None = None,
     ) -> Iterator[StateView]:
-        """What others may read, from any thread: one moment, for as long as the view is open.
+        """Gives a view of the store as of one moment, which any thread may read.
 
         Args:
-            isolation: ``read_committed`` or ``read_uncommitted``; by default ``config.query_isolation``.
-            at_least: input offsets (KIP-796) that the state must reflect.
+            isolation: ``read_committed`` or ``read_uncommitted``; None = ``config.query_isolation``.
+            at_least: input offset that the committed data must reflect, by partition (KIP-796).
 
         Raises:
-            NotUpToBoundError: it does not reflect them yet; or it is being restored. Ask again.
+            NotUpToBoundError: if the data does not reflect these offsets yet, or the store is being restored.
+            InvalidOptionError: if the isolation level does not exist.
         """
         level = isolation or self.config.query_isolation
         check_isolation(level)
         with self._lock:
             self._check_open()
-            if self._durable.committed.restoring:
-                raise NotUpToBoundError(f"store {self.name} is being restored", fix="ask again")
-            uncommitted = level == "read_uncommitted"
-            check_bound(self.position() if uncommitted else self._durable.committed.position, at_least)
+            metadata = self._durable.metadata
+            if metadata.restoring:
+                raise NotUpToBoundError(
+                    f"store {self.name} is being restored.", fix="ask again when the restore is finished."
+                )
+            check_bound(metadata.position, at_least)
             cursor = Cursor(self._durable.database.cursor())
             view: StateView
-            if uncommitted:
-                view = UncommittedView(
-                    self._durable.committed,
-                    cursor,
-                    self._staged.overlay,
-                    self.position,
-                    self._still(self._staged.generation),
-                    self._lock,
-                )
+            if level == "read_uncommitted":
+                uncommitted = self._uncommitted
+                check_valid = self._validity_check(uncommitted.discarded)
+                view = UncommittedView(metadata, cursor, uncommitted.overlay, check_valid, self._lock)
             else:
-                view = CommittedView(self._durable.committed, cursor)
+                view = CommittedView(metadata, cursor)
             self._views.add(view)
         try:
             yield view
         finally:
             view.close()
 
-    def metrics(self) -> dict[str, float]:
-        """Numbers under KIP-892's names: ``commit-rate``, ``commit-latency-avg``, ``uncommitted-bytes`` …"""
-        self._check_open()
-        return {
-            **self._metrics.numbers(),
-            "uncommitted-bytes": float(self._staged.overlay.bytes),
-            "uncommitted-entries": float(len(self._staged.overlay)),
-            "last-commit-ms": float(self._durable.committed.saved_ms),
-            **{name: float(self._durable.database.property(name)) for name in _PROPERTIES},
-        }
+    def _validity_check(self, discarded: int) -> Callable[[], None]:
+        """Returns the check of an uncommitted view; ``discarded`` is the count at its start."""
 
-    def _still(self, generation: int) -> Callable[[], None]:
         def check() -> None:
-            if not self._open:
-                raise StoreClosedError(f"store {self.name} is closed")
-            if self._staged.generation != generation:
+            self._check_open()
+            if self._uncommitted.discarded != discarded:
                 raise ViewInvalidatedError(
-                    "what this read_uncommitted view showed was rolled back",
-                    fix="take a new view",
+                    f"the writes that a read_uncommitted view of store {self.name} showed were rolled back.",
+                    fix="open a new view.",
                 )
 
         return check
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise StoreClosedError(f"store {self.name} of {self.path} is closed")
-
-
-_PROPERTIES = ("estimate-num-keys", "cur-size-all-mem-tables", "total-sst-files-size", "block-cache-usage")

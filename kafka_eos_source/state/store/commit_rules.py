@@ -1,0 +1,98 @@
+"""Rules of commits and promotions: what they record, and when they are refused.
+
+The functions are pure: they use no database and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from kafka_eos_source.errors import OffsetWentBackError, StateMismatchError
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.state.model import BatchRecord
+from kafka_eos_source.state.store.pending import PendingHeader
+from kafka_eos_source.state.store.records import Offsets, StoreMetadata
+
+
+def next_metadata(
+    store: str,
+    current: StoreMetadata,
+    offsets: Mapping[TopicPartition, int],
+    position: Offsets,
+    batch: BatchRecord | None,
+    *,
+    forget_offsets: bool = False,
+) -> StoreMetadata:
+    """Returns the metadata that a commit writes.
+
+    Args:
+        store: its name, for error messages.
+        current: the metadata before the commit.
+        offsets, position, batch, forget_offsets: as in `TransactionalStateStore.commit`.
+
+    Raises:
+        ValueError: if there is no offset, or an offset is None or negative.
+        OffsetWentBackError: if an offset is lower than the one stored.
+    """
+    if forget_offsets and offsets:
+        raise ValueError("forget_offsets=True excludes changelog offsets; pass one or the other.")
+    if not offsets and not forget_offsets:
+        raise ValueError("a commit needs changelog offsets; forget_offsets=True removes all of them.")
+    for tp, offset in offsets.items():
+        if offset is None or offset < 0:
+            raise ValueError(f"the changelog offset of {tp} is {offset}; expected at least 0.")
+        stored = current.offsets.get(tp)
+        if stored is not None and offset < stored:
+            raise OffsetWentBackError(
+                f"the changelog offset of {tp} in store {store} would go back from {stored} to {offset}.",
+                fix="the changelog was truncated or created again: remove the local state, so that it is "
+                "restored.",
+            )
+    return replace(
+        current,
+        offsets=MappingProxyType({} if forget_offsets else {**current.offsets, **offsets}),
+        position=merge_positions(current.position, position),
+        batch=batch or current.batch,
+    )
+
+
+def find_promotable(
+    store: str, headers: Sequence[PendingHeader], record: BatchRecord, current: StoreMetadata
+) -> PendingHeader:
+    """Returns the pending attempt of a batch if it was computed on the committed state.
+
+    Raises:
+        StateMismatchError: if that attempt is not pending, or was computed on other state.
+    """
+    header = next((each for each in headers if same_batch(each.batch.record, record)), None)
+    if header is None:
+        raise StateMismatchError(
+            f"store {store} has no pending changes of batch {record.batch_id}, attempt {record.attempt}.",
+            fix="restore the store from its changelog.",
+        )
+    if current.restoring or not same_batch(header.batch.base, current.batch):
+        raise StateMismatchError(
+            f"the pending changes of batch {record.batch_id} in store {store} were computed on the state of "
+            f"batch {_name(header.batch.base)}; the store holds the state of batch {_name(current.batch)}"
+            f"{', and a restore of it is not finished' if current.restoring else ''}.",
+            fix="restore the store from its changelog.",
+        )
+    return header
+
+
+def same_batch(one: BatchRecord | None, other: BatchRecord | None) -> bool:
+    """Returns whether both name the same attempt of the same batch; other fields may differ."""
+    if one is None or other is None:
+        return one is other
+    return (one.query_id, one.batch_id, one.attempt) == (other.query_id, other.batch_id, other.attempt)
+
+
+def merge_positions(one: Offsets, other: Offsets) -> Offsets:
+    """Returns the larger offset of each partition."""
+    return MappingProxyType({**one, **{tp: max(at, one.get(tp, at)) for tp, at in other.items()}})
+
+
+def _name(record: BatchRecord | None) -> str:
+    return "none" if record is None else f"{record.batch_id} (attempt {record.attempt})"

@@ -1,0 +1,137 @@
+"""The parts of rocksdict that `database` builds on: options, atomic writes, and errors."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import rocksdict
+
+from kafka_eos_source.errors import (
+    KafkaEosError,
+    StateCorruptedError,
+    StateError,
+    StateLockedError,
+    StoreClosedError,
+)
+from kafka_eos_source.state.store.config import StoreConfig
+from kafka_eos_source.state.store.files import owner_of
+from kafka_eos_source.state.store.records import RESTORE_FIX
+
+_MIB = 1 << 20
+#: Memtable of a column family that holds a few records, which are overwritten again and again.
+_SMALL_BUFFER_BYTES = 1 * _MIB
+
+_cache: Any = None
+_cache_lock = threading.Lock()
+
+
+def database_options(config: StoreConfig) -> Any:
+    """Returns the options of a database as a whole."""
+    options = family_options(config, small=True)
+    options.create_if_missing(True)
+    options.create_missing_column_families(True)
+    options.set_atomic_flush(True)
+    options.set_max_total_wal_size(config.max_wal_bytes)
+    options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.point_in_time())
+    options.set_max_background_jobs(2)
+    options.set_keep_log_file_num(2)
+    options.set_stats_dump_period_sec(0)
+    options.set_stats_persist_period_sec(0)
+    return options
+
+
+def family_options(config: StoreConfig, *, small: bool = False) -> Any:
+    """Returns the options of a column family.
+
+    Args:
+        small: the family holds a few records, which are overwritten again and again.
+    """
+    options = rocksdict.Options(raw_mode=True)
+    options.set_write_buffer_size(_SMALL_BUFFER_BYTES if small else config.write_buffer_bytes)
+    options.set_max_write_buffer_number(3)
+    options.set_compression_type(rocksdict.DBCompressionType.lz4())
+    options.set_min_level_to_compress(2)  # young levels are read and rewritten most
+    blocks = rocksdict.BlockBasedOptions()
+    blocks.set_block_cache(_block_cache(config))
+    blocks.set_bloom_filter(10, False)
+    blocks.set_format_version(5)
+    options.set_block_based_table_factory(blocks)
+    return options
+
+
+def _block_cache(config: StoreConfig) -> Any:
+    """Returns the block cache, which all databases of the process share."""
+    global _cache
+    with _cache_lock:
+        if _cache is None:
+            _cache = rocksdict.Cache(config.block_cache_bytes)
+        return _cache
+
+
+class WriteBatch:
+    """Changes of one atomic write, in order, to all column families."""
+
+    def __init__(self, handles: Mapping[str, Any]) -> None:
+        self.raw: Any = rocksdict.WriteBatch(raw_mode=True)
+        self._handles = handles
+
+    def put(self, family: str, key: bytes, value: bytes) -> None:
+        self.raw.put(key, value, self._handles[family])
+
+    def delete(self, family: str, key: bytes) -> None:
+        self.raw.delete(key, self._handles[family])
+
+    def delete_range(self, family: str, low: bytes, high: bytes) -> None:
+        self.raw.delete_range(low, high, self._handles[family])
+
+    def put_rows(self, rows: Mapping[bytes, bytes | None]) -> None:
+        """Adds rows of the data family; a value of None deletes the key.
+
+        Rows are sorted first. For 300,000 rows this takes 0.14 s and saves 0.5 s of `Database.write`, which
+        holds Python's global lock.
+        """
+        keys = sorted(rows)
+        values = list(map(rows.__getitem__, keys))
+        self.raw.set_default_column_family(self._handles["data"])
+        if None in values:
+            puts = []
+            for key, value in zip(keys, values, strict=True):
+                if value is None:
+                    self.raw.delete(key)
+                else:
+                    puts.append((key, value))
+            keys, values = [key for key, _ in puts], [value for _, value in puts]
+        deque(map(self.raw.put, keys, values), 0)
+
+
+def translate(error: Exception, path: Path) -> KafkaEosError:
+    """Returns the error of this package for an error of rocksdict.
+
+    rocksdict raises a plain `Exception` with RocksDB's text, so the text decides.
+
+    Args:
+        path: folder of the database.
+    """
+    text = str(error)
+    if isinstance(error, KafkaEosError):
+        return error
+    if isinstance(error, rocksdict.DbClosedError):
+        return StoreClosedError(f"the database {path} is closed.")
+    if text.startswith("IO error") and re.search(r"lock", text.split(str(path))[0], re.IGNORECASE):
+        return StateLockedError(
+            f"the database {path} is open in {owner_of(path)}.",
+            fix="stop that process. A process that crashed holds no lock; do not remove files named LOCK.",
+        )
+    if text.startswith("Corruption") or (text.startswith("IO error: No such file") and str(path) in text):
+        return StateCorruptedError(
+            f"the database {path} is damaged: {text}.",
+            fix=RESTORE_FIX,
+        )
+    return StateError(
+        f"the database {path} failed: {text}.", fix="check the disk, then start the query again."
+    )

@@ -1,0 +1,212 @@
+"""Reads and staged writes of a store's owner."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from pathlib import Path
+
+import pyarrow as pa
+
+from kafka_eos_source.errors import StoreClosedError
+from kafka_eos_source.state.layout import upper_bound
+from kafka_eos_source.state.model import StoreIdentity
+from kafka_eos_source.state.store.durable import DurableState
+from kafka_eos_source.state.store.overlay import MISSING, Missing, merge
+from kafka_eos_source.state.store.rocksdb import translate
+from kafka_eos_source.state.store.scans import Scan, Scans
+from kafka_eos_source.state.store.uncommitted import UncommittedWrites, change_batches, delete_batches
+
+#: A range with at most this many keys is deleted key by key. RocksDB slows down with the number of deleted
+#: ranges, and a processor that clears the list of each group would leave one range per group.
+_SMALL_RANGE = 128
+
+
+class StagedMap:
+    """An ordered map of bytes to bytes whose writes are staged.
+
+    Reads see the staged writes. `TransactionalStateStore` commits them.
+
+    Args:
+        path: the store's folder.
+        identity: which state this is.
+        uncommitted: the staged writes.
+        durable: the committed data.
+    """
+
+    def __init__(
+        self, path: Path, identity: StoreIdentity, uncommitted: UncommittedWrites, durable: DurableState
+    ) -> None:
+        self.path = path
+        self.identity = identity
+        self._uncommitted = uncommitted
+        self._durable = durable
+        self._lock = threading.RLock()
+        self._open = True
+        self._scans = Scans()
+
+    @property
+    def name(self) -> str:
+        """Name of the store within its query."""
+        return self.identity.store
+
+    @property
+    def is_open(self) -> bool:
+        return self._open
+
+    # ------------------------------------------------------------------ reads
+
+    def get(self, key: bytes) -> bytes | None:
+        """Returns the value of a key, or None."""
+        overlay = self._uncommitted.overlay
+        value = overlay.rows.get(key, MISSING)
+        if not isinstance(value, Missing):
+            return value
+        if overlay.ranges and overlay.ranges.covers(key):
+            return None
+        value = self._durable.recent.get(key, MISSING)
+        if not isinstance(value, Missing):
+            return value
+        try:
+            return self._durable.database.get(key)
+        except Exception as error:
+            raise translate(error, self.path) from error
+
+    def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
+        """Returns the value of each key, null for a missing key. Keys may repeat."""
+        self._check_open()
+        wanted: list[bytes] = keys.to_pylist()
+        values = self._uncommitted.overlay.get_many(wanted, self._durable.recent)
+        if MISSING in values:
+            missing = [key for key, value in zip(wanted, values, strict=True) if value is MISSING]
+            base = iter(self._durable.database.get_many(missing))
+            values = [next(base) if value is MISSING else value for value in values]
+        return pa.array(values, pa.binary())
+
+    def range(self, low: bytes | None = None, high: bytes | None = None, *, reverse: bool = False) -> Scan:
+        """Returns the pairs as they are now, in key order.
+
+        Args:
+            low: smallest key; None = unbounded.
+            high: end of the range (excluded); None = unbounded.
+            reverse: from the last to the first pair.
+        """
+        self._check_open()
+        if low is not None and high is not None and low >= high:
+            return self._scans.track(iter(()))
+        with self._lock:
+            staged = self._uncommitted.overlay.slice(low, high, reverse=reverse)
+            first, rest = self._durable.database.begin_scan(low, high, reverse=reverse)
+            ranges = self._uncommitted.overlay.ranges
+        base = chain(first, rest) if rest else iter(first)
+        if staged or ranges:
+            base = merge(staged, base, ranges, reverse=reverse)
+        return self._scans.track(base, rest)
+
+    def reverse_range(self, low: bytes | None = None, high: bytes | None = None) -> Scan:
+        """Returns the pairs of `range`, from the last to the first."""
+        return self.range(low, high, reverse=True)
+
+    def prefix_scan(self, prefix: bytes) -> Scan:
+        """Returns the pairs whose key begins with ``prefix``, in key order."""
+        return self.range(prefix, upper_bound(prefix))
+
+    def all(self) -> Scan:
+        """Returns all pairs in key order."""
+        return self.range()
+
+    def approximate_num_entries(self) -> int:
+        """Returns RocksDB's estimate of the number of keys, adjusted by staged writes."""
+        self._check_open()
+        staged = sum(1 if value is not None else -1 for value in self._uncommitted.overlay.rows.values())
+        return max(0, self._durable.database.property("estimate-num-keys") + staged)
+
+    # ------------------------------------------------------------------ staged writes
+
+    def put(self, key: bytes, value: bytes | None) -> None:
+        """Stages a write; a value of None deletes.
+
+        Raises:
+            UncommittedBytesError: if the batch stages more than the hard limit of
+                ``statestore.uncommitted.max.bytes``.
+        """
+        if key is None:
+            raise ValueError("the key is None.")
+        self._claim()
+        self._uncommitted.overlay.put(key, value)
+        self._uncommitted.check_size()
+
+    def put_all(self, pairs: Sequence[tuple[bytes, bytes | None]]) -> None:
+        """Stages all pairs, or none if a key is None."""
+        if any(key is None for key, _ in pairs):
+            raise ValueError("a key is None; nothing was staged.")
+        self._put_lists([key for key, _ in pairs], [value for _, value in pairs])
+
+    def put_many(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
+        """Stages many writes; a null value deletes. The last value of a repeated key counts."""
+        if keys.null_count:
+            raise ValueError(f"{keys.null_count} keys are null; nothing was staged.")
+        self._put_lists(keys.to_pylist(), values.to_pylist())
+
+    def put_if_absent(self, key: bytes, value: bytes | None) -> bytes | None:
+        """Stages the value if the key has none, and returns the value that it had."""
+        old = self.get(key)
+        if old is None:
+            self.put(key, value)
+        return old
+
+    def delete(self, key: bytes) -> None:
+        """Stages the delete of a key."""
+        self.put(key, None)
+
+    def delete_range(self, low: bytes, high: bytes | None) -> None:
+        """Stages the delete of all keys from ``low`` to ``high`` (excluded; None = the end)."""
+        self._claim()
+        if low is None:
+            raise ValueError("the low key of a range is None; b'' deletes from the first key on.")
+        if high is not None and low >= high:
+            return
+        committed = [key for key, _ in islice(self._durable.database.scan(low, high), _SMALL_RANGE + 1)]
+        overlay = self._uncommitted.overlay
+        with self._lock:
+            if len(committed) > _SMALL_RANGE:
+                overlay.delete_range(low, high)
+            else:
+                overlay.drop(low, high)
+                overlay.put_many(committed, [None] * len(committed))
+        self._uncommitted.check_size()
+
+    def approximate_num_uncommitted_bytes(self) -> int:
+        """Returns the memory of staged writes, in bytes as `overlay` counts them."""
+        self._check_open()
+        return self._uncommitted.overlay.bytes
+
+    def staged_changes(self) -> Iterator[pa.RecordBatch]:
+        """Yields the staged writes as changelog records.
+
+        The columns are ``key`` and ``value`` (null = deleted). Each key occurs once; a deleted range becomes
+        a delete of each key in it. A batch has a few MB.
+        """
+        self._check_open()
+        overlay = self._uncommitted.overlay
+        for low, high in overlay.ranges.spans:
+            first, rest = self._durable.database.begin_scan(low, high)
+            base = self._scans.track(chain(first, rest or ()), rest)
+            yield from delete_batches(key for key, _ in base if key not in overlay.rows)
+        yield from change_batches(overlay.rows)
+
+    def _put_lists(self, keys: list[bytes], values: list[bytes | None]) -> None:
+        self._claim()
+        self._uncommitted.overlay.put_many(keys, values)
+        self._uncommitted.check_size()
+
+    def _claim(self) -> None:
+        """Makes the thread of the first staged write the only writer until commit or rollback."""
+        if not self._uncommitted.owned_by_this_thread():
+            self._check_open()
+            self._uncommitted.claim()
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise StoreClosedError(f"store {self.name} in {self.path} is closed.")
