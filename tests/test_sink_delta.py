@@ -25,7 +25,7 @@ from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, Inva
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.sinks import registry
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkTxn, StageContext
-from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.testing.sinks import (
     ROWS,
     Rows,
@@ -209,10 +209,10 @@ def test_killed_between_the_version_and_its_note(lake: Lake, monkeypatch: pytest
     with opened(lake.system()) as sink:
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
         with monkeypatch.context() as patch:
-            patch.setattr(Store, "remove", _die)
+            patch.setattr(NotesFolder, "remove", _die)
             with pytest.raises(KeyboardInterrupt):
                 sink.commit(txn, deadline())
-    store = Store(str(lake.folder / "checkpoint" / "conformance"))
+    store = NotesFolder(str(lake.folder / "checkpoint" / "conformance"))
     assert store.names() == [str(txn)]
     with opened(lake.system()) as sink:
         assert list(sink.recover(deadline())) == []
@@ -499,13 +499,13 @@ _COMMIT = """
 import sys
 from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
 from kafka_eos_source.sinks.delta import DeltaSink
-from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.testing.sinks import deadline
 
 path, store, text = sys.argv[1:]
 txn = SinkTxn.parse(text)
 sink = DeltaSink(path)
-sink.open(SinkContext(txn.sink, txn.application_id, Store(store)))
+sink.open(SinkContext(txn.sink, txn.application_id, NotesFolder(store)))
 sink.commit(txn, deadline())
 """
 

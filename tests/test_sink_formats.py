@@ -17,7 +17,7 @@ from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkContext
 from kafka_eos_source.sinks.filesystem import formats
 from kafka_eos_source.sinks.filesystem.jsonlines import encode
-from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.testing.sinks import Given, deadline, new_txn
 
 UTC = datetime.timezone.utc
@@ -100,7 +100,7 @@ class TestSql:
         from kafka_eos_source.sinks.sql import SqlSink
 
         sink = SqlSink(f"sqlite:///{file}", "t", **options)
-        sink.open(SinkContext("db", "app", Store(str(file.parent / "store"))))
+        sink.open(SinkContext("db", "app", NotesFolder(str(file.parent / "store"))))
         return sink
 
     def run(self, file: Path, *statements: str) -> list[Any]:

@@ -18,7 +18,7 @@ import pytest
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.sinks import registry
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkContext
-from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.testing.sinks import (
     ROWS,
     Rows,
@@ -165,10 +165,10 @@ def test_killed_between_the_snapshot_and_its_note(lake: Lake, monkeypatch: pytes
     with opened(lake.system()) as sink:
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
         with monkeypatch.context() as patch:
-            patch.setattr(Store, "remove", _die)
+            patch.setattr(NotesFolder, "remove", _die)
             with pytest.raises(KeyboardInterrupt):
                 sink.commit(txn, deadline())
-    store = Store(str(lake.folder / "checkpoint" / "conformance"))
+    store = NotesFolder(str(lake.folder / "checkpoint" / "conformance"))
     assert store.names() == [str(txn)]
     with opened(lake.system()) as sink:
         assert list(sink.recover(deadline())) == []
@@ -449,7 +449,7 @@ def test_a_catalog_that_cannot_be_reached_is_asked_again(lake: Lake) -> None:
     from kafka_eos_source.errors import RetriableError
 
     sink = IcebergSink(NAME, catalog={"type": "rest", "uri": "http://127.0.0.1:9/"})
-    sink.open(SinkContext("w", "app", Store(str(lake.folder / "checkpoint"))))
+    sink.open(SinkContext("w", "app", NotesFolder(str(lake.folder / "checkpoint"))))
     with pytest.raises((RetriableError, OSError)):
         sink.check(ROWS.schema, deadline())
 

@@ -52,8 +52,8 @@ from typing import Any, ClassVar, Protocol
 import pyarrow as pa
 
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.sinks.options import SinkOption
-from kafka_eos_source.sinks.store import Store
 
 _ID = re.compile(r"(.+)-([a-z][a-z0-9_]{0,31})-([0-9]{1,19})-([0-9a-f]{20})", re.DOTALL)
 #: As it went with tokens of format 1: shared by all sinks of a query, with a shorter attempt.
@@ -209,7 +209,7 @@ class SinkContext:
 
     name: str
     application_id: str
-    store: Store | None = None
+    store: NotesFolder | None = None
 
     def owns(self, txn: SinkTxn) -> bool:
         """Whether this sink of this query prepared the id; an old id belongs to every sink of its query."""

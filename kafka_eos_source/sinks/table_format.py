@@ -18,7 +18,7 @@ from kafka_eos_source.errors import InvalidOptionError, SinkRetryableError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, SinkTxn, TwoPhaseSink
-from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.sinks.notes_folder import NotesFolder
 
 #: Of rows that a task holds: a Python worker has little memory, and a file wants to be of 10 MB and more.
 HELD_BYTES = 128 << 20
@@ -132,7 +132,7 @@ class TableFormatSink(TwoPhaseSink, Generic[T]):
                 prepared.append(txn)
         return prepared
 
-    def notes(self) -> Store:
+    def notes(self) -> NotesFolder:
         """Where what is prepared is noted.
 
         Raises:

@@ -25,7 +25,7 @@ from kafka_eos_source.sinks.contract import (
     Staged,
     TwoPhaseSink,
 )
-from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.sinks.notes_folder import NotesFolder
 
 _CLOSE_SECONDS = 5.0
 
@@ -43,7 +43,7 @@ class WatchedSink(TwoPhaseSink):
         self._pulse = Pulse()
 
     def open(self, context: SinkContext) -> None:
-        store = None if context.store is None else _PulsingStore(context.store.location, self._pulse)
+        store = None if context.store is None else _PulsingNotesFolder(context.store.location, self._pulse)
         super().open(replace(context, store=store))
         self._sink.open(self.context)
         self._dog = Watchdog(f"sink {context.name!r}", self._pulse)
@@ -108,7 +108,7 @@ class _PulsingStaged:
 
 
 @dataclass(frozen=True)
-class _PulsingStore(Store):
+class _PulsingNotesFolder(NotesFolder):
     """Likewise."""
 
     pulse: Pulse

@@ -27,7 +27,7 @@ from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable, SinkC
 from kafka_eos_source.sinks.http import body as bodies
 from kafka_eos_source.sinks.http.answers import Heard, State, judge, pending_ids
 from kafka_eos_source.sinks.http.dialogue import Call, Dialogue
-from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.sinks.notes_folder import NotesFolder
 
 
 class Protocol(ABC):
@@ -228,7 +228,7 @@ class OneRequest(Protocol):
         return self._store.get(_done(txn)) is not None
 
     @property
-    def _store(self) -> Store:
+    def _store(self) -> NotesFolder:
         store = self.context.store
         if store is None:
             raise SinkFailedError(

@@ -35,10 +35,10 @@ from kafka_eos_source.sinks.contract import (
     Staged,
     TwoPhaseSink,
 )
+from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.sinks.options import SinkOption, columns
 from kafka_eos_source.sinks.sql import ledger, names, rows, two_phase, types
 from kafka_eos_source.sinks.sql.types import sqlalchemy
-from kafka_eos_source.sinks.store import Store
 from kafka_eos_source.sinks.targets import address
 
 _log = logging.getLogger(__name__)
@@ -277,7 +277,7 @@ class SqlSink(TwoPhaseSink):
                 ledger.prune(connection, self._ledger, names.prefix(self.context), ledger.now() - _KEPT)
 
     @property
-    def _store(self) -> Store:
+    def _store(self) -> NotesFolder:
         if self.context.store is None:
             raise InvalidOptionError(
                 f"sink {self.context.name!r}: the database cannot prepare transactions, and there is no "

@@ -27,7 +27,7 @@ _NOTE, _ROWS, _HALF = ".json", ".arrow", ".new"
 
 
 @dataclass(frozen=True)
-class Store:
+class NotesFolder:
     """Picklable: the file system is opened where it is used.
 
     Attributes:
