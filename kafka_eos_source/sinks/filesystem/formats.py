@@ -1,4 +1,4 @@
-"""Arrow batches into files: Parquet, JSON lines, CSV; and what a format cannot hold."""
+"""Writers of Arrow batches as Parquet, JSON lines or CSV, and the check of what a format can hold."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ ENDINGS = {"parquet": ".parquet", "json": ".jsonl", "csv": ".csv"}
 
 
 class Writer(Protocol):
-    """One file."""
+    """Writer of one file."""
 
     def write_batch(self, batch: pa.RecordBatch) -> object: ...
     def close(self) -> object: ...
 
 
 def writer(kind: str, out: pa.NativeFile, schema: pa.Schema, compression: str) -> Writer:
-    """A writer of one file into a stream that the caller closes.
+    """Returns a writer of one file.
 
     Args:
         kind: one of `FORMATS`.
-        out: an open stream.
-        schema: of the batches.
-        compression: one of `COMPRESSIONS`, of Parquet's pages; ``default`` is snappy.
+        out: open stream, which the caller closes.
+        schema: schema of the batches.
+        compression: one of `COMPRESSIONS`, used for Parquet's pages; ``default`` means snappy.
     """
     if kind == "parquet":
         codec = "snappy" if compression == "default" else compression
-        found: Writer = pq.ParquetWriter(out, schema, compression=codec)
-        return found
+        parquet: Writer = pq.ParquetWriter(out, schema, compression=codec)
+        return parquet
     if kind == "csv":
         return _Csv(out, schema)
     return jsonlines.Writer(out)
 
 
 class _Csv:
-    """RFC 4180 with a header: null is an empty field, an empty string is ``""``."""
+    """Writes CSV after RFC 4180 with a header. Null is an empty field; an empty string is ``""``."""
 
     def __init__(self, out: pa.NativeFile, schema: pa.Schema) -> None:
         self._writer = pacsv.CSVWriter(out, schema)
@@ -55,20 +55,22 @@ class _Csv:
 
 
 def check(kind: str, schema: pa.Schema) -> None:
-    """Can a file of this format hold such rows, and be read back?
+    """Checks that a file of this format can hold rows of this schema and be read back.
 
     Raises:
-        InvalidSchemaError: naming the column.
+        InvalidSchemaError: if it cannot; the message names the column.
     """
     for field in schema:
-        wrong = (
+        unsupported = (
             kind == "csv" and (pa.types.is_nested(field.type) or pa.types.is_binary(field.type))
         ) or pa.types.is_null(field.type)
-        if wrong:
+        if unsupported:
             raise InvalidSchemaError(
-                f"column {field.name!r} has type {field.type}, which a {kind} file does not hold.",
-                fix="cast it (a struct with to_json), leave it out with sink.<name>.columns, or use "
+                f"column {field.name!r} has type {field.type}, which a {kind} file cannot hold.",
+                fix="cast the column (a struct with to_json), exclude it with sink.<name>.columns, or use "
                 "format=parquet.",
             )
     if len(set(schema.names)) < len(schema.names):
-        raise InvalidSchemaError(f"two columns have one name: {', '.join(schema.names)}.", fix="rename one.")
+        raise InvalidSchemaError(
+            f"two columns have the same name: {', '.join(schema.names)}.", fix="rename one of them."
+        )
