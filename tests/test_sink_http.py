@@ -20,7 +20,7 @@ from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, Fatal, Retryable, SinkContext
 from kafka_eos_source.sinks.http import HttpSink
-from kafka_eos_source.sinks.http.answers import Answer, Heard, judge, retry_after_seconds, state_of
+from kafka_eos_source.sinks.http.answers import Answer, Meaning, meaning_of, retry_after_seconds, state_of
 from kafka_eos_source.sinks.registry import parse
 from kafka_eos_source.testing.sinks import (
     ROWS,
@@ -274,13 +274,16 @@ def test_what_is_prepared_cannot_be_told(service: HttpService, tmp_path: Path) -
         ({}, "'sink.a.url' is missing"),
         ({"url": "ftp://h/"}, "expected http://"),
         ({"url": "http://user:pa55word@h/"}, "without user and password"),
-        ({"url": "http://h/?x=1"}, "has a query"),
+        ({"url": "http://h/?x=1"}, "contains a query string"),
         ({"url": "http://h/", "mode": "one"}, "expected two-phase or idempotency-key"),
         ({"url": "http://h/", "auth": "x", "auth.env": "Y"}, "are both set"),
-        ({"url": "http://h/", "on.conflict": "retry"}, "belongs to mode=idempotency-key"),
-        ({"url": "http://h/", "mode": "idempotency-key", "status.url": "http://i/{id}"}, "two hosts"),
-        ({"url": "http://h/", "mode": "idempotency-key", "status.url": "http://h/"}, "with {id} in it"),
-        ({"url": "http://h/", "auth.header": "a b"}, "the name of a header"),
+        ({"url": "http://h/", "on.conflict": "retry"}, "requires mode=idempotency-key"),
+        (
+            {"url": "http://h/", "mode": "idempotency-key", "status.url": "http://i/{id}"},
+            "different schemes or hosts",
+        ),
+        ({"url": "http://h/", "mode": "idempotency-key", "status.url": "http://h/"}, "that contains {id}"),
+        ({"url": "http://h/", "auth.header": "a b"}, "the name of an HTTP header"),
         ({"url": "http://h/", "timeout": "0"}, "1ms or more"),
         ({"url": "http://h/", "retries": "-1"}, "a whole number, 0 or more"),
     ],
@@ -306,14 +309,13 @@ def test_what_is_not_there_is_said_before_the_first_batch(tmp_path: Path) -> Non
 
 
 def test_every_status_has_one_meaning() -> None:
-    meanings = {status: judge(Answer(status)) for status in range(200, 600)}
-    assert judge(Answer(None)) is Heard.UNKNOWN
-    assert all(meanings[status] is Heard.UNKNOWN for status in range(500, 600))
-    assert {status for status, heard in meanings.items() if heard is Heard.DONE} == set(range(200, 300)) - {
-        202
-    }
-    assert {status for status, heard in meanings.items() if heard is Heard.LATER} == {425, 429}
-    assert all(meanings[status] is Heard.REFUSED for status in (*range(300, 400), 400, 401, 403, 422))
+    meanings = {status: meaning_of(Answer(status)) for status in range(200, 600)}
+    assert meaning_of(Answer(None)) is Meaning.UNKNOWN
+    assert all(meanings[status] is Meaning.UNKNOWN for status in range(500, 600))
+    done = {status for status, meaning in meanings.items() if meaning is Meaning.DONE}
+    assert done == set(range(200, 300)) - {202}
+    assert {status for status, meaning in meanings.items() if meaning is Meaning.LATER} == {425, 429}
+    assert all(meanings[status] is Meaning.REFUSED for status in (*range(300, 400), 400, 401, 403, 422))
     assert state_of(Answer(200, b'{"state": "no such"}')) is None
     assert state_of(Answer(200, b"<html>a proxy's page</html>")) is None
 

@@ -1,4 +1,4 @@
-"""One call to the service, until its outcome is known: repeated under its id, looked up, never guessed."""
+"""A client that repeats a request under its id, or reads the state of the id, until the outcome is known."""
 
 from __future__ import annotations
 
@@ -8,15 +8,24 @@ from dataclasses import dataclass
 
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable
-from kafka_eos_source.sinks.http.answers import DECIDES, Answer, Decision, Heard, State, judge, state_of
+from kafka_eos_source.sinks.http.answers import (
+    DECISIONS,
+    Answer,
+    Decision,
+    Meaning,
+    State,
+    meaning_of,
+    state_of,
+)
 from kafka_eos_source.sinks.http.transport import Transport
 
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 10.0
 
-_REFUSED = "see to the request or to the service (its log knows the id); then restart the query."
+_REFUSED = "correct the sink's options or the service (search its log for the id), then restart the query."
 _TOO_LARGE = (
-    "read less per batch (maxOffsetsPerTrigger of the source), or let the service take larger bodies."
+    "read less per batch (option maxOffsetsPerTrigger of the source), or configure the service to accept "
+    "larger bodies."
 )
 
 
@@ -25,28 +34,30 @@ class Call:
     """One request that carries an id.
 
     Attributes:
-        what: ``prepare``, ``commit``, ``abort``, ``post``: for `answers.DECIDES`.
-        target: path and query.
-        body, headers: of the request.
-        look: path of the id's state; None = there is no such endpoint.
-        conflict_is_done: 409 without a state to look up means that it was done.
+        what: ``prepare``, ``commit``, ``abort`` or ``post``; a key of `answers.DECISIONS`.
+        target: path and query of the request.
+        body, headers: content of the request.
+        status_target: path and query that report the state of the id; None if the service has no such
+            endpoint.
+        conflict_is_done: whether status 409 means "already done" if the service has no status endpoint.
     """
 
     what: str
     target: str
     body: memoryview | None = None
     headers: Mapping[str, str] | None = None
-    look: str | None = None
+    status_target: str | None = None
     conflict_is_done: bool = False
 
 
 class Dialogue:
-    """With one service.
+    """Client of one service.
 
     Args:
-        transport: to it.
-        retries: how often one call is repeated; then it is `Retryable`, and the commit goes on from there.
-        wait: for so many seconds; of tests.
+        transport: connection to the service.
+        retries: number of times that one call is repeated before it returns `Retryable`. The driver's commit
+            then has its own retries.
+        wait: function that sleeps for a number of seconds; tests replace it.
     """
 
     def __init__(
@@ -56,15 +67,20 @@ class Dialogue:
         self._retries = retries
         self._wait = wait or threading.Event().wait
 
-    def settle(self, call: Call, deadline: Deadline) -> Outcome:
-        """Sends it until something is known.
+    def send(self, call: Call, deadline: Deadline) -> Outcome:
+        """Sends a request, repeatedly if necessary, until its outcome is known.
+
+        Returns:
+            The outcome; `Retryable` if it is still unknown after all retries or at the deadline.
 
         Raises:
-            InvalidOptionError: no request can be made.
+            InvalidOptionError: if the credentials or certificates cannot be used.
         """
         pause = _FIRST_PAUSE_SECONDS
         for left in range(self._retries, -1, -1):
-            answer = self.transport.ask("POST", call.target, deadline, body=call.body, headers=call.headers)
+            answer = self.transport.request(
+                "POST", call.target, deadline, body=call.body, headers=call.headers
+            )
             outcome = self._outcome(call, answer, deadline)
             if outcome is not None:
                 return outcome
@@ -73,34 +89,35 @@ class Dialogue:
                 break
             self._wait(seconds)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        return Retryable(f"{call.what} {call.target}: {answer}; whether it was done is not known")
+        return Retryable(f"{call.what} {call.target}: {answer}; the outcome is unknown")
 
     def state(self, target: str, deadline: Deadline) -> State | None:
-        """Of an id; None = the service does not tell."""
-        return state_of(self.transport.ask("GET", target, deadline))
+        """Reads the state of an id; returns None if the service does not report a valid one."""
+        return state_of(self.transport.request("GET", target, deadline))
 
     def _outcome(self, call: Call, answer: Answer, deadline: Deadline) -> Outcome | None:
-        """None = it is to be sent again."""
-        heard = judge(answer)
-        if heard is Heard.DONE:
+        """Returns the outcome of a call, or None if the call must be repeated."""
+        meaning = meaning_of(answer)
+        if meaning is Meaning.DONE:
             return OK
-        if heard is Heard.LATER:
+        if meaning is Meaning.LATER:
             return None
-        if heard is Heard.REFUSED or (heard is Heard.MISSING and call.what in ("prepare", "post")):
+        if meaning is Meaning.REFUSED or (meaning is Meaning.MISSING and call.what in ("prepare", "post")):
             return _refused(call, answer)
-        if heard is Heard.MISSING and call.what == "abort":
+        if meaning is Meaning.MISSING and call.what == "abort":
             return OK
-        if call.look is None:
-            if heard is Heard.MISSING:
+        if call.status_target is None:
+            if meaning is Meaning.MISSING:
                 return _refused(call, answer)
-            return OK if heard is Heard.ALREADY and call.conflict_is_done else None
-        state = self.state(call.look, deadline)
+            return OK if meaning is Meaning.CONFLICT and call.conflict_is_done else None
+        state = self.state(call.status_target, deadline)
         if state is None:
             return None
-        decision = DECIDES.get((call.what, state), Decision.AGAIN)
+        decision = DECISIONS.get((call.what, state), Decision.RETRY)
         if decision is Decision.FATAL:
             return Fatal(
-                f"{call.what} {call.target}: {answer}; the service says that it is {state.value}", _REFUSED
+                f"{call.what} {call.target}: {answer}; the service reports the state {state.value!r}",
+                _REFUSED,
             )
         return OK if decision is Decision.OK else None
 
