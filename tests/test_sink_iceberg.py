@@ -271,7 +271,10 @@ def test_what_does_not_fit_is_named(lake: Lake, capsys: pytest.CaptureFixture[st
     inner = pa.struct([("x", pa.int32())])
     lake.take(pa.table({"a": pa.array([{"x": 1}], inner), "b": pa.array([[1]], pa.list_(pa.int32()))}))
     wrong = pa.table({"a": pa.array([{"x": "1"}]), "b": pa.array([["1"]])})
-    with pytest.raises(InvalidSchemaError, match=r"'a\.x' is string, the table has int; 'b\.element' is"):
+    with pytest.raises(
+        InvalidSchemaError,
+        match=r"'a\.x' is string in the frame and int in the table; column 'b\.element' is",
+    ):
         lake.take(wrong)
     with pytest.raises(InvalidSchemaError, match="duration"):
         lake.take(pa.table({"a": pa.array([1], pa.duration("us"))}))
@@ -300,7 +303,7 @@ def test_a_table_that_was_dropped_under_a_batch_is_refused(lake: Lake, when: str
         is_prepare = when == "prepare"
         outcome = sink.prepare(txn, staged, deadline()) if is_prepare else sink.commit(txn, deadline())
     assert isinstance(outcome, Fatal)
-    assert "created anew" in outcome.why
+    assert "created again" in outcome.why
     assert lake.visible() == []
 
 
