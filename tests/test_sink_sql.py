@@ -76,7 +76,7 @@ def test_a_deferred_constraint_that_a_batch_breaks_is_found_before_kafka_has_it(
         first, second = new_txn(1), new_txn(2)
         assert sink.prepare(first, stage(sink, good), deadline()) == OK
         assert sink.commit(first, deadline()) == OK
-        with pytest.raises(SinkFailedError, match="'names': a foreign key"):
+        with pytest.raises(SinkFailedError, match="violates a foreign key: the table 'names'"):
             sink.prepare(second, stage(sink, bad), deadline())
         assert list(sink.recover(deadline())) == []
     assert run(file, "SELECT id FROM rows") == [(1,)]
