@@ -1,4 +1,4 @@
-"""Base class of the sinks for table formats (Delta Lake, Iceberg).
+"""Base classes of the sinks for table formats (Delta Lake, Iceberg).
 
 At stage, executors write data files into the table's folder; no version of the table refers to them yet. At
 prepare, the driver lists the files in a note in the query's checkpoint. At commit, one new version of the
@@ -12,21 +12,38 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from kafka_eos_source.errors import InvalidOptionError, SinkRetryableError
+import pyarrow as pa
+
+from kafka_eos_source import option_values as values
+from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, SinkRetryableError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, SinkTxn, TwoPhaseSink
 from kafka_eos_source.sinks.notes_folder import NotesFolder
+from kafka_eos_source.sinks.options import SinkOption
 
-#: Rows that a task buffers before it writes a file. A Python worker has little memory, but files should have
-#: at least 10 MB.
+#: Default size of the rows that a task buffers. A Python worker has little memory, but files should have at
+#: least 10 MB.
 BUFFER_BYTES = 128 << 20
 #: Time limit for a task to load the table.
 STAGE_SECONDS = 60.0
+#: Values of the option ``schema.evolution``.
+FAIL, ADD = "fail", "add"
+#: Options of every sink for a table format.
+CREATE = SinkOption(
+    "create", values.boolean, True, "boolean", "Whether to create the table if it does not exist."
+)
+BUFFER = SinkOption(
+    "buffer.bytes",
+    values.integer(1 << 20),
+    BUFFER_BYTES,
+    "bytes",
+    "Size of the rows that a task buffers in memory before it writes a file.",
+)
 
 _RESTORE = (
     "restore the file, or add the rows of that batch to the table by hand (Kafka has them). Configure the "
@@ -35,6 +52,64 @@ _RESTORE = (
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 2.0
 
 T = TypeVar("T")
+
+
+class BufferedStage(ABC):
+    """`contract.Stage` that buffers rows and writes data files when the buffer is full.
+
+    Args:
+        table: name of the table, for errors.
+        schema: schema of the rows.
+        required: columns that must not be null. Spark declares every column as nullable, so only the rows
+            can show whether they are.
+        buffer_bytes: size of the buffered rows at which files are written.
+    """
+
+    def __init__(self, table: str, schema: pa.Schema, required: Sequence[str], buffer_bytes: int) -> None:
+        self._table_name = table
+        self._row_schema = schema
+        self._required = required
+        self._buffer_bytes = buffer_bytes
+        self._buffer: list[pa.RecordBatch] = []
+        self._buffered_bytes = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        for name in self._required:
+            if batch.column(name).null_count:
+                raise InvalidRecordError(
+                    f"column {name!r} is null in a row, but the table {self._table_name!r} requires a value.",
+                    fix="filter such rows, or fill the column with coalesce().",
+                )
+        self._buffer.append(batch)
+        self._buffered_bytes += batch.nbytes
+        if self._buffered_bytes >= self._buffer_bytes:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes the buffered rows to files, if there are any."""
+        if self._buffer:
+            self.write_files(self._take())
+
+    def discard(self) -> None:
+        self._buffer = []
+        self.delete_files()
+
+    def _take(self) -> pa.Table:
+        rows = pa.Table.from_batches(self._buffer, self._row_schema)
+        self._buffer, self._buffered_bytes = [], 0
+        return rows
+
+    @abstractmethod
+    def write_files(self, rows: pa.Table) -> None:
+        """Writes rows to data files, which no version of the table contains yet."""
+
+    @abstractmethod
+    def delete_files(self) -> None:
+        """Deletes the written files. If the process dies instead, the table's clean-up deletes them."""
+
+    @abstractmethod
+    def finish(self) -> Any:
+        """Calls `flush`, and returns the token."""
 
 
 class TableFormatSink(TwoPhaseSink, Generic[T]):

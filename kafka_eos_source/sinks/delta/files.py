@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.runtime.file_systems import file_system, fsync
 from kafka_eos_source.sinks.delta.statistics import statistics
+from kafka_eos_source.sinks.table_format import BufferedStage
 
 if TYPE_CHECKING:
     from deltalake.transaction import AddAction
@@ -100,8 +100,8 @@ class Folder:
         return pafs.PyFileSystem(DeltaStorageHandler(self.uri, dict(self.storage))), ""
 
 
-class TaskFiles:
-    """`contract.Stage` that buffers rows and writes them to one file per partition when the buffer is full.
+class TaskFiles(BufferedStage):
+    """Stage that writes buffered rows to one file per partition.
 
     Args:
         folder: folder of the table.
@@ -111,7 +111,7 @@ class TaskFiles:
         partition_by: partition columns of the table.
         attempt: unique id of the task attempt, used in file names.
         compression: compression of Parquet's pages.
-        buffer_bytes: size of buffered rows at which files are written.
+        buffer_bytes: size of the buffered rows at which files are written.
     """
 
     def __init__(
@@ -130,46 +130,27 @@ class TaskFiles:
         self._schema = pa.schema(
             [table_schema.field(name) for name in table_schema.names if name in schema.names]
         )
-        self._required = [field.name for field in self._schema if not field.nullable]
+        required = [field.name for field in self._schema if not field.nullable]
+        super().__init__(folder.uri, schema, required, buffer_bytes)
         self._partition_by = list(partition_by)
         self._attempt = attempt
         self._compression = compression
-        self._buffer_bytes = buffer_bytes
-        self._buffered: list[pa.RecordBatch] = []
-        self._buffered_bytes = 0
         self._files: list[AddedFile] = []
         self._paths: list[str] = []
 
-    def write(self, batch: pa.RecordBatch) -> None:
-        for name in self._required:  # Spark declares every column as nullable, so only the rows can show it
-            if batch.column(name).null_count:
-                raise InvalidRecordError(
-                    f"column {name!r} is null in a row; the Delta table requires a value.",
-                    fix="filter such rows, or fill the column with coalesce().",
-                )
-        self._buffered.append(batch)
-        self._buffered_bytes += batch.nbytes
-        if self._buffered_bytes >= self._buffer_bytes:
-            self._flush()
-
     def finish(self) -> StagedFiles:
-        self._flush()
+        self.flush()
         return self._token(tuple(self._files))
 
-    def discard(self) -> None:
-        """Deletes the written files. If the process dies instead, `VACUUM` deletes them."""
-        self._buffered = []
+    def delete_files(self) -> None:
         while self._paths:
             try:
                 self._fs.delete_file(self._paths.pop())
             except FileNotFoundError:
                 continue
 
-    def _flush(self) -> None:
-        if not self._buffered:
-            return
-        rows = pa.Table.from_batches(self._buffered).select(self._schema.names).cast(self._schema)
-        self._buffered, self._buffered_bytes = [], 0
+    def write_files(self, rows: pa.Table) -> None:
+        rows = rows.select(self._schema.names).cast(self._schema)
         for partition, own in _by_partition(rows, self._partition_by):
             self._files.append(self._write(own, partition))
 

@@ -39,7 +39,15 @@ from kafka_eos_source.sinks.delta.files import AddedFile, Folder, StagedFiles, T
 from kafka_eos_source.sinks.delta.fit import arrow_schema
 from kafka_eos_source.sinks.options import SinkOption, columns
 from kafka_eos_source.sinks.registry import require
-from kafka_eos_source.sinks.table_format import BUFFER_BYTES, STAGE_SECONDS, TableFormatSink
+from kafka_eos_source.sinks.table_format import (
+    ADD,
+    BUFFER,
+    BUFFER_BYTES,
+    CREATE,
+    FAIL,
+    STAGE_SECONDS,
+    TableFormatSink,
+)
 from kafka_eos_source.sinks.targets import location
 
 if TYPE_CHECKING:
@@ -95,9 +103,7 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
             "Storage options of delta-rs: `storage.aws_region`, `storage.aws_secret_access_key` and so on.",
             "none",
         ),
-        SinkOption(
-            "create", values.boolean, True, "boolean", "Whether to create the table if it does not exist."
-        ),
+        CREATE,
         SinkOption(
             "partition.by",
             columns,
@@ -116,8 +122,8 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
         ),
         SinkOption(
             "schema.evolution",
-            values.choice(tables.FAIL, tables.ADD),
-            tables.FAIL,
+            values.choice(FAIL, ADD),
+            FAIL,
             "`fail`, `add`",
             "What to do if the frame has columns that the table lacks: fail the query, or add the columns.",
         ),
@@ -128,13 +134,7 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
             "`snappy`, `zstd`, `gzip`, `none`",
             "Compression of Parquet's pages.",
         ),
-        SinkOption(
-            "buffer.bytes",
-            values.integer(1 << 20),
-            BUFFER_BYTES,
-            "bytes",
-            "Size of the rows that a task buffers in memory before it writes a file.",
-        ),
+        BUFFER,
     )
 
     def __init__(
@@ -144,7 +144,7 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
         create: bool = True,
         partition_by: Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
-        schema_evolution: str = tables.FAIL,
+        schema_evolution: str = FAIL,
         compression: str = "snappy",
         buffer_bytes: int = BUFFER_BYTES,
     ) -> None:

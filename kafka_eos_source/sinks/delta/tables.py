@@ -17,11 +17,10 @@ from kafka_eos_source.sinks.delta.fit import (
     schema_mismatch,
     unsupported_features,
 )
+from kafka_eos_source.sinks.table_format import ADD
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable, Schema
-
-FAIL, ADD = "fail", "add"
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Target:
         storage: storage options of delta-rs.
         create: whether to create the table if it does not exist.
         partition_by, properties: partition columns and properties of a table that the sink creates.
-        evolution: `FAIL` or `ADD`.
+        evolution: `table_format.FAIL` or `ADD`.
     """
 
     uri: str

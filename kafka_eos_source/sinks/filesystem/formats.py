@@ -8,12 +8,28 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
+from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.sinks.filesystem import jsonlines
+from kafka_eos_source.sinks.options import SinkOption
 
-FORMATS = ("parquet", "json", "csv")
-COMPRESSIONS = ("default", "none", "snappy", "zstd", "gzip", "lz4")
 ENDINGS = {"parquet": ".parquet", "json": ".jsonl", "csv": ".csv"}
+#: Options of every sink that writes files.
+FORMAT = SinkOption(
+    "format",
+    values.choice("parquet", "json", "csv"),
+    "parquet",
+    "`parquet`, `json`, `csv`",
+    "Format of the files. `json` writes one JSON object per line.",
+)
+COMPRESSION = SinkOption(
+    "compression",
+    values.choice("default", "none", "snappy", "zstd", "gzip", "lz4"),
+    "default",
+    "`none`, `snappy`, `zstd`, `gzip`, `lz4`",
+    "Compression of Parquet's pages.",
+    "snappy",
+)
 
 
 class Writer(Protocol):
@@ -27,31 +43,20 @@ def writer(kind: str, out: pa.NativeFile, schema: pa.Schema, compression: str) -
     """Returns a writer of one file.
 
     Args:
-        kind: one of `FORMATS`.
+        kind: value of the option `FORMAT`.
         out: open stream, which the caller closes.
         schema: schema of the batches.
-        compression: one of `COMPRESSIONS`, used for Parquet's pages; ``default`` means snappy.
+        compression: value of the option `COMPRESSION`; ``default`` means snappy.
     """
     if kind == "parquet":
         codec = "snappy" if compression == "default" else compression
         parquet: Writer = pq.ParquetWriter(out, schema, compression=codec)
         return parquet
     if kind == "csv":
-        return _Csv(out, schema)
+        # RFC 4180 with a header; null is an empty field, an empty string is ""
+        csv: Writer = pacsv.CSVWriter(out, schema)
+        return csv
     return jsonlines.Writer(out)
-
-
-class _Csv:
-    """Writes CSV after RFC 4180 with a header. Null is an empty field; an empty string is ``""``."""
-
-    def __init__(self, out: pa.NativeFile, schema: pa.Schema) -> None:
-        self._writer = pacsv.CSVWriter(out, schema)
-
-    def write_batch(self, batch: pa.RecordBatch) -> None:
-        self._writer.write_batch(batch)
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 def check(kind: str, schema: pa.Schema) -> None:

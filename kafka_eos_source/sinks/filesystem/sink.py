@@ -70,21 +70,8 @@ class FilesystemSink(TwoPhaseSink):
             "Folder that driver and executors share: local, `hdfs://`, `s3://`, `gs://`, `abfs://`.",
             required=True,
         ),
-        SinkOption(
-            "format",
-            values.choice(*formats.FORMATS),
-            "parquet",
-            "`parquet`, `json`, `csv`",
-            "Format of the files. `json` writes one object per line.",
-        ),
-        SinkOption(
-            "compression",
-            values.choice(*formats.COMPRESSIONS),
-            "default",
-            "`none`, `snappy`, `zstd`, `gzip`, `lz4`",
-            "Compression of Parquet's pages.",
-            "snappy",
-        ),
+        formats.FORMAT,
+        formats.COMPRESSION,
     )
 
     def __init__(self, path: str, format: str = "parquet", compression: str = "default") -> None:

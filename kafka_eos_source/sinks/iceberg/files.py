@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from kafka_eos_source.errors import InvalidRecordError
+from kafka_eos_source.sinks.table_format import BufferedStage
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -34,61 +34,40 @@ class StagedFiles:
     files: tuple[Mapping[str, Any], ...]
 
 
-class TaskFiles:
-    """`contract.Stage` that buffers rows and writes data files, by the table's spec, when the buffer is full.
+class TaskFiles(BufferedStage):
+    """Stage that writes buffered rows to data files, as the table's partition spec and location require.
 
     Args:
         table: table, as the task loaded it.
         schema: schema of the rows.
         attempt: unique id of the task attempt, used in file names.
-        buffer_bytes: size of buffered rows at which files are written.
+        buffer_bytes: size of the buffered rows at which files are written.
     """
 
     def __init__(self, table: Table, schema: pa.Schema, attempt: str, buffer_bytes: int) -> None:
+        required = [
+            each.name for each in table.schema().fields if each.required and each.name in schema.names
+        ]
+        super().__init__(".".join(table.name()), schema, required, buffer_bytes)
         self._table = table
-        self._schema = schema
         self._uuid = uuid.UUID(attempt)
-        self._buffer_bytes = buffer_bytes
-        self._buffered: list[pa.RecordBatch] = []
-        self._buffered_bytes = 0
         self._files: list[DataFile] = []
-        self._required = [each.name for each in table.schema().fields if each.required]
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        for name in self._required:  # Spark declares every column as nullable, so only the rows can show it
-            if name in self._schema.names and batch.column(name).null_count:
-                raise InvalidRecordError(
-                    f"column {name!r} is null in a row; the Iceberg table {'.'.join(self._table.name())!r} "
-                    "requires a value.",
-                    fix="filter such rows, or fill the column with coalesce().",
-                )
-        self._buffered.append(batch)
-        self._buffered_bytes += batch.nbytes
-        if self._buffered_bytes >= self._buffer_bytes:
-            self._flush()
 
     def finish(self) -> StagedFiles:
-        self._flush()
+        self.flush()
         return StagedFiles(
             str(self._table.metadata.table_uuid), tuple(to_json(self._table, each) for each in self._files)
         )
 
-    def discard(self) -> None:
-        """Deletes the written files. If the process dies instead, they become orphan files."""
-        self._buffered = []
+    def delete_files(self) -> None:
         while self._files:
             self._table.io.delete(self._files.pop().file_path)
 
-    def _flush(self) -> None:
-        """Writes the buffered rows to files, which readers do not see because no snapshot contains them."""
+    def write_files(self, rows: pa.Table) -> None:
         from itertools import count
 
         from pyiceberg.io.pyarrow import _dataframe_to_data_files
 
-        if not self._buffered:
-            return
-        rows = pa.Table.from_batches(self._buffered, self._schema)
-        self._buffered, self._buffered_bytes = [], 0
         written = _dataframe_to_data_files(
             self._table.metadata, rows, self._table.io, self._uuid, count(len(self._files))
         )

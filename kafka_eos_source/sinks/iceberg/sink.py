@@ -37,7 +37,15 @@ from kafka_eos_source.sinks.iceberg.files import StagedFiles, TaskFiles, from_js
 from kafka_eos_source.sinks.iceberg.spec import PartitionBy, partition_by
 from kafka_eos_source.sinks.options import SinkOption
 from kafka_eos_source.sinks.registry import require
-from kafka_eos_source.sinks.table_format import BUFFER_BYTES, STAGE_SECONDS, TableFormatSink
+from kafka_eos_source.sinks.table_format import (
+    ADD,
+    BUFFER,
+    BUFFER_BYTES,
+    CREATE,
+    FAIL,
+    STAGE_SECONDS,
+    TableFormatSink,
+)
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -82,9 +90,7 @@ class IcebergSink(TableFormatSink["Table"]):
             "`catalog.warehouse`, `catalog.s3.region` and so on.",
             "none",
         ),
-        SinkOption(
-            "create", values.boolean, True, "boolean", "Whether to create the table if it does not exist."
-        ),
+        CREATE,
         SinkOption(
             "partition.by",
             partition_by,
@@ -98,19 +104,13 @@ class IcebergSink(TableFormatSink["Table"]):
         ),
         SinkOption(
             "schema.evolution",
-            values.choice(tables.FAIL, tables.ADD),
-            tables.FAIL,
+            values.choice(FAIL, ADD),
+            FAIL,
             "`fail`, `add`",
             "What to do if the frame has columns that the table lacks, or wider types: fail the query, or "
             "change the table.",
         ),
-        SinkOption(
-            "buffer.bytes",
-            values.integer(1 << 20),
-            BUFFER_BYTES,
-            "bytes",
-            "Size of the rows that a task buffers in memory before it writes a file.",
-        ),
+        BUFFER,
     )
 
     def __init__(
@@ -121,7 +121,7 @@ class IcebergSink(TableFormatSink["Table"]):
         create: bool = True,
         partition_by: Sequence[PartitionBy] = (),
         properties: Mapping[str, str] | None = None,
-        schema_evolution: str = tables.FAIL,
+        schema_evolution: str = FAIL,
         buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
         require("pyiceberg.catalog", "iceberg")

@@ -17,12 +17,11 @@ from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.iceberg.fit import schema_mismatch
 from kafka_eos_source.sinks.iceberg.spec import PartitionBy
+from kafka_eos_source.sinks.table_format import ADD
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
-
-FAIL, ADD = "fail", "add"
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Target:
         properties: pyiceberg's properties of the catalog.
         create: whether to create the table if it does not exist.
         partition_by, table_properties: partition fields and properties of a table that the sink creates.
-        evolution: `FAIL` or `ADD`.
+        evolution: `table_format.FAIL` or `ADD`.
     """
 
     identifier: str

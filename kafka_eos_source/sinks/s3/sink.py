@@ -96,21 +96,8 @@ class S3Sink(TwoPhaseSink):
 
     OPTIONS: ClassVar[tuple[SinkOption, ...]] = (
         SinkOption("path", _path, None, "URI", "Bucket and prefix: `s3://bucket/prefix`.", required=True),
-        SinkOption(
-            "format",
-            values.choice(*formats.FORMATS),
-            "parquet",
-            "`parquet`, `json`, `csv`",
-            "Format of the objects. `json` writes one JSON object per line.",
-        ),
-        SinkOption(
-            "compression",
-            values.choice(*formats.COMPRESSIONS),
-            "default",
-            "`none`, `snappy`, `zstd`, `gzip`, `lz4`",
-            "Compression of Parquet's pages.",
-            "snappy",
-        ),
+        formats.FORMAT,
+        formats.COMPRESSION,
         SinkOption(
             "endpoint", _endpoint, None, "URL", "URL of a store other than AWS.", "boto3's configuration"
         ),

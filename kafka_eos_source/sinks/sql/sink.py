@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import itertools
 import logging
 import os
 import re
@@ -22,7 +23,7 @@ from typing import Any, ClassVar, TypeVar, cast
 import pyarrow as pa
 
 from kafka_eos_source import option_values as values
-from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, SinkFailedError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
@@ -38,7 +39,7 @@ from kafka_eos_source.sinks.contract import (
 )
 from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.sinks.options import SinkOption, columns
-from kafka_eos_source.sinks.sql import ledger, names, rows, two_phase, types
+from kafka_eos_source.sinks.sql import database, ledger, names, rows, two_phase
 from kafka_eos_source.sinks.sql.types import sqlalchemy
 from kafka_eos_source.sinks.targets import address
 
@@ -53,8 +54,6 @@ _LOCK_SECONDS = 20
 _RETRIES, _FIRST_PAUSE_SECONDS = 7, 0.005
 #: Longest wait for another process that is ending the same prepared transaction.
 _END_SECONDS = 5
-#: Checks deferred constraints before the end of the transaction. See `_check_foreign_keys` for SQLite.
-_CHECK_NOW = dict.fromkeys(("postgresql", "cockroachdb", "oracle"), "SET CONSTRAINTS ALL IMMEDIATE")
 _PRUNE_EVERY_BATCHES = 100
 _LEDGER_RETENTION = datetime.timedelta(days=7)
 
@@ -77,12 +76,9 @@ def _errors_as_outcomes(call: F) -> F:
         ) as e:
             return Retryable(_text(e))
         except errors.DBAPIError as e:
-            return Retryable(_text(e)) if e.connection_invalidated else Fatal(_text(e), _FIX)
+            return Retryable(_text(e)) if e.connection_invalidated else Fatal(_text(e), database.FIX)
 
     return cast(F, wrapped)
-
-
-_FIX = "correct the rows or the table, then restart the query."
 
 
 class SqlSink(TwoPhaseSink):
@@ -193,7 +189,7 @@ class SqlSink(TwoPhaseSink):
             self._engine.dispose()
 
     def target(self) -> str | None:
-        url = two_phase.parsed(self.url)
+        url = database.parsed(self.url)
         kind = url.get_backend_name()
         if kind == "sqlite":
             place = os.path.realpath(url.database) if url.database else "memory"
@@ -224,7 +220,7 @@ class SqlSink(TwoPhaseSink):
             table = self._table_for(staged.schema)
         except InvalidSchemaError as error:
             return Fatal(error.message, error.fix)
-        with two_phase.autocommit(self._engine) as connection:
+        with database.autocommit(self._engine) as connection:
             if ledger.has(connection, self._ledger, gid):
                 return OK
             if self._transactions is not None and gid in self._transactions.prepared(connection):
@@ -260,7 +256,7 @@ class SqlSink(TwoPhaseSink):
         if self._transactions is not None:
             for wait_for_next in self._tries():
                 try:
-                    with two_phase.autocommit(self._engine) as connection:
+                    with database.autocommit(self._engine) as connection:
                         if gid in self._transactions.prepared(connection):
                             self._transactions.roll_back(connection, gid)
                     break
@@ -274,7 +270,7 @@ class SqlSink(TwoPhaseSink):
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
         self._connect()
         found: set[str] = set()
-        with two_phase.autocommit(self._engine) as connection:
+        with database.autocommit(self._engine) as connection:
             if self._transactions is not None:
                 found.update(self._transactions.prepared(connection))
             # the store may contain batches from a time when the database did not allow prepared transactions
@@ -310,7 +306,7 @@ class SqlSink(TwoPhaseSink):
         errors = sqlalchemy().exc
         message, listed = "", False
         for wait_for_next in self._tries():
-            with two_phase.autocommit(self._engine) as connection:
+            with database.autocommit(self._engine) as connection:
                 try:
                     self._transactions.commit(connection, gid)
                     return OK
@@ -320,7 +316,7 @@ class SqlSink(TwoPhaseSink):
                     message = _text(error)
             # Either the transaction is not prepared (any more), or another process is ending it. Read the
             # list before the ledger: a committed transaction that is no longer listed is in the ledger.
-            with two_phase.autocommit(self._engine) as connection:
+            with database.autocommit(self._engine) as connection:
                 listed = gid in self._transactions.prepared(connection)
                 if ledger.has(connection, self._ledger, gid):
                     return OK
@@ -334,7 +330,7 @@ class SqlSink(TwoPhaseSink):
         if not self._transactions.is_exact:
             # Another process may be committing the transaction, so that it is neither listed nor visible yet.
             # Its rows stay locked until it has ended.
-            with two_phase.autocommit(self._engine) as connection:
+            with database.autocommit(self._engine) as connection:
                 self._transactions.limit_lock_wait(connection, _END_SECONDS)
                 if ledger.has(connection, self._ledger, gid, locking=True):
                     return OK
@@ -349,10 +345,7 @@ class SqlSink(TwoPhaseSink):
         """
         with self._engine.connect() as connection, connection.begin() as transaction:
             work(connection)
-            if statement := _CHECK_NOW.get(connection.dialect.name):
-                connection.exec_driver_sql(statement)
-            if connection.dialect.name == "sqlite":
-                _check_foreign_keys(connection, self.table)
+            database.check_deferred_constraints(connection, self.table)
             transaction.rollback()
 
     def _tries(self) -> Iterator[Callable[[], bool]]:
@@ -365,7 +358,7 @@ class SqlSink(TwoPhaseSink):
     def _commit_stored(self, gid: str, txn: SinkTxn) -> Outcome:
         errors = sqlalchemy().exc
         note = self._store.get(gid)
-        with two_phase.autocommit(self._engine) as connection:
+        with database.autocommit(self._engine) as connection:
             done = ledger.has(connection, self._ledger, gid)
         if done:
             self._store.remove(gid)
@@ -380,10 +373,12 @@ class SqlSink(TwoPhaseSink):
                 # insert into the ledger first, so that a second process that commits the batch waits here
                 ledger.add(connection, self._ledger, gid, self.context, txn, int(note["rows"]))
                 if first is not None:
-                    rows.write(connection, table, _chain(first, batches), self.keys, self.batch_rows)
+                    rows.write(
+                        connection, table, itertools.chain([first], batches), self.keys, self.batch_rows
+                    )
                 failpoints.reach("sink.sql.within_commit")
         except errors.IntegrityError:
-            with two_phase.autocommit(self._engine) as connection:
+            with database.autocommit(self._engine) as connection:
                 if not ledger.has(connection, self._ledger, gid):
                     raise
         self._store.remove(gid)
@@ -398,16 +393,16 @@ class SqlSink(TwoPhaseSink):
         """
         if self._ledger is not None:
             return
-        engine = two_phase.new_engine(self.url)
+        engine = database.new_engine(self.url)
         defined = ledger.table(self.ledger_table, self.schema)
-        with two_phase.autocommit(engine) as connection:
+        with database.autocommit(engine) as connection:
             transactions, reason = two_phase.supported_by(connection)
             if transactions is None and self.two_phase == "require":
                 raise InvalidOptionError(
                     f"sink {self.context.name!r} has the option two.phase=require, but {reason}.",
                     fix="enable prepared transactions in the database, or set two.phase=auto.",
                 )
-            _create(connection, defined)
+            database.create(connection, defined)
             found = ledger.as_found(connection, defined)
         self._unsupported_reason = reason
         self._transactions = None if self.two_phase == "never" else transactions
@@ -420,79 +415,18 @@ class SqlSink(TwoPhaseSink):
             InvalidSchemaError: if the table does not exist or cannot hold the rows.
         """
         if self._table is None:
-            sa = sqlalchemy()
             if self.create:
-                wanted = [
-                    sa.Column(
-                        field.name,
-                        types.sql_type(field.type, key=field.name in self.keys),
-                        primary_key=field.name in self.keys,
-                    )
-                    for field in schema
-                ]
-                with two_phase.autocommit(self._engine) as connection:
-                    _create(connection, sa.Table(self.table, sa.MetaData(), *wanted, schema=self.schema))
-            try:
-                with two_phase.autocommit(self._engine) as connection:
-                    found = sa.Table(self.table, sa.MetaData(), schema=self.schema, autoload_with=connection)
-            except sa.exc.NoSuchTableError as error:
-                raise InvalidSchemaError(
-                    f"sink {self.context.name!r}: there is no table {self.table!r}, and the option 'create' "
-                    "is false.",
-                    fix="create the table, correct the option 'table', or set create=true.",
-                ) from error
-            for column in found.columns:
-                if isinstance(column.type, sa.JSON):
-                    column.type.none_as_null = True  # write null as SQL's NULL, not as JSON's null
-            types.check(schema, found, self.keys)
-            with two_phase.autocommit(self._engine) as connection:
-                two_phase.refuse_without_rollback(connection, self.table)
-            self._table = found
+                database.create_for(self._engine, self.table, self.schema, schema, self.keys)
+            self._table = database.load_for(self._engine, self.table, self.schema, schema, self.keys)
         return self._table
 
 
 _LOST = "see SINK_FAILED in docs/runbooks.md: the database no longer has the prepared transaction."
 
 
-def _check_foreign_keys(connection: Any, table: str) -> None:
-    """Checks deferred foreign keys in SQLite, which otherwise checks them only at the commit.
-
-    SQLite reads the whole table for the check.
-
-    Raises:
-        SinkFailedError: if a row violates a foreign key.
-    """
-    definition = "SELECT upper(sql) FROM sqlite_master WHERE name = ?"
-    defined = str(connection.exec_driver_sql(definition, (table,)).scalar())
-    if "DEFERRED" not in defined or not connection.exec_driver_sql("PRAGMA foreign_keys").scalar():
-        return
-    quoted = connection.dialect.identifier_preparer.quote_identifier(table)
-    broken = connection.exec_driver_sql(f"PRAGMA foreign_key_check({quoted})").first()
-    if broken is not None:
-        raise SinkFailedError(
-            f"a row of the table {table!r} violates a foreign key: the table {broken[2]!r} has no such row.",
-            fix=_FIX,
-        )
-
-
-def _create(connection: Any, table: Any) -> None:
-    """Creates a table unless it exists. Another process may create it at the same time."""
-    errors = sqlalchemy().exc
-    try:
-        table.create(connection, checkfirst=True)
-    except (errors.ProgrammingError, errors.OperationalError, errors.IntegrityError):
-        if not sqlalchemy().inspect(connection).has_table(table.name, schema=table.schema):
-            raise
-
-
 def _wait_for_next_try(pause: threading.Event, left: int) -> bool:
     """Waits and returns True if any tries are left, else returns False at once."""
     return left > 0 and not pause.wait(_FIRST_PAUSE_SECONDS * 2 ** (_RETRIES - left))
-
-
-def _chain(first: pa.RecordBatch, rest: Any) -> Any:
-    yield first
-    yield from rest
 
 
 def _text(error: Exception) -> str:

@@ -11,8 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-from kafka_eos_source.sinks.sql.types import sqlalchemy
+from kafka_eos_source.sinks.sql.database import autocommit
 
 
 class PreparedTransactions(ABC):
@@ -128,91 +127,3 @@ def supported_by(connection: Any) -> tuple[PreparedTransactions | None, str]:
             return MySql(), ""
         return None, f"{version} rolls back prepared transactions when the connection ends"
     return None, f"{dialect} has no prepared transactions that this sink supports"
-
-
-def refuse_without_rollback(connection: Any, table: str) -> None:
-    """Raises if a MySQL table has a storage engine without transactions, such as MyISAM or Aria.
-
-    Raises:
-        InvalidSchemaError: if so; the message names the engine.
-    """
-    if connection.dialect.name not in ("mysql", "mariadb"):
-        return
-    parameter = {"name": table}
-    statement = sqlalchemy().text(
-        "SELECT t.engine FROM information_schema.tables t JOIN information_schema.engines e "
-        "ON e.engine = t.engine WHERE t.table_name = :name AND t.table_schema = DATABASE() "
-        "AND e.transactions <> 'YES'"
-    )
-    engine = connection.execute(statement, parameter).scalar()
-    if engine is not None:
-        raise InvalidSchemaError(
-            f"the table {table!r} has the storage engine {engine}, which has no transactions.",
-            fix=f"run ALTER TABLE {table} ENGINE = InnoDB.",
-        )
-
-
-def autocommit(engine: Any) -> Any:
-    """Opens a connection in autocommit mode."""
-    return engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-
-
-#: Parameters of libpq, unless the URL sets them. They detect a lost network within half a minute, both while
-#: waiting for an answer (keep-alive) and while sending.
-_LIBPQ = {
-    "connect_timeout": 10,
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 25_000,
-}
-
-
-def new_engine(url: str) -> Any:
-    """Creates an engine that keeps one connection and tests it before use.
-
-    Keeping the connection matters, because connecting to MariaDB takes some 50 ms.
-
-    Raises:
-        InvalidOptionError: if the URL is malformed, or the database's driver is not installed.
-    """
-    sa = sqlalchemy()
-    sa_url = parsed(url)
-    libpq = sa_url.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2")
-    try:
-        return sa.create_engine(
-            sa_url,
-            poolclass=sa.pool.QueuePool,
-            pool_size=1,
-            max_overflow=1,
-            pool_pre_ping=True,
-            connect_args={name: n for name, n in _LIBPQ.items() if libpq and name not in sa_url.query},
-        )
-    except sa.exc.ArgumentError as error:  # the dialect is unknown
-        raise _invalid_url() from error
-    except ImportError as error:
-        raise InvalidOptionError(
-            f"the Python driver of the database is not installed: {error}.",
-            fix=f"run pip install {error.name} on Spark's driver.",
-        ) from error
-
-
-def parsed(url: str) -> Any:
-    """Parses an SQLAlchemy URL.
-
-    Raises:
-        InvalidOptionError: if it is malformed.
-    """
-    sa = sqlalchemy()
-    try:
-        return sa.make_url(url)
-    except sa.exc.ArgumentError as error:
-        raise _invalid_url() from error
-
-
-def _invalid_url() -> InvalidOptionError:
-    return InvalidOptionError(  # without the value, which may contain a password
-        "the option 'url' has a value (not shown) that SQLAlchemy cannot use; expected "
-        "dialect+driver://user:password@host/database.",
-        fix="correct the URL, for example to postgresql+psycopg://… or mysql+pymysql://….",
-    )
