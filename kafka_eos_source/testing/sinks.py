@@ -505,8 +505,13 @@ def _outcome(call: Callable[[], Outcome]) -> Outcome:
 
 
 def _watched(sink: TwoPhaseSink) -> list[str]:
-    """The sink's own files: its module, the package around it, and the store."""
+    """The sink's own files: its module, the package around it, modules of its base classes, notes folder."""
     file = inspect.getfile(type(sink))
     folder = os.path.dirname(file)
     package = os.path.exists(os.path.join(folder, "__init__.py"))
-    return [folder + os.sep if package else file, inspect.getfile(notes_folder)]
+    bases = [
+        inspect.getfile(each)
+        for each in type(sink).__mro__
+        if issubclass(each, TwoPhaseSink) and each is not TwoPhaseSink
+    ]
+    return [folder + os.sep if package else file, inspect.getfile(notes_folder), *bases]
