@@ -26,7 +26,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable, SinkContext, SinkTxn, Staged
 from kafka_eos_source.sinks.http import body as bodies
 from kafka_eos_source.sinks.http.answers import Meaning, State, meaning_of, pending_ids
-from kafka_eos_source.sinks.http.dialogue import Call, Dialogue
+from kafka_eos_source.sinks.http.client import Call, ServiceClient
 from kafka_eos_source.sinks.notes_folder import NotesFolder
 
 
@@ -56,13 +56,13 @@ class TwoPhase(Protocol):
     Attributes:
         url: URL under which the endpoints are, without a slash at the end.
         kind: format of the body; one of `body.FORMATS`.
-        dialogue: client of the service.
+        client: client of the service.
         context: context of the sink.
     """
 
     url: str
     kind: str
-    dialogue: Dialogue
+    client: ServiceClient
     context: SinkContext
 
     def check(self, deadline: Deadline) -> None:
@@ -83,7 +83,7 @@ class TwoPhase(Protocol):
             self._target("status", txn),
         )
         failpoints.reach("sink.http.before_prepare")
-        return self.dialogue.send(call, deadline)
+        return self.client.send(call, deadline)
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         return self._send("commit", txn, deadline)
@@ -94,7 +94,7 @@ class TwoPhase(Protocol):
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
         which = {"application": self.context.application_id, "sink": self.context.name}
         target = f"{urlsplit(self.url).path}/pending?{urlencode(which)}"
-        answer = self.dialogue.transport.request("GET", target, deadline)
+        answer = self.client.transport.request("GET", target, deadline)
         ids = pending_ids(answer)
         if ids is None:
             message = f"GET {target}: {answer}; expected a JSON object with the list 'pending'"
@@ -107,7 +107,7 @@ class TwoPhase(Protocol):
         return sorted({each for each in found if each is not None and self.context.owns(each)})
 
     def _send(self, what: str, txn: SinkTxn, deadline: Deadline) -> Outcome:
-        return self.dialogue.send(
+        return self.client.send(
             Call(what, self._target(what, txn), status_target=self._target("status", txn)), deadline
         )
 
@@ -127,7 +127,7 @@ class OneRequest(Protocol):
     Attributes:
         url: URL that receives the rows.
         kind: format of the body; one of `body.FORMATS`.
-        dialogue: client of the service.
+        client: client of the service.
         context: context of the sink.
         key_header: header that carries the id.
         status: URL that reports the state of an id, with the placeholder ``{id}``; None if there is none.
@@ -136,7 +136,7 @@ class OneRequest(Protocol):
 
     url: str
     kind: str
-    dialogue: Dialogue
+    client: ServiceClient
     context: SinkContext
     key_header: str
     status: str | None
@@ -152,7 +152,7 @@ class OneRequest(Protocol):
             InvalidOptionError: if the credentials cannot be used.
         """
         _ = self._store
-        self.dialogue.transport.credentials.headers()
+        self.client.transport.credentials.headers()
 
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         if self._is_done(txn):
@@ -216,7 +216,7 @@ class OneRequest(Protocol):
         # The process that prepared the batch may have sent it long ago, and the service may have expired the
         # idempotency key since. So ask for the state before sending the rows again.
         if status_target is not None and txn not in self._prepared_here:
-            if (state := self.dialogue.state(status_target, deadline)) is State.COMMITTED:
+            if (state := self.client.state(status_target, deadline)) is State.COMMITTED:
                 return OK
             if state is None:
                 return Retryable(f"GET {status_target}: the service does not report the state of {txn}")
@@ -230,7 +230,7 @@ class OneRequest(Protocol):
             status_target,
             self.conflict_is_done,
         )
-        return self.dialogue.send(call, deadline)
+        return self.client.send(call, deadline)
 
     def _is_done(self, txn: SinkTxn) -> bool:
         return self._store.get(_done(txn)) is not None

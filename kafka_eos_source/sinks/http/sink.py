@@ -15,7 +15,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import Outcome, SinkContext, SinkTxn, Staged, TwoPhaseSink
 from kafka_eos_source.sinks.filesystem import formats
 from kafka_eos_source.sinks.http import body as bodies
-from kafka_eos_source.sinks.http.dialogue import Dialogue
+from kafka_eos_source.sinks.http.client import ServiceClient
 from kafka_eos_source.sinks.http.protocols import OneRequest, Protocol, TwoPhase
 from kafka_eos_source.sinks.http.transport import Credentials, Transport
 from kafka_eos_source.sinks.options import SinkOption
@@ -220,14 +220,14 @@ class HttpSink(TwoPhaseSink):
         super().open(context)
         self.credentials.mask()
         self._transport = Transport(self.url, self.credentials, self.timeout_ms / 1000, self.ca_file)
-        dialogue = Dialogue(self._transport, self.retries)
+        client = ServiceClient(self._transport, self.retries)
         self._protocol: Protocol = (
-            TwoPhase(self.url.rstrip("/"), self.format, dialogue, context)
+            TwoPhase(self.url.rstrip("/"), self.format, client, context)
             if self.mode == TWO_PHASE
             else OneRequest(
                 self.url,
                 self.format,
-                dialogue,
+                client,
                 context,
                 self.key_header,
                 self.status_url,

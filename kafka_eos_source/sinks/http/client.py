@@ -50,7 +50,7 @@ class Call:
     conflict_is_done: bool = False
 
 
-class Dialogue:
+class ServiceClient:
     """Client of one service.
 
     Args:
