@@ -1,4 +1,4 @@
-"""Values on their way into files and tables."""
+"""Conversion of values for files and tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of sinks outside Kafka: what is refused on the driver, and what is never shown."""
+"""Options of sinks: values that the driver refuses, and secrets that are never shown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BASE = {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation
 
 
 class OwnSink(TwoPhaseSink):
-    """Of a user."""
+    """A sink that a user wrote."""
 
     OPTIONS = (SinkOption("token.url", lambda _name, text: text, None, "URL", "Where.", secret=True),)
 
@@ -136,7 +136,7 @@ def test_every_type_loads_without_its_extra(name: str, monkeypatch: pytest.Monke
 
 
 class Writer:
-    """As far as it goes: Spark's."""
+    """Stand-in for Spark's DataStreamWriter."""
 
     def __init__(self) -> None:
         self.options: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What is the SQL sink's own, on SQLite: constraints that are found in time, names, older ledgers."""
+"""The SQL sink on SQLite: violated constraints found by `prepare`, names, ledgers of older versions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def _foreign_keys() -> Iterator[None]:
-    """SQLite checks them only if it is told to."""
+    """Makes SQLite check foreign keys, which it does not do by default."""
 
     def switch_on(connection: sqlite3.Connection, _: object) -> None:
         connection.execute("PRAGMA foreign_keys = ON")

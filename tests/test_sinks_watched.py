@@ -1,4 +1,4 @@
-"""A sink that never answers is a sink that is down; one that is slow is not."""
+"""A sink whose call never returns counts as down; a slow sink that makes progress does not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Rows:
-    """Batches that each take a moment."""
+    """Staged rows whose batches take some time to read."""
 
     schema = ROWS.schema
     rows = 2 * SLOW_BATCHES
@@ -44,7 +44,7 @@ class Rows:
 
 
 class Scripted(TwoPhaseSink):
-    """Does ``act`` in every call; counts the rows that it draws."""
+    """Calls ``act`` in every call, and counts the rows that it reads."""
 
     def __init__(self, act: Callable[[], None] = lambda: None) -> None:
         self.act = act
