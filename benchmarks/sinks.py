@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, SinkContext, SinkTxn, StageContext, TwoPhaseSink
 from kafka_eos_source.sinks.filesystem import FilesystemSink
+from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.sinks.sql import SqlSink
-from kafka_eos_source.sinks.store import Store
 from kafka_eos_source.stage.fanout import PartStage, SinkPart, StagedForSink
 from kafka_eos_source.stage.files import StagingFolder
 
@@ -51,7 +51,7 @@ def table(rows: int) -> pa.Table:
 def by_sink(sink: TwoPhaseSink, rows: pa.Table, folder: Path) -> float:
     """Seconds of one batch through the sink, from the task's first row to its end."""
     staging = StagingFolder.at(str(folder / "staging"))
-    sink.open(SinkContext("bench", "bench", Store(str(folder / "store"))))
+    sink.open(SinkContext("bench", "bench", NotesFolder(str(folder / "store"))))
     deadline = Deadline.after_seconds(600)
     sink.check(rows.schema, deadline)
     txn = SinkTxn("bench", "bench", 1, SinkTxn.new_attempt())

@@ -24,7 +24,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable, SinkTxn, StageContext
 from kafka_eos_source.sinks.s3 import S3Sink, committed_files
 from kafka_eos_source.sinks.s3.client import Service, client
-from kafka_eos_source.sinks.s3.uploading import LEAST_PART_BYTES
+from kafka_eos_source.sinks.s3.uploading import MIN_PART_BYTES
 from kafka_eos_source.testing.kills import killed_at
 from kafka_eos_source.testing.sinks import (
     ROWS,
@@ -367,14 +367,14 @@ def test_large_rows_go_in_parts_of_s3s_least_size(store: Store) -> None:
     """S3 refuses to complete an upload with a smaller part that is not the last."""
     values = np.random.default_rng(7).random(2_000_000)
     rows = pa.table({"id": np.arange(len(values)), "value": values})
-    system = System(lambda: store.sink(part_bytes=LEAST_PART_BYTES, upload_threads=2), store.visible)
+    system = System(lambda: store.sink(part_bytes=MIN_PART_BYTES, upload_threads=2), store.visible)
     txn = new_txn()
     with opened(system) as sink:
         to = sink.stage(StageContext(7, uuid.uuid4().hex, rows.schema, _no_parts))
         for batch in rows.to_batches(500_000):
             to.write(batch)
         token = to.finish()
-        assert len(token.etags) == -(-token.size_bytes // LEAST_PART_BYTES) > 3
+        assert len(token.etags) == -(-token.size_bytes // MIN_PART_BYTES) > 3
         assert sink.prepare(txn, Given(rows.schema, rows.num_rows, [token]), deadline()) == OK
         assert sink.commit(txn, deadline()) == OK
     (uri,) = committed_files(store.path, endpoint=store.url, region=REGION, path_style=True)

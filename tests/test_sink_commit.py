@@ -1,4 +1,4 @@
-"""The commit's side of the sinks: which id a token names, what is said when sinks fail, what is refused."""
+"""How the driver uses sinks: ids in tokens, errors when sinks fail, and queries that it refuses."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def token(sequence: int = 9, batch_id: int = 5, sinks: PreparedSinks | None = No
 
 
 def memories() -> dict[str, TwoPhaseSink]:
-    """Two sinks over one system, opened."""
+    """Returns two open sinks that write to one system."""
     system = uuid.uuid4().hex
     found: dict[str, TwoPhaseSink] = {}
     for name in NAMES:
@@ -67,23 +67,23 @@ def staged() -> dict[str, Staged]:
     return {name: Given(ROWS.schema, ROWS.num_rows, [ROWS.to_batches()]) for name in NAMES}
 
 
-class Says(MemorySink):
-    """Answers commits by a script; then as it should."""
+class Scripted(MemorySink):
+    """Returns scripted outcomes from its first commits, and then commits normally."""
 
-    def __init__(self, system: str, *answers: Outcome) -> None:
+    def __init__(self, system: str, *outcomes: Outcome) -> None:
         super().__init__(system)
-        self.answers = list(answers)
-        self.asked = 0
+        self.outcomes = list(outcomes)
+        self.commits = 0
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
-        self.asked += 1
-        return self.answers.pop(0) if self.answers else super().commit(txn, deadline)
+        self.commits += 1
+        return self.outcomes.pop(0) if self.outcomes else super().commit(txn, deadline)
 
 
-def saying(left: list[Outcome], right: list[Outcome]) -> tuple[Says, Says, SinkWork, Token]:
-    """Two sinks that have prepared a batch which is in Kafka."""
+def scripted(left: list[Outcome], right: list[Outcome]) -> tuple[Scripted, Scripted, SinkWork, Token]:
+    """Returns two sinks with a prepared batch that Kafka has committed, and the token of the batch."""
     system = uuid.uuid4().hex
-    one, two = Says(system, *left), Says(system, *right)
+    one, two = Scripted(system, *left), Scripted(system, *right)
     for name, sink in zip(NAMES, (one, two), strict=True):
         sink.open(SinkContext(name, "app"))
     work = SinkWork({"left": one, "right": two}, staged(), "app", 5)
@@ -105,19 +105,19 @@ def test_ids_carry_the_sequence_and_the_sink_and_never_the_batch_id() -> None:
     assert len(memory.committed) == 2, "two sinks on one system: none took the other's"
 
 
-def test_a_failure_for_good_is_told_at_once_though_another_sink_is_down() -> None:
-    """It was hidden until the other one was back, or the commit's time was over."""
-    one, two, work, named = saying([Fatal("the disk is gone", "restore it.")], [Retryable("down")] * 1000)
+def test_a_fatal_outcome_is_raised_at_once_even_if_another_sink_is_down() -> None:
+    """An earlier version raised it only when the other sink was back, or at the commit's deadline."""
+    one, two, work, named = scripted([Fatal("the disk is gone", "restore it.")], [Retryable("down")] * 1000)
     with pytest.raises(SinkFailedError) as raised:
         work.finish(named, deadline())
     for text in ("'left'", "the disk is gone", "'right'", "down", "restore it", "app-left-9-"):
         assert text in str(raised.value)
-    assert (one.asked, two.asked) == (1, 1), "each is asked once before the failure is told"
+    assert (one.commits, two.commits) == (1, 1), "the driver calls each sink once before it raises"
 
 
-def test_a_failure_for_good_keeps_the_others_promise() -> None:
-    """What is not committed stays prepared, and the next start commits it."""
-    one, two, work, named = saying([Fatal("no")], [Retryable("down")])
+def test_after_a_fatal_outcome_the_next_start_commits_in_the_other_sinks() -> None:
+    """A sink that was down still has the batch prepared."""
+    one, two, work, named = scripted([Fatal("no")], [Retryable("down")])
     with pytest.raises(SinkFailedError):
         work.finish(named, deadline())
     assert [txn.sink for txn in two.memory.prepared] == ["left", "right"]
@@ -129,21 +129,21 @@ def test_a_failure_for_good_keeps_the_others_promise() -> None:
 
 
 def test_every_failure_for_good_is_named() -> None:
-    _, _, work, named = saying([Fatal("one")], [Fatal("two")])
+    _, _, work, named = scripted([Fatal("one")], [Fatal("two")])
     with pytest.raises(SinkFailedError, match=r"'left'.*one.*'right'.*two"):
         work.finish(named, deadline())
 
 
 def test_the_others_commit_before_a_failure_is_told() -> None:
-    _, two, work, named = saying([Fatal("no")], [])
+    _, two, work, named = scripted([Fatal("no")], [])
     with pytest.raises(SinkFailedError, match="'left'"):
         work.finish(named, deadline())
     assert [txn.sink for txn in two.memory.committed] == ["right"]
 
 
 @pytest.mark.parametrize("whose", ["another checkpoint's", "an older version's"])
-def test_what_a_token_names_and_no_sink_knows_fails_the_query(whose: str) -> None:
-    """Whoever wrote it: an answer of "done" would lose the batch without a word."""
+def test_an_id_in_the_token_that_no_sink_has_fails_the_query(whose: str) -> None:
+    """Whichever version or checkpoint wrote the token; returning `OK` would lose the batch silently."""
     work = SinkWork(memories(), {}, "app", 6)
     named = token(sinks=PreparedSinks(ATTEMPT, NAMES))
     if whose == "an older version's":
@@ -166,7 +166,7 @@ def test_what_an_older_version_prepared_is_settled_by_its_token(fated: Fate) -> 
 
 
 def test_without_a_token_a_person_decides_even_when_the_batch_is_written() -> None:
-    """A sequence says nothing of which batch it was; an old id has the batch id in it."""
+    """A sequence number does not identify the batch, whereas an old id contains the batch id."""
     sinks = memories()
     memory = memory_of(sinks)
     memory.prepared[SinkTxn("app", "left", 5, ATTEMPT)] = ROWS

@@ -1,4 +1,4 @@
-"""Every sink that needs no server, put to the contract."""
+"""The conformance suite, run against every sink that needs no server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TestFilesystem(SinkConformance):
 
 
 class TestJsonLines(TestFilesystem):
-    """The protocol is the same: a few kills."""
+    """Runs with few kills, because the protocol is the same as for Parquet."""
 
     kind = "json"
     depth = 1
@@ -70,7 +70,7 @@ _READERS = {"parquet": lambda file: pq.ParquetFile(file).read().to_pylist(), "js
 
 
 class TestSqlite(SinkConformance):
-    """Without prepared transactions: rows wait in the checkpoint."""
+    """SQLite has no prepared transactions, so prepared rows are in the checkpoint."""
 
     depth = 2
     most_kills = 15

@@ -1,4 +1,4 @@
-"""The conformance suite fails sinks that break the contract, each in the test that is meant for it."""
+"""Tests of the conformance suite: sinks that break the contract fail the test that covers the violation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ShowsEarly(MemorySink):
 
 
 class CommitsTwice(MemorySink):
-    """Not idempotent: a repeated commit writes again."""
+    """Its commit is not idempotent: a repeated commit writes the rows again."""
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         if txn in self.memory.committed:
@@ -53,7 +53,7 @@ class CommitsNothingGladly(MemorySink):
 
 
 class ForgetsBeforeItCommits(MemorySink):
-    """Killed between the two lines, the batch is gone."""
+    """Loses the batch if it is killed between the first two steps of `commit`."""
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         rows = self.memory.prepared.pop(txn, None)
@@ -63,7 +63,7 @@ class ForgetsBeforeItCommits(MemorySink):
 
 
 class SharesIds(MemorySink):
-    """As if ids had no name of a sink in them."""
+    """Ignores the name of the sink in ids."""
 
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         return super().prepare(_shared(txn), staged, deadline)
@@ -87,7 +87,7 @@ class ListsItsNeighbours(MemorySink):
 
 
 class KnowsSequencesOnly(MemorySink):
-    """Takes a sequence that it has seen for one that it committed."""
+    """Assumes that it committed every sequence number up to the newest one."""
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         if any(each.sequence >= txn.sequence for each in self.memory.committed):
@@ -96,7 +96,7 @@ class KnowsSequencesOnly(MemorySink):
 
 
 class SkipsOldBatches(MemorySink):
-    """Goes by Spark's batch id, which goes back."""
+    """Compares Spark's batch ids, which go back when somebody restores a checkpoint."""
 
     def stage(self, context: StageContext) -> Stage:
         self.batch_id = context.batch_id

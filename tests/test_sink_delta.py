@@ -1,4 +1,4 @@
-"""The Delta sink: the contract, then what is Delta's own."""
+"""The Delta sink: the contract, and behaviour that is specific to Delta."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, Inva
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.sinks import registry
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkTxn, StageContext
-from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.testing.sinks import (
     ROWS,
     Rows,
@@ -49,7 +49,7 @@ from kafka_eos_source.sinks.delta.statistics import statistics
 
 @dataclass
 class Lake:
-    """A table in a local folder, and sinks for it."""
+    """A table in a local folder, and factories of sinks for it."""
 
     folder: Path
 
@@ -64,7 +64,7 @@ class Lake:
         return self.table().to_pyarrow_table().to_pylist() if DeltaTable.is_deltatable(self.path) else []
 
     def system(self, **options: Any) -> System:
-        # delta-rs refuses to run in a child that is forked after it began: a kill is an exception
+        # delta-rs does not work in a process that was forked after its first use, so tests raise instead
         return System(
             lambda: DeltaSink(self.path, **options),
             self.visible,
@@ -209,10 +209,10 @@ def test_killed_between_the_version_and_its_note(lake: Lake, monkeypatch: pytest
     with opened(lake.system()) as sink:
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
         with monkeypatch.context() as patch:
-            patch.setattr(Store, "remove", _die)
+            patch.setattr(NotesFolder, "remove", _die)
             with pytest.raises(KeyboardInterrupt):
                 sink.commit(txn, deadline())
-    store = Store(str(lake.folder / "checkpoint" / "conformance"))
+    store = NotesFolder(str(lake.folder / "checkpoint" / "conformance"))
     assert store.names() == [str(txn)]
     with opened(lake.system()) as sink:
         assert list(sink.recover(deadline())) == []
@@ -223,7 +223,7 @@ def test_killed_between_the_version_and_its_note(lake: Lake, monkeypatch: pytest
 
 @pytest.mark.parametrize("moment", ["before_version", "after_version"])
 def test_a_driver_that_is_killed_in_the_commit(lake: Lake, moment: str) -> None:
-    """SIGKILL, in a process of its own; the one after it finishes the batch."""
+    """The next process finishes the batch after SIGKILL of a separate process."""
     txn = new_txn()
     with opened(lake.system()) as sink:
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
@@ -244,7 +244,7 @@ def test_a_driver_that_is_killed_in_the_commit(lake: Lake, moment: str) -> None:
 
 @pytest.mark.parametrize("who", ["another writer", "a zombie of ours"])
 def test_another_commits_at_the_same_moment(lake: Lake, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
-    """Others' rows stand beside ours; of two that finish one batch, the second finds it."""
+    """Rows of other writers stay; if two processes commit one batch, the second finds it committed."""
     txn = new_txn()
     with opened(lake.system()) as sink, opened(lake.system()) as zombie:
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
@@ -285,7 +285,7 @@ def test_the_answer_to_a_commit_is_lost(lake: Lake, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("damage", ["deleted", "cut short"])
 def test_a_data_file_that_vanished_after_prepare_is_never_committed(lake: Lake, damage: str) -> None:
-    """As VACUUM deletes it: a version that names it would fail every reader of the table."""
+    """VACUUM may delete such files. A version that refers to a missing file fails every reader."""
     lake.take(ROWS, 1)
     txn = new_txn(2)
     with opened(lake.system()) as sink:
@@ -361,7 +361,7 @@ def test_a_required_column_takes_rows_that_have_it(lake: Lake) -> None:
     "kind", [pa.duration("us"), pa.null(), pa.uint8(), pa.list_(pa.null()), pa.time64("us")]
 )
 def test_a_type_that_delta_has_not_is_named(lake: Lake, kind: pa.DataType) -> None:
-    with pytest.raises(InvalidSchemaError, match="does not hold the frame"):
+    with pytest.raises(InvalidSchemaError, match="cannot hold the frame"):
         lake.take(pa.table({"id": [1], "odd": pa.array([None], kind)}))
     assert not DeltaTable.is_deltatable(lake.path)
 
@@ -380,7 +380,7 @@ def test_a_table_is_created_only_if_it_may(lake: Lake) -> None:
 
 
 def test_a_table_with_constraints_is_refused(lake: Lake) -> None:
-    """Its own writer would check each row."""
+    """Delta's own writer checks each row against the constraints; this sink does not."""
     lake.take(ROWS)
     lake.table().alter.add_constraint({"positive": "id >= 0"})
     with pytest.raises(InvalidOptionError, match=r"delta\.constraints\.positive"):
@@ -406,7 +406,7 @@ def test_the_table_is_made_anew_under_a_batch(lake: Lake, when: str) -> None:
         is_prepare = when == "prepare"
         outcome = sink.prepare(txn, staged, deadline()) if is_prepare else sink.commit(txn, deadline())
     assert isinstance(outcome, Fatal)
-    assert "created anew" in outcome.why
+    assert "created again" in outcome.why
     assert len(lake.visible()) == 1
 
 
@@ -440,7 +440,7 @@ def test_a_task_writes_a_file_when_it_holds_enough_and_takes_back_what_it_wrote(
 def test_files_go_through_the_object_store_where_the_table_is_in_one(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """delta-rs's own file system, here over a local folder."""
+    """Uses the file system of delta-rs over a local folder."""
     from deltalake.fs import DeltaStorageHandler
 
     monkeypatch.setattr(
@@ -499,13 +499,13 @@ _COMMIT = """
 import sys
 from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
 from kafka_eos_source.sinks.delta import DeltaSink
-from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.testing.sinks import deadline
 
 path, store, text = sys.argv[1:]
 txn = SinkTxn.parse(text)
 sink = DeltaSink(path)
-sink.open(SinkContext(txn.sink, txn.application_id, Store(store)))
+sink.open(SinkContext(txn.sink, txn.application_id, NotesFolder(store)))
 sink.commit(txn, deadline())
 """
 

@@ -1,4 +1,4 @@
-"""Which rows and which columns go where."""
+"""Selection of the rows and columns that each sink receives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is the filesystem sink's own: two drivers at one batch, what kills leave behind, older layouts."""
+"""The filesystem sink: two drivers that commit one batch, leftovers of kills, layouts of older versions."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_who_comes_second_finds_it_done(tmp_path: Path) -> None:
 def test_an_abort_that_is_killed_between_its_deletions_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
-    """A person aborts what a commit had begun to gather; the next start finishes the abort."""
+    """A person aborts a batch whose commit had begun to gather files; the next start finishes the abort."""
     system = System(sink=lambda: FilesystemSink(str(tmp_path)), visible=list)
     txn = new_txn()
     with opened(system) as sink:
@@ -89,7 +89,7 @@ def test_an_abort_that_is_killed_between_its_deletions_leaves_no_folder(
 
 @pytest.mark.parametrize("end", ["commit", "abort"])
 def test_the_layout_of_the_older_version_is_finished(tmp_path: Path, end: str) -> None:
-    """Its ids, its hidden folder, its manifest, whose files lie in the folder of the batch."""
+    """The older version has other ids, another hidden folder, and file names without the batch's folder."""
     txn = SinkTxn("conformance", "", 7, "0123456789abcdef")
     hidden = tmp_path / "_kafka_eos" / hashlib.sha256(b"conformance").hexdigest()[:16]
     (hidden / "staged" / "7").mkdir(parents=True)
@@ -112,7 +112,7 @@ def test_the_layout_of_the_older_version_is_finished(tmp_path: Path, end: str) -
 
 
 def test_names_that_no_file_can_have_are_refused_at_the_start(tmp_path: Path) -> None:
-    """At prepare it would look like a disk that is down for a moment."""
+    """The error would look like a temporary failure of the disk if only `prepare` raised it."""
     system = System(sink=lambda: FilesystemSink(str(tmp_path)), visible=list)
     longest, name = "a" * (176 - 4), "sink"
     with opened(system, longest, name) as sink:
@@ -125,7 +125,7 @@ def test_names_that_no_file_can_have_are_refused_at_the_start(tmp_path: Path) ->
 
 
 def test_the_path_of_two_formats_holds_the_rows_of_both(tmp_path: Path) -> None:
-    """Parquet and JSON: the manifest of one overwrote that of the other, whose rows were lost."""
+    """In an earlier version, the manifest of one sink overwrote that of the other, whose rows were lost."""
     wanted = {"parquet": 0, "jsonl": 0}
     for name, kind in (("left", "parquet"), ("right", "json")):
         system = System(sink=lambda kind=kind: FilesystemSink(str(tmp_path), kind), visible=list)  # type: ignore[misc]

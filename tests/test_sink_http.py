@@ -20,7 +20,7 @@ from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, Fatal, Retryable, SinkContext
 from kafka_eos_source.sinks.http import HttpSink
-from kafka_eos_source.sinks.http.answers import Answer, Heard, judge, retry_after_seconds, state_of
+from kafka_eos_source.sinks.http.answers import Answer, Meaning, meaning_of, retry_after_seconds, state_of
 from kafka_eos_source.sinks.registry import parse
 from kafka_eos_source.testing.sinks import (
     ROWS,
@@ -44,7 +44,7 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpService]:
 
 @pytest.fixture
 def service(process: HttpService) -> HttpService:
-    """It knows nothing yet."""
+    """Returns a service without any batches."""
     process.reset()
     return process
 
@@ -92,7 +92,7 @@ def system(service: HttpService, tmp_path: Path, request: pytest.FixtureRequest)
 
 
 def _decisive(system: System) -> str:
-    """The request that makes the rows visible."""
+    """Returns the name of the request that makes the rows visible."""
     return "commit" if system.store is None else "rows"
 
 
@@ -125,8 +125,8 @@ def test_a_prepare_whose_answer_says_nothing_is_done_once(
     assert system.visible() == []
 
 
-def test_neither_the_call_nor_the_look_is_answered(service: HttpService, tmp_path: Path) -> None:
-    """It is not known, so nothing is said but "later"; the next call finds it done."""
+def test_neither_the_commit_nor_the_status_request_is_answered(service: HttpService, tmp_path: Path) -> None:
+    """The outcome is unknown, so the sink returns `Retryable`. The next call finds the batch committed."""
     system = _system(service, "two-phase", tmp_path, retries=0)
     txn = new_txn()
     with opened(system) as sink:
@@ -189,13 +189,13 @@ def test_it_waits_as_long_as_the_service_asks(service: HttpService, system: Syst
         service.fault((_decisive(system), "503"), headers={"Retry-After": "3600"})
         later = new_txn()
         assert sink.prepare(later, stage(sink, ROWS), deadline()) == OK
-        # no look first: what is asked is longer than there is time
+        # the service asks for a pause that exceeds the deadline
         service.fault((_decisive(system), "429"), headers={"Retry-After": "3600"})
         assert isinstance(sink.commit(later, deadline()), Retryable)
 
 
 def test_a_conflict_is_done_or_under_way(service: HttpService, tmp_path: Path) -> None:
-    """409 of a service that keeps the IETF's draft: the first request with the key is still at it."""
+    """In the IETF draft, status 409 means that the first request with the key is still in progress."""
     for on_conflict, sent in (("done", 1), ("retry", 2)):
         system = _system(service, IDEMPOTENCY_KEY, tmp_path, on_conflict=on_conflict)
         before = len(service.log())
@@ -210,7 +210,7 @@ def test_a_conflict_is_done_or_under_way(service: HttpService, tmp_path: Path) -
 def test_a_batch_of_an_earlier_process_is_looked_up_before_it_is_sent_again(
     service: HttpService, tmp_path: Path
 ) -> None:
-    """It was sent, and the process died before it noted it; the service has forgotten the key since."""
+    """The earlier process died after it sent the rows, and the service has expired the key since."""
     status = f"{service.url}/status/{{id}}"
     system = _system(service, IDEMPOTENCY_KEY, tmp_path, status_url=status)
     txn = new_txn()
@@ -254,8 +254,10 @@ def test_the_credentials_are_shown_nowhere(service: HttpService, tmp_path: Path)
     assert "hidden" not in concealed("401: no such token hidden-in-options") + concealed(str(stated))
 
 
-def test_what_is_prepared_cannot_be_told(service: HttpService, tmp_path: Path) -> None:
-    """An empty answer that is not true would lose a batch."""
+def test_recover_raises_if_the_service_does_not_list_prepared_ids(
+    service: HttpService, tmp_path: Path
+) -> None:
+    """Returning an empty list instead would lose a batch."""
     with opened(_system(service, "two-phase", tmp_path)) as sink:
         service.fault(("pending", "503"))
         with pytest.raises(SinkRetryableError, match="HTTP 503"):
@@ -274,13 +276,16 @@ def test_what_is_prepared_cannot_be_told(service: HttpService, tmp_path: Path) -
         ({}, "'sink.a.url' is missing"),
         ({"url": "ftp://h/"}, "expected http://"),
         ({"url": "http://user:pa55word@h/"}, "without user and password"),
-        ({"url": "http://h/?x=1"}, "has a query"),
+        ({"url": "http://h/?x=1"}, "contains a query string"),
         ({"url": "http://h/", "mode": "one"}, "expected two-phase or idempotency-key"),
         ({"url": "http://h/", "auth": "x", "auth.env": "Y"}, "are both set"),
-        ({"url": "http://h/", "on.conflict": "retry"}, "belongs to mode=idempotency-key"),
-        ({"url": "http://h/", "mode": "idempotency-key", "status.url": "http://i/{id}"}, "two hosts"),
-        ({"url": "http://h/", "mode": "idempotency-key", "status.url": "http://h/"}, "with {id} in it"),
-        ({"url": "http://h/", "auth.header": "a b"}, "the name of a header"),
+        ({"url": "http://h/", "on.conflict": "retry"}, "requires mode=idempotency-key"),
+        (
+            {"url": "http://h/", "mode": "idempotency-key", "status.url": "http://i/{id}"},
+            "different schemes or hosts",
+        ),
+        ({"url": "http://h/", "mode": "idempotency-key", "status.url": "http://h/"}, "that contains {id}"),
+        ({"url": "http://h/", "auth.header": "a b"}, "the name of an HTTP header"),
         ({"url": "http://h/", "timeout": "0"}, "1ms or more"),
         ({"url": "http://h/", "retries": "-1"}, "a whole number, 0 or more"),
     ],
@@ -293,7 +298,7 @@ def test_options_are_refused_at_the_start(options: dict[str, str], told: str) ->
     assert "pa55word" not in str(error.value)
 
 
-def test_what_is_not_there_is_said_before_the_first_batch(tmp_path: Path) -> None:
+def test_missing_credentials_or_checkpoint_are_found_before_the_first_batch(tmp_path: Path) -> None:
     missing = HttpSink("http://127.0.0.1:9/", auth_env="KAFKA_EOS_TEST_UNSET")
     with (
         opened(System(lambda: missing, list)) as sink,
@@ -306,14 +311,13 @@ def test_what_is_not_there_is_said_before_the_first_batch(tmp_path: Path) -> Non
 
 
 def test_every_status_has_one_meaning() -> None:
-    meanings = {status: judge(Answer(status)) for status in range(200, 600)}
-    assert judge(Answer(None)) is Heard.UNKNOWN
-    assert all(meanings[status] is Heard.UNKNOWN for status in range(500, 600))
-    assert {status for status, heard in meanings.items() if heard is Heard.DONE} == set(range(200, 300)) - {
-        202
-    }
-    assert {status for status, heard in meanings.items() if heard is Heard.LATER} == {425, 429}
-    assert all(meanings[status] is Heard.REFUSED for status in (*range(300, 400), 400, 401, 403, 422))
+    meanings = {status: meaning_of(Answer(status)) for status in range(200, 600)}
+    assert meaning_of(Answer(None)) is Meaning.UNKNOWN
+    assert all(meanings[status] is Meaning.UNKNOWN for status in range(500, 600))
+    done = {status for status, meaning in meanings.items() if meaning is Meaning.DONE}
+    assert done == set(range(200, 300)) - {202}
+    assert {status for status, meaning in meanings.items() if meaning is Meaning.LATER} == {425, 429}
+    assert all(meanings[status] is Meaning.REFUSED for status in (*range(300, 400), 400, 401, 403, 422))
     assert state_of(Answer(200, b'{"state": "no such"}')) is None
     assert state_of(Answer(200, b"<html>a proxy's page</html>")) is None
 

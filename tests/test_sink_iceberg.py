@@ -1,4 +1,4 @@
-"""The Iceberg sink: the contract, then what is Iceberg's own."""
+"""The Iceberg sink: the contract, and behaviour that is specific to Iceberg."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.sinks import registry
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkContext
-from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.testing.sinks import (
     ROWS,
     Rows,
@@ -47,7 +47,7 @@ NAME = "lake.orders"
 
 @dataclass
 class Lake:
-    """A catalog in SQLite over a local folder, and sinks for one table there."""
+    """A catalog in SQLite, a table in a local folder, and factories of sinks for it."""
 
     folder: Path
     options: dict[str, Any] = field(default_factory=dict)
@@ -128,7 +128,7 @@ def test_every_type_arrives_in_its_partition(lake: Lake) -> None:
     assert names == ["at_day", "id_bucket", "price_trunc", "day"]
     partitions = {str(each["partition"]) for each in table.inspect.partitions().to_pylist()}
     assert len(partitions) == 3, partitions
-    # files are pruned by the partition values and bounds that travelled as JSON
+    # readers prune files by the partition values and bounds, which the note stored as JSON
     chosen = table.scan(row_filter="at < '1970-01-01T00:00:00+00:00'")
     assert len(list(chosen.plan_files())) == 1
     assert chosen.to_arrow()["id"].to_pylist() == [2]
@@ -165,10 +165,10 @@ def test_killed_between_the_snapshot_and_its_note(lake: Lake, monkeypatch: pytes
     with opened(lake.system()) as sink:
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
         with monkeypatch.context() as patch:
-            patch.setattr(Store, "remove", _die)
+            patch.setattr(NotesFolder, "remove", _die)
             with pytest.raises(KeyboardInterrupt):
                 sink.commit(txn, deadline())
-    store = Store(str(lake.folder / "checkpoint" / "conformance"))
+    store = NotesFolder(str(lake.folder / "checkpoint" / "conformance"))
     assert store.names() == [str(txn)]
     with opened(lake.system()) as sink:
         assert list(sink.recover(deadline())) == []
@@ -178,7 +178,7 @@ def test_killed_between_the_snapshot_and_its_note(lake: Lake, monkeypatch: pytes
 
 
 def test_the_answer_to_a_commit_is_lost(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The catalog has it, and says that it could not: a retry finds it."""
+    """The catalog committed the snapshot but reported a conflict; the next try finds the batch."""
     txn = new_txn()
     with opened(lake.system()) as sink:
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
@@ -271,7 +271,10 @@ def test_what_does_not_fit_is_named(lake: Lake, capsys: pytest.CaptureFixture[st
     inner = pa.struct([("x", pa.int32())])
     lake.take(pa.table({"a": pa.array([{"x": 1}], inner), "b": pa.array([[1]], pa.list_(pa.int32()))}))
     wrong = pa.table({"a": pa.array([{"x": "1"}]), "b": pa.array([["1"]])})
-    with pytest.raises(InvalidSchemaError, match=r"'a\.x' is string, the table has int; 'b\.element' is"):
+    with pytest.raises(
+        InvalidSchemaError,
+        match=r"'a\.x' is string in the frame and int in the table; column 'b\.element' is",
+    ):
         lake.take(wrong)
     with pytest.raises(InvalidSchemaError, match="duration"):
         lake.take(pa.table({"a": pa.array([1], pa.duration("us"))}))
@@ -289,7 +292,7 @@ def test_a_table_is_created_only_if_it_may(lake: Lake) -> None:
 
 @pytest.mark.parametrize("when", ["prepare", "commit"])
 def test_a_table_that_was_dropped_under_a_batch_is_refused(lake: Lake, when: str) -> None:
-    """Its files would be in another table."""
+    """The staged files belong to the dropped table."""
     txn = new_txn()
     with opened(lake.system()) as sink:
         staged = stage(sink, ROWS)
@@ -300,14 +303,14 @@ def test_a_table_that_was_dropped_under_a_batch_is_refused(lake: Lake, when: str
         is_prepare = when == "prepare"
         outcome = sink.prepare(txn, staged, deadline()) if is_prepare else sink.commit(txn, deadline())
     assert isinstance(outcome, Fatal)
-    assert "created anew" in outcome.why
+    assert "created again" in outcome.why
     assert lake.visible() == []
 
 
 @pytest.mark.parametrize("merge", ["false", "true"])
 @pytest.mark.parametrize("when", ["prepare", "commit"])
 def test_another_partition_spec_does_not_stop_a_batch(lake: Lake, when: str, merge: str) -> None:
-    """The files keep the spec by which they were written, and the table the one that somebody gave it."""
+    """The files keep the spec with which they were written, and the table keeps its new spec."""
     lake.take(ROWS.slice(0, 2), 1, partition_by=partition_by("p", "name"), properties=_MERGE[merge])
     txn, after = new_txn(2), new_txn(3)
     with opened(lake.system()) as sink:
@@ -346,7 +349,7 @@ def test_a_partition_column_that_is_widened_does_not_stop_a_batch(lake: Lake) ->
 
 
 def test_a_data_file_that_vanished_after_prepare_is_never_committed(lake: Lake) -> None:
-    """As a clean-up of orphan files deletes it: a snapshot that names it would fail every reader."""
+    """The removal of orphan files may delete it, and a snapshot with a missing file fails every reader."""
     lake.take(ROWS, 1)
     txn = new_txn(2)
     with opened(lake.system()) as sink:
@@ -449,7 +452,7 @@ def test_a_catalog_that_cannot_be_reached_is_asked_again(lake: Lake) -> None:
     from kafka_eos_source.errors import RetriableError
 
     sink = IcebergSink(NAME, catalog={"type": "rest", "uri": "http://127.0.0.1:9/"})
-    sink.open(SinkContext("w", "app", Store(str(lake.folder / "checkpoint"))))
+    sink.open(SinkContext("w", "app", NotesFolder(str(lake.folder / "checkpoint"))))
     with pytest.raises((RetriableError, OSError)):
         sink.check(ROWS.schema, deadline())
 
@@ -482,5 +485,5 @@ def _after_commit_table(monkeypatch: pytest.MonkeyPatch, then: Callable[[], None
 
 @pytest.fixture(autouse=True)
 def _no_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A developer's own .pyiceberg.yaml has no say."""
+    """Ignores a developer's own .pyiceberg.yaml."""
     monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path))

@@ -1,4 +1,4 @@
-"""The options of sinks outside Kafka: what is refused on the driver, and what is never shown."""
+"""Options of sinks: values that the driver refuses, and secrets that are never shown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BASE = {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation
 
 
 class OwnSink(TwoPhaseSink):
-    """Of a user."""
+    """A sink that a user wrote."""
 
     OPTIONS = (SinkOption("token.url", lambda _name, text: text, None, "URL", "Where.", secret=True),)
 
@@ -73,7 +73,7 @@ def test_sinks_by_type_and_by_import_path() -> None:
     ("options", "message"),
     [
         ({"sinks": "a"}, r"'sink.a.type' is missing.*filesystem"),
-        ({"sinks": "a", "sink.a.type": "filesytem"}, "no such type.*Did you mean 'filesystem'"),
+        ({"sinks": "a", "sink.a.type": "filesytem"}, "is not a type of sink.*Did you mean 'filesystem'"),
         ({"sinks": "a", "sink.a.type": "no.such.module:Sink"}, "cannot be imported"),
         ({"sinks": "a", "sink.a.type": "json:JSONDecoder"}, "no subclass"),
         ({"sinks": "a", "sink.a.type": "filesystem"}, r"'sink.a.path' is missing"),
@@ -102,7 +102,7 @@ def test_sinks_by_type_and_by_import_path() -> None:
                 "sink.a.table": "t",
                 "sink.a.mode": "upsert",
             },
-            "an upsert needs keys",
+            "mode=upsert requires keys",
         ),
     ],
 )
@@ -117,7 +117,9 @@ def test_a_batch_write_has_no_sinks() -> None:
 
 
 def test_a_bad_value_of_a_secret_is_not_shown() -> None:
-    with pytest.raises(InvalidOptionError, match="is not SQLAlchemy URL") as refused:
+    with pytest.raises(
+        InvalidOptionError, match=r"\(not shown\) that is not valid; expected SQLAlchemy URL"
+    ) as refused:
         sinks({"sinks": "a", "sink.a.type": "sql", "sink.a.url": " ", "sink.a.table": "t"})
     assert "' '" not in str(refused.value)
 
@@ -134,7 +136,7 @@ def test_every_type_loads_without_its_extra(name: str, monkeypatch: pytest.Monke
 
 
 class Writer:
-    """As far as it goes: Spark's."""
+    """Stand-in for Spark's DataStreamWriter."""
 
     def __init__(self) -> None:
         self.options: dict[str, str] = {}

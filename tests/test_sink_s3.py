@@ -1,4 +1,4 @@
-"""What the `s3` sink refuses before it asks any server; the rest is in integration/."""
+"""The `s3` sink without a server: option errors and keys. integration/ has the other tests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_without_boto3_the_error_says_what_to_install(monkeypatch: pytest.Monkey
 
 
 def test_keys_of_another_query_are_not_taken_for_ours() -> None:
-    """One name may begin as another does, and end like a batch of it."""
+    """One application id may be a prefix of another one, such as `orders` and `orders-7`."""
     ours, beside, other = (
         Layout("b", "p/", SinkContext(name, application))
         for application, name in (("orders", "a"), ("orders", "b"), ("orders-7", "a"))

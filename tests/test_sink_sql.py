@@ -1,4 +1,4 @@
-"""What is the SQL sink's own, on SQLite: constraints that are found in time, names, older ledgers."""
+"""The SQL sink on SQLite: violated constraints found by `prepare`, names, ledgers of older versions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def _foreign_keys() -> Iterator[None]:
-    """SQLite checks them only if it is told to."""
+    """Makes SQLite check foreign keys, which it does not do by default."""
 
     def switch_on(connection: sqlite3.Connection, _: object) -> None:
         connection.execute("PRAGMA foreign_keys = ON")
@@ -76,7 +76,7 @@ def test_a_deferred_constraint_that_a_batch_breaks_is_found_before_kafka_has_it(
         first, second = new_txn(1), new_txn(2)
         assert sink.prepare(first, stage(sink, good), deadline()) == OK
         assert sink.commit(first, deadline()) == OK
-        with pytest.raises(SinkFailedError, match="'names': a foreign key"):
+        with pytest.raises(SinkFailedError, match="violates a foreign key: the table 'names'"):
             sink.prepare(second, stage(sink, bad), deadline())
         assert list(sink.recover(deadline())) == []
     assert run(file, "SELECT id FROM rows") == [(1,)]

@@ -1,4 +1,4 @@
-"""A sink that never answers is a sink that is down; one that is slow is not."""
+"""A sink whose call never returns counts as down; a slow sink that makes progress does not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kafka_eos_source.protocol.token import PreparedSinks, Token
 from kafka_eos_source.runtime import watchdog
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks import OK, Outcome, SinkContext, SinkTxn, Staged, TwoPhaseSink
-from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.sinks.watched import WatchedSink
 
 TXN = SinkTxn("app", "s", 3, "0123456789abcdef0123")
@@ -31,7 +31,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Rows:
-    """Batches that each take a moment."""
+    """Staged rows whose batches take some time to read."""
 
     schema = ROWS.schema
     rows = 2 * SLOW_BATCHES
@@ -44,7 +44,7 @@ class Rows:
 
 
 class Scripted(TwoPhaseSink):
-    """Does ``act`` in every call; counts the rows that it draws."""
+    """Calls ``act`` in every call, and counts the rows that it reads."""
 
     def __init__(self, act: Callable[[], None] = lambda: None) -> None:
         self.act = act
@@ -79,7 +79,7 @@ class Scripted(TwoPhaseSink):
         return batch.num_rows
 
 
-def watched(sink: TwoPhaseSink, store: Store | None = None) -> WatchedSink:
+def watched(sink: TwoPhaseSink, store: NotesFolder | None = None) -> WatchedSink:
     found = WatchedSink(sink)
     found.open(SinkContext("s", "app", store))
     return found
@@ -103,7 +103,7 @@ def test_every_call_comes_through() -> None:
 
 
 def test_a_sink_that_draws_rows_may_take_longer_than_the_deadline(tmp_path: Path) -> None:
-    sink, store = Scripted(), Store(str(tmp_path))
+    sink, store = Scripted(), NotesFolder(str(tmp_path))
     store.put_rows(str(TXN), ROWS.schema, [ROWS] * SLOW_BATCHES)
     found = watched(sink, store)
     assert found.prepare(TXN, Rows(), soon()) == OK

@@ -15,8 +15,8 @@ from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks import targets
 from kafka_eos_source.sinks.contract import SinkContext, TwoPhaseSink
+from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.sinks.registry import SinkSpec
-from kafka_eos_source.sinks.store import Store
 from kafka_eos_source.sinks.watched import WatchedSink
 from kafka_eos_source.stage.fanout import Plan, SinkPart, StagedForSink
 from kafka_eos_source.stage.files import StagingFolder
@@ -64,7 +64,7 @@ def open_all(
     found: dict[str, TwoPhaseSink] = {}
     for spec in specs:
         sink = found[spec.name] = WatchedSink(spec.build())
-        store = None if checkpoint is None else Store(store_location(checkpoint, spec.name))
+        store = None if checkpoint is None else NotesFolder(store_location(checkpoint, spec.name))
         sink.open(SinkContext(spec.name, application_id, store))
     return found
 

@@ -65,6 +65,15 @@ def new_file(fs: pafs.FileSystem, path: str) -> pa.NativeFile:
     return fs.open_output_stream(path)
 
 
+def fsync(path: str) -> None:
+    """Flushes a local file or folder to disk, so that it survives a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def read_text(fs: pafs.FileSystem, path: str) -> str | None:
     """Returns the text of a file; None if the file does not exist."""
     try:

@@ -1,4 +1,4 @@
-"""Two-phase sinks: systems other than Kafka that take a micro-batch with it, once, or not at all."""
+"""Two-phase sinks: external systems that receive each micro-batch exactly once, together with Kafka."""
 
 from kafka_eos_source.sinks.contract import (
     OK,

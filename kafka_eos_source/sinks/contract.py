@@ -1,43 +1,45 @@
-"""What a system outside Kafka must be able to do to take a micro-batch with it, once or not at all.
+"""The contract of a sink: an external system that receives each micro-batch exactly once, with Kafka.
 
-::
+A sink takes part in the commit of a micro-batch by two-phase commit::
 
-    executors   stage ──┐ rows made durable where nobody reads them; a small token goes to the driver
+    executors   stage ──┐ each task makes its rows durable but invisible; the driver gets a small token
                         │
-    driver      prepare ┤ what was staged becomes one thing under one id: it can be committed whatever dies
+    driver      prepare ┤ binds the staged rows to one id; a commit then succeeds whichever process dies
                         │
-                Kafka   ┤ commit_transaction: the decision. The token names the id
+                Kafka   ┤ commit_transaction decides; the commit token in that transaction names the id
                         │
-                commit ─┤ the thing becomes visible, all of it at once
-                abort  ─┘ or it is as if it had never been
+                commit ─┤ makes all rows of the batch visible at once
+                abort  ─┘ or removes the preparation, as if it had never existed
 
-    at a start  recover   lists the ids that are prepared, and neither committed nor aborted
+    at a start  recover   lists the ids that are prepared but neither committed nor aborted
 
-An id is ``<application.id>-<sink>-<sequence>-<attempt>``. It carries the name of the sink, so that two sinks
-of one query, or of two queries, never share an id; everything that a sink stores is named by the id, or by
-the application id and the sink together. The sequence is that of the Kafka transaction that commits the
-batch. It only grows, while Spark's batch id goes back when a checkpoint is restored.
+An id has the form ``<application.id>-<sink>-<sequence>-<attempt>``. It contains the name of the sink, so two
+sinks never share an id, whether they belong to one query or to two. A sink names everything that it stores
+by the id, or by the application id and the sink's name together. The sequence number is that of the Kafka
+transaction that commits the batch. It only grows, whereas Spark's batch id goes back when somebody restores
+a checkpoint.
 
-**An id is prepared under one owner of the transactional id and never under two**: after every
-`init_transactions` there is a new attempt. So a new owner that lists what is prepared *before* it fences the
-others, and reads the token after, knows for certain what becomes of each id on its list: the token names it,
-or nobody ever will. `commit.sink_fate` decides; a sink never does.
+**Only one owner of the transactional id ever prepares an id**: the driver generates a new ``attempt`` after
+every `init_transactions`. A new owner lists the prepared ids *before* it fences earlier owners, and reads the
+commit token afterwards. It therefore knows the fate of each listed id for certain: either the token names the
+id, or no token ever will. `commit.sink_fate` makes that decision; a sink never does.
 
-The shape is that of Flink's ``Committer`` (commit is idempotent, "already committed" is a normal answer) and
-of X/Open XA (prepare, commit, rollback, recover).
+The methods follow Flink's ``Committer`` (commit is idempotent, and "already committed" is a normal result)
+and X/Open XA (prepare, commit, rollback, recover).
 
-Every call may come twice, from two processes at once, and after a kill at any moment of the one before:
+The driver may make any call twice, from two processes at the same time, and after a process was killed at
+any point of an earlier call. The result depends on the state of the id:
 
 ========== ============================ ============================= =================================
 state      prepare                      commit                        abort
 ========== ============================ ============================= =================================
-unknown    prepares                     `Fatal`: there is nothing     `OK`
+unknown    prepares                     `Fatal`: nothing is prepared  `OK`
 prepared   `OK`, changes nothing        commits                       rolls back
 committed  `OK`, changes nothing        `OK`, changes nothing         `OK`, **changes nothing**
-aborted    prepares, or `Fatal`         `Fatal`: there is nothing     `OK`
+aborted    prepares, or `Fatal`         `Fatal`: nothing is prepared  `OK`
 ========== ============================ ============================= =================================
 
-`kafka_eos_source.testing.sinks` proves a sink against this table.
+`kafka_eos_source.testing.sinks.SinkConformance` tests a sink against this table.
 """
 
 from __future__ import annotations
@@ -52,28 +54,28 @@ from typing import Any, ClassVar, Protocol
 import pyarrow as pa
 
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.sinks.options import SinkOption
-from kafka_eos_source.sinks.store import Store
 
 _ID = re.compile(r"(.+)-([a-z][a-z0-9_]{0,31})-([0-9]{1,19})-([0-9a-f]{20})", re.DOTALL)
-#: As it went with tokens of format 1: shared by all sinks of a query, with a shorter attempt.
+#: Ids of versions that wrote tokens of format 1: all sinks of a query share one, and the attempt is shorter.
 _OLD_ID = re.compile(r"(.+)-([0-9]{1,19})-([0-9a-f]{16})", re.DOTALL)
 _ATTEMPT_BYTES = 10
 
 
 @dataclass(frozen=True, order=True)
 class SinkTxn:
-    """The id under which one sink prepares one batch.
+    """Sink transaction id: identifies one preparation of one batch by one sink.
 
-    The text is parsed from its right end, where nothing but the application id may hold a hyphen.
+    `parse` reads the text from its right end, because only the application id may contain a hyphen.
 
     Attributes:
-        application_id: option ``application.id``, or the id that is derived from the query.
-        sink: name of the sink. Empty in an old id; see `is_old`.
-        sequence: sequence number of the Kafka transaction that commits the batch; Spark's batch id in an old
-            id.
-        attempt: 20 random digits of lower-case hex, new each time that the batch is prepared; 16 in an old
-            id.
+        application_id: value of the option ``application.id``, or the id derived from the query.
+        sink: name of the sink in the query. Empty in an old id; see `is_old`.
+        sequence: sequence number of the Kafka transaction that commits the batch. In an old id this is
+            Spark's batch id.
+        attempt: 20 random lower-case hex digits, generated each time the driver prepares the batch. An old
+            id has 16.
     """
 
     application_id: str
@@ -92,15 +94,15 @@ class SinkTxn:
 
     @staticmethod
     def new_attempt() -> str:
-        """A random attempt that nobody used before."""
+        """Generates a random value for `attempt` that no earlier preparation used."""
         return secrets.token_hex(_ATTEMPT_BYTES)
 
     @classmethod
     def parse(cls, text: str) -> SinkTxn | None:
-        """Reads an id of this version or of an old one.
+        """Parses an id of this version or an old id.
 
         Returns:
-            None if the text is not such an id.
+            The id, or None if the text is not an id.
         """
         if found := _ID.fullmatch(text):
             return cls(found[1], found[2], int(found[3]), found[4])
@@ -111,15 +113,15 @@ class SinkTxn:
 
 @dataclass(frozen=True)
 class Ok:
-    """It is done, by this call or an earlier one."""
+    """Outcome: the work is done, by this call or by an earlier one."""
 
 
 @dataclass(frozen=True)
 class Retryable:
-    """Not now: the same call is made again, later.
+    """Outcome: the call failed, but may succeed later. The driver repeats it.
 
     Attributes:
-        why: for people; secrets are taken out before it is shown.
+        why: cause, as text for people. The driver masks secrets before it logs or raises the text.
     """
 
     why: str
@@ -127,11 +129,11 @@ class Retryable:
 
 @dataclass(frozen=True)
 class Fatal:
-    """No retry mends it: a person must look.
+    """Outcome: no retry can succeed; a person must act.
 
     Attributes:
-        why: for people.
-        fix: what to do about it.
+        why: cause, as text for people.
+        fix: what the person can do.
     """
 
     why: str
@@ -143,32 +145,33 @@ OK = Ok()
 
 
 class Stage(Protocol):
-    """One task attempt's rows for one sink, in an executor. Used by one thread."""
+    """Writer of one task attempt's rows for one sink. Lives in an executor and is used by one thread."""
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Takes rows of the context's schema; there is at least one."""
+        """Takes a batch of at least one row, with the schema of the `StageContext`."""
 
     def finish(self) -> Any:
-        """Makes the rows durable, invisible to readers.
+        """Makes all rows durable, but invisible to readers.
 
         Returns:
-            A token: small, picklable; it reaches `prepare` if this attempt of the task counts.
+            A token: a small picklable object. `prepare` receives it, in `Staged.tokens`, if Spark accepts
+            this attempt of the task.
         """
 
     def discard(self) -> None:
-        """The task failed: what was written may go. Not called when the process dies."""
+        """Deletes what was written, after the task failed. Nobody calls this when the process dies."""
 
 
 @dataclass(frozen=True)
 class StageContext:
-    """The task attempt that stages.
+    """What a sink knows about the task attempt for which it stages rows.
 
     Attributes:
         batch_id: Spark's batch id.
-        attempt: of the task: unique hex, for names of files.
-        schema: of the rows that come.
-        parts: the project's own staging, beside the rows for Kafka: an Arrow file in the checkpoint, or
-            bytes in the message while they are few.
+        attempt: unique hex id of the task attempt, for use in file names.
+        schema: schema of the rows.
+        parts: creates a `Stage` that uses this package's own staging, together with the rows for Kafka: the
+            rows go to an Arrow file in the checkpoint or, if they are few, into the task's commit message.
     """
 
     batch_id: int
@@ -178,55 +181,64 @@ class StageContext:
 
 
 class Staged(Protocol):
-    """The rows of one batch for one sink, on the driver: those of the task attempts that count."""
+    """Rows of one batch for one sink, on the driver. Contains only task attempts that Spark accepted."""
 
     @property
     def rows(self) -> int:
-        """How many there are; at least one."""
+        """Number of rows; at least one."""
 
     @property
     def schema(self) -> pa.Schema:
-        """Of all of them."""
+        """Schema of all rows."""
 
     @property
     def tokens(self) -> Sequence[Any]:
-        """What each `Stage.finish` returned, in the order of the tasks."""
+        """Return values of `Stage.finish`, in the order of the tasks."""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows, of a sink that leaves staging to `StageContext.parts`. May be called again."""
+        """Reads the rows, for a sink that uses `StageContext.parts` to stage. May be called repeatedly."""
 
 
 @dataclass(frozen=True)
 class SinkContext:
-    """Who the sink works for.
+    """What a sink knows about the query that it belongs to.
 
     Attributes:
-        name: of the sink in the query (option ``sinks``).
-        application_id: of the query. With the name it says which ids `recover` lists; see `owns`.
-        store: durable notes and rows in the query's checkpoint, for a sink whose own system has no place for
-            what is prepared. None in executors.
+        name: name of the sink in the query (option ``sinks``).
+        application_id: application id of the query. Together with `name` it determines which ids `recover`
+            lists; see `owns`.
+        store: folder in the query's checkpoint for durable notes and rows, for a sink whose external system
+            cannot hold prepared work itself. None in executors, and without a checkpoint.
     """
 
     name: str
     application_id: str
-    store: Store | None = None
+    store: NotesFolder | None = None
 
     def owns(self, txn: SinkTxn) -> bool:
-        """Whether this sink of this query prepared the id; an old id belongs to every sink of its query."""
+        """Returns whether this sink of this query prepared the id.
+
+        An old id (`SinkTxn.is_old`) belongs to every sink of its query.
+        """
         return txn.application_id == self.application_id and txn.sink in (self.name, "")
 
 
 class TwoPhaseSink(ABC):
-    """One external system. Picklable until it is opened; opened once in each process that uses it.
+    """Base class of sinks. Derive from it to write micro-batches to an external system of your own.
 
-    On the driver one thread makes its calls, in order. A call that neither returns nor draws rows until its
-    deadline is left behind (`sinks.watched`), and the sink counts as down.
+    An instance must be picklable until it is opened. Each process that uses the sink opens it once.
 
-    A call may raise as well as return an outcome: `errors.RetriableError`, `OSError`, `ConnectionError` and
-    `TimeoutError` count as `Retryable`, any other exception as `Fatal`, in `commit` as `Retryable`.
+    On the driver, one thread makes all calls, one after the other. If a call neither returns nor reads staged
+    rows before its deadline, the driver abandons it (`sinks.watched`) and treats the sink as down.
+
+    A call that returns an `Outcome` may also raise. The driver treats `errors.RetriableError`, `OSError`,
+    `ConnectionError` and `TimeoutError` as `Retryable`. It treats any other exception as `Fatal`, except in
+    `commit`, where it counts as `Retryable`.
 
     Attributes:
-        OPTIONS: what `sink.<name>.…` takes. `from_options` gets their values.
+        OPTIONS: options that the sink accepts as ``sink.<name>.<option>``. `from_options` receives their
+            values.
+        context: the query that the sink belongs to; set by `open`.
     """
 
     OPTIONS: ClassVar[tuple[SinkOption, ...]] = ()
@@ -234,83 +246,96 @@ class TwoPhaseSink(ABC):
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> TwoPhaseSink:
-        """The sink that these options name; each of `OPTIONS` has its value. Connects to nothing.
+        """Creates the sink from its options, without connecting to anything.
+
+        The default passes each option to ``__init__`` under its name, with dots replaced by underscores.
+
+        Args:
+            options: parsed value of every option in `OPTIONS`, by name.
 
         Raises:
-            InvalidOptionError: two options do not go together.
+            InvalidOptionError: if two options contradict each other.
         """
         return cls(**{name.removesuffix(".*").replace(".", "_"): value for name, value in options.items()})
 
     def open(self, context: SinkContext) -> None:
-        """Before any other call, in every process. Connects to nothing yet."""
+        """Prepares the sink for use in this process. Called before any other call; must not connect yet."""
         self.context = context
 
     def close(self) -> None:
-        """Gives back what the process holds. Prepared work stays prepared."""
+        """Releases connections and other resources of this process. Prepared work stays prepared."""
         return
 
     def target(self) -> str | None:
-        """Identifies the thing that the sink writes, without connecting: a folder, a table, a URL.
+        """Identifies the folder, table or URL that the sink writes to, without connecting to it.
 
-        Two sinks of one query with the same target are refused before the first batch. The text may be shown,
-        so it must hold no password.
+        The driver refuses a query in which two sinks have the same target. It may show the text, so the text
+        must not contain a password.
 
         Returns:
-            The same text for the same thing, however the options spell it. None if that is not known.
+            The same text for the same target, however the options spell it; None if the target is unknown.
         """
         return None
 
     def risks(self) -> Sequence[str]:
-        """Says in which cases `commit` may refuse a batch that `prepare` accepted; called after `check`.
+        """Describes the cases in which `commit` may refuse a batch that `prepare` accepted.
 
-        The driver logs each of them as a warning before the first batch.
+        The driver calls this after `check`, before the first batch, and logs each case as a warning.
         """
         return ()
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
-        """On the driver before the first batch of a run: can rows of this schema be taken?
+        """Checks on the driver, before the first batch of a run, that the sink accepts this schema.
 
         Raises:
-            InvalidSchemaError, InvalidOptionError: they cannot.
-            RetriableError, OSError: not known yet; it is asked again with the first batch.
+            InvalidSchemaError, InvalidOptionError: if the sink cannot accept such rows.
+            RetriableError, OSError: if the sink cannot check now. The driver checks again with the first
+                batch.
         """
         return
 
     def stage(self, context: StageContext) -> Stage:
-        """In an executor, for each task attempt that has rows. Connects to the outside only if it must."""
+        """Returns a writer for the rows of one task attempt. Called in an executor, if there are rows.
+
+        Should not connect to the external system unless staging needs it. The default stages in the query's
+        checkpoint.
+        """
         return context.parts()
 
     @abstractmethod
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
-        """After it, `commit` can succeed whatever dies. Readers see nothing yet.
+        """Makes sure that `commit` can succeed whichever process dies. Readers must not see the rows yet.
 
-        What executors staged stays usable: after an abort the same rows may be prepared under another id.
+        The staged rows must stay usable: after an abort, the driver may prepare them under another id.
         """
 
     @abstractmethod
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
-        """Makes the batch visible, all of it at once. Has the id alone: it may come from another process."""
+        """Makes all rows of a prepared batch visible at once.
+
+        Must work from the id alone, because the call may come from another process than `prepare`.
+        """
 
     @abstractmethod
     def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
-        """Takes `prepare` back, half of one too. What is committed stays."""
+        """Undoes `prepare`, even one that did not complete. Must not change a committed batch."""
 
     @abstractmethod
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
-        """Every id that this sink of this query prepared, wholly or half, and did not wholly end.
+        """Lists every id that this sink of this query prepared and did not completely commit or abort.
 
-        Must ask the outside system (or the context's store, if prepared work lies there): an empty answer
-        that is not true loses a batch.
+        The list includes ids whose `prepare` did not complete. It must come from the external system (or from
+        `SinkContext.store`, if the sink keeps prepared work there): an incomplete list loses a batch.
         """
 
     def tidy(self, batch_id: int, deadline: Deadline) -> None:
-        """Deletes what tasks staged for this batch and for those before it, which is finished everywhere.
+        """Deletes what tasks staged for this batch and earlier ones, after all sinks committed the batch.
 
-        A failure is logged, and has no other effect. Batch ids go back when a checkpoint is restored, and
-        then a driver of the time before may still call this: whatever is prepared must be spared.
+        The driver only logs a failure. Must not delete anything that is prepared: batch ids go back when
+        somebody restores a checkpoint, and a driver from before the restore may still make this call.
 
         Args:
-            batch_id: Spark's batch id, by which tasks stage.
-            deadline: for the call.
+            batch_id: Spark's batch id, under which tasks staged their rows.
+            deadline: time limit of the call.
         """
         return

@@ -1,4 +1,4 @@
-"""A sink in this process's memory, for tests: it outlives its objects, as an external system would."""
+"""A sink in the memory of this process, for tests. As in an external system, rows outlive the sink object."""
 
 from __future__ import annotations
 
@@ -16,30 +16,32 @@ from kafka_eos_source.sinks.options import SinkOption
 
 @dataclass
 class Memory:
-    """One such system. Without a lock, which nobody would release who is killed: dicts change atomically.
+    """Content of one external system in memory.
+
+    It has no lock, because a test that "kills" a call would never release it; dicts change atomically.
 
     Attributes:
-        prepared: by id.
-        committed: by id, in the order of the commits.
+        prepared: prepared batches by id.
+        committed: committed batches by id, in the order of the commits.
     """
 
     prepared: dict[SinkTxn, pa.Table] = field(default_factory=dict)
     committed: dict[SinkTxn, pa.Table] = field(default_factory=dict)
 
     def visible(self) -> pa.Table | None:
-        """What readers see; None = nothing was ever committed."""
+        """Returns the rows that readers see; None if nothing was ever committed."""
         return pa.concat_tables(self.committed.values()) if self.committed else None
 
 
-#: Every such system of this process, by name.
+#: All systems of this process, by name.
 SYSTEMS: dict[str, Memory] = {}
 
 
 class MemorySink(TwoPhaseSink):
-    """``type=memory``. Spark's processes do not share it: for tests in one process."""
+    """``type=memory``. Only for tests in one process, because Spark's processes do not share memory."""
 
     OPTIONS: ClassVar[tuple[SinkOption, ...]] = (
-        SinkOption("system", values.text, "default", "text", "Which of the process's memories."),
+        SinkOption("system", values.text, "default", "text", "Name of the in-memory system."),
     )
 
     def __init__(self, system: str = "default") -> None:
@@ -47,6 +49,7 @@ class MemorySink(TwoPhaseSink):
 
     @property
     def memory(self) -> Memory:
+        """The system that this sink writes to."""
         return SYSTEMS.setdefault(self.system, Memory())
 
     def target(self) -> str | None:

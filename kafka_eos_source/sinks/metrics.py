@@ -1,4 +1,4 @@
-"""Counters of each sink of this process: of the one that commits, which is a Python worker of the driver."""
+"""Counters of each sink, in the process that commits: a Python worker of the driver."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import asdict, dataclass
 
 @dataclass
 class SinkMetrics:
-    """Of one sink of one query, since the process began.
+    """Counters of one sink of one query since the process started.
 
     Attributes:
-        prepared, committed, aborted: calls that did it.
-        recovered: ids that an earlier process had left prepared.
-        rows: committed.
-        retries: commits that were to be tried again.
-        prepare_seconds, commit_seconds: spent in all.
-        held_back_seconds: how long the query waits for this sink right now, its batch being in Kafka; 0 = it
-            does not. What to set an alarm on.
+        prepared, committed, aborted: number of successful calls.
+        recovered: number of ids that an earlier process left prepared.
+        rows: number of committed rows.
+        retries: number of commits that returned `Retryable`.
+        prepare_seconds, commit_seconds: total time spent in these calls.
+        held_back_seconds: how long the query has been waiting for this sink to commit a batch that Kafka has
+            already committed; 0 if it is not waiting. Alert on this value.
     """
 
     prepared: int = 0
@@ -34,10 +34,10 @@ _all: dict[tuple[str, str], SinkMetrics] = {}
 
 
 def of(application_id: str, sink: str) -> SinkMetrics:
-    """The counters of a sink, made when they are first asked for."""
+    """Returns the counters of a sink; creates them at the first call."""
     return _all.setdefault((application_id, sink), SinkMetrics())
 
 
 def snapshot() -> dict[str, dict[str, float]]:
-    """All counters, by ``<application.id>/<sink>``."""
+    """Returns all counters, by ``<application.id>/<sink>``."""
     return {f"{application_id}/{sink}": asdict(each) for (application_id, sink), each in _all.items()}

@@ -1,4 +1,4 @@
-"""How a sink declares its options: `sink.<name>.<option>`, checked on the driver before the first batch."""
+"""Declaration of a sink's options: ``sink.<name>.<option>``, checked on the driver before the first batch."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ class SinkOption:
     """One option of a type of sink.
 
     Attributes:
-        name: lower case, as after ``sink.<name>.``: Spark hands every name on in lower case. One that ends in
-            ``.*`` stands for all names that begin so, and its value is a mapping of what comes after.
-        parse: from (full name, text) to value (`option_values`).
-        default: when it is not set.
-        kind: type and unit, for people.
-        meaning: for people.
-        shown_default: for people, where ``default`` does not say it.
-        required: whether it must be set.
-        secret: its value, or the password in it if it is a URL, is never shown.
+        name: the part after ``sink.<name>.``, in lower case because Spark passes all option names on in lower
+            case. A name that ends in ``.*`` covers every option with that prefix; its value is a mapping
+            from the rest of each name to its value.
+        parse: function from the full option name and the user's text to the value; see `option_values`.
+        default: value if the user does not set the option.
+        kind: type and unit, for documentation and errors.
+        meaning: description, for documentation.
+        shown_default: default as the documentation shows it, if ``default`` itself is not clear.
+        required: whether the user must set the option.
+        secret: whether the value is never shown. Of a URL, only the password is hidden.
     """
 
     name: str
@@ -35,34 +36,38 @@ class SinkOption:
 
     @property
     def prefix(self) -> str:
-        """What the names it stands for begin with; "" = it stands for itself."""
+        """Prefix of the names that the option covers; empty if it covers only its own name."""
         return self.name.removesuffix("*") if self.name.endswith(".*") else ""
 
 
 def columns(name: str, value: str) -> tuple[str, ...]:
-    """A comma list of column names, each once."""
+    """Parses a comma-separated list of distinct column names.
+
+    Raises:
+        InvalidOptionError: if the list is empty or names a column twice.
+    """
     found = tuple(each.strip() for each in value.split(",") if each.strip())
     if not found or len(set(found)) != len(found):
-        raise values.invalid(name, value, "one column name or several, with commas between, each once")
+        raise values.invalid(name, value, "a comma-separated list of column names without duplicates")
     return found
 
 
-#: What every sink takes beside its own.
+#: Options that every type of sink has in addition to its own.
 COMMON: tuple[SinkOption, ...] = (
     SinkOption(
         "type",
         values.text,
         None,
         "text",
-        "Which sink: one of the types below, or the import path of a class of yours, `package.module:Class`.",
+        "Type of the sink: one of the types below, or the import path of your class, `package.module:Class`.",
         required=True,
     ),
     SinkOption(
         "columns",
         columns,
         None,
-        "columns, comma list",
-        "The columns of the frame that go there.",
-        "all but `sink` and the changelog",
+        "comma-separated columns",
+        "Columns of the frame that the sink receives.",
+        "all except `sink` and the changelog's",
     ),
 )

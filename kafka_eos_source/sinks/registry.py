@@ -1,4 +1,4 @@
-"""Which types of sinks there are, and from the options of a query to its sinks."""
+"""Registry of sink types, and the parser that turns a query's options into its sinks."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from kafka_eos_source.sinks.contract import TwoPhaseSink
 from kafka_eos_source.sinks.options import COMMON, SinkOption
 from kafka_eos_source.spark.pickled import from_option
 
-#: Rows with this in the column `sink` go to Kafka alone, so no sink may have the name.
+#: Rows with this value in the column `sink` go to Kafka only, so no sink may have this name.
 KAFKA = "kafka"
 PREFIX = "sink."
-#: A sink given as an object (`with_two_phase_sinks`).
+#: Option and type of a sink that the user passed as an object (`with_two_phase_sinks`).
 OBJECT = "object"
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _MOST_SINKS = 16
-#: Names of secrets, as stores and catalogs have them: ``s3.session-token``, ``azure_storage_account_key``.
-_HANDED_ON = re.compile(r"(^|[._-])(token|key|sas|authorization|connection[_-]string)([._-]|$)")
+#: Names that object stores and catalogs use for secrets: ``s3.session-token``, ``azure_storage_account_key``.
+_SECRET_NAME = re.compile(r"(^|[._-])(token|key|sas|authorization|connection[_-]string)([._-]|$)")
 
 
 @dataclass(frozen=True)
 class SinkType:
-    """One type.
+    """One type of sink.
 
     Attributes:
-        path: of its class, ``module:Class``. The module imports without the extra.
-        summary: one line, for people.
-        extra: of this package, which brings what the sink needs; "" = nothing.
+        path: import path of its class, ``module:Class``. The module must import without the extra.
+        summary: one line for the documentation.
+        extra: pip extra of this package that installs what the sink needs; empty if it needs nothing.
     """
 
     path: str
@@ -45,7 +45,7 @@ class SinkType:
     extra: str = ""
 
 
-#: By name. A type is one line here, a module, and a page in docs/.
+#: Types of sinks by name. A new type needs an entry here, a package, and a page in docs/.
 TYPES: dict[str, SinkType] = {
     "delta": SinkType(
         "kafka_eos_source.sinks.delta:DeltaSink",
@@ -71,10 +71,10 @@ TYPES: dict[str, SinkType] = {
         "A web service: prepare, commit and abort endpoints, or a POST under an idempotency key "
         "([sink-http.md](sink-http.md)).",
     ),
-    "memory": SinkType("kafka_eos_source.sinks.memory:MemorySink", "This process's memory, for tests."),
+    "memory": SinkType("kafka_eos_source.sinks.memory:MemorySink", "Memory of this process, for tests."),
     "s3": SinkType(
         "kafka_eos_source.sinks.s3:S3Sink",
-        "Objects in S3 or a store like it: Parquet, JSON lines or CSV ([sink-s3.md](sink-s3.md)).",
+        "Objects in S3 or a compatible store: Parquet, JSON lines or CSV ([sink-s3.md](sink-s3.md)).",
         extra="s3",
     ),
 }
@@ -82,15 +82,17 @@ TYPES: dict[str, SinkType] = {
 
 @dataclass(frozen=True)
 class SinkSpec:
-    """One sink of a query, as its options name it. Picklable; may hold passwords, so not printed.
+    """One sink of a query, parsed from its options.
+
+    Picklable. Its repr omits the options, because they may contain passwords.
 
     Attributes:
-        name: in the query.
-        type: as the user gave it.
-        columns: of the frame that go there; None = all.
-        options: values by name, those of `TwoPhaseSink.OPTIONS`.
-        pickled: a sink that was given as an object.
-        secret_values: what may not be shown.
+        name: name of the sink in the query.
+        type: type or import path, as the user wrote it.
+        columns: columns of the frame that the sink receives; None for all.
+        options: parsed values of `TwoPhaseSink.OPTIONS`, by name.
+        pickled: the pickled sink, if the user passed an object.
+        secret_values: texts that must never be shown.
     """
 
     name: str
@@ -102,64 +104,68 @@ class SinkSpec:
 
     @property
     def key(self) -> str:
-        """The same for the same sink. Holds its secrets: not to be shown."""
+        """Key that is equal for equal sinks. Contains secrets, so it must never be shown."""
         return repr((self.name, self.type, self.columns, sorted(self.options.items()), self.pickled))
 
     def build(self) -> TwoPhaseSink:
-        """A new, closed sink. From now on this process hides its secrets.
+        """Creates the sink, not yet opened. From then on this process masks its secrets in texts.
 
         Raises:
-            InvalidOptionError: the class cannot be loaded, or refuses its options.
+            InvalidOptionError: if the class cannot be loaded or rejects its options.
         """
         secrets.register_secret_values(self.secret_values)
         if self.pickled is not None:
-            # made by `with_two_phase_sinks`, from the user's own object
-            given = _checked(from_option(self.pickled), self.name)
-            secrets.register_secret_values(_secrets_of(given))
-            return given
+            sink = _checked(from_option(self.pickled), self.name)
+            secrets.register_secret_values(_secrets_of(sink))
+            return sink
         return _checked(sink_class(self.name, self.type).from_options(self.options), self.name)
 
 
 def parse(names: Sequence[str], stated: Mapping[str, str]) -> tuple[SinkSpec, ...]:
-    """The sinks of a query.
+    """Parses the sinks of a query from its options.
 
     Args:
-        names: option ``sinks``.
-        stated: every option that begins with ``sink.``, by its name in lower case.
+        names: names in the option ``sinks``.
+        stated: text of every option that begins with ``sink.``, by its name in lower case.
 
     Raises:
-        InvalidOptionError: an option is unknown, malformed or missing, or its class cannot be loaded.
+        InvalidOptionError: if an option is unknown, malformed or missing, or a class cannot be loaded.
     """
     for full in stated:
         name = full.removeprefix(PREFIX).partition(".")[0]
         if name not in names:
             raise InvalidOptionError(
-                f"option {full!r} belongs to no sink: the option 'sinks' names "
-                f"{', '.join(map(repr, names)) or 'none'}.",
+                f"option {full!r} belongs to no sink: the option 'sinks' lists "
+                f"{', '.join(map(repr, names)) or 'no names'}.",
                 fix=f"add {name!r} to 'sinks', or remove the option.",
             )
-    return tuple(_spec(name, _own(name, stated)) for name in names)
+    return tuple(_spec(name, _options_of(name, stated)) for name in names)
 
 
 def sink_names(name: str, value: str) -> tuple[str, ...]:
-    """Value of the option ``sinks``: a comma list."""
+    """Parses the option ``sinks``: a comma-separated list of names.
+
+    Raises:
+        InvalidOptionError: if the list is empty or too long, or a name is malformed or repeated.
+    """
     found = tuple(each.strip() for each in value.split(",") if each.strip())
     wrong = [each for each in found if not _NAME.fullmatch(each) or each == KAFKA]
     if not found or wrong or len(set(found)) != len(found) or len(found) > _MOST_SINKS:
         raise values.invalid(
             name,
             value,
-            f"1 to {_MOST_SINKS} names with commas between, each once: a lower-case letter (Spark hands "
-            "option names on in lower case), then letters, digits and underscores, 32 at most; not 'kafka'",
+            f"a comma-separated list of 1 to {_MOST_SINKS} names, each once. A name has at most 32 "
+            "characters, starts with a lower-case letter (Spark passes option names on in lower case), "
+            "continues with lower-case letters, digits and underscores, and is not 'kafka'",
         )
     return found
 
 
 def sink_class(name: str, type_name: str) -> type[TwoPhaseSink]:
-    """The class of a type, or of an import path.
+    """Returns the class of a type of sink, or the class at an import path.
 
     Raises:
-        InvalidOptionError: there is none.
+        InvalidOptionError: if the type is unknown, or the import path does not lead to a sink class.
     """
     known = TYPES.get(type_name)
     path = known.path if known is not None else type_name
@@ -168,41 +174,42 @@ def sink_class(name: str, type_name: str) -> type[TwoPhaseSink]:
     if not module_name or not class_name:
         near = difflib.get_close_matches(type_name, TYPES, n=1)
         raise InvalidOptionError(
-            f"option {option!r} has the value {type_name!r}; there is no such type of sink. Types: "
+            f"option {option!r} has the value {type_name!r}, which is not a type of sink; expected one of: "
             f"{', '.join(sorted(TYPES))}.{f' Did you mean {near[0]!r}?' if near else ''}",
-            fix="correct it, or give the import path of a class of yours, package.module:Class.",
+            fix="correct the type, or give the import path of your own class, package.module:Class.",
         )
     try:
         found = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as error:
         raise InvalidOptionError(
-            f"option {option!r}: {path!r} cannot be imported: {error}.",
-            fix="correct the path; driver and executors need the module.",
+            f"option {option!r} has the value {path!r}, which cannot be imported: {error}.",
+            fix="correct the import path, and make the module available on the driver and all executors.",
         ) from error
     if not (isinstance(found, type) and issubclass(found, TwoPhaseSink)):
         raise InvalidOptionError(
-            f"option {option!r}: {path!r} is no subclass of kafka_eos_source.sinks.TwoPhaseSink.",
-            fix="derive it from that class.",
+            f"option {option!r} has the value {path!r}, which is no subclass of "
+            "kafka_eos_source.sinks.TwoPhaseSink.",
+            fix="derive the class from TwoPhaseSink.",
         )
     return found
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Imports what an extra brings, where it is first needed.
+    """Imports a module that a pip extra of this package installs.
 
     Raises:
-        InvalidOptionError: it is not installed.
+        InvalidOptionError: if the module is not installed.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise InvalidOptionError(
             f"the module {module!r} is not installed: {error}.",
-            fix=f"pip install 'kafka-eos-source[{extra}]', for driver and executors.",
+            fix=f"run pip install 'kafka-eos-source[{extra}]' on the driver and all executors.",
         ) from error
 
 
-def _own(name: str, stated: Mapping[str, str]) -> dict[str, str]:
+def _options_of(name: str, stated: Mapping[str, str]) -> dict[str, str]:
     prefix = f"{PREFIX}{name}."
     return {full.removeprefix(prefix): text for full, text in stated.items() if full.startswith(prefix)}
 
@@ -215,7 +222,7 @@ def _spec(name: str, stated: dict[str, str]) -> SinkSpec:
     if "type" not in stated:
         raise InvalidOptionError(
             f"option '{PREFIX}{name}.type' is missing; expected a type of sink: {', '.join(sorted(TYPES))}.",
-            fix="set it, or the import path of a class of yours.",
+            fix="set it to one of these types, or to the import path of your own class.",
         )
     type_name = values.text(f"{PREFIX}{name}.type", stated["type"])
     declared = sink_class(name, type_name).OPTIONS
@@ -228,50 +235,52 @@ def _spec(name: str, stated: dict[str, str]) -> SinkSpec:
         {option.name: found[option.name] for option in declared},
         secret_values=secret,
     )
-    spec.build()  # so that what does not go together is said on the driver
+    spec.build()  # raises on the driver if options contradict each other
     return spec
 
 
 def _values(name: str, stated: Mapping[str, str], declared: Sequence[SinkOption]) -> dict[str, Any]:
     known = {option.name: option for option in declared}
-    for given in stated:
-        if _declared(given, declared) is None:
-            near = difflib.get_close_matches(given, known, n=2, cutoff=0.6)
-            said = (
+    for own_name in stated:
+        if _declared(own_name, declared) is None:
+            near = difflib.get_close_matches(own_name, known, n=2, cutoff=0.6)
+            hint = (
                 f" Did you mean {' or '.join(repr(f'{PREFIX}{name}.{each}') for each in near)}?"
                 if near
                 else ""
             )
-            # its value may be a password under a wrong name
+            # without the value: it may be a password under a misspelled name
             raise InvalidOptionError(
-                f"unknown option '{PREFIX}{name}.{given}'.{said}",
-                fix=f"correct or remove it; this sink takes: {', '.join(sorted(known))}.",
+                f"unknown option '{PREFIX}{name}.{own_name}'.{hint}",
+                fix=f"correct or remove it. Options of this sink: {', '.join(sorted(known))}.",
             )
     found: dict[str, Any] = {}
     for option in declared:
         full = f"{PREFIX}{name}.{option.name}"
         if option.prefix:
             found[option.name] = {
-                given.removeprefix(option.prefix): _parsed(option, f"{PREFIX}{name}.{given}", text)
-                for given, text in stated.items()
-                if _declared(given, declared) is option
+                own_name.removeprefix(option.prefix): _parsed(option, f"{PREFIX}{name}.{own_name}", text)
+                for own_name, text in stated.items()
+                if _declared(own_name, declared) is option
             }
         elif option.name in stated:
             found[option.name] = _parsed(option, full, stated[option.name])
         elif option.required:
-            raise InvalidOptionError(f"option {full!r} is missing; expected {option.kind}.", fix="set it.")
+            raise InvalidOptionError(
+                f"option {full!r} is missing; expected {option.kind}.", fix="set the option."
+            )
         else:
             found[option.name] = option.default
     return found
 
 
-def _declared(given: str, declared: Sequence[SinkOption]) -> SinkOption | None:
-    """The option that a name is of: its own, else the one with the longest prefix."""
+def _declared(name: str, declared: Sequence[SinkOption]) -> SinkOption | None:
+    """Returns the declared option of that name, else the one whose prefix matches most of it."""
     for option in declared:
-        if option.name == given:
+        if option.name == name:
             return option
-    open_ended = [each for each in declared if each.prefix and each.prefix != given]
-    fitting = [each for each in open_ended if given.startswith(each.prefix)]
+    open_ended = [each for each in declared if each.prefix and each.prefix != name]
+    fitting = [each for each in open_ended if name.startswith(each.prefix)]
     return max(fitting, key=lambda each: len(each.prefix), default=None)
 
 
@@ -280,32 +289,39 @@ def _parsed(option: SinkOption, full: str, text: str) -> Any:
         return option.parse(full, text)
     except InvalidOptionError as error:
         if option.secret:
-            raise InvalidOptionError(f"option {full!r} is not {option.kind}.", fix=error.fix) from None
+            raise InvalidOptionError(
+                f"option {full!r} has a value (not shown) that is not valid; expected {option.kind}.",
+                fix=error.fix,
+            ) from None
         raise
 
 
 def _secrets(stated: Mapping[str, str], declared: Sequence[SinkOption]) -> tuple[str, ...]:
+    """Returns the parts of option values that must never be shown."""
     hidden: list[str] = []
-    for given, text in stated.items():
-        option, text = _declared(given, declared), text.strip()
+    for name, text in stated.items():
+        option, text = _declared(name, declared), text.strip()
         if option is None or not text:
             continue
-        # what is handed on to a library is named by it: any URL there may hold a password
-        if option.secret or secrets.is_secret(given) or (option.prefix and _HANDED_ON.search(given)):
-            hidden += _of_url(text) if "://" in text else [text]
+        # options with a prefix go to a library, which defines their names: any URL may contain a password
+        if option.secret or secrets.is_secret(name) or (option.prefix and _SECRET_NAME.search(name)):
+            hidden += _passwords(text) if "://" in text else [text]
         elif option.prefix and "://" in text:
-            hidden += _of_url(text)
+            hidden += _passwords(text)
     return tuple(hidden)
 
 
 def _secrets_of(sink: TwoPhaseSink) -> tuple[str, ...]:
-    """Of an object: attributes have the names of the options."""
+    """Returns the secrets of a sink that the user passed as an object.
+
+    Reads the attributes that are named like the options.
+    """
     stated = {each.name: getattr(sink, each.name.replace(".", "_"), None) for each in sink.OPTIONS}
     return _secrets({name: text for name, text in stated.items() if isinstance(text, str)}, sink.OPTIONS)
 
 
-def _of_url(url: str) -> list[str]:
-    """The password in a URL, as it stands there and as it is meant."""
+def _passwords(url: str) -> list[str]:
+    """Returns the password in a URL, percent-encoded and decoded; the whole text if it is not a URL."""
     try:
         password = urlsplit(url).password
     except ValueError:
@@ -317,6 +333,6 @@ def _checked(found: object, name: str) -> TwoPhaseSink:
     if not isinstance(found, TwoPhaseSink):
         raise InvalidOptionError(
             f"sink {name!r} is a {type(found).__name__}; expected a kafka_eos_source.sinks.TwoPhaseSink.",
-            fix="derive its class from that one.",
+            fix="derive the class of the sink from TwoPhaseSink.",
         )
     return found

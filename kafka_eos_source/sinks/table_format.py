@@ -1,8 +1,10 @@
-"""What the sinks of table formats share: data files at stage, a note at prepare, one commit of the table.
+"""Base classes of the sinks for table formats (Delta Lake, Iceberg).
 
-Executors write the files into the table's folder, where no version of the table knows them. The note in the
-query's checkpoint says which they are. The table itself says which batches it has: it is asked before each
-commit, and a commit is refused by the format if somebody else's came in since; then it is asked again.
+At stage, executors write data files into the table's folder; no version of the table refers to them yet. At
+prepare, the driver lists the files in a note in the query's checkpoint. At commit, one new version of the
+table adds the files and records the id of the batch. The sink checks before each try whether the table
+already contains the id. If another writer commits in between, the format refuses the new version, and the
+sink checks again.
 """
 
 from __future__ import annotations
@@ -10,79 +12,160 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from kafka_eos_source.errors import InvalidOptionError, SinkRetryableError
+import pyarrow as pa
+
+from kafka_eos_source import option_values as values
+from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, SinkRetryableError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, SinkTxn, TwoPhaseSink
-from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.sinks.notes_folder import NotesFolder
+from kafka_eos_source.sinks.options import SinkOption
 
-#: Of rows that a task holds: a Python worker has little memory, and a file wants to be of 10 MB and more.
-HELD_BYTES = 128 << 20
-#: For a task to look at the table.
+#: Default size of the rows that a task buffers. A Python worker has little memory, but files should have at
+#: least 10 MB.
+BUFFER_BYTES = 128 << 20
+#: Time limit for a task to load the table.
 STAGE_SECONDS = 60.0
+#: Values of the option ``schema.evolution``.
+FAIL, ADD = "fail", "add"
+#: Options of every sink for a table format.
+CREATE = SinkOption(
+    "create", values.boolean, True, "boolean", "Whether to create the table if it does not exist."
+)
+BUFFER = SinkOption(
+    "buffer.bytes",
+    values.integer(1 << 20),
+    BUFFER_BYTES,
+    "bytes",
+    "Size of the rows that a task buffers in memory before it writes a file.",
+)
 
 _RESTORE = (
-    "restore the file, or bring the rows of that batch to the table by hand (Kafka has them); let clean-up "
-    "spare files that are younger than the longest time that a query may be down with a batch in Kafka."
+    "restore the file, or add the rows of that batch to the table by hand (Kafka has them). Configure the "
+    "table's clean-up to spare files that are younger than the longest possible downtime of the query."
 )
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 2.0
 
 T = TypeVar("T")
 
 
-class TableFormatSink(TwoPhaseSink, Generic[T]):
-    """A sink whose table is a ``T`` of its library.
+class BufferedStage(ABC):
+    """`contract.Stage` that buffers rows and writes data files when the buffer is full.
 
-    A subclass writes the files (`stage`), notes them (`prepare`), and says of its tables what is asked below.
+    Args:
+        table: name of the table, for errors.
+        schema: schema of the rows.
+        required: columns that must not be null. Spark declares every column as nullable, so only the rows
+            can show whether they are.
+        buffer_bytes: size of the buffered rows at which files are written.
     """
 
-    #: Reached when the table has the batch, and the note still is there.
-    after_commit: str
-    #: Its documentation, for errors.
-    page: str
+    def __init__(self, table: str, schema: pa.Schema, required: Sequence[str], buffer_bytes: int) -> None:
+        self._table_name = table
+        self._row_schema = schema
+        self._required = required
+        self._buffer_bytes = buffer_bytes
+        self._buffer: list[pa.RecordBatch] = []
+        self._buffered_bytes = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        for name in self._required:
+            if batch.column(name).null_count:
+                raise InvalidRecordError(
+                    f"column {name!r} is null in a row, but the table {self._table_name!r} requires a value.",
+                    fix="filter such rows, or fill the column with coalesce().",
+                )
+        self._buffer.append(batch)
+        self._buffered_bytes += batch.nbytes
+        if self._buffered_bytes >= self._buffer_bytes:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes the buffered rows to files, if there are any."""
+        if self._buffer:
+            self.write_files(self._take())
+
+    def discard(self) -> None:
+        self._buffer = []
+        self.delete_files()
+
+    def _take(self) -> pa.Table:
+        rows = pa.Table.from_batches(self._buffer, self._row_schema)
+        self._buffer, self._buffered_bytes = [], 0
+        return rows
+
+    @abstractmethod
+    def write_files(self, rows: pa.Table) -> None:
+        """Writes rows to data files, which no version of the table contains yet."""
+
+    @abstractmethod
+    def delete_files(self) -> None:
+        """Deletes the written files. If the process dies instead, the table's clean-up deletes them."""
+
+    @abstractmethod
+    def finish(self) -> Any:
+        """Calls `flush`, and returns the token."""
+
+
+class TableFormatSink(TwoPhaseSink, Generic[T]):
+    """Sink for tables that a library represents as ``T``.
+
+    A subclass writes the files (`stage`), lists them in a note (`prepare`), and implements the operations on
+    its kind of table below.
+    """
+
+    #: Failpoint between the commit of the table and the removal of the note.
+    failpoint_after_commit: str
+    #: Page of the documentation, for errors.
+    docs_page: str
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """Names the table, for messages."""
+        """Name of the table, for messages."""
 
     @abstractmethod
     def load(self) -> T | None:
-        """The table as it is now; None = there is none."""
+        """Loads the current version of the table; None if the table does not exist."""
 
     @abstractmethod
     def is_committed(self, table: T, txn: SinkTxn) -> bool:
-        """Whether the table has what was prepared under the id."""
+        """Returns whether the table contains the batch that was prepared under the id."""
 
     def was_committed(self, table: T, txn: SinkTxn) -> bool:
-        """The same of an id that later ones may have followed; asked when nothing is noted under it."""
+        """Returns whether the table contains the batch, even if the sink has committed later ones since.
+
+        Called only if no note of the id exists. The search may be slower than `is_committed`.
+        """
         return self.is_committed(table, txn)
 
     @abstractmethod
-    def misfit(self, table: T, note: Mapping[str, Any]) -> str:
-        """Why the files of a note do not fit the table any more; "" = they do."""
+    def incompatibility(self, table: T, note: Mapping[str, Any]) -> str:
+        """Describes why the files of a note no longer fit the table; empty if they fit."""
 
     @abstractmethod
-    def absent(self, table: T, note: Mapping[str, Any]) -> str:
-        """Names the first data file of a note that is not there as its task wrote it; "" = all are there."""
+    def missing_file(self, table: T, note: Mapping[str, Any]) -> str:
+        """Describes the first data file of a note that is missing or has another size; empty if none is."""
 
     @abstractmethod
     def publish(self, table: T, txn: SinkTxn, note: Mapping[str, Any]) -> Exception | None:
-        """Makes the files part of the table, on top of what was loaded.
+        """Commits a new version of the loaded table that adds the files of the note.
 
         Returns:
-            The conflict, when somebody was quicker; None = they are.
+            The conflict, if another writer committed since the table was loaded; otherwise None.
         """
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         notes = self.notes()
         pause = threading.Event()
-        for attempt in itertools.count():
-            # the note first: whoever ends the batch removes it after the table has the files
+        for try_number in itertools.count():
+            # Read the note before the table: another process that commits the batch removes the note after
+            # the table contains the files.
             note = notes.get(str(txn))
             table = self.load()
             if table is not None and self.is_committed(table, txn):
@@ -92,30 +175,32 @@ class TableFormatSink(TwoPhaseSink, Generic[T]):
                     return OK
                 return Fatal(f"nothing is prepared under {txn} for {self.label}")
             if table is None:
-                return Fatal(f"{self.label} is gone, and with it the data of {txn}")
-            changed = self.misfit(table, note)
-            if changed:
-                return Fatal(changed, f"see {self.page}, Changes of the table.")
-            # a clean-up of the table may have deleted what no version of it named yet
-            absent = self.absent(table, note)
-            if absent:
+                return Fatal(f"{self.label} was deleted, and with it the data of {txn}")
+            incompatibility = self.incompatibility(table, note)
+            if incompatibility:
+                return Fatal(incompatibility, f"see {self.docs_page}, Changes of the table.")
+            # a clean-up of the table may have deleted files that no version referred to yet
+            missing = self.missing_file(table, note)
+            if missing:
                 table = self.load()
                 if table is not None and self.is_committed(table, txn):
-                    break  # by another process at this moment, and rewritten since
-                return Fatal(absent, _RESTORE)
+                    break  # another process just committed the batch, and a compaction replaced its files
+                return Fatal(missing, _RESTORE)
             conflict = self.publish(table, txn, note)
             if conflict is None:
                 break
             if deadline.expired:
-                raise SinkRetryableError(f"others keep committing to {self.label}: {conflict}")
-            wait = min(_FIRST_PAUSE_SECONDS * 2 ** min(attempt, 10), _LONGEST_PAUSE_SECONDS)
+                raise SinkRetryableError(
+                    f"other writers kept committing to {self.label} until the deadline: {conflict}"
+                )
+            wait = min(_FIRST_PAUSE_SECONDS * 2 ** min(try_number, 10), _LONGEST_PAUSE_SECONDS)
             pause.wait(min(wait * random.uniform(0.5, 1.5), deadline.remaining_seconds()))
-        failpoints.reach(self.after_commit)
+        failpoints.reach(self.failpoint_after_commit)
         notes.remove(str(txn))
         return OK
 
     def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
-        # the data files stay: the batch may be prepared again from them
+        # the data files stay, because the driver may prepare them again under another id
         self.notes().remove(str(txn))
         return OK
 
@@ -127,21 +212,21 @@ class TableFormatSink(TwoPhaseSink, Generic[T]):
         prepared = []
         for txn in sorted(found):
             if table is not None and self.is_committed(table, txn):
-                notes.remove(str(txn))  # killed before it could note so
+                notes.remove(str(txn))  # the process was killed between the commit and this removal
             else:
                 prepared.append(txn)
         return prepared
 
-    def notes(self) -> Store:
-        """Where what is prepared is noted.
+    def notes(self) -> NotesFolder:
+        """Returns the folder that contains the notes of prepared batches.
 
         Raises:
-            InvalidOptionError: the query's checkpoint is not known.
+            InvalidOptionError: if the location of the query's checkpoint is unknown.
         """
         if self.context.store is None:
             raise InvalidOptionError(
-                f"sink {self.context.name!r} keeps the names of prepared files in the checkpoint, whose "
-                "place it does not know.",
-                fix="give .option('checkpointLocation', …) to the writer.",
+                f"sink {self.context.name!r} lists prepared files in the query's checkpoint, but the option "
+                "'checkpointLocation' is not set.",
+                fix="set .option('checkpointLocation', …) on the writer.",
             )
         return self.context.store

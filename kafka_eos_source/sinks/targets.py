@@ -1,4 +1,4 @@
-"""Which thing a sink writes, spelled in one way; and the refusal of two sinks that write the same."""
+"""Normalised names of what sinks write to, and the refusal of two sinks with the same target."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _PORTS = {
 
 
 def refuse_shared(sinks: Mapping[str, TwoPhaseSink]) -> None:
-    """Refuses two sinks of a query that write the same thing.
+    """Raises if two sinks of a query write to the same target.
 
-    Their ids, files and rows of bookkeeping are apart, but readers would find each row as often as there are
-    sinks, and nearly always one of the two options is a mistake.
+    The sinks would not damage each other's work, but readers would find each row twice. Nearly always, one
+    of the two options is a mistake.
 
     Raises:
-        InvalidOptionError: naming both.
+        InvalidOptionError: if two sinks have the same target; the message names both sinks.
     """
     seen: dict[str, str] = {}
     for name, sink in sinks.items():
@@ -39,13 +39,16 @@ def refuse_shared(sinks: Mapping[str, TwoPhaseSink]) -> None:
         if target in seen:
             raise InvalidOptionError(
                 f"the sinks {seen[target]!r} and {name!r} write to the same target: {target}.",
-                fix="give each sink a target of its own, or leave one of them out.",
+                fix="give each sink its own target, or remove one of them.",
             )
         seen[target] = name
 
 
 def location(uri: str) -> str:
-    """A folder: symbolic links followed if it is local, user and password left out if it is not."""
+    """Returns the normalised URI of a folder.
+
+    Resolves the symbolic links of a local folder, and removes user and password from a remote URI.
+    """
     parts = urlsplit(uri)
     if parts.scheme in ("", "file"):
         path = os.path.realpath(unquote(parts.path) if parts.scheme else uri)
@@ -56,6 +59,6 @@ def location(uri: str) -> str:
 
 
 def address(scheme: str, host: str | None, port: int | None) -> str:
-    """Host and port of a server, with the port that its protocol uses by itself."""
+    """Returns host and port of a server; without a port, the default port of the protocol."""
     found = port or _PORTS.get(scheme)
     return f"{(host or 'localhost').lower()}{f':{found}' if found else ''}"

@@ -1,8 +1,9 @@
-"""A sink whose calls end: one that never returns is left behind, and counts as a sink that is down.
+"""A wrapper that abandons a sink's call that never returns, and treats the sink as down.
 
-Time counts from the last rows that the sink drew, from what was staged or from its store: a batch may take as
-long as it takes, silence may last as long as `commitTimeoutMs` allows. What is left behind may still come
-true; that is as if a driver had died there, and the next look at what the sink holds settles it.
+The time limit restarts whenever the sink reads rows, staged ones or those in its notes folder. So a large
+batch may take long, but a sink that makes no progress is abandoned after `commitTimeoutMs`. An abandoned call
+may still take effect later. That is the same situation as after the death of a driver at that point, and the
+next `recover` resolves it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from kafka_eos_source.sinks.contract import (
     Staged,
     TwoPhaseSink,
 )
-from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.sinks.notes_folder import NotesFolder
 
 _CLOSE_SECONDS = 5.0
 
@@ -33,9 +34,10 @@ T = TypeVar("T")
 
 
 class WatchedSink(TwoPhaseSink):
-    """``sink``, on the driver. Its calls are made by one thread, in order.
+    """Wraps a sink on the driver: one thread makes its calls, in order, each with a time limit.
 
-    Each raises `RetriableError` when it does not return, and so do all after it: only a new one helps.
+    A call that does not return raises `RetriableError`, and so does every later call. Only a new instance
+    can be used then.
     """
 
     def __init__(self, sink: TwoPhaseSink) -> None:
@@ -43,13 +45,13 @@ class WatchedSink(TwoPhaseSink):
         self._pulse = Pulse()
 
     def open(self, context: SinkContext) -> None:
-        store = None if context.store is None else _PulsingStore(context.store.location, self._pulse)
+        store = None if context.store is None else _PulsingNotesFolder(context.store.location, self._pulse)
         super().open(replace(context, store=store))
         self._sink.open(self.context)
-        self._dog = Watchdog(f"sink {context.name!r}", self._pulse)
+        self._watchdog = Watchdog(f"sink {context.name!r}", self._pulse)
 
     def close(self) -> None:
-        self._dog.end(self._sink.close, _CLOSE_SECONDS)
+        self._watchdog.end(self._sink.close, _CLOSE_SECONDS)
 
     def target(self) -> str | None:
         return self._sink.target()
@@ -74,18 +76,18 @@ class WatchedSink(TwoPhaseSink):
         return self._call(f"abort {txn}", deadline, self._sink.abort, txn)
 
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
-        return self._call("list what is prepared", deadline, self._sink.recover)
+        return self._call("list prepared ids", deadline, self._sink.recover)
 
     def tidy(self, batch_id: int, deadline: Deadline) -> None:
         self._call("tidy up", deadline, self._sink.tidy, batch_id)
 
     def _call(self, doing: str, deadline: Deadline, call: Callable[..., T], *arguments: Any) -> T:
-        """Every call of the contract has its deadline last."""
-        return self._dog.call(doing, partial(call, *arguments, deadline), deadline.remaining_seconds())
+        """Makes a call of the contract, whose last argument is always the deadline."""
+        return self._watchdog.call(doing, partial(call, *arguments, deadline), deadline.remaining_seconds())
 
 
 class _PulsingStaged:
-    """`Staged` whose rows beat as they are drawn."""
+    """`Staged` that resets the time limit whenever the sink reads a batch."""
 
     def __init__(self, staged: Staged, pulse: Pulse) -> None:
         self._staged = staged
@@ -108,8 +110,8 @@ class _PulsingStaged:
 
 
 @dataclass(frozen=True)
-class _PulsingStore(Store):
-    """Likewise."""
+class _PulsingNotesFolder(NotesFolder):
+    """`NotesFolder` that resets the time limit whenever the sink reads a batch."""
 
     pulse: Pulse
 

@@ -1,4 +1,4 @@
-"""Sinks as Python objects."""
+"""`with_two_phase_sinks`: adds sinks to a stream as Python objects instead of options."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ def with_two_phase_sinks(
     *,
     columns: Mapping[str, Sequence[str]] | None = None,
 ) -> DataStreamWriter:
-    """Gives a ``writeStream.format("kafka-eos")`` sinks beside Kafka, as objects in place of options.
+    """Adds sinks to a ``writeStream.format("kafka-eos")``, as objects instead of options.
 
-    The objects are pickled into options of the query (cloudpickle, so that classes of a script travel too),
-    passwords in them included: who may see the query's options may see these.
+    The objects are pickled into options of the query. cloudpickle is used, so classes defined in a script
+    work too. The pickles include passwords: whoever can read the query's options can read these as well.
 
     Args:
-        writer: of the stream.
-        sinks: by name, or in order: then they are called ``sink0``, ``sink1``, ….
-        columns: the columns of the frame that go to a sink, by its name; all if it is not named.
+        writer: writer of the stream.
+        sinks: sinks by name; or a sequence, whose sinks are named ``sink0``, ``sink1``, ….
+        columns: columns of the frame that each sink receives, by name of the sink; a sink that is not
+            listed receives all columns.
 
     Raises:
-        InvalidOptionError: a name is none, an object is no sink, or it cannot be pickled.
+        InvalidOptionError: if a name is malformed, or an object is not a sink or cannot be pickled.
     """
     named = dict(sinks) if isinstance(sinks, Mapping) else {f"sink{n}": each for n, each in enumerate(sinks)}
     sink_names("sinks", ",".join(named))
@@ -40,7 +41,7 @@ def with_two_phase_sinks(
         if not isinstance(sink, TwoPhaseSink):
             raise InvalidOptionError(
                 f"sink {name!r} is a {type(sink).__name__}; expected a kafka_eos_source.sinks.TwoPhaseSink.",
-                fix="derive its class from that one.",
+                fix="derive the class of the sink from TwoPhaseSink.",
             )
         pickled = to_option(sink, f"sink {name!r}", fix="connect in open(), not in __init__().")
         writer = writer.option(f"{PREFIX}{name}.{OBJECT}", pickled)

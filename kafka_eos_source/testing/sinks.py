@@ -31,7 +31,7 @@ import pytest
 
 from kafka_eos_source.errors import RetriableError
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.sinks import store as stores
+from kafka_eos_source.sinks import notes_folder
 from kafka_eos_source.sinks.contract import (
     OK,
     Fatal,
@@ -42,7 +42,7 @@ from kafka_eos_source.sinks.contract import (
     StageContext,
     TwoPhaseSink,
 )
-from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.testing.kills import count_lines, killed_at, some_of
 
 _SECONDS = 60.0
@@ -131,7 +131,7 @@ def deadline() -> Deadline:
 def opened(system: System, application_id: str = _APPLICATION, name: str = _SINK) -> Iterator[TwoPhaseSink]:
     """A new sink, as a new process has it."""
     sink = system.sink()
-    store = None if system.store is None else Store(os.path.join(system.store, name))
+    store = None if system.store is None else NotesFolder(os.path.join(system.store, name))
     sink.open(SinkContext(name, application_id, store))
     try:
         yield sink
@@ -505,8 +505,13 @@ def _outcome(call: Callable[[], Outcome]) -> Outcome:
 
 
 def _watched(sink: TwoPhaseSink) -> list[str]:
-    """The sink's own files: its module, the package around it, and the store."""
+    """The sink's own files: its module, the package around it, modules of its base classes, notes folder."""
     file = inspect.getfile(type(sink))
     folder = os.path.dirname(file)
     package = os.path.exists(os.path.join(folder, "__init__.py"))
-    return [folder + os.sep if package else file, inspect.getfile(stores)]
+    bases = [
+        inspect.getfile(each)
+        for each in type(sink).__mro__
+        if issubclass(each, TwoPhaseSink) and each is not TwoPhaseSink
+    ]
+    return [folder + os.sep if package else file, inspect.getfile(notes_folder), *bases]

@@ -1,4 +1,4 @@
-"""Delta Lake: tasks write data files, one version of the table commits the batch and names it."""
+"""Delta Lake sink: tasks write data files, and one table version commits the batch and records its id."""
 
 from kafka_eos_source.sinks.delta.sink import DeltaSink
 

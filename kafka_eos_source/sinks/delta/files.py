@@ -1,8 +1,7 @@
-"""Data files: how a task writes them, and what the add actions say of them."""
+"""Data files of a Delta table: how a task writes them, and their add actions."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,9 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from kafka_eos_source.errors import InvalidRecordError
-from kafka_eos_source.runtime.file_systems import file_system
+from kafka_eos_source.runtime.file_systems import file_system, fsync
 from kafka_eos_source.sinks.delta.statistics import statistics
+from kafka_eos_source.sinks.table_format import BufferedStage
 
 if TYPE_CHECKING:
     from deltalake.transaction import AddAction
@@ -26,13 +25,13 @@ _ROW = "__kafka_eos_row"
 
 @dataclass(frozen=True)
 class AddedFile:
-    """One file, as JSON has it too.
+    """A data file that a task wrote, with what its add action needs.
 
     Attributes:
-        path: below the table's folder.
-        bytes, rows: in it.
-        partition: values by column, in the text form of PROTOCOL.md; None = null.
-        stats: JSON.
+        path: path below the table's folder.
+        bytes, rows: size of the file, and number of rows.
+        partition: partition values by column, serialised as in Delta's PROTOCOL.md; None for null.
+        stats: statistics as JSON.
     """
 
     path: str
@@ -42,13 +41,16 @@ class AddedFile:
     stats: str
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> AddedFile:
-        return cls(**told)
+    def from_json(cls, description: Mapping[str, Any]) -> AddedFile:
+        """Returns the file that `to_json` described."""
+        return cls(**description)
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
+        """Describes the file as a JSON object, for the note of a prepared batch."""
         return asdict(self)
 
     def action(self) -> AddAction:
+        """Returns the add action that makes the file part of the table."""
         from deltalake.transaction import AddAction
 
         now_ms = int(time.time() * 1000)
@@ -57,12 +59,12 @@ class AddedFile:
 
 @dataclass(frozen=True)
 class StagedFiles:
-    """A task attempt's token.
+    """Token of a task attempt: the files that it wrote.
 
     Attributes:
-        table_id: of the table that the files lie in: one that is dropped and made anew has another.
-        partition_by: its columns.
-        files: those of the attempt.
+        table_id: id of the table. A table that is dropped and created again gets another one.
+        partition_by: partition columns of the table.
+        files: files of the task attempt.
     """
 
     table_id: str
@@ -72,19 +74,24 @@ class StagedFiles:
 
 @dataclass(frozen=True)
 class Folder:
-    """The table's folder, as files are written there: locally by Arrow, elsewhere by delta-rs, which has the
-    credentials.
+    """Folder of a table.
+
+    Files in a local folder are written by Arrow; others by delta-rs, which has the credentials.
 
     Attributes:
-        uri: of the table.
-        storage: options of delta-rs.
+        uri: URI of the table.
+        storage: storage options of delta-rs.
     """
 
     uri: str
     storage: Mapping[str, str] = field(repr=False)
 
     def open(self) -> tuple[pafs.FileSystem, str]:
-        """A file system, and what paths there begin with."""
+        """Opens the folder.
+
+        Returns:
+            A file system, and the prefix of paths in it.
+        """
         if urlsplit(self.uri).scheme in ("", "file"):
             fs, root = file_system(self.uri)
             return fs, f"{root.rstrip('/')}/"
@@ -93,74 +100,57 @@ class Folder:
         return pafs.PyFileSystem(DeltaStorageHandler(self.uri, dict(self.storage))), ""
 
 
-class TaskFiles:
-    """`contract.Stage`: rows are held until there are enough for a file, then written, a file for each
-    partition.
+class TaskFiles(BufferedStage):
+    """Stage that writes buffered rows to one file per partition.
 
     Args:
-        folder: of the table.
-        token: what the token says beside the files.
-        own: schema of the table.
-        schema: of the rows.
-        attempt: of the task, in the names of its files.
-        compression: of Parquet's pages.
-        most_bytes: of rows that are held.
+        folder: folder of the table.
+        token: function that creates the token from the written files.
+        table_schema: schema of the table.
+        schema: schema of the rows.
+        partition_by: partition columns of the table.
+        attempt: unique id of the task attempt, used in file names.
+        compression: compression of Parquet's pages.
+        buffer_bytes: size of the buffered rows at which files are written.
     """
 
     def __init__(
         self,
         folder: Folder,
         token: Callable[[tuple[AddedFile, ...]], StagedFiles],
-        own: pa.Schema,
+        table_schema: pa.Schema,
         schema: pa.Schema,
         partition_by: Sequence[str],
         attempt: str,
         compression: str,
-        most_bytes: int,
+        buffer_bytes: int,
     ) -> None:
         self._fs, self._root = folder.open()
         self._token = token
-        self._schema = pa.schema([own.field(name) for name in own.names if name in schema.names])
-        self._required = [field.name for field in self._schema if not field.nullable]
+        self._schema = pa.schema(
+            [table_schema.field(name) for name in table_schema.names if name in schema.names]
+        )
+        required = [field.name for field in self._schema if not field.nullable]
+        super().__init__(folder.uri, schema, required, buffer_bytes)
         self._partition_by = list(partition_by)
         self._attempt = attempt
         self._compression = compression
-        self._most_bytes = most_bytes
-        self._held: list[pa.RecordBatch] = []
-        self._held_bytes = 0
         self._files: list[AddedFile] = []
         self._paths: list[str] = []
 
-    def write(self, batch: pa.RecordBatch) -> None:
-        for name in self._required:  # every column of a frame may hold nulls, as Spark has it
-            if batch.column(name).null_count:
-                raise InvalidRecordError(
-                    f"column {name!r} is null in a row; the Delta table requires a value.",
-                    fix="filter such rows, or fill them with coalesce().",
-                )
-        self._held.append(batch)
-        self._held_bytes += batch.nbytes
-        if self._held_bytes >= self._most_bytes:
-            self._flush()
-
     def finish(self) -> StagedFiles:
-        self._flush()
+        self.flush()
         return self._token(tuple(self._files))
 
-    def discard(self) -> None:
-        """What a task that dies leaves behind is for `VACUUM`, as of any writer of the table."""
-        self._held = []
+    def delete_files(self) -> None:
         while self._paths:
             try:
                 self._fs.delete_file(self._paths.pop())
             except FileNotFoundError:
                 continue
 
-    def _flush(self) -> None:
-        if not self._held:
-            return
-        rows = pa.Table.from_batches(self._held).select(self._schema.names).cast(self._schema)
-        self._held, self._held_bytes = [], 0
+    def write_files(self, rows: pa.Table) -> None:
+        rows = rows.select(self._schema.names).cast(self._schema)
         for partition, own in _by_partition(rows, self._partition_by):
             self._files.append(self._write(own, partition))
 
@@ -168,7 +158,7 @@ class TaskFiles:
         name = f"part-{len(self._paths):05d}-{self._attempt}.{self._compression}.parquet"
         path = f"{self._root}{name}"
         self._paths.append(path)
-        # a dictionary of numbers costs half of the time and is given up as soon as they are many
+        # only for strings: dictionaries of numbers take half of the writing time and are soon given up
         texts = [field.name for field in rows.schema if pa.types.is_string(field.type)]
         with self._fs.open_output_stream(path) as out:
             with pq.ParquetWriter(
@@ -177,13 +167,13 @@ class TaskFiles:
                 writer.write_table(rows)
             metadata = writer.writer.metadata
         if isinstance(self._fs, pafs.LocalFileSystem):
-            _to_disk(path)
+            fsync(path)
         size = self._fs.get_file_info(path).size
         return AddedFile(name, int(size), rows.num_rows, partition, statistics(metadata, rows.schema))
 
 
 def _by_partition(rows: pa.Table, columns: list[str]) -> Iterator[tuple[dict[str, str | None], pa.Table]]:
-    """The rows of each partition, without its columns: these are in the log alone."""
+    """Yields the values and rows of each partition. Delta's files do not contain the partition columns."""
     if not columns:
         yield {}, rows
         return
@@ -197,16 +187,8 @@ def _by_partition(rows: pa.Table, columns: list[str]) -> Iterator[tuple[dict[str
 
 
 def _text(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """PROTOCOL.md, Partition Value Serialization: an empty string stands for null there."""
+    """Serialises partition values as in PROTOCOL.md, where an empty string means null."""
     if pa.types.is_timestamp(values.type):
         return pc.strftime(values, format="%Y-%m-%d %H:%M:%S")
     text = values.cast(pa.string())
     return pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
-
-
-def _to_disk(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,11 +1,11 @@
-"""The sink: data files at stage, a note of them at prepare, one version of the table at commit.
+"""`DeltaSink`: writes data files at stage, lists them in a note at prepare, commits one table version.
 
-The commit carries Delta's own transaction identifiers (PROTOCOL.md, Transaction Identifiers): one application
-id for each query and sink, whose version is the sequence number of the Kafka transaction, and another one
-whose version is a hash of the whole id. So the table itself knows the last batch and attempt of each query
-and sink, in two numbers that survive checkpoints and the clean-up of the log. They are compared for equality,
-never by order. A commit is refused by the protocol if another one with the same application id came in since
-the table was looked at: two that finish the same batch cannot both succeed.
+The commit contains two of Delta's transaction identifiers (PROTOCOL.md, Transaction Identifiers) for each
+query and sink. The version of the first is the sequence number of the Kafka transaction; the version of the
+second is a hash of the whole sink transaction id. So the table itself records the last batch of each query
+and sink, in two numbers that survive Delta's checkpoints and the clean-up of its log. The sink compares them
+for equality, never by order. Delta's protocol refuses a commit if another one with the same transaction
+identifier was made since the table was loaded, so two processes cannot both commit the same batch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,15 @@ from kafka_eos_source.sinks.delta.files import AddedFile, Folder, StagedFiles, T
 from kafka_eos_source.sinks.delta.fit import arrow_schema
 from kafka_eos_source.sinks.options import SinkOption, columns
 from kafka_eos_source.sinks.registry import require
-from kafka_eos_source.sinks.table_format import HELD_BYTES, STAGE_SECONDS, TableFormatSink
+from kafka_eos_source.sinks.table_format import (
+    ADD,
+    BUFFER,
+    BUFFER_BYTES,
+    CREATE,
+    FAIL,
+    STAGE_SECONDS,
+    TableFormatSink,
+)
 from kafka_eos_source.sinks.targets import location
 
 if TYPE_CHECKING:
@@ -47,82 +55,86 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: In the commit's metadata.
+#: Key of the id in the metadata of a commit.
 ID = "kafka-eos.id"
 COMPRESSIONS = ("snappy", "zstd", "gzip", "none")
-#: Commits that are searched for an id which is not the last: only a driver that was overtaken asks for one.
-_SEARCHED = 1000
+#: Number of commits that are searched for an earlier id. Only a fenced driver asks for one.
+_SEARCHED_COMMITS = 1000
 
 
 def json_texts(name: str, value: str) -> Mapping[str, str]:
-    """A JSON object of texts."""
+    """Parses a JSON object whose values are strings.
+
+    Raises:
+        InvalidOptionError: if the text is not such an object.
+    """
     try:
         found = json.loads(value)
     except ValueError:
         found = None
     if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
-        raise values.invalid(name, value, 'a JSON object of texts such as {"delta.appendOnly":"true"}')
+        raise values.invalid(name, value, 'a JSON object of strings such as {"delta.appendOnly":"true"}')
     return found
 
 
 class DeltaSink(TableFormatSink["DeltaTable"]):
-    """``type=delta``.
+    """``type=delta``: appends to a Delta Lake table.
 
     Args:
         path: URI of the table's folder.
-        storage: options of delta-rs's object store.
-        create: whether to create a table that is missing.
-        partition_by: columns, of a table that is created.
-        properties: of a table that is created.
-        schema_evolution: ``fail`` or ``add``.
-        compression: of Parquet's pages.
-        buffer_bytes: of rows that a task holds before it writes a file.
+        storage: storage options of delta-rs.
+        create: whether to create the table if it does not exist.
+        partition_by: partition columns of a table that the sink creates.
+        properties: properties of a table that the sink creates.
+        schema_evolution: what to do if the frame has columns that the table lacks: ``fail`` or ``add``.
+        compression: compression of Parquet's pages.
+        buffer_bytes: size of the rows that a task buffers before it writes a file.
     """
 
-    after_commit = "sink.delta.after_version"
-    page = "docs/sink-delta.md"
+    failpoint_after_commit = "sink.delta.after_version"
+    docs_page = "docs/sink-delta.md"
     OPTIONS: ClassVar[tuple[SinkOption, ...]] = (
-        SinkOption("path", values.text, None, "URI", "Of the table's folder.", required=True),
+        SinkOption("path", values.text, None, "URI", "URI of the table's folder.", required=True),
         SinkOption(
             "storage.*",
             values.text,
             {},
             "text",
-            "Options of the object store, as delta-rs has them: `storage.aws_region`, "
-            "`storage.aws_secret_access_key` and so on.",
+            "Storage options of delta-rs: `storage.aws_region`, `storage.aws_secret_access_key` and so on.",
             "none",
         ),
-        SinkOption("create", values.boolean, True, "boolean", "Create the table if it is missing."),
-        SinkOption("partition.by", columns, (), "columns, comma list", "Of a table that is created.", "none"),
+        CREATE,
+        SinkOption(
+            "partition.by",
+            columns,
+            (),
+            "comma-separated columns",
+            "Partition columns of a table that the sink creates.",
+            "none",
+        ),
         SinkOption(
             "properties",
             json_texts,
             {},
             "JSON object",
-            'Of a table that is created: `{"delta.appendOnly":"true"}`.',
+            'Properties of a table that the sink creates: `{"delta.appendOnly":"true"}`.',
             "none",
         ),
         SinkOption(
             "schema.evolution",
-            values.choice(tables.FAIL, tables.ADD),
-            tables.FAIL,
+            values.choice(FAIL, ADD),
+            FAIL,
             "`fail`, `add`",
-            "When the frame has columns that the table lacks: fail, or add them.",
+            "What to do if the frame has columns that the table lacks: fail the query, or add the columns.",
         ),
         SinkOption(
             "compression",
             values.choice(*COMPRESSIONS),
             "snappy",
             "`snappy`, `zstd`, `gzip`, `none`",
-            "Of Parquet's pages.",
+            "Compression of Parquet's pages.",
         ),
-        SinkOption(
-            "buffer.bytes",
-            values.integer(1 << 20),
-            HELD_BYTES,
-            "bytes",
-            "Of rows that a task holds in memory before it writes a file.",
-        ),
+        BUFFER,
     )
 
     def __init__(
@@ -132,9 +144,9 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
         create: bool = True,
         partition_by: Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
-        schema_evolution: str = tables.FAIL,
+        schema_evolution: str = FAIL,
         compression: str = "snappy",
-        buffer_bytes: int = HELD_BYTES,
+        buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
         require("deltalake", "delta")
         self._to = tables.Target(
@@ -156,13 +168,13 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
 
     def stage(self, context: StageContext) -> Stage:
         table = self._to.ready(context.schema, Deadline.after_seconds(STAGE_SECONDS))
-        about = table.metadata()
+        metadata = table.metadata()
         return TaskFiles(
             Folder(self._to.uri, self._to.storage),
-            functools.partial(StagedFiles, str(about.id), tuple(about.partition_columns)),
+            functools.partial(StagedFiles, str(metadata.id), tuple(metadata.partition_columns)),
             arrow_schema(table),
             context.schema,
-            about.partition_columns,
+            metadata.partition_columns,
             context.attempt,
             self.compression,
             self.buffer_bytes,
@@ -172,23 +184,28 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
         store = self.notes()
         table = self.load()
         if table is None:
-            return Fatal(f"the table {self._to.uri!r} is gone", "create it; restart the query.")
+            return Fatal(
+                f"the table {self._to.uri!r} was deleted", "create the table again, then restart the query."
+            )
         if self.is_committed(table, txn) or store.get(str(txn)) is not None:
             return OK
         tokens: Sequence[StagedFiles] = staged.tokens
         for each in tokens:
-            changed = self.misfit(table, {"table": each.table_id, "partition_by": each.partition_by})
-            if changed:
-                return Fatal(changed, "restart the query: it stages the batch anew.")
+            staged_for = {"table": each.table_id, "partition_by": each.partition_by}
+            incompatibility = self.incompatibility(table, staged_for)
+            if incompatibility:
+                return Fatal(incompatibility, "restart the query; it then stages the batch again.")
         note = {
             "table": tokens[0].table_id,
             "partition_by": list(tokens[0].partition_by),
             "rows": staged.rows,
-            "files": [file.told() for each in tokens for file in each.files],
+            "files": [file.to_json() for each in tokens for file in each.files],
         }
-        absent = self.absent(table, note)
-        if absent:
-            return Fatal(absent, "let driver and executors share the table's folder; then restart the query.")
+        missing = self.missing_file(table, note)
+        if missing:
+            return Fatal(
+                missing, "use a table folder that driver and executors share, then restart the query."
+            )
         store.put(str(txn), note)
         return OK
 
@@ -200,7 +217,7 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
         return self._to.load()
 
     def _app_ids(self) -> tuple[str, str]:
-        """Delta's application ids, of the last sequence and of its attempt, for this query and sink."""
+        """Returns Delta's transaction identifiers that hold the sequence number and the hash of the id."""
         batch = f"{self.context.application_id}/{self.context.name}"
         return batch, f"{batch}#attempt"
 
@@ -210,38 +227,38 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
         return bool(found == (txn.sequence, _number(txn)))
 
     def was_committed(self, table: DeltaTable, txn: SinkTxn) -> bool:
-        """Before later ones."""
+        """Returns whether one of the last 1000 commits is that of the id."""
         batch, _ = self._app_ids()
         wanted = f"{batch}: {txn}"
-        return any(each.get(ID) == wanted for each in table.history(_SEARCHED))
+        return any(each.get(ID) == wanted for each in table.history(_SEARCHED_COMMITS))
 
-    def misfit(self, table: DeltaTable, note: Mapping[str, Any]) -> str:
-        about, partition_by = table.metadata(), list(note["partition_by"])
-        if str(about.id) != note["table"]:
-            return f"the table {self._to.uri!r} was dropped and created anew since the batch was staged"
-        if list(about.partition_columns) != partition_by:
+    def incompatibility(self, table: DeltaTable, note: Mapping[str, Any]) -> str:
+        metadata, partition_by = table.metadata(), list(note["partition_by"])
+        if str(metadata.id) != note["table"]:
+            return f"the table {self._to.uri!r} was dropped and created again after the batch was staged"
+        if list(metadata.partition_columns) != partition_by:
             return (
-                f"the table {self._to.uri!r} is partitioned by {about.partition_columns} by now; the "
-                f"batch was staged by {partition_by}"
+                f"the table {self._to.uri!r} is now partitioned by {metadata.partition_columns}, but the "
+                f"batch was staged for partitions by {partition_by}"
             )
         return ""
 
-    def absent(self, table: DeltaTable, note: Mapping[str, Any]) -> str:
+    def missing_file(self, table: DeltaTable, note: Mapping[str, Any]) -> str:
         fs, root = Folder(self._to.uri, self._to.storage).open()
         for each in note["files"]:
-            file = AddedFile.of(each)
+            file = AddedFile.from_json(each)
             found = fs.get_file_info(f"{root}{file.path}")
             if found.type != pafs.FileType.File:
-                return f"the data file {file.path} is not in {self._to.uri!r}"
+                return f"the data file {file.path} does not exist in {self._to.uri!r}"
             if found.size != file.bytes:
-                return f"the data file {file.path} has {found.size} bytes, its task wrote {file.bytes}"
+                return f"the data file {file.path} has {found.size} bytes, but its task wrote {file.bytes}"
         return ""
 
     def publish(self, table: DeltaTable, txn: SinkTxn, note: Mapping[str, Any]) -> Exception | None:
-        """One version on top of what was looked at; delta-rs puts it on top of others' that do not conflict.
+        """Commits one version on top of the loaded one, or on top of later ones that do not conflict.
 
         Returns:
-            The conflict, when somebody was quicker; None = it is there.
+            The conflict, if there is one; otherwise None.
         """
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError
@@ -254,7 +271,7 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
         failpoints.reach("sink.delta.before_version")
         try:
             table.create_write_transaction(
-                [AddedFile.of(each).action() for each in note["files"]],
+                [AddedFile.from_json(each).action() for each in note["files"]],
                 "append",
                 table.schema(),
                 table.metadata().partition_columns,
@@ -262,11 +279,11 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
             )
         except CommitFailedError as error:
             conflict: Exception = error
-            _log.info("%s: somebody else committed first: %s", txn, concealed(str(conflict)))
+            _log.info("%s: another writer committed to the table first: %s", txn, concealed(str(conflict)))
             return conflict
         return None
 
 
 def _number(txn: SinkTxn) -> int:
-    """The id as a version: 63 bits."""
+    """Returns a hash of the id that fits into a version of a transaction identifier: 63 bits."""
     return int.from_bytes(hashlib.sha256(str(txn).encode()).digest()[:8], "big") >> 1

@@ -1,8 +1,8 @@
-"""Statistics of a Parquet file as the add action has them (PROTOCOL.md, Per-file Statistics).
+"""Statistics of a Parquet file for its add action (PROTOCOL.md, Per-file Statistics).
 
-A bound that is too narrow makes readers skip rows. So there are bounds only where they are certain: of whole
-numbers, dates, timestamps (widened to whole milliseconds, as Spark reads them) and short strings; there are
-none of floats, whose NaN no bound tells of.
+A bound that is too narrow makes readers skip rows. Therefore only types whose bounds are certain have bounds:
+integers, dates, timestamps (widened to whole milliseconds, as Spark reads them) and short strings. Floats
+have none, because bounds do not cover NaN.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-#: Spark's own limit of strings (``DataSkippingReader.MAX_STRING_PREFIX_LENGTH``).
-_MOST_CHARACTERS = 32
-#: Of columns, by ``delta.dataSkippingNumIndexedCols``.
-_MOST_COLUMNS = 32
+#: Longest string bound, as in Delta for Spark (``DataSkippingReader.MAX_STRING_PREFIX_LENGTH``).
+_MAX_CHARACTERS = 32
+#: Number of columns that have statistics; the default of ``delta.dataSkippingNumIndexedCols``.
+_MAX_COLUMNS = 32
 
 
 def statistics(metadata: pq.FileMetaData, schema: pa.Schema) -> str:
-    """JSON.
+    """Returns the statistics of a file as JSON.
 
     Args:
-        metadata: of the file.
-        schema: of its columns.
+        metadata: metadata of the file.
+        schema: schema of the file.
     """
     lower: dict[str, Any] = {}
     upper: dict[str, Any] = {}
     nulls: dict[str, int] = {}
     chunks = _chunks(metadata)
-    for field in list(schema)[:_MOST_COLUMNS]:
+    for field in list(schema)[:_MAX_COLUMNS]:
         found = chunks.get(field.name)
         if found is None or not all(each is not None and each.has_null_count for each in found):
             continue
@@ -51,7 +51,7 @@ def statistics(metadata: pq.FileMetaData, schema: pa.Schema) -> str:
 
 
 def _chunks(metadata: pq.FileMetaData) -> dict[str, list[Any]]:
-    """Statistics of each row group, by column; columns that are not nested."""
+    """Returns the statistics of all row groups, by column path."""
     found: dict[str, list[Any]] = {}
     for group in range(metadata.num_row_groups):
         row_group = metadata.row_group(group)
@@ -71,7 +71,7 @@ def _lower(value: Any) -> Any:
         return _millis(value)
     if isinstance(value, datetime.date):
         return value.isoformat()
-    return value[:_MOST_CHARACTERS] if isinstance(value, str) else value
+    return value[:_MAX_CHARACTERS] if isinstance(value, str) else value
 
 
 def _upper(value: Any) -> Any:
@@ -82,7 +82,7 @@ def _upper(value: Any) -> Any:
             return None
     if isinstance(value, datetime.date):
         return value.isoformat()
-    return None if isinstance(value, str) and len(value) > _MOST_CHARACTERS else value
+    return None if isinstance(value, str) and len(value) > _MAX_CHARACTERS else value
 
 
 def _millis(value: datetime.datetime) -> str:

@@ -1,4 +1,4 @@
-"""From options to an open table: what is created if it is missing, and its schema's evolution."""
+"""Loads a Delta table from the sink's options; creates it and evolves its schema if the options allow it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,31 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, SinkRetryableError
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.sinks.delta.fit import arrow_schema, demands, has_null_type, misfit, new_columns
+from kafka_eos_source.sinks.delta.fit import (
+    arrow_schema,
+    has_null_type,
+    new_columns,
+    schema_mismatch,
+    unsupported_features,
+)
+from kafka_eos_source.sinks.table_format import ADD
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable, Schema
 
-FAIL, ADD = "fail", "add"
-
 
 @dataclass(frozen=True)
 class Target:
-    """A table, as the options name it. Picklable; may hold credentials, so not printed.
+    """A table as the options describe it.
+
+    Picklable. The repr omits `storage`, because it may contain credentials.
 
     Attributes:
-        uri: of its folder.
-        storage: options of delta-rs's object store.
-        create: whether to create it if it is missing.
-        partition_by, properties: of a table that is created.
-        evolution: `FAIL` or `ADD`.
+        uri: URI of the table's folder.
+        storage: storage options of delta-rs.
+        create: whether to create the table if it does not exist.
+        partition_by, properties: partition columns and properties of a table that the sink creates.
+        evolution: `table_format.FAIL` or `ADD`.
     """
 
     uri: str
@@ -38,7 +45,7 @@ class Target:
     evolution: str
 
     def load(self) -> DeltaTable | None:
-        """The table as it is now; None = there is none."""
+        """Loads the current version of the table; returns None if the table does not exist."""
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
 
@@ -48,38 +55,41 @@ class Target:
             return None
 
     def ready(self, schema: pa.Schema, deadline: Deadline) -> DeltaTable:
-        """The table, created and evolved as the options allow, so that it takes rows of this schema.
+        """Loads the table; creates it or adds columns, if necessary and allowed, for rows of this schema.
 
-        Driver and executors may do it at the same time: whoever comes second finds it done.
+        Driver and executors may do this at the same time; all but the first find the work done.
 
         Raises:
-            InvalidOptionError: there is no table and none is to be created, or it asks for too much.
-            InvalidSchemaError: it cannot take such rows.
-            SinkRetryableError: others kept changing it until the deadline.
+            InvalidOptionError: if the table does not exist and must not be created, or has features that
+                this sink cannot write.
+            InvalidSchemaError: if the table cannot hold rows of this schema.
+            SinkRetryableError: if other writers kept changing the table until the deadline.
         """
         from deltalake.exceptions import CommitFailedError
 
         table = self.load() or self._create(schema)
-        asked = demands(table)
-        if asked:
+        unsupported = unsupported_features(table)
+        if unsupported:
             raise InvalidOptionError(
-                f"the Delta table {self.uri!r} asks more of its writers than this sink can give: {asked}.",
-                fix="write to a table without it.",
+                f"the Delta table {self.uri!r} uses features that this sink cannot write: {unsupported}.",
+                fix="write to a table without these features.",
             )
-        problem = misfit(arrow_schema(table), schema)
+        problem = schema_mismatch(arrow_schema(table), schema)
         while problem and self.evolution == ADD and (added := new_columns(arrow_schema(table), schema)):
             try:
                 self._add(table, schema, added)
             except CommitFailedError as error:
                 if deadline.expired:
-                    raise SinkRetryableError(f"others change {self.uri!r} all the time: {error}") from error
+                    raise SinkRetryableError(
+                        f"other writers kept changing the schema of {self.uri!r} until the deadline: {error}"
+                    ) from error
             table = self.load() or self._create(schema)
-            problem = misfit(arrow_schema(table), schema)
+            problem = schema_mismatch(arrow_schema(table), schema)
         if problem:
             raise InvalidSchemaError(
-                f"the Delta table {self.uri!r} does not take the frame: {problem}.",
-                fix="cast or drop columns (sink.<name>.columns)"
-                + ("." if self.evolution == ADD else "; schema.evolution=add adds columns to the table."),
+                f"the Delta table {self.uri!r} cannot hold the frame: {problem}.",
+                fix="cast columns, or exclude them with sink.<name>.columns"
+                + ("." if self.evolution == ADD else "; or set schema.evolution=add to add columns."),
             )
         return table
 
@@ -89,15 +99,15 @@ class Target:
 
         if not self.create:
             raise InvalidOptionError(
-                f"there is no Delta table in {self.uri!r}.",
-                fix="create it, correct sink.<name>.path, or set sink.<name>.create=true.",
+                f"there is no Delta table in {self.uri!r}, and the option 'create' is false.",
+                fix="create the table, correct sink.<name>.path, or set sink.<name>.create=true.",
             )
         missing = [name for name in self.partition_by if name not in schema.names]
         if missing or len(self.partition_by) == len(schema):
             raise InvalidOptionError(
-                f"option 'partition.by' is {', '.join(self.partition_by)}; the frame has "
-                f"{', '.join(schema.names)}, and one column at least must be left for the files.",
-                fix="correct it.",
+                f"option 'partition.by' has the value {', '.join(self.partition_by)!r}; expected some, but "
+                f"not all, of the frame's columns: {', '.join(schema.names)}.",
+                fix="correct the option.",
             )
         _delta_schema(schema)
         try:
@@ -114,9 +124,9 @@ class Target:
             if found is None:
                 raise InvalidOptionError(
                     f"the Delta table {self.uri!r} cannot be created: {error}.",
-                    fix="correct sink.<name>.properties and partition.by.",
+                    fix="correct sink.<name>.properties and sink.<name>.partition.by.",
                 ) from error
-            return found  # somebody else was quicker
+            return found  # another process created the table first
 
     def _add(self, table: DeltaTable, schema: pa.Schema, added: list[str]) -> None:
         fields = _delta_schema(pa.schema([schema.field(name) for name in added])).fields
@@ -129,18 +139,18 @@ def _delta_schema(schema: pa.Schema) -> Schema:
     try:
         found: Schema = Schema.from_arrow(schema)
     except Exception as error:
-        raise _unknown(str(error).partition("\n")[0]) from error
-    # delta-rs takes unsigned numbers for signed ones, and columns without a type
-    problem = misfit(pa.schema(found.to_arrow()), schema) or "; ".join(
+        raise _unsupported_schema(str(error).partition("\n")[0]) from error
+    # delta-rs silently converts unsigned integers to signed ones, and accepts columns without a type
+    problem = schema_mismatch(pa.schema(found.to_arrow()), schema) or "; ".join(
         f"column {each.name!r} has type {each.type}" for each in schema if has_null_type(each.type)
     )
     if problem:
-        raise _unknown(problem)
+        raise _unsupported_schema(problem)
     return found
 
 
-def _unknown(what: str) -> InvalidSchemaError:
+def _unsupported_schema(problem: str) -> InvalidSchemaError:
     return InvalidSchemaError(
-        f"a Delta table does not hold the frame: {what}.",
-        fix="cast the column, or leave it out with sink.<name>.columns.",
+        f"a Delta table cannot hold the frame: {problem}.",
+        fix="cast the column, or exclude it with sink.<name>.columns.",
     )

@@ -1,4 +1,4 @@
-"""Files: each batch is a folder that appears at once."""
+"""Filesystem sink: writes each batch as a folder of files that becomes visible by one rename."""
 
 from kafka_eos_source.sinks.filesystem.layout import committed_files
 from kafka_eos_source.sinks.filesystem.sink import FilesystemSink

@@ -1,7 +1,7 @@
-"""Arrow batches as JSON lines, column by column: pyarrow reads JSON and does not write it.
+"""Encoder of Arrow batches as JSON lines. It works column by column; pyarrow itself cannot write JSON.
 
-As Spark's ``to_json`` has it: binary is base64, NaN and infinities are strings, times are ISO 8601; a null
-field is written as ``null``.
+Values are encoded as by Spark's ``to_json``: binary as base64, NaN and infinities as strings, times as
+ISO 8601. Unlike there, a null field is written as ``null``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ESCAPED = r'[\x00-\x1f"\\]'
 
 
 class Writer:
-    """One file of them."""
+    """Writes batches to one file of JSON lines."""
 
     def __init__(self, out: pa.NativeFile) -> None:
         self._out = out
@@ -31,11 +31,11 @@ class Writer:
             self._out.write(b"\n")
 
     def close(self) -> None:
-        """The stream is the caller's."""
+        """Does nothing, because the caller closes the stream."""
 
 
 def encode(batch: pa.RecordBatch) -> pa.Array:
-    """Each row as the text of a JSON object, without a line break."""
+    """Encodes each row as the text of a JSON object, without a line break."""
     pieces: list[Any] = []
     for number, (name, column) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
         pieces += [f"{'{' if number == 0 else ','}{json.dumps(name, ensure_ascii=False)}:", _values(column)]
@@ -51,7 +51,7 @@ def _values(column: pa.Array) -> pa.Array:
 
 
 def texts(column: pa.Array) -> pa.Array:
-    """JSON of each value; null where there is none."""
+    """Encodes each value of a column as JSON; nulls stay null."""
     kind = column.type
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
         return column.cast(pa.string())
@@ -68,7 +68,7 @@ def texts(column: pa.Array) -> pa.Array:
         return _quoted(pc.binary_join_element_wise(text, "Z", "") if kind.tz else text)
     if pa.types.is_date(kind):
         return _quoted(column.cast(pa.string()))
-    # nested values and bytes have no kernel: a value at a time
+    # pyarrow has no compute function for nested values and bytes, so encode them one by one
     return pa.array([None if each is None else json.dumps(_plain(each)) for each in column.to_pylist()])
 
 

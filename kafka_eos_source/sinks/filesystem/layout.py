@@ -1,23 +1,23 @@
-"""The folders of a filesystem sink, and how readers see whole batches only.
+"""Folder layout of a filesystem sink, and the reader that lists committed files.
 
 ::
 
-    <path>/batch=<id>/part-00000.parquet     committed; the folder appeared with all its files at once
-    <path>/batch=<id>/_manifest.json         says so, and what is in it: without it, it is not committed
-    <path>/_kafka_eos/<sink>/staged/<batch>/<task attempt>.parquet    the tasks'
-    <path>/_kafka_eos/<sink>/prepared/<id>.json                       which of them are the batch
-    <path>/_kafka_eos/<sink>/ending/<id>/                             gathered, about to be renamed
+    <path>/batch=<id>/part-00000.parquet     committed rows; the folder appears with all its files at once
+    <path>/batch=<id>/_manifest.json         lists the files; a folder without it is not committed
+    <path>/_kafka_eos/<sink>/staged/<batch>/<task attempt>.parquet    files that tasks wrote
+    <path>/_kafka_eos/<sink>/prepared/<id>.json                       lists the staged files of a batch
+    <path>/_kafka_eos/<sink>/ending/<id>/                             files gathered for the final rename
 
-Spark, Hive and Arrow pass over names that begin with an underscore, and take ``batch=…`` for a partition.
-``<sink>`` is a hash of the application id and the name of the sink: an ``application.id`` may be of any
-length. Old ids (`SinkTxn.is_old`) lie in a folder that is named by the application id alone.
+Spark, Hive and Arrow ignore names that begin with an underscore, and treat ``batch=…`` as a partition.
+``<sink>`` is a hash of the application id and the name of the sink, because an ``application.id`` may be too
+long for a file name. Old ids (`SinkTxn.is_old`) use a folder that is named by a hash of the application id
+alone.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
-from kafka_eos_source.runtime.file_systems import file_system, new_file
+from kafka_eos_source.runtime.file_systems import file_system, fsync, new_file
 from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
 
 MANIFEST = "_manifest.json"
@@ -34,18 +34,18 @@ _BATCH = "batch="
 
 
 def hashed(*parts: str) -> str:
-    """A short name for an application id, or for it and the name of a sink."""
+    """Returns a short hash that names an application id, or an application id and a sink, in paths."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The folders of one sink of one query.
+    """Folders and files of one sink of one query.
 
     Attributes:
-        fs: the file system.
-        root: path in it.
-        context: of the sink.
+        fs: file system.
+        root: path of the sink's folder in the file system, without a slash at the end.
+        context: context of the sink.
     """
 
     fs: pafs.FileSystem
@@ -54,60 +54,70 @@ class Layout:
 
     @classmethod
     def at(cls, uri: str, context: SinkContext) -> Layout:
-        """Raises: InvalidOptionError: there is no file system for the URI."""
+        """Returns the layout under a URI.
+
+        Raises:
+            InvalidOptionError: if pyarrow has no file system for the URI.
+        """
         fs, root = file_system(uri)
         return cls(fs, root.rstrip("/"), context)
 
     @property
-    def own(self) -> str:
-        """The hidden folder of this sink."""
+    def folder(self) -> str:
+        """Hidden folder of this sink."""
         return f"{self.root}/{HIDDEN}/{hashed(self.context.application_id, self.context.name)}"
 
     @property
-    def own_before(self) -> str:
-        """The hidden folder where old ids lie."""
+    def old_folder(self) -> str:
+        """Hidden folder that old ids use."""
         return f"{self.root}/{HIDDEN}/{hashed(self.context.application_id)}"
 
     def staged(self, batch_id: int) -> str:
-        """Where tasks write the files of a batch, by Spark's batch id."""
-        return f"{self.own}/staged/{batch_id}"
+        """Returns the folder where tasks write the files of a batch, by Spark's batch id."""
+        return f"{self.folder}/staged/{batch_id}"
 
     def staged_file(self, manifest: Mapping[str, Any], name: str) -> str:
-        """A file that a manifest names; an older version's manifest has the folder apart."""
-        own = f"{self.own_before}/staged/{manifest['batch']}" if "batch" in manifest else f"{self.own}/staged"
-        return f"{own}/{name}"
+        """Returns the path of a staged file that a manifest names.
+
+        In manifests of older versions, the names do not include the batch's folder.
+        """
+        old = "batch" in manifest
+        parent = f"{self.old_folder}/staged/{manifest['batch']}" if old else f"{self.folder}/staged"
+        return f"{parent}/{name}"
 
     def prepared(self, txn: SinkTxn) -> str:
-        return f"{self._own_of(txn)}/prepared/{txn}.json"
+        """Returns the path of the manifest of a prepared batch."""
+        return f"{self._folder_of(txn)}/prepared/{txn}.json"
 
     def ending(self, txn: SinkTxn) -> str:
-        return f"{self._own_of(txn)}/ending/{txn}"
+        """Returns the folder where a commit gathers the files of the batch."""
+        return f"{self._folder_of(txn)}/ending/{txn}"
 
     def committed(self, txn: SinkTxn) -> str:
+        """Returns the folder of a committed batch, which readers see."""
         return f"{self.root}/{_BATCH}{txn}"
 
-    def _own_of(self, txn: SinkTxn) -> str:
-        return self.own_before if txn.is_old else self.own
+    def _folder_of(self, txn: SinkTxn) -> str:
+        return self.old_folder if txn.is_old else self.folder
 
     @property
     def renames_folders(self) -> bool:
-        """Whether a folder is renamed in one step: object stores copy file by file."""
+        """Whether the file system renames a folder atomically. Object stores copy file by file."""
         return self.fs.type_name in ("local", "hdfs")
 
     def is_committed(self, txn: SinkTxn) -> bool:
+        """Returns whether the batch's folder contains a manifest."""
         return self.is_file(f"{self.committed(txn)}/{MANIFEST}")
 
     def is_file(self, path: str) -> bool:
+        """Returns whether the path exists and is a file."""
         return bool(self.fs.get_file_info(path).type == pafs.FileType.File)
 
-    def is_folder(self, path: str) -> bool:
-        return bool(self.fs.get_file_info(path).type == pafs.FileType.Directory)
-
     def txns(self) -> set[SinkTxn]:
-        """The ids of this sink that are prepared, or half prepared or half ended."""
+        """Lists the ids of this sink whose preparation, commit or abort has begun but not ended."""
         names = [
             each.base_name
-            for own in (self.own, self.own_before)
+            for own in (self.folder, self.old_folder)
             for folder in ("prepared", "ending")
             for each in self.files(f"{own}/{folder}")
         ]
@@ -115,11 +125,11 @@ class Layout:
         return {txn for txn in ids if txn is not None and self.context.owns(txn)}
 
     def files(self, folder: str) -> list[pafs.FileInfo]:
-        """What lies in a folder; nothing if there is no such folder."""
+        """Lists the files and folders in a folder; returns an empty list if the folder does not exist."""
         return list(self.fs.get_file_info(pafs.FileSelector(folder, allow_not_found=True)))
 
     def read(self, path: str) -> dict[str, Any] | None:
-        """A manifest; None = there is none."""
+        """Reads a manifest; returns None if the file does not exist."""
         try:
             with self.fs.open_input_stream(path) as source:
                 return dict(json.loads(source.read()))
@@ -127,52 +137,51 @@ class Layout:
             return None
 
     def write(self, path: str, content: Mapping[str, Any]) -> None:
-        """A manifest: whole, or not there."""
+        """Writes a manifest under a temporary name and renames it, so no reader sees a partial file."""
         folder, _, name = path.rpartition("/")
         self.fs.create_dir(folder, recursive=True)
-        own = f"{folder}/.{name}.{uuid.uuid4().hex}.new"
+        temporary = f"{folder}/.{name}.{uuid.uuid4().hex}.new"
         try:
-            with new_file(self.fs, own) as out:
+            with new_file(self.fs, temporary) as out:
                 out.write(json.dumps(content, indent=1).encode())
-            self.to_disk(own)
-            self.fs.move(own, path)
+            self.flush(temporary)
+            self.fs.move(temporary, path)
         except BaseException:
-            self.delete(own)
+            self.delete(temporary)
             raise
-        self.to_disk(folder)
+        self.flush(folder)
 
     def delete(self, path: str) -> None:
-        """A file, if it is there."""
+        """Deletes a file, if it exists."""
         try:
             self.fs.delete_file(path)
         except FileNotFoundError:
             return
 
     def delete_folder(self, path: str) -> None:
-        """A folder with all that is in it, if it is there."""
+        """Deletes a folder and its content, if it exists."""
         try:
             self.fs.delete_dir(path)
         except FileNotFoundError:
             return
 
-    def to_disk(self, path: str) -> None:
-        """What was promised outlives a power cut."""
+    def flush(self, path: str) -> None:
+        """Flushes a file or folder to disk, if the file system is local."""
         if isinstance(self.fs, pafs.LocalFileSystem):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            fsync(path)
 
 
 def committed_files(path: str) -> list[str]:
-    """The files of every committed batch under a sink's path, batch by batch: paths in its file system.
+    """Lists the files of all committed batches under a sink's path, as paths in its file system.
 
-    For readers on object stores, where a batch does not appear at once; elsewhere it is the same as reading
-    the folder.
+    Readers on object stores need this list, because the files of a batch do not appear all at once there. On
+    other file systems they can read the folder instead.
 
     Args:
-        path: option ``sink.<name>.path``.
+        path: value of the option ``sink.<name>.path``.
+
+    Returns:
+        Files ordered by application id and sequence number of the batch.
     """
     fs, root = file_system(path)
     layout = Layout(fs, root, SinkContext("", ""))

@@ -1,4 +1,4 @@
-"""The sink: tasks write hidden files, a manifest prepares them, one rename commits them."""
+"""`FilesystemSink`: tasks write hidden files, a manifest prepares them, and one rename commits them."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from kafka_eos_source.sinks.targets import location
 
 _log = logging.getLogger(__name__)
 
-_TRIES = 10
-#: Bytes of application id and name of the sink. A file name has 255 at most; sequence, attempt, hyphens and
-#: the ending of a half-written manifest take the rest.
-_LONGEST_NAMES = 176
+_MAX_DELETE_TRIES = 10
+#: Most bytes that application id and name of the sink may have together. A file name has at most 255 bytes;
+#: sequence number, attempt, hyphens and the suffix of a temporary manifest need the rest.
+_MAX_NAME_BYTES = 176
 
 
 @dataclass(frozen=True)
 class StagedFile:
-    """A task attempt's token.
+    """Token of a task attempt: the file that it wrote.
 
     Attributes:
-        name: below the folder of staged files: Spark's batch id, then the file.
-        rows, size_bytes: in it.
+        name: path below the folder of staged files: Spark's batch id, then the file name.
+        rows, size_bytes: number of rows, and size of the file.
     """
 
     name: str
@@ -53,12 +53,12 @@ class StagedFile:
 
 
 class FilesystemSink(TwoPhaseSink):
-    """``type=filesystem``.
+    """``type=filesystem``: writes Parquet, JSON lines or CSV files to a shared folder.
 
     Args:
         path: URI or path of a folder that driver and executors share, on any file system of ``pyarrow.fs``.
-        format: ``parquet``, ``json`` (lines) or ``csv``.
-        compression: of Parquet's pages.
+        format: ``parquet``, ``json`` (JSON lines) or ``csv``.
+        compression: compression of Parquet's pages.
     """
 
     OPTIONS: ClassVar[tuple[SinkOption, ...]] = (
@@ -67,24 +67,11 @@ class FilesystemSink(TwoPhaseSink):
             values.text,
             None,
             "URI",
-            "A folder that driver and executors share: local, `hdfs://`, `s3://`, `gs://`, `abfs://`.",
+            "Folder that driver and executors share: local, `hdfs://`, `s3://`, `gs://`, `abfs://`.",
             required=True,
         ),
-        SinkOption(
-            "format",
-            values.choice(*formats.FORMATS),
-            "parquet",
-            "`parquet`, `json`, `csv`",
-            "Of the files. `json` is one object a line.",
-        ),
-        SinkOption(
-            "compression",
-            values.choice(*formats.COMPRESSIONS),
-            "default",
-            "`none`, `snappy`, `zstd`, `gzip`, `lz4`",
-            "Of Parquet's pages.",
-            "snappy",
-        ),
+        formats.FORMAT,
+        formats.COMPRESSION,
     )
 
     def __init__(self, path: str, format: str = "parquet", compression: str = "default") -> None:
@@ -101,19 +88,19 @@ class FilesystemSink(TwoPhaseSink):
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
         formats.check(self.format, schema)
-        own = f"{self.context.application_id}{self.context.name}".encode()
-        if self._at.renames_folders and len(own) > _LONGEST_NAMES:
+        names = f"{self.context.application_id}{self.context.name}".encode()
+        if self._at.renames_folders and len(names) > _MAX_NAME_BYTES:
             raise InvalidOptionError(
-                f"sink {self.context.name!r}: its name and application.id have {len(own)} bytes together; "
-                f"files are named by them, so that {_LONGEST_NAMES} are the most.",
+                f"sink {self.context.name!r}: the sink's name and application.id have {len(names)} bytes "
+                f"together; expected at most {_MAX_NAME_BYTES}, because file names contain both.",
                 fix="choose a shorter application.id before the first batch.",
             )
         try:
-            self._at.fs.create_dir(self._at.own, recursive=True)
+            self._at.fs.create_dir(self._at.folder, recursive=True)
         except PermissionError as error:
             raise UnavailableError(
-                f"sink {self.context.name!r}: the folder {self.path!r} cannot be written: {error}.",
-                fix="allow driver and executors to write there.",
+                f"sink {self.context.name!r} cannot write to the folder {self.path!r}: {error}.",
+                fix="give driver and executors write access to the folder.",
             ) from error
 
     def stage(self, context: StageContext) -> Stage:
@@ -128,7 +115,7 @@ class FilesystemSink(TwoPhaseSink):
             return OK
         manifest = self._manifest(txn, tokens, staged)
         failpoints.reach("sink.filesystem.before_manifest")
-        # the manifest comes before the look at the files: `tidy` spares those that a manifest names
+        # write the manifest before checking the files: from then on `tidy` does not delete them
         at.write(at.prepared(txn), manifest)
         for each in tokens:
             file = at.staged_file(manifest, each.name)
@@ -136,18 +123,19 @@ class FilesystemSink(TwoPhaseSink):
             if found.type != pafs.FileType.File or found.size != each.size_bytes:
                 at.delete(at.prepared(txn))
                 return Fatal(
-                    f"{file} has {found.size} bytes, its task wrote {each.size_bytes}",
-                    "let driver and executors share the folder; then restart the query.",
+                    f"the staged file {file} has {found.size} bytes on the driver, but its task wrote "
+                    f"{each.size_bytes}",
+                    "use a folder that driver and executors share, then restart the query.",
                 )
         return OK
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
-        """Gather, rename, forget: a kill between two of them is gone on from."""
+        """Gathers the files, renames their folder, deletes the manifest. Resumes after a kill at any step."""
         at = self._at
         if not at.is_committed(txn):
             manifest = at.read(at.prepared(txn))
             if manifest is None:
-                # two may be at it: the other one may just have ended
+                # another process may have committed the batch since the check above
                 return (
                     OK if at.is_committed(txn) else Fatal(f"nothing is prepared under {txn} in {self.path}")
                 )
@@ -159,28 +147,28 @@ class FilesystemSink(TwoPhaseSink):
             except OSError:
                 if not at.is_committed(txn):
                     raise
-                self._leave_to_the_other(txn)  # who was quicker
-            at.to_disk(at.root)
+                self._delete_gathered(txn)  # another process committed the batch first
+            at.flush(at.root)
         at.delete(at.prepared(txn))
         return OK
 
     def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
-        """Deletes the manifest last: a kill before that leaves something that `recover` finds."""
+        """Deletes the manifest last, so `recover` still finds the id if the process is killed before."""
         at = self._at
-        at.delete_folder(at.ending(txn))  # a person may abort what a commit had begun to gather
+        at.delete_folder(at.ending(txn))  # exists if a person aborts a batch whose commit had begun
         failpoints.reach("sink.filesystem.within_abort")
         at.delete(at.prepared(txn))
         return OK
 
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
-        return sorted(txn for txn in self._at.txns() if not self._ended(txn))
+        return sorted(txn for txn in self._at.txns() if not self._clean_up_if_committed(txn))
 
     def tidy(self, batch_id: int, deadline: Deadline) -> None:
-        """Spares the files of what is prepared: see `TwoPhaseSink.tidy`."""
+        """Deletes staged files, except those of prepared batches; see `TwoPhaseSink.tidy`."""
         at = self._at
-        for own in (at.own, at.own_before):
+        for own in (at.folder, at.old_folder):
             for each in at.files(f"{own}/prepared"):
-                if each.base_name.endswith(".new"):  # a process was killed as it wrote it
+                if each.base_name.endswith(".new"):  # a process was killed while writing the manifest
                     at.delete(each.path)
             for folder in at.files(f"{own}/staged"):
                 if folder.base_name.isdecimal() and int(folder.base_name) <= batch_id:
@@ -195,7 +183,7 @@ class FilesystemSink(TwoPhaseSink):
             self._at.delete(path)
 
     def _prepared_files(self) -> set[str]:
-        """The staged files that a manifest names, whoever prepared it."""
+        """Returns the staged files of all prepared batches, whichever process prepared them."""
         at = self._at
         manifests = [at.read(at.prepared(txn)) for txn in at.txns()]
         return {
@@ -205,8 +193,8 @@ class FilesystemSink(TwoPhaseSink):
             for each in manifest["files"]
         }
 
-    def _ended(self, txn: SinkTxn) -> bool:
-        """Whether it is committed. If so, deletes what a commit that was killed left behind."""
+    def _clean_up_if_committed(self, txn: SinkTxn) -> bool:
+        """Returns whether the batch is committed; if so, deletes what a killed commit left behind."""
         if not self._at.is_committed(txn):
             return False
         self._at.delete_folder(self._at.ending(txn))
@@ -234,7 +222,7 @@ class FilesystemSink(TwoPhaseSink):
         }
 
     def _gather(self, txn: SinkTxn, manifest: dict[str, Any]) -> None:
-        """Moves each file to where the batch is put together; the manifest comes last."""
+        """Moves the files of the batch into one folder, and writes the manifest there last."""
         at = self._at
         to = at.ending(txn) if at.renames_folders else at.committed(txn)
         at.fs.create_dir(to, recursive=True)
@@ -248,20 +236,23 @@ class FilesystemSink(TwoPhaseSink):
             failpoints.reach("sink.filesystem.within_gather")
         at.write(f"{to}/{MANIFEST}", manifest)
 
-    def _leave_to_the_other(self, txn: SinkTxn) -> None:
-        """Deletes what is left of ours beside the one that was quicker; a third may be at it too."""
-        for _ in range(_TRIES):
+    def _delete_gathered(self, txn: SinkTxn) -> None:
+        """Deletes the gathered files after another process committed the batch.
+
+        Tries several times, because a third process may add files while this one deletes the folder.
+        """
+        for _ in range(_MAX_DELETE_TRIES):
             try:
                 self._at.delete_folder(self._at.ending(txn))
-            except OSError as error:  # not empty: something came as it was deleted
-                left = error
+            except OSError as error:  # not empty: another process added a file during the deletion
+                failure = error
                 continue
             return
-        _log.info("%s is committed; what another commit of it gathered is left: %s", txn, left)
+        _log.info("%s is committed, but files gathered for it cannot be deleted: %s", txn, failure)
 
 
 class _File:
-    """One task attempt's file."""
+    """`contract.Stage` that writes the rows of one task attempt to one file."""
 
     def __init__(self, sink: FilesystemSink, at: Layout, context: StageContext) -> None:
         self._at = at
@@ -280,11 +271,11 @@ class _File:
     def finish(self) -> StagedFile:
         self._writer.close()
         self._out.close()
-        self._at.to_disk(self._path)
+        self._at.flush(self._path)
         return StagedFile(self._name, self._rows, int(self._at.fs.get_file_info(self._path).size))
 
     def discard(self) -> None:
-        """A full disk fails the close too; the file goes all the same."""
+        """Deletes the file, even if closing it fails, as it does on a full disk."""
         try:
             self._writer.close()
             self._out.close()

@@ -1,4 +1,4 @@
-"""A web service: prepare, commit and abort endpoints, or one POST under an idempotency key."""
+"""HTTP sink: a web service with prepare, commit and abort endpoints, or with idempotency keys."""
 
 from kafka_eos_source.sinks.http.sink import HttpSink
 

@@ -1,8 +1,9 @@
-"""What a service's answer means, and what it decides. Pure functions: no clock, no connection.
+"""Interpretation of a service's answers, as pure functions without clock or connection.
 
-A time-out, a broken connection and a 5xx tell nothing: the service may have done it and died over the answer
-(RFC 9110, 9.2.2: only an idempotent request is repeated by itself). Such an outcome is looked up, or the
-request is repeated under the same id; it is never taken for a yes or a no.
+After a timeout, a broken connection or a 5xx status, the outcome of a request is unknown: the service may
+have carried it out before the answer was lost (RFC 9110, 9.2.2: a client repeats only idempotent requests
+automatically). The sink then reads the state of the id, or repeats the request under the same id. It never
+assumes success or failure.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ _SHOWN_BYTES = 200
 
 @dataclass(frozen=True)
 class Answer:
-    """Of one request.
+    """Answer to one request.
 
     Attributes:
-        status: HTTP's; None = no answer came, or half of one.
-        body: its first bytes; without an answer, why there is none.
-        retry_after_seconds: what the service asks for; None = it does not.
+        status: HTTP status; None if no complete answer arrived.
+        body: first bytes of the body. Without an answer, the error text.
+        retry_after_seconds: value of the header ``Retry-After``; None if the answer does not have one.
     """
 
     status: int | None
@@ -35,19 +36,19 @@ class Answer:
         return f"no answer ({text})" if self.status is None else f"HTTP {self.status} {text}".rstrip()
 
 
-class Heard(Enum):
-    """What one answer means."""
+class Meaning(Enum):
+    """What an answer says about the request."""
 
     DONE = "done"
-    ALREADY = "already done, or under way"
-    MISSING = "no such thing"
-    LATER = "not done, ask later"
+    CONFLICT = "already done, or in progress"
+    MISSING = "the id or the endpoint does not exist"
+    LATER = "not done; the service asks to retry later"
     REFUSED = "refused"
     UNKNOWN = "perhaps done"
 
 
 class State(Enum):
-    """Of an id, as the service's status endpoint has it."""
+    """State of an id, as the service's status endpoint reports it."""
 
     UNKNOWN = "unknown"
     PENDING = "pending"
@@ -57,15 +58,15 @@ class State(Enum):
 
 
 class Decision(Enum):
-    """What becomes of the call."""
+    """How a call ends."""
 
     OK = "ok"
-    AGAIN = "again"
+    RETRY = "retry"
     FATAL = "fatal"
 
 
-#: What the state of an id says of a call whose answer did not. Not named: ask again.
-DECIDES: dict[tuple[str, State], Decision] = {
+#: Result of a call whose answer is inconclusive, by the state of its id. Pairs not listed mean `RETRY`.
+DECISIONS: dict[tuple[str, State], Decision] = {
     ("prepare", State.PREPARED): Decision.OK,
     ("prepare", State.COMMITTED): Decision.OK,
     ("prepare", State.ABORTED): Decision.FATAL,
@@ -79,24 +80,28 @@ DECIDES: dict[tuple[str, State], Decision] = {
 }
 
 
-def judge(answer: Answer) -> Heard:
-    """The meaning of a status, for a request that carries an id."""
+def meaning_of(answer: Answer) -> Meaning:
+    """Returns the meaning of the answer to a request that carries an id."""
     status = answer.status
-    if status is None or status >= 500 or status in (202, 408):  # 202: taken on, and not done yet
-        return Heard.UNKNOWN
+    if status is None or status >= 500 or status in (202, 408):  # 202: accepted, but not done yet
+        return Meaning.UNKNOWN
     if 200 <= status < 300:
-        return Heard.DONE
+        return Meaning.DONE
     if status == 409:
-        return Heard.ALREADY
+        return Meaning.CONFLICT
     if status in (404, 410):
-        return Heard.MISSING
+        return Meaning.MISSING
     if status in (425, 429):
-        return Heard.LATER
-    return Heard.REFUSED  # a redirect too: where it leads has not been given the credentials
+        return Meaning.LATER
+    return Meaning.REFUSED  # includes redirects: the credentials must not go to another server
 
 
 def state_of(answer: Answer) -> State | None:
-    """What a status endpoint says: ``{"state": "prepared"}``; None = nothing that can be believed."""
+    """Parses the answer of a status endpoint, such as ``{"state": "prepared"}``.
+
+    Returns:
+        The state, or None if the answer does not contain a valid one.
+    """
     if answer.status in (404, 410):
         return State.UNKNOWN
     if answer.status != 200:
@@ -108,7 +113,11 @@ def state_of(answer: Answer) -> State | None:
 
 
 def pending_ids(answer: Answer) -> list[str] | None:
-    """What the list of what is prepared says: ``{"pending": ["<id>", …]}``; None = it is no such list."""
+    """Parses the list of prepared ids, ``{"pending": ["<id>", …]}``.
+
+    Returns:
+        The ids, or None if the answer does not contain a valid list.
+    """
     try:
         found = json.loads(answer.body)["pending"] if answer.status == 200 else None
     except (ValueError, KeyError, TypeError):
@@ -117,7 +126,11 @@ def pending_ids(answer: Answer) -> list[str] | None:
 
 
 def retry_after_seconds(header: str | None, now: datetime) -> float | None:
-    """Value of ``Retry-After`` (RFC 9110, 10.2.3): seconds, or a date."""
+    """Parses the header ``Retry-After`` (RFC 9110, 10.2.3), which holds seconds or a date.
+
+    Returns:
+        Seconds from `now`, or None if the header is missing or malformed.
+    """
     text = (header or "").strip()
     if text.isdecimal() and len(text) < 10:
         return float(text)

@@ -1,4 +1,4 @@
-"""A batch as the body of a request: JSON lines, or an Arrow IPC stream."""
+"""Encoder of a batch as the body of a request: JSON lines or an Arrow IPC stream."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ FORMATS = {"json": "application/x-ndjson", "arrow": "application/vnd.apache.arro
 
 
 def encode(kind: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> memoryview:
-    """The same rows give the same bytes: a service may compare a repeated body with the first one.
+    """Encodes the rows of a batch.
+
+    The same rows always result in the same bytes, because a service may compare a repeated body with the
+    first one.
 
     Args:
         kind: one of `FORMATS`.
+        schema: schema of the rows.
+        batches: rows.
     """
     out = pa.BufferOutputStream()
     if kind == "arrow":
@@ -30,5 +35,5 @@ def encode(kind: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> m
 
 
 def headers(kind: str, rows: int) -> dict[str, str]:
-    """Of the request: what it is, and how many rows. `Content-Length` tells half a body from a whole one."""
+    """Returns the headers that describe a body: its content type and its number of rows."""
     return {"Content-Type": FORMATS[kind], "Kafka-Eos-Rows": str(rows)}

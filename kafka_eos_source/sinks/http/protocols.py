@@ -1,4 +1,4 @@
-"""The two ways to have a batch taken once: the service prepares it, or it knows a key again.
+"""The two protocols for exactly-once delivery to a service: two-phase commit, and idempotency keys.
 
 ::
 
@@ -7,8 +7,8 @@
                 GET  <url>/status/<id>                 {"state": "prepared"}
                 GET  <url>/pending?application=&sink=  {"pending": ["<id>", …]}
 
-    OneRequest  POST <url>, Idempotency-Key: <id>    the rows, at commit; until then in the checkpoint
-                GET  <status.url>                    {"state": "committed"}, if there is such an endpoint
+    OneRequest  POST <url>, Idempotency-Key: <id>    the rows, at commit; the checkpoint has them until then
+                GET  <status.url>                    {"state": "committed"}; this endpoint is optional
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable, SinkContext, SinkTxn, Staged
 from kafka_eos_source.sinks.http import body as bodies
-from kafka_eos_source.sinks.http.answers import Heard, State, judge, pending_ids
-from kafka_eos_source.sinks.http.dialogue import Call, Dialogue
-from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.sinks.http.answers import Meaning, State, meaning_of, pending_ids
+from kafka_eos_source.sinks.http.client import Call, ServiceClient
+from kafka_eos_source.sinks.notes_folder import NotesFolder
 
 
 class Protocol(ABC):
-    """As `contract.TwoPhaseSink`."""
+    """One protocol of `HttpSink`. The methods are those of `contract.TwoPhaseSink`."""
 
     @abstractmethod
     def check(self, deadline: Deadline) -> None:
-        """Can the service be reached, and does it know us?"""
+        """Checks the configuration and, if the protocol allows it, that the service accepts requests."""
 
     @abstractmethod
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome: ...
@@ -51,20 +51,26 @@ class Protocol(ABC):
 
 @dataclass
 class TwoPhase(Protocol):
-    """The service has endpoints for each step.
+    """Two-phase commit with a service that has an endpoint for each step.
 
     Attributes:
-        url: under which they are, without a slash at the end.
-        kind: of the body.
+        url: URL under which the endpoints are, without a slash at the end.
+        kind: format of the body; one of `body.FORMATS`.
+        client: client of the service.
+        context: context of the sink.
     """
 
     url: str
     kind: str
-    dialogue: Dialogue
+    client: ServiceClient
     context: SinkContext
 
     def check(self, deadline: Deadline) -> None:
-        """Raises: SinkFailedError, SinkRetryableError: the list of what is prepared cannot be had."""
+        """Checks that the service lists prepared ids.
+
+        Raises:
+            SinkFailedError, SinkRetryableError: if it does not.
+        """
         self.recover(deadline)
 
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
@@ -77,32 +83,32 @@ class TwoPhase(Protocol):
             self._target("status", txn),
         )
         failpoints.reach("sink.http.before_prepare")
-        return self.dialogue.settle(call, deadline)
+        return self.client.send(call, deadline)
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
-        return self._end("commit", txn, deadline)
+        return self._send("commit", txn, deadline)
 
     def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
-        return self._end("abort", txn, deadline)
+        return self._send("abort", txn, deadline)
 
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
         which = {"application": self.context.application_id, "sink": self.context.name}
         target = f"{urlsplit(self.url).path}/pending?{urlencode(which)}"
-        answer = self.dialogue.transport.ask("GET", target, deadline)
+        answer = self.client.transport.request("GET", target, deadline)
         ids = pending_ids(answer)
         if ids is None:
-            told = f"GET {target}: {answer}; expected a JSON object with the list 'pending'"
-            if judge(answer) in (Heard.UNKNOWN, Heard.LATER):
-                raise SinkRetryableError(told)
+            message = f"GET {target}: {answer}; expected a JSON object with the list 'pending'"
+            if meaning_of(answer) in (Meaning.UNKNOWN, Meaning.LATER):
+                raise SinkRetryableError(message)
             raise SinkFailedError(
-                told, fix="correct the option 'url', or the service: see docs/sink-http.md."
+                message, fix="correct the option 'url' or the service; see docs/sink-http.md."
             )
         found = (SinkTxn.parse(each) for each in ids)
         return sorted({each for each in found if each is not None and self.context.owns(each)})
 
-    def _end(self, what: str, txn: SinkTxn, deadline: Deadline) -> Outcome:
-        return self.dialogue.settle(
-            Call(what, self._target(what, txn), look=self._target("status", txn)), deadline
+    def _send(self, what: str, txn: SinkTxn, deadline: Deadline) -> Outcome:
+        return self.client.send(
+            Call(what, self._target(what, txn), status_target=self._target("status", txn)), deadline
         )
 
     def _target(self, what: str, txn: SinkTxn) -> str:
@@ -111,45 +117,47 @@ class TwoPhase(Protocol):
 
 @dataclass
 class OneRequest(Protocol):
-    """The service knows a request again by its key. Until the commit the rows lie in the checkpoint.
+    """One POST per batch to a service that recognises repeated requests by their idempotency key.
 
-    ::
+    Until the commit, the rows are in the sink's notes folder in the checkpoint::
 
-        <id>.arrow       the rows: prepared
-        <id>.done.json   the service has taken them; kept until a later batch is finished
+        <id>.arrow       rows of a prepared batch
+        <id>.done.json   the service accepted the batch; kept until a later batch is finished
 
     Attributes:
-        url: that takes the rows.
-        kind: of the body.
-        key_header: that carries the id.
-        status: URL of an id's state, with ``{id}``; None = there is none.
-        conflict_is_done: what 409 means.
+        url: URL that receives the rows.
+        kind: format of the body; one of `body.FORMATS`.
+        client: client of the service.
+        context: context of the sink.
+        key_header: header that carries the id.
+        status: URL that reports the state of an id, with the placeholder ``{id}``; None if there is none.
+        conflict_is_done: whether status 409 means "already done".
     """
 
     url: str
     kind: str
-    dialogue: Dialogue
+    client: ServiceClient
     context: SinkContext
     key_header: str
     status: str | None
     conflict_is_done: bool
-    _ours: set[SinkTxn] = field(default_factory=set, init=False)
-    _last: SinkTxn | None = field(default=None, init=False)
+    _prepared_here: set[SinkTxn] = field(default_factory=set, init=False)
+    _last_committed: SinkTxn | None = field(default=None, init=False)
 
     def check(self, deadline: Deadline) -> None:
-        """Nothing can be asked: a request would be one with rows.
+        """Checks the configuration only, because every request to the service would have to contain rows.
 
         Raises:
-            SinkFailedError: there is no checkpoint.
-            InvalidOptionError: the credentials are not there.
+            SinkFailedError: if the query has no checkpoint.
+            InvalidOptionError: if the credentials cannot be used.
         """
         _ = self._store
-        self.dialogue.transport.credentials.headers()
+        self.client.transport.credentials.headers()
 
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         if self._is_done(txn):
             return OK
-        self._ours.add(txn)
+        self._prepared_here.add(txn)
         self._store.put_rows(str(txn), staged.schema, staged.batches())
         return OK
 
@@ -161,20 +169,20 @@ class OneRequest(Protocol):
         try:
             batches = list(store.rows(str(txn)))
         except FileNotFoundError:
-            # two may be at it: the other one may just have ended
+            # another process may have committed the batch since the check above
             return OK if self._is_done(txn) else Fatal(f"nothing is prepared under {txn} in {store.location}")
         outcome = self._post(txn, batches, deadline)
         if outcome == OK:
             failpoints.reach("sink.http.before_note")
             store.put(_done(txn), {"id": str(txn)})
             store.remove(str(txn))
-            self._ours.discard(txn)
-            self._last = txn
+            self._prepared_here.discard(txn)
+            self._last_committed = txn
         return outcome
 
     def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         self._store.remove(str(txn))
-        self._ours.discard(txn)
+        self._prepared_here.discard(txn)
         return OK
 
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
@@ -190,50 +198,50 @@ class OneRequest(Protocol):
         return sorted(found)
 
     def tidy(self, batch_id: int) -> None:
-        """Forgets the batches before the last one that this process committed.
+        """Deletes the notes of all batches before the last one that this process committed.
 
-        The last one's note stays: a later process may ask for its commit once more.
+        The note of the last one stays, because a later process may repeat its commit.
         """
-        if self._last is None:
+        if self._last_committed is None:
             return
         for name in self._store.names():
             txn = SinkTxn.parse(name.removesuffix(_DONE)) if name.endswith(_DONE) else None
-            if txn is not None and txn != self._last:
+            if txn is not None and txn != self._last_committed:
                 self._store.remove(name)
 
     def _post(self, txn: SinkTxn, batches: list[pa.RecordBatch], deadline: Deadline) -> Outcome:
-        look = None if self.status is None else self._look(txn, self.status)
-        # prepared by another process, which may have sent it long ago: a key may have been forgotten since
-        if look is not None and txn not in self._ours:
-            if (state := self.dialogue.state(look, deadline)) is State.COMMITTED:
+        status_target = (
+            None if self.status is None else _target(self.status.replace("{id}", quote(str(txn), safe="")))
+        )
+        # The process that prepared the batch may have sent it long ago, and the service may have expired the
+        # idempotency key since. So ask for the state before sending the rows again.
+        if status_target is not None and txn not in self._prepared_here:
+            if (state := self.client.state(status_target, deadline)) is State.COMMITTED:
                 return OK
             if state is None:
-                return Retryable(f"GET {look}: the service does not tell whether it has {txn}")
+                return Retryable(f"GET {status_target}: the service does not report the state of {txn}")
         content = bodies.encode(self.kind, batches[0].schema, batches)
-        about = bodies.headers(self.kind, sum(each.num_rows for each in batches))
+        headers = bodies.headers(self.kind, sum(each.num_rows for each in batches))
         call = Call(
             "post",
             _target(self.url),
             content,
-            {**about, self.key_header: str(txn)},
-            look,
+            {**headers, self.key_header: str(txn)},
+            status_target,
             self.conflict_is_done,
         )
-        return self.dialogue.settle(call, deadline)
-
-    def _look(self, txn: SinkTxn, status: str) -> str:
-        return _target(status.replace("{id}", quote(str(txn), safe="")))
+        return self.client.send(call, deadline)
 
     def _is_done(self, txn: SinkTxn) -> bool:
         return self._store.get(_done(txn)) is not None
 
     @property
-    def _store(self) -> Store:
+    def _store(self) -> NotesFolder:
         store = self.context.store
         if store is None:
             raise SinkFailedError(
-                f"sink {self.context.name!r} keeps its rows in the checkpoint until the commit, and there is "
-                "none.",
+                f"sink {self.context.name!r} keeps its rows in the query's checkpoint until the commit, but "
+                "the option 'checkpointLocation' is not set.",
                 fix="set the option 'checkpointLocation', or use mode=two-phase.",
             )
         return store

@@ -1,4 +1,4 @@
-"""The sink: its options, and which of the two protocols they mean."""
+"""`HttpSink`: the options of the sink, and the choice of its protocol."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import Outcome, SinkContext, SinkTxn, Staged, TwoPhaseSink
 from kafka_eos_source.sinks.filesystem import formats
 from kafka_eos_source.sinks.http import body as bodies
-from kafka_eos_source.sinks.http.dialogue import Dialogue
+from kafka_eos_source.sinks.http.client import ServiceClient
 from kafka_eos_source.sinks.http.protocols import OneRequest, Protocol, TwoPhase
 from kafka_eos_source.sinks.http.transport import Credentials, Transport
 from kafka_eos_source.sinks.options import SinkOption
@@ -27,47 +27,49 @@ _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.1
 
 
 def _url(name: str, value: str) -> str:
-    """Without a password in it: URLs get into logs of servers and proxies."""
-    expected = "http://host[:port]/path or https://…, without user and password (see 'auth')"
+    """Parses a URL. Refuses one with a password, because URLs end up in logs of servers and proxies."""
+    expected = "http://host[:port]/path or https://…, without user and password (use 'auth' instead)"
     try:
         found = urlsplit(value.strip())
         well_formed = found.scheme in ("http", "https") and found.hostname and found.port != 0
     except ValueError:
         well_formed = False
     if not well_formed or "@" in found.netloc or found.fragment or not value.strip().isascii():
-        shown = value.strip() if "@" not in value else "(not shown: there may be a password in it)"
+        shown = value.strip() if "@" not in value else "(not shown: it may contain a password)"
         raise values.invalid(name, shown, expected)
     return value.strip()
 
 
 def _status_url(name: str, value: str) -> str:
     if "{id}" not in value:
-        raise values.invalid(name, value, "a URL with {id} in it")
+        raise values.invalid(name, value, "a URL that contains {id}")
     return _url(name, value)
 
 
 def _header(name: str, value: str) -> str:
     if not _HEADER.fullmatch(value.strip()):
-        raise values.invalid(name, value, "the name of a header")
+        raise values.invalid(name, value, "the name of an HTTP header")
     return value.strip()
 
 
 class HttpSink(TwoPhaseSink):
-    """``type=http``.
+    """``type=http``: sends each batch to a web service.
 
     Args:
-        url: of the service: its endpoints lie under it, or it takes the rows itself.
+        url: URL under which the service's endpoints are (``two-phase``), or that receives the rows itself
+            (``idempotency-key``).
         mode: ``two-phase`` or ``idempotency-key``.
-        format: ``json`` (lines) or ``arrow`` (an IPC stream).
+        format: ``json`` (JSON lines) or ``arrow`` (an Arrow IPC stream).
         auth: value of the header ``auth_header``.
-        auth_env: variable of the driver's environment that has it instead.
-        timeout: ms, of connecting and of each wait for an answer.
-        retries: of one call, before the commit's own.
-        ca_file: certificates to trust.
-        key_header, status_url, on_conflict: of ``idempotency-key``.
+        auth_env: environment variable of the driver that contains the value of ``auth_header`` instead.
+        auth_header: header that authenticates the client.
+        timeout: time limit in ms for connecting, and for each wait for an answer.
+        retries: number of retries of one call, before the driver retries the whole commit.
+        ca_file: PEM file with the certificates to trust; None for the system's.
+        key_header, status_url, on_conflict: options that only ``idempotency-key`` uses.
 
     Raises:
-        InvalidOptionError: two of them do not go together.
+        InvalidOptionError: if two options contradict each other.
     """
 
     OPTIONS: ClassVar[tuple[SinkOption, ...]] = (
@@ -76,7 +78,8 @@ class HttpSink(TwoPhaseSink):
             _url,
             None,
             "URL",
-            "Of the service. `two-phase`: its endpoints lie under it. `idempotency-key`: it takes the rows.",
+            "URL of the service. `two-phase`: its endpoints are below it. `idempotency-key`: it receives the "
+            "rows.",
             required=True,
         ),
         SinkOption(
@@ -84,34 +87,47 @@ class HttpSink(TwoPhaseSink):
             values.choice(TWO_PHASE, ONE_REQUEST),
             TWO_PHASE,
             f"`{TWO_PHASE}`, `{ONE_REQUEST}`",
-            "The service prepares, commits and aborts; or it takes one POST under a key that it knows again.",
+            "`two-phase`: the service has endpoints to prepare, commit and abort. `idempotency-key`: it "
+            "accepts one POST per batch and recognises a repetition by its key.",
         ),
         SinkOption(
             "format",
             values.choice(*bodies.FORMATS),
             "json",
             "`json`, `arrow`",
-            "Of the body: one JSON object a line, or an Arrow IPC stream.",
+            "Format of the body: one JSON object per line, or an Arrow IPC stream.",
         ),
         SinkOption(
             "auth",
             values.text,
             None,
             "text",
-            "Value of the header `auth.header`, such as `Bearer …`. Never shown.",
+            "Value of the header that `auth.header` names, such as `Bearer …`. Never shown.",
             "none",
             secret=True,
         ),
         SinkOption(
-            "auth.env", values.text, None, "text", "Variable of the driver's environment that has it.", "none"
+            "auth.env",
+            values.text,
+            None,
+            "text",
+            "Environment variable of the driver that contains the value of that header.",
+            "none",
         ),
-        SinkOption("auth.header", _header, "Authorization", "text", "The header that says who asks."),
+        SinkOption(
+            "auth.header",
+            _header,
+            "Authorization",
+            "text",
+            "Name of the header that authenticates the client.",
+        ),
         SinkOption(
             "timeout",
             values.duration_ms,
             30_000,
             "time",
-            "Of connecting, and of each wait for the answer. Its outcome is then unknown, and looked up.",
+            "Time limit for connecting, and for each wait for an answer. After it, the sink reads the state "
+            "of the id or repeats the request.",
             "`30s`",
         ),
         SinkOption(
@@ -119,18 +135,26 @@ class HttpSink(TwoPhaseSink):
             values.integer(0),
             3,
             "count",
-            "How often one call is repeated before it is left to the commit's own back-off.",
+            "Number of retries of one call. After them, the driver retries the commit with its own back-off.",
         ),
-        SinkOption("ca.file", values.text, None, "path", "PEM certificates to trust.", "the system's"),
         SinkOption(
-            "key.header", _header, None, "text", f"`{ONE_REQUEST}`: carries the id.", f"`{_KEY_HEADER}`"
+            "ca.file", values.text, None, "path", "PEM file of certificates to trust.", "the system's"
+        ),
+        SinkOption(
+            "key.header",
+            _header,
+            None,
+            "text",
+            f"`{ONE_REQUEST}`: name of the header that carries the id.",
+            f"`{_KEY_HEADER}`",
         ),
         SinkOption(
             "status.url",
             _status_url,
             None,
             "URL with `{id}`",
-            f"`{ONE_REQUEST}`: tells the state of an id; same host. Without it the request is repeated.",
+            f"`{ONE_REQUEST}`: URL on the same host that reports the state of an id. Without it, the sink "
+            "repeats the request.",
             "none",
         ),
         SinkOption(
@@ -138,7 +162,8 @@ class HttpSink(TwoPhaseSink):
             values.choice("done", "retry"),
             None,
             "`done`, `retry`",
-            f"`{ONE_REQUEST}`: what 409 means: taken earlier, or (as in the IETF's draft) still under way.",
+            f"`{ONE_REQUEST}`: meaning of status 409. `done`: an earlier request succeeded. `retry`: one is "
+            "still in progress (as in the IETF draft).",
             "`done`",
         ),
     )
@@ -159,21 +184,26 @@ class HttpSink(TwoPhaseSink):
         on_conflict: str | None = None,
     ) -> None:
         if auth is not None and auth_env is not None:
-            raise InvalidOptionError("options 'auth' and 'auth.env' are both set.", fix="remove one of them.")
+            raise InvalidOptionError(
+                "options 'auth' and 'auth.env' are both set; expected at most one of them.",
+                fix="remove one of them.",
+            )
         if timeout < 1:
-            raise values.invalid("timeout", str(timeout), "a time, 1ms or more")
+            raise values.invalid("timeout", str(timeout), "a time of 1ms or more")
         if mode == TWO_PHASE:
-            _refuse_without_key(key_header=key_header, status_url=status_url, on_conflict=on_conflict)
+            _refuse_key_options(key_header=key_header, status_url=status_url, on_conflict=on_conflict)
             if urlsplit(url).query:
                 raise InvalidOptionError(
-                    "option 'url' has a query, and with mode=two-phase endpoints are added to its path.",
-                    fix="remove the query.",
+                    "option 'url' contains a query string; expected none with mode=two-phase, because the "
+                    "sink appends the endpoints to the path.",
+                    fix="remove the query string.",
                 )
         elif status_url is not None and urlsplit(status_url)[:2] != urlsplit(url)[:2]:
             raise InvalidOptionError(
-                f"options 'url' and 'status.url' name two hosts: {urlsplit(url).netloc!r} and "
-                f"{urlsplit(status_url).netloc!r}.",
-                fix="give a status URL of the same service: the credentials go to one host.",
+                "options 'url' and 'status.url' have different schemes or hosts: "
+                f"{urlsplit(url).netloc!r} and {urlsplit(status_url).netloc!r}; the sink sends its "
+                "credentials to one host only.",
+                fix="use a status URL with the scheme and host of 'url'.",
             )
         self.url = url
         self.mode = mode
@@ -188,16 +218,16 @@ class HttpSink(TwoPhaseSink):
 
     def open(self, context: SinkContext) -> None:
         super().open(context)
-        self.credentials.hide()
+        self.credentials.mask()
         self._transport = Transport(self.url, self.credentials, self.timeout_ms / 1000, self.ca_file)
-        dialogue = Dialogue(self._transport, self.retries)
+        client = ServiceClient(self._transport, self.retries)
         self._protocol: Protocol = (
-            TwoPhase(self.url.rstrip("/"), self.format, dialogue, context)
+            TwoPhase(self.url.rstrip("/"), self.format, client, context)
             if self.mode == TWO_PHASE
             else OneRequest(
                 self.url,
                 self.format,
-                dialogue,
+                client,
                 context,
                 self.key_header,
                 self.status_url,
@@ -217,8 +247,9 @@ class HttpSink(TwoPhaseSink):
         if self.mode == TWO_PHASE:
             return ()
         return (
-            f"mode={ONE_REQUEST} sends the rows after Kafka has them: if the service then refuses a batch (a "
-            f"4xx status), the query stops with SINK_FAILED; with mode={TWO_PHASE} it can refuse before",
+            f"mode={ONE_REQUEST} sends the rows after Kafka committed them. If the service then refuses a "
+            f"batch (a 4xx status), the query stops with SINK_FAILED. With mode={TWO_PHASE}, the service can "
+            "refuse the batch earlier",
         )
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
@@ -242,10 +273,11 @@ class HttpSink(TwoPhaseSink):
         self._protocol.tidy(batch_id)
 
 
-def _refuse_without_key(**given: str | None) -> None:
-    for name, value in given.items():
+def _refuse_key_options(**options: str | None) -> None:
+    for name, value in options.items():
         if value is not None:
             raise InvalidOptionError(
-                f"option {name.replace('_', '.')!r} belongs to mode={ONE_REQUEST}; the mode is {TWO_PHASE}.",
+                f"option {name.replace('_', '.')!r} requires mode={ONE_REQUEST}, but the mode is "
+                f"{TWO_PHASE}.",
                 fix=f"remove it, or set mode={ONE_REQUEST}.",
             )

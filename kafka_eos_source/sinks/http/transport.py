@@ -1,7 +1,6 @@
-"""One kept connection to the service: a request, and its answer or none.
+"""A persistent connection that sends one request at a time and returns its answer.
 
-The standard library's client: it tells a request that was never sent from one that was not answered by
-nothing, which is right, because neither can be told from outside; and it repeats nothing by itself.
+It uses the standard library's client, because that client never repeats a request by itself.
 """
 
 from __future__ import annotations
@@ -20,19 +19,20 @@ from kafka_eos_source.kafka import secrets
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.http.answers import Answer, retry_after_seconds
 
-#: Of an answer, that are read: it is a state, a list of ids or a complaint.
-_MOST_BYTES = 4 << 20
-_LEAST_SECONDS = 0.05
+#: Most bytes of an answer that are read. Answers contain a state, a list of ids or an error text.
+_MAX_ANSWER_BYTES = 4 << 20
+_MIN_TIMEOUT_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """The header that says who asks. Never shown.
+    """Header that authenticates the client. Its value is never shown.
 
     Attributes:
-        header: its name.
-        value: None = none, or in the environment.
-        variable: of the environment; read where requests are made, which is on the driver.
+        header: name of the header.
+        value: value of the header; None if there is none, or if `variable` names it.
+        variable: environment variable that contains the value. Only the driver reads it, because only the
+            driver sends requests.
     """
 
     header: str
@@ -40,10 +40,11 @@ class Credentials:
     variable: str | None = None
 
     def headers(self) -> dict[str, str]:
-        """From now on this process hides the value.
+        """Returns the header with its value, and masks the value in texts of this process from then on.
 
         Raises:
-            InvalidOptionError: the variable is not set, or no header can have the value.
+            InvalidOptionError: if the variable is not set, or the value contains characters that a header
+                must not contain.
         """
         found = self.value
         if self.variable is not None:
@@ -57,33 +58,33 @@ class Credentials:
             return {}
         if not found.isascii() or not found.isprintable():
             raise InvalidOptionError(
-                f"the value of the header {self.header!r} has characters that no header may have.",
-                fix="give it as it is to be sent, in ASCII, such as 'Bearer …'.",
+                f"the value (not shown) of the header {self.header!r} contains characters other than "
+                "printable ASCII.",
+                fix="set the option 'auth' to the exact header value, such as 'Bearer …'.",
             )
-        _hide(found)
+        _mask(found)
         return {self.header: found}
 
-    def hide(self) -> None:
-        """From now on this process hides the value, if it was given as an option."""
+    def mask(self) -> None:
+        """Masks the value in texts of this process from now on, if the user set it as an option."""
         if self.value is not None:
-            _hide(self.value)
+            _mask(self.value)
 
 
-def _hide(value: str) -> None:
-    secrets.register_secret_values(
-        [value, value.rpartition(" ")[2]]
-    )  # a service may complain about the token alone
+def _mask(value: str) -> None:
+    # a service's error text may contain the token without the word "Bearer"
+    secrets.register_secret_values([value, value.rpartition(" ")[2]])
 
 
 @dataclass
 class Transport:
-    """To one service; used by one thread. Connects when it is first used.
+    """Connection to one service, used by one thread. Connects when the first request is sent.
 
     Attributes:
-        url: of the service.
+        url: URL of the service.
         credentials: sent with each request.
-        timeout_seconds: of connecting, and of each wait for bytes.
-        ca_file: certificates to trust; None = the system's.
+        timeout_seconds: time limit for connecting, and for each wait for bytes.
+        ca_file: PEM file of certificates to trust; None for the system's.
     """
 
     url: str
@@ -92,7 +93,7 @@ class Transport:
     ca_file: str | None = None
     _connection: http.client.HTTPConnection | None = field(default=None, init=False, repr=False)
 
-    def ask(
+    def request(
         self,
         method: str,
         target: str,
@@ -101,23 +102,30 @@ class Transport:
         body: memoryview | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """One request.
+        """Sends one request and returns the answer. Does not repeat it.
 
         Args:
+            method: HTTP method.
             target: path and query.
+            deadline: limits the timeout.
+            body: content of the request.
+            headers: headers in addition to the credentials.
+
+        Returns:
+            The answer. Its status is None if the connection failed.
 
         Raises:
-            InvalidOptionError: the credentials are not there, or the certificates are none.
+            InvalidOptionError: if the credentials or certificates cannot be used.
         """
-        own = {"User-Agent": "kafka-eos-source", **self.credentials.headers(), **(headers or {})}
+        all_headers = {"User-Agent": "kafka-eos-source", **self.credentials.headers(), **(headers or {})}
         if body is None and method == "POST":
-            own["Content-Length"] = "0"
-        seconds = max(_LEAST_SECONDS, deadline.remaining_seconds(self.timeout_seconds))
+            all_headers["Content-Length"] = "0"
+        seconds = max(_MIN_TIMEOUT_SECONDS, deadline.remaining_seconds(self.timeout_seconds))
         connection = self._connected(seconds)
         try:
-            connection.request(method, target, body, own)
+            connection.request(method, target, body, all_headers)
             response = connection.getresponse()
-            content = response.read(_MOST_BYTES)
+            content = response.read(_MAX_ANSWER_BYTES)
             if not response.isclosed() or response.will_close:
                 self.close()
         except (OSError, http.client.HTTPException) as error:
@@ -127,17 +135,18 @@ class Transport:
         return Answer(response.status, content, after)
 
     def close(self) -> None:
+        """Closes the connection, if there is one."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def _connected(self, seconds: float) -> http.client.HTTPConnection:
-        kept = self._connection
-        if kept is not None and kept.sock is not None:
-            # a service closes what is idle: noticed before a request is lost in it
-            if not select.select([kept.sock], [], [], 0)[0]:
-                kept.sock.settimeout(seconds)
-                return kept
+        open_one = self._connection
+        if open_one is not None and open_one.sock is not None:
+            # services close idle connections; detect that before a request is lost
+            if not select.select([open_one.sock], [], [], 0)[0]:
+                open_one.sock.settimeout(seconds)
+                return open_one
             self.close()
         self._connection = self._new(urlsplit(self.url), seconds)
         return self._connection
@@ -150,7 +159,7 @@ class Transport:
             trusted = ssl.create_default_context(cafile=self.ca_file)
         except (OSError, ssl.SSLError) as error:
             raise InvalidOptionError(
-                f"option 'ca.file' names {self.ca_file!r}, which cannot be used: {error}.",
-                fix="give a file of PEM certificates that the driver can read.",
+                f"option 'ca.file' has the value {self.ca_file!r}, which cannot be loaded: {error}.",
+                fix="set it to a file of PEM certificates that the driver can read.",
             ) from error
         return http.client.HTTPSConnection(url.hostname, url.port, timeout=seconds, context=trusted)

@@ -1,4 +1,4 @@
-"""Apache Iceberg: tasks write data files, one snapshot commits the batch, and says which batch it is."""
+"""Iceberg sink: tasks write data files, and one snapshot commits the batch and records its id."""
 
 from kafka_eos_source.sinks.iceberg.sink import IcebergSink
 

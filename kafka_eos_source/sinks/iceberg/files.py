@@ -1,4 +1,4 @@
-"""Data files: how a task writes them, and how what is known of them travels as JSON."""
+"""Data files of an Iceberg table: how a task writes them, and how notes describe them as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from kafka_eos_source.errors import InvalidRecordError
+from kafka_eos_source.sinks.table_format import BufferedStage
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -23,85 +23,66 @@ _BOUNDS = ("lower_bounds", "upper_bounds")
 
 @dataclass(frozen=True)
 class StagedFiles:
-    """A task attempt's token.
+    """Token of a task attempt: the files that it wrote.
 
     Attributes:
-        table_uuid: of the table that the files lie in: one that is dropped and made anew has another.
-        files: each as `described`.
+        table_uuid: UUID of the table. A table that is dropped and created again gets another one.
+        files: files of the task attempt, as `to_json` describes them.
     """
 
     table_uuid: str
     files: tuple[Mapping[str, Any], ...]
 
 
-class TaskFiles:
-    """`contract.Stage`: rows are held until there are enough for a file, then written where the table's spec
-    and location say.
+class TaskFiles(BufferedStage):
+    """Stage that writes buffered rows to data files, as the table's partition spec and location require.
 
     Args:
-        table: as the task found it.
-        schema: of the rows.
-        attempt: of the task, in the names of its files.
-        most_bytes: of rows that are held.
+        table: table, as the task loaded it.
+        schema: schema of the rows.
+        attempt: unique id of the task attempt, used in file names.
+        buffer_bytes: size of the buffered rows at which files are written.
     """
 
-    def __init__(self, table: Table, schema: pa.Schema, attempt: str, most_bytes: int) -> None:
+    def __init__(self, table: Table, schema: pa.Schema, attempt: str, buffer_bytes: int) -> None:
+        required = [
+            each.name for each in table.schema().fields if each.required and each.name in schema.names
+        ]
+        super().__init__(".".join(table.name()), schema, required, buffer_bytes)
         self._table = table
-        self._schema = schema
         self._uuid = uuid.UUID(attempt)
-        self._most_bytes = most_bytes
-        self._held: list[pa.RecordBatch] = []
-        self._held_bytes = 0
         self._files: list[DataFile] = []
-        self._required = [each.name for each in table.schema().fields if each.required]
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        for name in self._required:  # every column of a frame may hold nulls, as Spark has it
-            if name in self._schema.names and batch.column(name).null_count:
-                raise InvalidRecordError(
-                    f"column {name!r} is null in a row; the Iceberg table {'.'.join(self._table.name())!r} "
-                    "requires a value.",
-                    fix="filter such rows, or fill them with coalesce().",
-                )
-        self._held.append(batch)
-        self._held_bytes += batch.nbytes
-        if self._held_bytes >= self._most_bytes:
-            self._flush()
 
     def finish(self) -> StagedFiles:
-        self._flush()
+        self.flush()
         return StagedFiles(
-            str(self._table.metadata.table_uuid), tuple(described(self._table, each) for each in self._files)
+            str(self._table.metadata.table_uuid), tuple(to_json(self._table, each) for each in self._files)
         )
 
-    def discard(self) -> None:
-        """What a task that dies leaves behind is an orphan file, as of any writer of the table."""
-        self._held = []
+    def delete_files(self) -> None:
         while self._files:
             self._table.io.delete(self._files.pop().file_path)
 
-    def _flush(self) -> None:
-        """Readers know of no file that is in no snapshot."""
+    def write_files(self, rows: pa.Table) -> None:
         from itertools import count
 
         from pyiceberg.io.pyarrow import _dataframe_to_data_files
 
-        if not self._held:
-            return
-        rows = pa.Table.from_batches(self._held, self._schema)
-        self._held, self._held_bytes = [], 0
         written = _dataframe_to_data_files(
             self._table.metadata, rows, self._table.io, self._uuid, count(len(self._files))
         )
         for each in written:
-            self._files.append(each)  # one by one: what is there when another fails can be discarded
+            self._files.append(each)  # one by one, so that `discard` knows these files if the next one fails
 
 
-def described(table: Table, file: DataFile) -> dict[str, Any]:
-    """A data file of the table's present spec as JSON has it; partition values in Iceberg's binary form."""
+def to_json(table: Table, file: DataFile) -> dict[str, Any]:
+    """Describes a data file, written by the table's current spec, as JSON.
+
+    Partition values and bounds are in Iceberg's binary form, base64-encoded.
+    """
     from pyiceberg.conversions import to_bytes
 
-    spec = table.spec()  # by which it was written: pyiceberg tells only once the file is in a snapshot
+    spec = table.spec()  # pyiceberg sets the spec of a file only when a snapshot contains it
     partition = [
         None if file.partition[at] is None else _text(to_bytes(kind, file.partition[at]))
         for at, kind in enumerate(_partition_types(table, spec.spec_id))
@@ -122,40 +103,42 @@ def described(table: Table, file: DataFile) -> dict[str, Any]:
     }
 
 
-def data_file(table: Table, told: Mapping[str, Any]) -> DataFile:
-    """What `described` described. The table must have its partition spec, which may be an older one."""
+def from_json(table: Table, description: Mapping[str, Any]) -> DataFile:
+    """Returns the data file that `to_json` described. The table must still have the file's partition spec."""
     from pyiceberg.conversions import from_bytes
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
     from pyiceberg.typedef import Record
 
     values = [
         None if text is None else from_bytes(kind, base64.b64decode(text))
-        for kind, text in zip(_partition_types(table, told["spec"]), told["partition"], strict=True)
+        for kind, text in zip(
+            _partition_types(table, description["spec"]), description["partition"], strict=True
+        )
     ]
     by_column: dict[str, Any] = {
-        name: {int(column): each for column, each in told[name].items()} for name in _COUNTS
+        name: {int(column): each for column, each in description[name].items()} for name in _COUNTS
     }
     for name in _BOUNDS:
-        by_column[name] = {int(column): base64.b64decode(each) for column, each in told[name].items()}
+        by_column[name] = {int(column): base64.b64decode(each) for column, each in description[name].items()}
     found: DataFile = DataFile.from_args(
         content=DataFileContent.DATA,
-        file_path=told["path"],
-        file_format=FileFormat(told["format"]),
+        file_path=description["path"],
+        file_format=FileFormat(description["format"]),
         partition=Record(*values),
-        record_count=told["rows"],
-        file_size_in_bytes=told["bytes"],
-        split_offsets=told["splits"],
+        record_count=description["rows"],
+        file_size_in_bytes=description["bytes"],
+        split_offsets=description["splits"],
         sort_order_id=None,
         equality_ids=None,
         key_metadata=None,
         **by_column,
     )
-    found.spec_id = told["spec"]
+    found.spec_id = description["spec"]
     return found
 
 
 def unknown_partitions(table: Table, spec_id: int) -> list[str]:
-    """Names of the partition fields of a spec whose column the table has no more."""
+    """Returns the partition fields of a spec whose source column was dropped from the table."""
     from pyiceberg.types import UnknownType
 
     fields = table.specs()[spec_id].partition_type(table.schema()).fields

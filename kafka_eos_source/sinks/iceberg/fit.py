@@ -1,7 +1,8 @@
-"""Do rows of an Arrow schema fit an Iceberg table? By the rules of the format's schema evolution.
+"""Checks whether rows of an Arrow schema fit an Iceberg table, by the rules of the format's schema evolution.
 
-pyiceberg's own check prints to standard output, which in a Python worker is Spark's, and refuses every frame
-of Spark for a table with a required column, as Spark's columns may all be null: here rows are judged for it.
+pyiceberg's own check is not usable here. It prints to standard output, which Spark uses in a Python worker.
+It also refuses every frame for a table with a required column, because Spark declares all columns as
+nullable; this sink checks the rows for nulls instead.
 """
 
 from __future__ import annotations
@@ -16,46 +17,55 @@ if TYPE_CHECKING:
     from pyiceberg.types import IcebergType
 
 
-def misfit(table: Table, schema: pa.Schema) -> str:
-    """Why rows of this schema cannot go there; "" = they can."""
+def schema_mismatch(table: Table, schema: pa.Schema) -> str:
+    """Describes in one sentence why rows of this schema do not fit the table; empty if they do."""
     from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException, pyarrow_to_schema
 
-    own = table.schema()
-    known = {field.name for field in own.fields}
+    table_schema = table.schema()
+    known = {field.name for field in table_schema.fields}
     extra = [f"it has no column {name!r}" for name in schema.names if name not in known]
     if extra:
         return "; ".join(extra) + "."
     try:
-        given = pyarrow_to_schema(
-            schema, name_mapping=own.name_mapping, format_version=table.metadata.format_version
+        frame_schema = pyarrow_to_schema(
+            schema, name_mapping=table_schema.name_mapping, format_version=table.metadata.format_version
         )
     except (ValueError, TypeError, UnsupportedPyArrowTypeException) as error:
         return f"{error}."
-    found = "; ".join(_differences(given.as_struct(), own.as_struct(), ""))
+    found = "; ".join(_differences(frame_schema.as_struct(), table_schema.as_struct(), ""))
     return f"{found}." if found else ""
 
 
-def _differences(given: IcebergType, wanted: IcebergType, at: str) -> Iterator[str]:
+def _differences(frame: IcebergType, table: IcebergType, at: str) -> Iterator[str]:
+    """Yields the differences between a type of the frame and one of the table.
+
+    Args:
+        frame: type in the frame.
+        table: type in the table.
+        at: path of the column or nested field; empty for the whole schema.
+    """
     from pyiceberg.exceptions import ResolveError
     from pyiceberg.schema import promote
     from pyiceberg.types import ListType, MapType, StructType
 
-    if isinstance(given, StructType) and isinstance(wanted, StructType):
-        by_id = {field.field_id: field for field in given.fields}
-        for field in wanted.fields:
+    if isinstance(frame, StructType) and isinstance(table, StructType):
+        by_id = {field.field_id: field for field in frame.fields}
+        for field in table.fields:
             name = f"{at}.{field.name}" if at else field.name
             other = by_id.get(field.field_id)
             if other is not None:
                 yield from _differences(other.field_type, field.field_type, name)
             if field.required and (other is None or (at and not other.required)):
-                yield f"it requires the column {name!r}" + (", which may be null here" if other else "")
-    elif isinstance(given, ListType) and isinstance(wanted, ListType):
-        yield from _differences(given.element_type, wanted.element_type, f"{at}.element")
-    elif isinstance(given, MapType) and isinstance(wanted, MapType):
-        yield from _differences(given.key_type, wanted.key_type, f"{at}.key")
-        yield from _differences(given.value_type, wanted.value_type, f"{at}.value")
-    elif given != wanted:
+                yield f"it requires the column {name!r}" + (
+                    ", which may be null in the frame" if other else ""
+                )
+    elif isinstance(frame, ListType) and isinstance(table, ListType):
+        yield from _differences(frame.element_type, table.element_type, f"{at}.element")
+    elif isinstance(frame, MapType) and isinstance(table, MapType):
+        yield from _differences(frame.key_type, table.key_type, f"{at}.key")
+        yield from _differences(frame.value_type, table.value_type, f"{at}.value")
+    elif frame != table:
         try:
-            promote(given, wanted)
+            promote(frame, table)
         except ResolveError:
-            yield f"{at!r} is {given}, the table has {wanted}"
+            yield f"column {at!r} is {frame} in the frame and {table} in the table"

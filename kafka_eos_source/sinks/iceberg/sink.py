@@ -1,9 +1,10 @@
-"""The sink: data files at stage, a note of them at prepare, one snapshot at commit.
+"""`IcebergSink`: writes data files at stage, lists them in a note at prepare, commits one snapshot.
 
-The snapshot's summary names the batch, and so does a table property that is set in the same commit: the
-property outlives the expiry of snapshots. Every commit of ours is made on top of metadata that was searched
-for the id, and only if nobody has committed since (Iceberg's ``assert-ref-snapshot-id``): two that finish the
-same batch cannot both succeed. After a conflict the search is made again.
+The summary of the snapshot contains the sink transaction id. So does a table property that the same commit
+sets, because the property survives the expiry of snapshots. Before each commit, the sink searches the loaded
+metadata for the id, and the commit requires that nobody has committed since (Iceberg's
+``assert-ref-snapshot-id``). So two processes cannot both commit the same batch. After a conflict, the sink
+loads the table and searches again.
 """
 
 from __future__ import annotations
@@ -32,11 +33,19 @@ from kafka_eos_source.sinks.contract import (
     Staged,
 )
 from kafka_eos_source.sinks.iceberg import tables
-from kafka_eos_source.sinks.iceberg.files import StagedFiles, TaskFiles, data_file, unknown_partitions
+from kafka_eos_source.sinks.iceberg.files import StagedFiles, TaskFiles, from_json, unknown_partitions
 from kafka_eos_source.sinks.iceberg.spec import PartitionBy, partition_by
 from kafka_eos_source.sinks.options import SinkOption
 from kafka_eos_source.sinks.registry import require
-from kafka_eos_source.sinks.table_format import HELD_BYTES, STAGE_SECONDS, TableFormatSink
+from kafka_eos_source.sinks.table_format import (
+    ADD,
+    BUFFER,
+    BUFFER_BYTES,
+    CREATE,
+    FAIL,
+    STAGE_SECONDS,
+    TableFormatSink,
+)
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -44,66 +53,64 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-#: In the summary of a snapshot; the names of Iceberg's own connector for Kafka Connect begin alike.
+#: Keys in the summary of a snapshot, named like those of Iceberg's connector for Kafka Connect.
 APPLICATION, SINK, SEQUENCE, ATTEMPT = (
     f"kafka-eos.{each}" for each in ("application-id", "sink", "sequence", "attempt")
 )
-#: In place of the sequence, for an old id.
+#: Key in place of `SEQUENCE` for an old id.
 BATCH = "kafka-eos.batch-id"
 
 
 class IcebergSink(TableFormatSink["Table"]):
-    """``type=iceberg``.
+    """``type=iceberg``: appends to an Iceberg table.
 
     Args:
         table: ``namespace.table``.
-        catalog_name: pyiceberg's name of the catalog: a section of its ``.pyiceberg.yaml``, if there is one.
-        catalog: properties of the catalog and of the file system below it, as pyiceberg documents them.
-        create: whether to create a table that is missing.
-        partition_by: of a table that is created.
-        properties: of a table that is created.
-        schema_evolution: ``fail`` or ``add``.
-        buffer_bytes: of rows that a task holds before it writes a file.
+        catalog_name: name of the catalog in pyiceberg; if ``.pyiceberg.yaml`` has such a section, pyiceberg
+            uses it.
+        catalog: properties of the catalog and its file system, as in pyiceberg's documentation.
+        create: whether to create the table if it does not exist.
+        partition_by: partition fields of a table that the sink creates.
+        properties: properties of a table that the sink creates.
+        schema_evolution: what to do if the frame has columns that the table lacks: ``fail`` or ``add``.
+        buffer_bytes: size of the rows that a task buffers before it writes a file.
     """
 
-    after_commit = "sink.iceberg.after_snapshot"
-    page = "docs/sink-iceberg.md"
+    failpoint_after_commit = "sink.iceberg.after_snapshot"
+    docs_page = "docs/sink-iceberg.md"
     OPTIONS: ClassVar[tuple[SinkOption, ...]] = (
-        SinkOption("table", values.text, None, "`namespace.table`", "The table.", required=True),
-        SinkOption("catalog.name", values.text, "default", "text", "pyiceberg's name of the catalog."),
+        SinkOption("table", values.text, None, "`namespace.table`", "Name of the table.", required=True),
+        SinkOption("catalog.name", values.text, "default", "text", "Name of the catalog in pyiceberg."),
         SinkOption(
             "catalog.*",
             values.text,
             {},
             "text",
-            "Properties of the catalog and its file system, as pyiceberg has them: `catalog.type`, "
-            "`catalog.uri`, `catalog.warehouse`, `catalog.s3.region` and so on.",
+            "pyiceberg's properties of the catalog and its file system: `catalog.type`, `catalog.uri`, "
+            "`catalog.warehouse`, `catalog.s3.region` and so on.",
             "none",
         ),
-        SinkOption("create", values.boolean, True, "boolean", "Create the table if it is missing."),
+        CREATE,
         SinkOption(
             "partition.by",
             partition_by,
             (),
-            "columns and transforms, comma list",
-            "Of a table that is created: `days(ts), bucket(16, id), country`.",
+            "comma-separated columns and transforms",
+            "Partition fields of a table that the sink creates: `days(ts), bucket(16, id), country`.",
             "none",
         ),
-        SinkOption("properties.*", values.text, {}, "text", "Properties of a table that is created.", "none"),
+        SinkOption(
+            "properties.*", values.text, {}, "text", "Properties of a table that the sink creates.", "none"
+        ),
         SinkOption(
             "schema.evolution",
-            values.choice(tables.FAIL, tables.ADD),
-            tables.FAIL,
+            values.choice(FAIL, ADD),
+            FAIL,
             "`fail`, `add`",
-            "When the frame has columns that the table lacks: fail, or add them, and widen those that grew.",
+            "What to do if the frame has columns that the table lacks, or wider types: fail the query, or "
+            "change the table.",
         ),
-        SinkOption(
-            "buffer.bytes",
-            values.integer(1 << 20),
-            HELD_BYTES,
-            "bytes",
-            "Of rows that a task holds in memory before it writes a file.",
-        ),
+        BUFFER,
     )
 
     def __init__(
@@ -114,8 +121,8 @@ class IcebergSink(TableFormatSink["Table"]):
         create: bool = True,
         partition_by: Sequence[PartitionBy] = (),
         properties: Mapping[str, str] | None = None,
-        schema_evolution: str = tables.FAIL,
-        buffer_bytes: int = HELD_BYTES,
+        schema_evolution: str = FAIL,
+        buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
         require("pyiceberg.catalog", "iceberg")
         namespace, _, own = table.rpartition(".")
@@ -140,31 +147,34 @@ class IcebergSink(TableFormatSink["Table"]):
         return self._to.name
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
-        _asked(lambda: self._to.ready(schema, deadline))
+        _call(lambda: self._to.ready(schema, deadline))
         self.notes()
 
     def stage(self, context: StageContext) -> Stage:
-        table = _asked(lambda: self._to.ready(context.schema, Deadline.after_seconds(STAGE_SECONDS)))
+        table = _call(lambda: self._to.ready(context.schema, Deadline.after_seconds(STAGE_SECONDS)))
         return TaskFiles(table, context.schema, context.attempt, self.buffer_bytes)
 
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         store = self.notes()
         table = self.load()
         if table is None:
-            return Fatal(f"the table {self._to.identifier!r} is gone", "create it; restart the query.")
+            return Fatal(
+                f"the table {self._to.identifier!r} was deleted",
+                "create the table again, then restart the query.",
+            )
         if self.is_committed(table, txn) or store.get(str(txn)) is not None:
             return OK
         tokens: Sequence[StagedFiles] = staged.tokens
         files = [file for each in tokens for file in each.files]
         for uuid in sorted({each.table_uuid for each in tokens}):
             note = {"table": uuid, "rows": staged.rows, "files": files}
-            changed = self.misfit(table, note)
-            if changed:
-                return Fatal(changed, "restart the query: it stages the batch anew.")
-        absent = self.absent(table, note)
-        if absent:
+            incompatibility = self.incompatibility(table, note)
+            if incompatibility:
+                return Fatal(incompatibility, "restart the query; it then stages the batch again.")
+        missing = self.missing_file(table, note)
+        if missing:
             return Fatal(
-                absent, "let driver and executors share the table's file system; then restart the query."
+                missing, "use a file system that driver and executors share, then restart the query."
             )
         store.put(str(txn), note)
         return OK
@@ -174,10 +184,10 @@ class IcebergSink(TableFormatSink["Table"]):
         return f"the table {self._to.identifier!r}"
 
     def load(self) -> Table | None:
-        return _asked(self._to.load)
+        return _call(self._to.load)
 
     def _property(self) -> str:
-        """Of the table: names the query's last batch. Queries and sinks have one each."""
+        """Returns the name of the table property that holds the last id of this query and sink."""
         own = f"{self.context.application_id}\0{self.context.name}"
         return f"kafka-eos.committed.{hashlib.sha256(own.encode()).hexdigest()[:16]}"
 
@@ -199,35 +209,30 @@ class IcebergSink(TableFormatSink["Table"]):
             if snapshot.summary is not None
         )
 
-    def misfit(self, table: Table, note: Mapping[str, Any]) -> str:
+    def incompatibility(self, table: Table, note: Mapping[str, Any]) -> str:
         if note["table"] != str(table.metadata.table_uuid):
-            return f"{self._to.identifier!r} was dropped and created anew since the batch was staged"
+            return f"{self.label} was dropped and created again after the batch was staged"
         specs = {file["spec"] for file in note["files"]}
         if len(specs) > 1:
-            return f"the partition spec of {self._to.identifier!r} changed while tasks staged the batch"
+            return f"the partition spec of {self.label} changed while tasks staged the batch"
         if not specs <= table.specs().keys():
-            return f"{self._to.identifier!r} lost the partition spec {specs.pop()}, which the files follow"
+            return f"{self.label} no longer has the partition spec {specs.pop()}, which the staged files use"
         dropped = unknown_partitions(table, specs.pop())
         if dropped:
-            return f"{self._to.identifier!r} has no column any more for its partitions {', '.join(dropped)}"
+            return f"{self.label} no longer has the source columns of the partitions {', '.join(dropped)}"
         return ""
 
-    def absent(self, table: Table, note: Mapping[str, Any]) -> str:
+    def missing_file(self, table: Table, note: Mapping[str, Any]) -> str:
         for each in note["files"]:
-            if not _asked(functools.partial(_exists, table, each)):
-                return f"the data file {each['path']} is not there, or not as long as its task wrote it"
+            if not _call(functools.partial(_exists, table, each)):
+                return f"the data file {each['path']} does not exist, or has another size than its task wrote"
         return ""
 
     def publish(self, table: Table, txn: SinkTxn, note: Mapping[str, Any]) -> Exception | None:
-        """One snapshot on top of what was looked at.
-
-        Returns:
-            The conflict, when somebody was quicker; None = it is there.
-        """
         from pyiceberg.exceptions import CommitFailedException
 
-        # a manifest holds files of one spec, which pyiceberg takes to be the table's present one; the catalog
-        # is sent the snapshot alone, so the table keeps the spec that somebody gave it since
+        # A manifest contains files of one partition spec, and pyiceberg assumes that it is the table's
+        # current one. The catalog receives only the snapshot, so this does not alter the table's spec.
         (spec,) = {file["spec"] for file in note["files"]}
         table.metadata = table.metadata.model_copy(update={"default_spec_id": spec})
         merge = table.properties.get("commit.manifest-merge.enabled", "false").lower() == "true"
@@ -236,37 +241,43 @@ class IcebergSink(TableFormatSink["Table"]):
         update = transaction.update_snapshot(snapshot_properties=self._summary(txn))
         with update.merge_append() if merge else update.fast_append() as snapshot:
             for each in note["files"]:
-                snapshot.append_data_file(data_file(table, each))
-        # pyiceberg would try again on top of others' snapshots without looking whose they are, and delete the
-        # manifests at last, though an answer may be lost and the snapshot be there: both is done here
+                snapshot.append_data_file(from_json(table, each))
+        # Disables two features of pyiceberg, which this sink handles itself. After a conflict, pyiceberg
+        # would retry on top of new snapshots without checking whether one contains this batch. After a
+        # failure, it would delete the manifests, although the snapshot may exist if only the answer was lost.
         transaction._snapshot_producers = []
         failpoints.reach("sink.iceberg.before_snapshot")
         try:
-            _asked(transaction.commit_transaction, but=CommitFailedException)
+            _call(transaction.commit_transaction, except_for=CommitFailedException)
         except CommitFailedException as error:
             conflict: Exception = error
-            _log.info("%s: somebody else committed first: %s", txn, concealed(str(conflict)))
-            now = self.load()
-            if now is not None and now.snapshot_by_id(snapshot.snapshot_id) is None:
+            _log.info("%s: another writer committed to the table first: %s", txn, concealed(str(conflict)))
+            current = self.load()
+            if current is not None and current.snapshot_by_id(snapshot.snapshot_id) is None:
                 snapshot._clean_all_uncommitted()
             return conflict
         return None
 
 
-def _exists(table: Table, told: Mapping[str, Any]) -> bool:
+def _exists(table: Table, file: Mapping[str, Any]) -> bool:
     try:
-        return bool(len(table.io.new_input(told["path"])) == told["bytes"])
+        return bool(len(table.io.new_input(file["path"])) == file["bytes"])
     except FileNotFoundError:
         return False
 
 
-def _asked(call: Callable[[], _T], but: type[Exception] | tuple[()] = ()) -> _T:
-    """Raises: SinkRetryableError: what the library raised means "not now"."""
+def _call(call: Callable[[], _T], except_for: type[Exception] | tuple[()] = ()) -> _T:
+    """Calls pyiceberg and turns errors that a retry may resolve into `SinkRetryableError`.
+
+    Args:
+        call: function to call.
+        except_for: errors to raise as they are.
+    """
     try:
         return call()
-    except but:
+    except except_for:
         raise
     except Exception as error:
-        if tables.passing(error) and not isinstance(error, OSError):
+        if tables.is_retryable(error) and not isinstance(error, OSError):
             raise SinkRetryableError(f"{type(error).__name__}: {concealed(str(error))}") from error
         raise

@@ -1,4 +1,4 @@
-"""Option ``partition.by``: Spark's partition transforms, as Iceberg names them."""
+"""Parser of the option ``partition.by``: Spark's partition transforms, translated to Iceberg's names."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class PartitionBy:
     """One field of a partition spec.
 
     Attributes:
-        column: of the table; dots lead into structs.
-        transform: in Iceberg's notation: ``identity``, ``day``, ``bucket[16]``.
-        name: of the partition field, as Iceberg's Java library would name it.
+        column: source column in the table; dots separate the fields of structs.
+        transform: transform in Iceberg's notation: ``identity``, ``day``, ``bucket[16]``.
+        name: name of the partition field, as Iceberg's Java library would choose it.
     """
 
     column: str
@@ -32,10 +32,14 @@ class PartitionBy:
 
 
 def partition_by(name: str, value: str) -> tuple[PartitionBy, ...]:
-    """``days(ts), bucket(16, id), country``."""
+    """Parses a list such as ``days(ts), bucket(16, id), country``.
+
+    Raises:
+        InvalidOptionError: if an entry is malformed or repeated.
+    """
     found = tuple(_one(name, value, each.strip()) for each in _COMMAS.split(value))
     if len({each.name for each in found}) < len(found):
-        raise values.invalid(name, value, "each column and transform once")
+        raise values.invalid(name, value, "each column and transform only once")
     return found
 
 
@@ -45,8 +49,8 @@ def _one(name: str, value: str, text: str) -> PartitionBy:
         raise values.invalid(
             name,
             value,
-            "columns, and transforms of columns, with commas between: years(c), months(c), days(c), hours(c)"
-            f", bucket(n, c), truncate(n, c); {text!r} is none",
+            "a comma-separated list of columns and transforms: years(c), months(c), days(c), hours(c), "
+            f"bucket(n, c), truncate(n, c); {text!r} is neither",
         )
     if form["time"]:
         transform = form["time"].removesuffix("s")

@@ -1,4 +1,4 @@
-"""From options to an open table: its catalog, its creation if it is missing, its schema's evolution."""
+"""Loads an Iceberg table from the sink's options; creates it and evolves its schema if allowed."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ import pyarrow as pa
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, SinkRetryableError
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.sinks.iceberg.fit import misfit
+from kafka_eos_source.sinks.iceberg.fit import schema_mismatch
 from kafka_eos_source.sinks.iceberg.spec import PartitionBy
+from kafka_eos_source.sinks.table_format import ADD
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
-FAIL, ADD = "fail", "add"
-
 
 @dataclass(frozen=True)
 class Target:
-    """A table, as the options name it. Picklable; may hold credentials, so not printed.
+    """A table as the options describe it.
+
+    Picklable. The repr omits `properties`, because they may contain credentials.
 
     Attributes:
         identifier: ``namespace.table``.
-        catalog: its name.
-        properties: of the catalog, as pyiceberg has them.
-        create: whether to create the table if it is missing.
-        partition_by, table_properties: of a table that is created.
-        evolution: `FAIL` or `ADD`.
+        catalog: name of the catalog.
+        properties: pyiceberg's properties of the catalog.
+        create: whether to create the table if it does not exist.
+        partition_by, table_properties: partition fields and properties of a table that the sink creates.
+        evolution: `table_format.FAIL` or `ADD`.
     """
 
     identifier: str
@@ -48,18 +49,18 @@ class Target:
 
     @property
     def name(self) -> str:
-        """Table and catalog, as people and `TwoPhaseSink.target` name them."""
+        """Name of the table and its catalog, for people and for `TwoPhaseSink.target`."""
         uri = self.properties.get("uri", "")
         parts = urlsplit(uri)
         server = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/") if uri else ""
         warehouse = self.properties.get("warehouse", "")
-        # pyiceberg's catalog in a database keeps the tables of each catalog name apart
+        # pyiceberg's SQL catalog stores the tables of several catalogs in one database, by catalog name
         kind = self.properties.get("type", "")
         own = [self.catalog] if kind == "sql" or not uri else []
         return f"the table {self.identifier} of the catalog {' '.join([*own, server, warehouse]).strip()}"
 
     def load(self) -> Table | None:
-        """The table as it is now; None = there is none."""
+        """Loads the current metadata of the table; returns None if the table does not exist."""
         from pyiceberg.exceptions import NoSuchTableError
 
         try:
@@ -68,21 +69,21 @@ class Target:
             return None
 
     def ready(self, schema: pa.Schema, deadline: Deadline) -> Table:
-        """The table, created and evolved as the options allow, so that it takes rows of this schema.
+        """Loads the table; if necessary and allowed, creates it or evolves it for rows of this schema.
 
-        Driver and executors may do it at the same time: whoever comes second finds it done.
+        Driver and executors may do this at the same time; all but the first find the work done.
 
         Raises:
-            InvalidOptionError: there is no table, and none is to be created.
-            InvalidSchemaError: it cannot take such rows.
-            SinkRetryableError: others kept changing its schema until the deadline.
+            InvalidOptionError: if the table does not exist and must not be created.
+            InvalidSchemaError: if the table cannot hold rows of this schema.
+            SinkRetryableError: if other writers kept changing the schema until the deadline.
         """
         from pyiceberg.exceptions import CommitFailedException, ValidationError
 
         table = self.load()
         if table is None:
             table = self._create(schema)
-        problem = misfit(table, schema)
+        problem = schema_mismatch(table, schema)
         while problem and self.evolution == ADD:
             try:
                 with table.update_schema() as update:
@@ -90,20 +91,21 @@ class Target:
             except CommitFailedException as error:
                 if deadline.expired:
                     raise SinkRetryableError(
-                        f"others change the schema of {self.identifier!r} all the time: {error}"
+                        f"other writers kept changing the schema of {self.identifier!r} until the deadline: "
+                        f"{error}"
                     ) from error
             except (ValueError, TypeError, NotImplementedError, ValidationError) as error:
-                problem = f"{problem} It cannot be evolved: {error}"
+                problem = f"{problem} The table's schema cannot be evolved: {error}"
                 break
             table = self.load() or self._create(schema)
-            before, problem = problem, misfit(table, schema)
+            before, problem = problem, schema_mismatch(table, schema)
             if problem == before:
                 break
         if problem:
             raise InvalidSchemaError(
-                f"the Iceberg table {self.identifier!r} does not take the frame: {problem}",
-                fix="cast or drop columns (sink.<name>.columns)"
-                + ("." if self.evolution == ADD else "; schema.evolution=add adds columns to the table."),
+                f"the Iceberg table {self.identifier!r} cannot hold the frame: {problem}",
+                fix="cast columns, or exclude them with sink.<name>.columns"
+                + ("." if self.evolution == ADD else "; or set schema.evolution=add to add columns."),
             )
         return table
 
@@ -113,8 +115,9 @@ class Target:
 
         if not self.create:
             raise InvalidOptionError(
-                f"the catalog {self.catalog!r} has no Iceberg table {self.identifier!r}.",
-                fix="create it, correct sink.<name>.table, or set sink.<name>.create=true.",
+                f"the catalog {self.catalog!r} has no Iceberg table {self.identifier!r}, and the option "
+                "'create' is false.",
+                fix="create the table, correct sink.<name>.table, or set sink.<name>.create=true.",
             )
         catalog = self._catalog()
         try:
@@ -128,17 +131,17 @@ class Target:
                         spec.add_field(each.column, parse_transform(each.transform), each.name)
             creation.commit_transaction()
         except (TableAlreadyExistsError, CommitFailedException):
-            pass  # another task or driver was quicker: it is loaded below
+            pass  # another process created the table first; load it below
         except (ValueError, TypeError, NotImplementedError) as error:
             raise InvalidSchemaError(
                 f"the Iceberg table {self.identifier!r} cannot be created: {error}",
-                fix="cast the column, leave it out with sink.<name>.columns, or correct partition.by.",
+                fix="cast the column, exclude it with sink.<name>.columns, or correct partition.by.",
             ) from error
         found: Table = catalog.load_table(self.identifier)
         return found
 
     def _catalog(self) -> Catalog:
-        # a connection is not shared with a forked child
+        # the process id is part of the cache key, because a forked process must not share the connection
         return _connected(self.catalog, tuple(sorted(self.properties.items())), os.getpid())
 
 
@@ -152,12 +155,13 @@ def _connected(name: str, properties: tuple[tuple[str, str], ...], _pid: int) ->
     except (ValueError, NotInstalledError, ModuleNotFoundError) as error:
         raise InvalidOptionError(
             f"the Iceberg catalog {name!r} cannot be opened: {concealed(str(error))}",
-            fix="set sink.<name>.catalog.type, catalog.uri and what else pyiceberg asks of such a catalog.",
+            fix="set sink.<name>.catalog.type, sink.<name>.catalog.uri and the other properties that "
+            "pyiceberg requires for this type of catalog.",
         ) from error
 
 
-def passing(error: Exception) -> bool:
-    """Whether the same call may succeed later: the catalog or the store is busy, or cannot be reached."""
+def is_retryable(error: Exception) -> bool:
+    """Returns whether the same call may succeed later: the catalog or the store is busy or unreachable."""
     from pyiceberg import exceptions as known
 
     busy: tuple[type[Exception], ...] = (
@@ -170,7 +174,7 @@ def passing(error: Exception) -> bool:
         known.TooManyRequestsError,
         known.WaitingForLockException,
     )
-    alchemy = sys.modules.get("sqlalchemy.exc")  # only a catalog in a database has imported it
+    alchemy = sys.modules.get("sqlalchemy.exc")  # imported only if the catalog is in a database
     return isinstance(error, busy) or (
         alchemy is not None and isinstance(error, alchemy.OperationalError | alchemy.TimeoutError)
     )

@@ -1,4 +1,4 @@
-"""S3, and stores that speak its protocol: multipart uploads that the commit completes."""
+"""S3 sink: tasks upload objects in parts, and the commit completes the multipart uploads."""
 
 from kafka_eos_source.sinks.s3.reading import committed_files
 from kafka_eos_source.sinks.s3.sink import S3Sink

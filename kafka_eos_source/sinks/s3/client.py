@@ -1,7 +1,7 @@
-"""boto3's client, made once in a process; and what its errors mean for the caller.
+"""boto3 clients, created once per process, and the translation of boto3's errors.
 
-Credentials come from boto3's own chain (environment, files, instance role, web identity). This package never
-sees them.
+boto3 finds credentials by itself (environment, files, instance role, web identity). This package never sees
+them.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from kafka_eos_source.sinks.registry import require
 
 EXTRA = "s3"
 
-#: Codes that are not told by their status: the request was not carried out, and may be later.
-_LATER = frozenset(
+#: Error codes of requests that were not carried out and may succeed later, although the HTTP status is 4xx.
+_RETRYABLE_CODES = frozenset(
     ["SlowDown", "RequestTimeout", "RequestTimeTooSkewed", "ExpiredToken", "OperationAborted", "Throttling"]
 )
 _FIXES = {
     "NoSuchBucket": "create the bucket, or correct the option 'path'.",
-    "AccessDenied": "allow the actions that docs/sink-s3.md lists, to driver and executors.",
-    "403": "allow the actions that docs/sink-s3.md lists, to driver and executors.",
-    "EntityTooSmall": "raise 'part.bytes': the store wants larger parts.",
+    "AccessDenied": "grant driver and executors the actions that docs/sink-s3.md lists.",
+    "403": "grant driver and executors the actions that docs/sink-s3.md lists.",
+    "EntityTooSmall": "increase the option 'part.bytes', because the store requires larger parts.",
 }
 
 
 class MissingError(SinkFailedError):
-    """There is no such object or upload, which is an answer to most that ask."""
+    """The object or upload does not exist. Most callers handle this as a normal answer."""
 
 
 @dataclass(frozen=True)
 class Service:
-    """Which store, and how to speak to it.
+    """An object store with the S3 protocol, and how to connect to it.
 
     Attributes:
-        endpoint: URL; None = AWS, or what boto3's configuration says.
-        region: None = what boto3's configuration says.
-        path_style: the bucket is in the path of the URL, not in its host.
-        timeout_seconds: of connecting, and of each wait for bytes.
+        endpoint: URL of the store; None for the endpoint in boto3's configuration, or AWS.
+        region: region; None for the one in boto3's configuration.
+        path_style: whether the bucket is in the path of URLs instead of the host name.
+        timeout_seconds: time limit for connecting, and for each wait for bytes.
     """
 
     endpoint: str | None = None
@@ -53,14 +53,20 @@ class Service:
 
 
 _lock = threading.Lock()
-#: Thread-safe each; a hundred ms to make the first time. One session has the parsed service description.
+#: Clients are thread-safe. Creating the first one takes 100 ms, so all share one session, which caches
+#: boto3's parsed service description.
 _clients: dict[Service, Any] = {}
 _sessions: list[Any] = []
-os.register_at_fork(after_in_child=_clients.clear)  # connections are not shared with a child
+os.register_at_fork(after_in_child=_clients.clear)  # a forked process must not share connections
 
 
 def client(service: Service) -> Any:
-    """Raises: InvalidOptionError: boto3 is not installed. SinkFailedError: no client can be made."""
+    """Returns the client of a store; creates it at the first call.
+
+    Raises:
+        InvalidOptionError: if boto3 is not installed.
+        SinkFailedError: if boto3 cannot create the client.
+    """
     boto3 = require("boto3", EXTRA)
     config = require("botocore.config", EXTRA).Config(
         connect_timeout=service.timeout_seconds,
@@ -68,7 +74,7 @@ def client(service: Service) -> Any:
         retries={"mode": "standard", "total_max_attempts": 4},
         max_pool_connections=32,
         s3={"addressing_style": "path" if service.path_style else "auto"},
-        # not every store knows the newer checksums; parts carry an MD5
+        # not every compatible store supports the newer checksums; parts carry an MD5 instead
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
@@ -76,7 +82,7 @@ def client(service: Service) -> Any:
         if service not in _clients:
             if not _sessions:
                 _sessions.append(boto3.session.Session())
-            with translated("make a client"):
+            with translated("create a client"):
                 _clients[service] = _sessions[0].client(
                     "s3", endpoint_url=service.endpoint, region_name=service.region, config=config
                 )
@@ -85,15 +91,16 @@ def client(service: Service) -> Any:
 
 @contextmanager
 def translated(what: str) -> Iterator[None]:
-    """boto3's errors as ours.
+    """Translates boto3's errors in the block to errors of this package.
 
     Args:
-        what: is being done, for the message.
+        what: description of the request, for the message.
 
     Raises:
-        MissingError: no such object or upload.
-        SinkRetryableError: no answer, or one that says "later": whether it was done is not known.
-        SinkFailedError: refused.
+        MissingError: if the object or upload does not exist.
+        SinkRetryableError: if no answer came, or if the store asks to retry later. The request may have been
+            carried out.
+        SinkFailedError: if the store refused the request.
     """
     errors = require("botocore.exceptions", EXTRA)
     try:
@@ -111,7 +118,7 @@ def translated(what: str) -> Iterator[None]:
     except errors.BotoCoreError as error:
         raise SinkFailedError(
             f"S3, {what}: {type(error).__name__}: {error}",
-            fix="see to boto3's configuration (credentials, region, endpoint) on driver and executors.",
+            fix="correct boto3's configuration (credentials, region, endpoint) on driver and executors.",
         ) from error
 
 
@@ -121,18 +128,18 @@ def _of_answer(what: str, response: Mapping[str, Any]) -> KafkaEosError:
     text = f"S3, {what}: HTTP {status} {code} {response.get('Error', {}).get('Message', '')}".rstrip()
     if code in ("NoSuchUpload", "NoSuchKey", "404"):
         return MissingError(text)
-    if status >= 500 or status == 429 or code in _LATER:
+    if status >= 500 or status == 429 or code in _RETRYABLE_CODES:
         return SinkRetryableError(text)
     return SinkFailedError(text, fix=_FIXES.get(code, ""))
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Whole small objects of one bucket.
+    """Small objects of one bucket, read and written as a whole.
 
     Attributes:
-        service: where it is.
-        name: of it.
+        service: store that contains the bucket.
+        name: name of the bucket.
     """
 
     service: Service
@@ -140,13 +147,17 @@ class Bucket:
 
     @property
     def client(self) -> Any:
+        """boto3's client of the store."""
         return client(self.service)
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """A JSON object; None = there is none.
+        """Reads a JSON document.
+
+        Returns:
+            The document, or None if the object does not exist.
 
         Raises:
-            SinkRetryableError, SinkFailedError: that cannot be told.
+            SinkRetryableError, SinkFailedError: if the object cannot be read.
         """
         try:
             with translated(f"get {key}"):
@@ -155,13 +166,13 @@ class Bucket:
             return None
 
     def put(self, key: str, content: Mapping[str, Any]) -> None:
-        """Whole or not at all: S3 shows no half object."""
+        """Writes a JSON document. S3 never shows a partial object to readers."""
         with translated(f"put {key}"):
             body = json.dumps(content, indent=1).encode()
             self.client.put_object(Bucket=self.name, Key=key, Body=body, ContentType="application/json")
 
     def head(self, key: str) -> Mapping[str, Any] | None:
-        """What is known of an object; None = there is none."""
+        """Returns the metadata of an object, or None if the object does not exist."""
         try:
             with translated(f"head {key}"):
                 found: Mapping[str, Any] = self.client.head_object(Bucket=self.name, Key=key)
@@ -170,12 +181,12 @@ class Bucket:
             return None
 
     def delete(self, key: str) -> None:
-        """An object, if it is there."""
+        """Deletes an object, if it exists."""
         with translated(f"delete {key}"):
             self.client.delete_object(Bucket=self.name, Key=key)
 
     def keys(self, prefix: str) -> list[str]:
-        """Of all objects that begin with it."""
+        """Lists the keys of all objects with a prefix."""
         with translated(f"list {prefix}"):
             pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)
             return [each["Key"] for page in pages for each in page.get("Contents", ())]

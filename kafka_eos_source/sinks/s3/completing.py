@@ -1,4 +1,4 @@
-"""An upload becomes its object: completed once, however often it is asked for."""
+"""Verification and completion of multipart uploads. Completing an upload is idempotent."""
 
 from __future__ import annotations
 
@@ -14,57 +14,57 @@ from kafka_eos_source.sinks.s3.uploading import METADATA, StagedObject, parts_of
 
 T = TypeVar("T")
 
-#: Requests of one commit under way at a time: each waits for S3, which takes its time over a completion.
-_AT_ONCE = 16
+#: Concurrent requests of one commit. S3 needs long for a completion.
+_MAX_CONCURRENT = 16
 
 _GONE = (
-    "see whether a lifecycle rule of the bucket aborts uploads too soon, or somebody did; the rows are in "
-    "Kafka's topic, and in the source."
+    "check whether a lifecycle rule of the bucket, or another program, aborts uploads too early. The rows of "
+    "the batch are in Kafka's topic and in the source."
 )
 
 
-def at_once(act: Callable[[T], object], each_of: Iterable[T]) -> None:
-    """Acts on all, some at a time; the first error is raised when all have ended."""
-    todo = list(each_of)
+def concurrently(act: Callable[[T], object], items: Iterable[T]) -> None:
+    """Calls a function for each item in several threads. Raises the first error after all calls returned."""
+    todo = list(items)
     if len(todo) < 2:
         for each in todo:
             act(each)
         return
-    with ThreadPoolExecutor(min(_AT_ONCE, len(todo)), "kafka-eos-s3") as pool:
+    with ThreadPoolExecutor(min(_MAX_CONCURRENT, len(todo)), "kafka-eos-s3") as pool:
         for _ in pool.map(act, todo):
             pass
 
 
 def verify(bucket: Bucket, deadline: Deadline, staged: StagedObject) -> None:
-    """The upload is there, with the parts that its task sent.
+    """Checks that an upload exists and has exactly the parts that its task sent.
 
     Raises:
-        SinkFailedError: it is not.
-        SinkRetryableError: that cannot be told, or not in time.
+        SinkFailedError: if it does not.
+        SinkRetryableError: if the store does not answer, or the deadline has passed.
     """
-    _refuse_late(deadline, staged)
+    _raise_if_late(deadline, staged)
     try:
         etags, size_bytes = parts_of(bucket, staged.key, staged.upload_id)
     except MissingError as error:
-        raise SinkFailedError(f"the upload of {staged.key} is gone: {error.message}", fix=_GONE) from error
-    if not etags:  # stores that are not S3 itself say so of one that is gone
-        raise SinkFailedError(f"the upload of {staged.key} is gone: it has no parts", fix=_GONE)
+        raise SinkFailedError(f"the upload of {staged.key} is gone: {error.message}.", fix=_GONE) from error
+    if not etags:  # for a missing upload, some compatible stores return an empty list instead of an error
+        raise SinkFailedError(f"the upload of {staged.key} is gone: it has no parts.", fix=_GONE)
     if etags != staged.etags or size_bytes != staged.size_bytes:
         raise SinkFailedError(
-            f"the upload of {staged.key} has {len(etags)} parts with {size_bytes} bytes; its task sent "
-            f"{len(staged.etags)} with {staged.size_bytes}.",
-            fix="restart the query: the batch is staged anew.",
+            f"the upload of {staged.key} has {len(etags)} parts with {size_bytes} bytes, but its task sent "
+            f"{len(staged.etags)} parts with {staged.size_bytes} bytes.",
+            fix="restart the query; it then stages the batch again.",
         )
 
 
 def complete(bucket: Bucket, deadline: Deadline, staged: StagedObject) -> None:
-    """Makes it the object. Any answer but a yes is looked up in the object: lost, gone, refused.
+    """Completes an upload. After any answer but success, checks whether the object already exists.
 
     Raises:
-        SinkRetryableError: it is not known yet, or was not begun in time.
-        SinkFailedError: there is neither the upload nor its object.
+        SinkRetryableError: if the outcome is unknown, or the deadline has passed.
+        SinkFailedError: if neither the upload nor its object exists.
     """
-    _refuse_late(deadline, staged)
+    _raise_if_late(deadline, staged)
     parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(staged.etags, 1)]
     try:
         with translated(f"complete the upload of {staged.key}"):
@@ -75,38 +75,39 @@ def complete(bucket: Bucket, deadline: Deadline, staged: StagedObject) -> None:
                 MultipartUpload={"Parts": parts},
             )
     except (SinkRetryableError, SinkFailedError) as error:
-        # a refusal too: where another completes it at this moment, some stores miss the parts
-        if not _is_there(bucket, staged):
+        # Checks after a refusal too: if another process completes the upload at the same time, some stores
+        # answer that parts are missing.
+        if not _exists(bucket, staged):
             if isinstance(error, MissingError):
                 raise SinkFailedError(
-                    f"the upload of {staged.key} is gone, and there is no object: {error.message}", fix=_GONE
+                    f"the upload of {staged.key} is gone, and there is no object: {error.message}.", fix=_GONE
                 ) from error
             raise
     failpoints.reach("sink.s3.after_complete")
 
 
-def _refuse_late(deadline: Deadline, staged: StagedObject) -> None:
-    """Between two requests: one that is under way has its own time-out."""
+def _raise_if_late(deadline: Deadline, staged: StagedObject) -> None:
+    """Raises if the deadline has passed. Called between requests, which have their own timeout."""
     if deadline.expired:
         raise SinkRetryableError(
-            f"S3: {deadline.budget_seconds:.0f} s were not enough; {staged.key} was to come next"
+            f"S3: the deadline of {deadline.budget_seconds:.0f} s passed before the request for {staged.key}"
         )
 
 
-def _is_there(bucket: Bucket, staged: StagedObject) -> bool:
-    """Whether the object is this upload's.
+def _exists(bucket: Bucket, staged: StagedObject) -> bool:
+    """Returns whether the object exists.
 
     Raises:
-        SinkFailedError: it is another's.
+        SinkFailedError: if an object with this key exists that this upload did not create.
     """
     found = bucket.head(staged.key)
     if found is None:
         return False
-    said: dict[str, Any] = {name.lower(): value for name, value in found.get("Metadata", {}).items()}
-    if found["ContentLength"] != staged.size_bytes or said.get(METADATA) != staged.attempt:
+    metadata: dict[str, Any] = {name.lower(): value for name, value in found.get("Metadata", {}).items()}
+    if found["ContentLength"] != staged.size_bytes or metadata.get(METADATA) != staged.attempt:
         raise SinkFailedError(
-            f"the object {staged.key} has {found['ContentLength']} bytes of attempt {said.get(METADATA)!r}; "
-            f"expected {staged.size_bytes} of {staged.attempt!r}.",
-            fix="find out who wrote it: no two tasks have one key.",
+            f"the object {staged.key} has {found['ContentLength']} bytes and was written by task attempt "
+            f"{metadata.get(METADATA)!r}; expected {staged.size_bytes} bytes by {staged.attempt!r}.",
+            fix="find out which program wrote the object, because no two tasks have one key.",
         )
     return True

@@ -1,16 +1,16 @@
-"""The keys of an S3 sink, and how readers tell whole batches.
+"""Keys of the objects that an S3 sink writes.
 
 ::
 
-    <path>/batch=<application.id>-<sink>.<batch>/part-<task attempt>.parquet   an upload that was completed
-    <path>/_manifests/<id>.json                                               comes last: the batch is whole
-    <path>/_kafka_eos/<sink>/prepared/<id>.json                               uploads that are the batch
+    <path>/batch=<application.id>-<sink>.<batch>/part-<task attempt>.parquet   rows: a completed upload
+    <path>/_manifests/<id>.json                                               lists the objects; written last
+    <path>/_kafka_eos/<sink>/prepared/<id>.json                               lists the uploads of a batch
 
-An upload has its key from its first part on, before the batch has an id. So keys of rows are made of Spark's
-batch id and the task attempt, which is unique: after a checkpoint was restored, two batches may share a
-folder, and neither overwrites an object of the other. Only one id of a batch is ever committed, and only its
-uploads are ever completed. Spark, Hive and Arrow pass over names that begin with an underscore. ``<sink>`` is
-a hash of the application id and the name of the sink, as in the filesystem sink.
+A task chooses the key of an upload before the batch has an id. Therefore keys of rows contain Spark's batch
+id and the id of the task attempt, which is unique. After somebody restored a checkpoint, two batches may
+share a folder, but neither overwrites an object of the other. Only one id of a batch is ever committed, and
+only its uploads are ever completed. Spark, Hive and Arrow ignore names that begin with an underscore.
+``<sink>`` is a hash of the application id and the name of the sink, as in the filesystem sink.
 
 Old ids (`SinkTxn.is_old`) have other keys::
 
@@ -37,12 +37,12 @@ _URI = re.compile(r"s3[an]?://([a-z0-9][a-z0-9._-]{1,61}[a-z0-9])(?:/(.*))?")
 
 @dataclass(frozen=True)
 class Layout:
-    """The keys of one sink of one query.
+    """Keys of one sink of one query.
 
     Attributes:
-        bucket: its name.
-        prefix: of every key; empty, or with a slash at its end.
-        context: of the sink.
+        bucket: name of the bucket.
+        prefix: prefix of every key; empty, or with a slash at the end.
+        context: context of the sink.
     """
 
     bucket: str
@@ -51,7 +51,7 @@ class Layout:
 
     @property
     def prepared_folders(self) -> tuple[str, str]:
-        """Prefixes of the notes of this sink: those of this version, and those of old ids."""
+        """Prefixes of the notes of this sink: of this version's ids, and of old ids."""
         application_id, name = self.context.application_id, self.context.name
         return (
             f"{self.prefix}{HIDDEN}/{hashed(application_id, name)}/prepared/",
@@ -60,51 +60,65 @@ class Layout:
 
     @property
     def rows_of_query(self) -> str:
-        """A prefix of all keys of the query's rows; also of another query whose name begins alike."""
+        """Prefix of the keys of all rows of the query.
+
+        Another query whose application id begins in the same way has keys with this prefix too.
+        """
         return f"{self.prefix}batch={self.context.application_id}-"
 
     def part(self, batch_id: int, attempt: str, ending: str) -> str:
+        """Returns the key of the rows of one task attempt."""
         return f"{self.rows_of_query}{self.context.name}.{batch_id}/part-{attempt}{ending}"
 
     def manifest(self, txn: SinkTxn) -> str:
+        """Returns the key of the manifest of a committed batch."""
         return f"{self.prefix}{MANIFESTS}{txn}.json"
 
     def old_manifest(self, txn: SinkTxn) -> str:
-        """Where an older version wrote the manifest of an old id."""
+        """Returns the key under which an older version wrote the manifest of an old id."""
         return f"{self.rows_of_query}{txn.sequence}/_manifest-{txn.attempt}.json"
 
     def prepared(self, txn: SinkTxn) -> str:
+        """Returns the key of the note that lists the uploads of a prepared batch."""
         return f"{self.prepared_folders[txn.is_old]}{txn}.json"
 
     def txn(self, key: str) -> SinkTxn | None:
-        """The id in a key of `prepared`; None if it is not one of this sink."""
+        """Parses the id in a key of `prepared`; returns None if it does not belong to this sink."""
         found = SinkTxn.parse(key.rpartition("/")[2].removesuffix(".json"))
         return found if found is not None and self.context.owns(found) else None
 
     def batch_of(self, key: str) -> int | None:
-        """Spark's id of the batch that a part belongs to; None if it is not a part of this sink."""
+        """Parses Spark's batch id in a key of `part`; returns None if the key is not this sink's."""
         folder, _, name = key.removeprefix(self.rows_of_query).partition("/")
-        batch = folder.removeprefix(f"{self.context.name}.")  # an old key has the batch alone
+        batch = folder.removeprefix(f"{self.context.name}.")  # old keys do not contain the name of the sink
         ours = key.startswith(self.rows_of_query) and batch.isdecimal() and name.startswith("part-")
         return int(batch) if ours else None
 
     def name_of(self, key: str) -> str:
-        """A key as manifests have it: without the prefix."""
+        """Returns a key without the prefix, as in manifests."""
         return key.removeprefix(self.prefix)
 
 
 def keys_of(key: str, manifest: Mapping[str, Any], prefix: str) -> list[str]:
-    """The keys that a manifest names; an old one names them by their last part."""
+    """Returns the keys that a manifest lists. An old manifest lists only the last part of each key."""
     folder = key.rpartition("/")[0] + "/" if is_old_manifest(key) else prefix
     return [f"{folder}{each['name']}" for each in manifest["files"]]
 
 
 def is_old_manifest(key: str) -> bool:
+    """Returns whether the key is that of a manifest that an older version wrote."""
     return _OLD_MANIFEST.fullmatch(key.rpartition("/")[2]) is not None
 
 
 def parse(name: str, value: str) -> tuple[str, str]:
-    """Option ``path``: bucket and prefix."""
+    """Parses the option ``path``.
+
+    Returns:
+        Name of the bucket, and prefix of keys in it.
+
+    Raises:
+        InvalidOptionError: if the value is not an S3 URI.
+    """
     found = _URI.fullmatch(value.strip())
     if found is None or "//" in f"/{found[2] or ''}":
         raise values.invalid(name, value, "s3://bucket or s3://bucket/prefix")

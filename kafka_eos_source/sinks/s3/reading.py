@@ -1,4 +1,4 @@
-"""The objects of whole batches, for readers."""
+"""`committed_files`: lists the objects of committed batches, for readers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from kafka_eos_source.sinks.s3.client import Bucket, Service
 def committed_files(
     path: str, *, endpoint: str | None = None, region: str | None = None, path_style: bool = False
 ) -> list[str]:
-    """The objects of every committed batch under a sink's path, batch by batch, as ``s3://`` URIs.
+    """Lists the objects of all committed batches under a sink's path, batch by batch, as ``s3://`` URIs.
 
     Args:
-        path: option ``sink.<name>.path``.
-        endpoint, region, path_style: as the options.
+        path: value of the option ``sink.<name>.path``.
+        endpoint, region, path_style: values of these options of the sink.
 
     Raises:
-        InvalidOptionError: the path is none, or boto3 is not installed.
-        SinkFailedError, SinkRetryableError: the store refuses, or does not answer.
+        InvalidOptionError: if the path is malformed, or boto3 is not installed.
+        SinkFailedError, SinkRetryableError: if the store refuses a request or does not answer.
     """
     name, prefix = layout.parse("path", path)
     bucket = Bucket(Service(endpoint, region, path_style), name)
@@ -26,7 +26,8 @@ def committed_files(
         *(key for key in bucket.keys(f"{prefix}batch=") if layout.is_old_manifest(key)),
         *bucket.keys(f"{prefix}{layout.MANIFESTS}"),
     ]
-    found: dict[SinkTxn, list[str]] = {}  # an older version and this one may both have finished a batch
+    # by id, because an older version and this one may both have written a manifest for a batch
+    found: dict[SinkTxn, list[str]] = {}
     for key in manifests:
         manifest = bucket.get(key)
         txn = None if manifest is None else SinkTxn.parse(manifest["id"])

@@ -1,4 +1,4 @@
-"""The sink: tasks upload parts, a note prepares the uploads, the commit completes them and says so."""
+"""`S3Sink`: tasks upload parts, a note lists the uploads, the commit completes them and adds a manifest."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from kafka_eos_source.sinks.options import SinkOption
 from kafka_eos_source.sinks.registry import require
 from kafka_eos_source.sinks.s3 import layout
 from kafka_eos_source.sinks.s3.client import EXTRA, Bucket, Service, translated
-from kafka_eos_source.sinks.s3.completing import at_once, complete, verify
+from kafka_eos_source.sinks.s3.completing import complete, concurrently, verify
 from kafka_eos_source.sinks.s3.uploading import (
-    LEAST_PART_BYTES,
-    MOST_PART_BYTES,
+    MAX_PART_BYTES,
+    MIN_PART_BYTES,
     ObjectStage,
     PartsStream,
     StagedObject,
@@ -40,7 +40,7 @@ from kafka_eos_source.sinks.s3.uploading import (
 )
 from kafka_eos_source.sinks.targets import location
 
-_MOST_THREADS = 64
+_MAX_THREADS = 64
 
 
 def _path(name: str, value: str) -> str:
@@ -51,79 +51,70 @@ def _path(name: str, value: str) -> str:
 def _endpoint(name: str, value: str) -> str:
     text = value.strip()
     if not text.startswith(("http://", "https://")) or "@" in text:
-        shown = text if "@" not in text else "(not shown: there may be a password in it)"
+        shown = text if "@" not in text else "(not shown: it may contain a password)"
         raise values.invalid(name, shown, "http://host:port or https://…, without user and password")
     return text
 
 
 def _part_bytes(name: str, value: str) -> int:
-    found = values.integer(LEAST_PART_BYTES)(name, value)
-    if found > MOST_PART_BYTES:
-        raise values.invalid(name, value, f"{LEAST_PART_BYTES} to {MOST_PART_BYTES}, S3's limits")
+    found = values.integer(MIN_PART_BYTES)(name, value)
+    if found > MAX_PART_BYTES:
+        raise values.invalid(
+            name, value, f"a number of bytes from {MIN_PART_BYTES} to {MAX_PART_BYTES}, which are S3's limits"
+        )
     return found
 
 
 def _threads(name: str, value: str) -> int:
     found = values.integer(1)(name, value)
-    if found > _MOST_THREADS:
-        raise values.invalid(name, value, f"a whole number, 1 to {_MOST_THREADS}")
+    if found > _MAX_THREADS:
+        raise values.invalid(name, value, f"a whole number from 1 to {_MAX_THREADS}")
     return found
 
 
 def _timeout_ms(name: str, value: str) -> int:
     found = values.duration_ms(name, value)
     if found < 1:
-        raise values.invalid(name, value, "a time, 1ms or more")
+        raise values.invalid(name, value, "a time of 1ms or more")
     return found
 
 
 class S3Sink(TwoPhaseSink):
-    """``type=s3``. Credentials come from boto3's own chain.
+    """``type=s3``: writes Parquet, JSON lines or CSV objects. boto3 finds the credentials.
 
     Args:
         path: ``s3://bucket/prefix``.
-        format: ``parquet``, ``json`` (lines) or ``csv``.
-        compression: of Parquet's pages.
+        format: ``parquet``, ``json`` (JSON lines) or ``csv``.
+        compression: compression of Parquet's pages.
         endpoint: URL of a store other than AWS.
-        region: of the bucket.
-        path_style: the bucket is in the path of the URL.
-        part_bytes: of each part of an upload but the last.
-        upload_threads: parts of one task under way.
-        timeout: ms, of connecting and of each wait for an answer.
+        region: region of the bucket.
+        path_style: whether the bucket is in the path of URLs instead of the host name.
+        part_bytes: size of each part of an upload except the last.
+        upload_threads: number of parts that one task uploads at the same time.
+        timeout: time limit in ms for connecting, and for each wait for an answer.
     """
 
     OPTIONS: ClassVar[tuple[SinkOption, ...]] = (
-        SinkOption("path", _path, None, "URI", "`s3://bucket/prefix`.", required=True),
+        SinkOption("path", _path, None, "URI", "Bucket and prefix: `s3://bucket/prefix`.", required=True),
+        formats.FORMAT,
+        formats.COMPRESSION,
         SinkOption(
-            "format",
-            values.choice(*formats.FORMATS),
-            "parquet",
-            "`parquet`, `json`, `csv`",
-            "Of the objects. `json` is one object a line.",
+            "endpoint", _endpoint, None, "URL", "URL of a store other than AWS.", "boto3's configuration"
         ),
-        SinkOption(
-            "compression",
-            values.choice(*formats.COMPRESSIONS),
-            "default",
-            "`none`, `snappy`, `zstd`, `gzip`, `lz4`",
-            "Of Parquet's pages.",
-            "snappy",
-        ),
-        SinkOption("endpoint", _endpoint, None, "URL", "A store other than AWS.", "boto3's configuration"),
-        SinkOption("region", values.text, None, "text", "Of the bucket.", "boto3's configuration"),
+        SinkOption("region", values.text, None, "text", "Region of the bucket.", "boto3's configuration"),
         SinkOption(
             "path.style",
             values.boolean,
             False,
             "boolean",
-            "The bucket is in the URL's path, not in its host.",
+            "Whether the bucket is in the path of URLs instead of the host name.",
         ),
         SinkOption(
             "part.bytes",
             _part_bytes,
             8 << 20,
             "bytes",
-            "Of each part of an upload but the last: 5 MiB or more. A task's object has 10,000 at most.",
+            "Size of each part of an upload except the last: 5 MiB or more. An object can have 10,000 parts.",
             "`8388608`",
         ),
         SinkOption(
@@ -131,10 +122,15 @@ class S3Sink(TwoPhaseSink):
             _threads,
             4,
             "count",
-            "Parts that one task uploads at a time; as many and one more are in its memory.",
+            "Number of parts that one task uploads at the same time. These and one more are in its memory.",
         ),
         SinkOption(
-            "timeout", _timeout_ms, 30_000, "time", "Of connecting, and of each wait for an answer.", "`30s`"
+            "timeout",
+            _timeout_ms,
+            30_000,
+            "time",
+            "Time limit for connecting, and for each wait for an answer.",
+            "`30s`",
         ),
     )
 
@@ -158,7 +154,11 @@ class S3Sink(TwoPhaseSink):
         self.upload_threads = upload_threads
 
     def open(self, context: SinkContext) -> None:
-        """Raises: InvalidOptionError: the path is none, or boto3 is not installed."""
+        """Prepares the sink for use, without connecting.
+
+        Raises:
+            InvalidOptionError: if the path is malformed, or boto3 is not installed.
+        """
         super().open(context)
         require("boto3", EXTRA)
         name, prefix = layout.parse("path", self.path)
@@ -172,9 +172,14 @@ class S3Sink(TwoPhaseSink):
         )
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
-        """Raises: InvalidSchemaError, SinkFailedError, SinkRetryableError: it cannot be, or not be told."""
+        """Checks that the format can hold the rows, and that the driver may list the bucket.
+
+        Raises:
+            InvalidSchemaError: if the format cannot hold the rows.
+            SinkFailedError, SinkRetryableError: if the store refuses the request or does not answer.
+        """
         formats.check(self.format, schema)
-        self._notes()
+        self._prepared_ids()
 
     def stage(self, context: StageContext) -> Stage:
         key = self._at.part(context.batch_id, context.attempt, formats.ENDINGS[self.format])
@@ -187,7 +192,7 @@ class S3Sink(TwoPhaseSink):
         if self._bucket.head(self._at.prepared(txn)) is not None:
             return OK
         tokens: Sequence[StagedObject] = staged.tokens
-        # the note comes before the look at the uploads: `tidy` spares those that a note names
+        # write the note before checking the uploads: from then on `tidy` does not abort them
         self._bucket.put(
             self._at.prepared(txn),
             {
@@ -201,36 +206,36 @@ class S3Sink(TwoPhaseSink):
             },
         )
         try:
-            at_once(partial(verify, self._bucket, deadline), tokens)
+            concurrently(partial(verify, self._bucket, deadline), tokens)
         except SinkFailedError:
             self._bucket.delete(self._at.prepared(txn))
             raise
         return OK
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
-        """Complete, say so, forget: a kill between two of them is gone on from."""
+        """Completes the uploads, writes the manifest, deletes the note. Resumes after a kill at any step."""
         note = self._bucket.get(self._at.prepared(txn))
         if note is None:
             return OK if self._is_committed(txn) else Fatal(f"nothing is prepared under {txn} in {self.path}")
         if not self._is_committed(txn):
-            at_once(partial(complete, self._bucket, deadline), map(_staged, note["uploads"]))
+            concurrently(partial(complete, self._bucket, deadline), map(_staged, note["uploads"]))
             failpoints.reach("sink.s3.before_manifest")
             self._bucket.put(self._at.manifest(txn), self._manifest(note))
         self._bucket.delete(self._at.prepared(txn))
         return OK
 
     def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
-        """The uploads stay: they may be prepared under another id, and end when the batch is finished."""
+        """Deletes the note only. The driver may prepare the uploads again; `tidy` aborts unused ones."""
         self._bucket.delete(self._at.prepared(txn))
         return OK
 
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
-        return sorted(txn for txn in self._notes() if not self._ended(txn))
+        return sorted(txn for txn in self._prepared_ids() if not self._clean_up_if_committed(txn))
 
     def tidy(self, batch_id: int, deadline: Deadline) -> None:
-        """Aborts the uploads that were left behind, by tasks and drivers that died too: one list a batch.
+        """Aborts uploads that tasks and drivers left behind, except those of prepared batches.
 
-        Spares the uploads of what is prepared: see `TwoPhaseSink.tidy`.
+        Needs one list request per batch; see `TwoPhaseSink.tidy`.
         """
         with translated("list uploads"):
             pages = self._bucket.client.get_paginator("list_multipart_uploads").paginate(
@@ -238,19 +243,19 @@ class S3Sink(TwoPhaseSink):
             )
             uploads = [(each["Key"], each["UploadId"]) for page in pages for each in page.get("Uploads", ())]
         batches = [(self._at.batch_of(key), key, upload_id) for key, upload_id in uploads]
-        over = [
+        finished = [
             (key, upload_id) for batch, key, upload_id in batches if batch is not None and batch <= batch_id
         ]
-        if not over:
+        if not finished:
             return
-        notes = [self._bucket.get(self._at.prepared(txn)) for txn in self._notes()]
-        kept = {each["upload_id"] for note in notes if note is not None for each in note["uploads"]}
-        for key, upload_id in over:
-            if upload_id not in kept:
+        notes = [self._bucket.get(self._at.prepared(txn)) for txn in self._prepared_ids()]
+        prepared = {each["upload_id"] for note in notes if note is not None for each in note["uploads"]}
+        for key, upload_id in finished:
+            if upload_id not in prepared:
                 abort(self._bucket, key, upload_id)
 
-    def _notes(self) -> list[SinkTxn]:
-        """The ids that are noted as prepared."""
+    def _prepared_ids(self) -> list[SinkTxn]:
+        """Lists the ids that have a note."""
         keys = [key for folder in self._at.prepared_folders for key in self._bucket.keys(folder)]
         return [txn for txn in map(self._at.txn, keys) if txn is not None]
 
@@ -258,15 +263,15 @@ class S3Sink(TwoPhaseSink):
         keys = [self._at.manifest(txn), *([self._at.old_manifest(txn)] if txn.is_old else [])]
         return any(self._bucket.head(key) is not None for key in keys)
 
-    def _ended(self, txn: SinkTxn) -> bool:
-        """Committed, and its preparation not yet forgotten: it is now."""
+    def _clean_up_if_committed(self, txn: SinkTxn) -> bool:
+        """Returns whether the batch is committed; if so, deletes the note that a killed commit left."""
         if not self._is_committed(txn):
             return False
         self._bucket.delete(self._at.prepared(txn))
         return True
 
     def _manifest(self, note: Mapping[str, Any]) -> dict[str, Any]:
-        """As the filesystem sink's; names are relative to the path."""
+        """Returns the manifest, in the format of the filesystem sink; file names are relative to the path."""
         files = [
             {
                 "name": self._at.name_of(each["key"]),

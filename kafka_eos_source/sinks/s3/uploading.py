@@ -1,4 +1,4 @@
-"""One task attempt's rows: a multipart upload that nobody completes before the commit."""
+"""Staging in S3: a task uploads its rows as the parts of a multipart upload, which the commit completes."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.sinks.filesystem import formats
 from kafka_eos_source.sinks.s3.client import Bucket, MissingError, translated
 
-#: S3's own limits: of every part but the last, and of how many there may be.
-LEAST_PART_BYTES = 5 << 20
-MOST_PART_BYTES = 5 << 30
-MOST_PARTS = 10_000
-#: In the object's metadata: the attempt that wrote it. An ETag would not do: with KMS it is no MD5.
+#: Limits of S3: size of every part except the last, and number of parts.
+MIN_PART_BYTES = 5 << 20
+MAX_PART_BYTES = 5 << 30
+MAX_PARTS = 10_000
+#: Metadata of an object that contains the id of the task attempt. It identifies the object; an ETag does not,
+#: because it is not an MD5 if KMS encrypts the object.
 METADATA = "kafka-eos-attempt"
 
 
 @dataclass(frozen=True)
 class StagedObject:
-    """A task attempt's token: an upload with all its parts.
+    """Token of a task attempt: a multipart upload with all its parts.
 
     Attributes:
-        key: of the object that it becomes.
-        upload_id: S3's.
-        etags: of the parts, from number 1.
-        attempt: of the task, as in the object's metadata.
-        rows, size_bytes: in it.
+        key: key of the object that the upload becomes.
+        upload_id: S3's id of the upload.
+        etags: ETags of the parts, beginning with part 1.
+        attempt: id of the task attempt, as in the object's metadata.
+        rows, size_bytes: number of rows, and size of the object.
     """
 
     key: str
@@ -45,14 +46,14 @@ class StagedObject:
 
 
 class PartsStream:
-    """What pyarrow writes a file into: cuts it in parts and uploads them, some at a time, beside the writing.
+    """Output stream for pyarrow that uploads a file in parts, while pyarrow is still writing it.
 
     Args:
-        bucket: where.
-        key: of the object.
-        attempt: of the task.
-        part_bytes: of each part but the last.
-        threads: parts under way; as many and one more are in memory.
+        bucket: bucket of the object.
+        key: key of the object.
+        attempt: id of the task attempt.
+        part_bytes: size of each part except the last.
+        threads: number of parts that are uploaded at the same time. These and one more are in memory.
     """
 
     def __init__(self, bucket: Bucket, key: str, attempt: str, part_bytes: int, threads: int) -> None:
@@ -61,13 +62,13 @@ class PartsStream:
         self._part_bytes = part_bytes
         self._threads = threads
         self._buffer = bytearray()
-        self._under_way: deque[Future[str]] = deque()
+        self._in_flight: deque[Future[str]] = deque()
         self._pool: ThreadPoolExecutor | None = None
-        self._numbered = 0
+        self._part_count = 0
         self.etags: list[str] = []
         self.size = 0
         self.closed = False
-        self._dropped = False
+        self._ignoring_writes = False
         with translated(f"begin the upload of {key}"):
             begun = bucket.client.create_multipart_upload(
                 Bucket=bucket.name, Key=key, Metadata={METADATA: attempt}
@@ -76,8 +77,9 @@ class PartsStream:
         failpoints.reach("sink.s3.after_create")
 
     def write(self, data: Any) -> int:
+        """Appends bytes, and uploads each part that is complete."""
         view = memoryview(data).cast("B")
-        if self._dropped:
+        if self._ignoring_writes:
             return len(view)
         self.size += len(view)
         done = 0
@@ -90,39 +92,40 @@ class PartsStream:
         return len(view)
 
     def finish(self) -> None:
-        """Every part is at S3."""
-        if self._buffer or not self._numbered:
+        """Uploads the last part and waits until S3 has all parts."""
+        if self._buffer or not self._part_count:
             self._send()
-        while self._under_way:
-            self.etags.append(self._under_way.popleft().result())
+        while self._in_flight:
+            self.etags.append(self._in_flight.popleft().result())
         self._stop()
 
-    def drop(self) -> None:
-        """What comes from now on, such as a file's footer, goes nowhere."""
-        self._dropped = True
+    def ignore_writes(self) -> None:
+        """Ignores all further writes, such as a file's footer."""
+        self._ignoring_writes = True
 
     def discard(self) -> None:
-        """Leaves no upload behind."""
+        """Aborts the upload."""
         self._stop()
         abort(self._bucket, self._key, self.upload_id)
 
     def _send(self) -> None:
-        """The buffer becomes the next part."""
-        if self._numbered == MOST_PARTS:
+        """Starts the upload of the buffer as the next part."""
+        if self._part_count == MAX_PARTS:
             raise SinkFailedError(
-                f"S3, upload of {self._key}: more than {MOST_PARTS} parts of {self._part_bytes} bytes.",
-                fix="raise 'part.bytes', or have more tasks or smaller batches.",
+                f"the upload of {self._key} to S3 needs more than {MAX_PARTS} parts of {self._part_bytes} "
+                "bytes, which is the limit of S3.",
+                fix="increase the option 'part.bytes', or use more tasks or smaller batches.",
             )
-        if len(self._under_way) == self._threads:
-            self.etags.append(self._under_way.popleft().result())
+        if len(self._in_flight) == self._threads:
+            self.etags.append(self._in_flight.popleft().result())
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, "kafka-eos-s3")
         part, self._buffer = self._buffer, bytearray()
-        self._numbered += 1
-        self._under_way.append(self._pool.submit(self._upload, self._numbered, part))
+        self._part_count += 1
+        self._in_flight.append(self._pool.submit(self._upload, self._part_count, part))
 
     def _upload(self, number: int, part: bytearray) -> str:
-        summed = base64.b64encode(hashlib.md5(part, usedforsecurity=False).digest()).decode()
+        checksum = base64.b64encode(hashlib.md5(part, usedforsecurity=False).digest()).decode()
         with translated(f"upload part {number} of {self._key}"):
             answer = self._bucket.client.upload_part(
                 Bucket=self._bucket.name,
@@ -130,7 +133,7 @@ class PartsStream:
                 UploadId=self.upload_id,
                 PartNumber=number,
                 Body=part,
-                ContentMD5=summed,
+                ContentMD5=checksum,
             )
         return str(answer["ETag"])
 
@@ -139,7 +142,7 @@ class PartsStream:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    # what pyarrow asks of a Python file
+    # methods that pyarrow requires of a Python file object
     def tell(self) -> int:
         return self.size
 
@@ -156,7 +159,7 @@ class PartsStream:
 
 
 class ObjectStage:
-    """`contract.Stage` over such a stream."""
+    """`contract.Stage` that writes the rows of one task attempt to a `PartsStream`."""
 
     def __init__(
         self, stream: PartsStream, key: str, attempt: str, kind: str, schema: pa.Schema, compression: str
@@ -182,7 +185,7 @@ class ObjectStage:
         )
 
     def discard(self) -> None:
-        self._stream.drop()
+        self._stream.ignore_writes()
         try:
             self._writer.close()
         finally:
@@ -190,7 +193,7 @@ class ObjectStage:
 
 
 def abort(bucket: Bucket, key: str, upload_id: str) -> None:
-    """Ends an upload, if there is one."""
+    """Aborts an upload, if it exists."""
     try:
         with translated(f"abort the upload of {key}"):
             bucket.client.abort_multipart_upload(Bucket=bucket.name, Key=key, UploadId=upload_id)
@@ -199,10 +202,13 @@ def abort(bucket: Bucket, key: str, upload_id: str) -> None:
 
 
 def parts_of(bucket: Bucket, key: str, upload_id: str) -> tuple[tuple[str, ...], int]:
-    """ETags of the parts that S3 has, by number, and their bytes together.
+    """Lists the parts of an upload.
+
+    Returns:
+        ETags of the parts in order, and their total size in bytes.
 
     Raises:
-        MissingError: there is no such upload.
+        MissingError: if the upload does not exist.
     """
     with translated(f"list the parts of {key}"):
         pages = bucket.client.get_paginator("list_parts").paginate(

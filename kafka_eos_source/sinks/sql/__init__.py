@@ -1,4 +1,4 @@
-"""Tables of SQL databases, by SQLAlchemy Core."""
+"""SQL sink: writes to a table of a database through SQLAlchemy Core."""
 
 from kafka_eos_source.sinks.sql.sink import SqlSink
 

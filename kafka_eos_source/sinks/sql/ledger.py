@@ -1,4 +1,4 @@
-"""The ledger: which batches a database has, written in the transaction that brings them."""
+"""The ledger: a table that records committed batches, in the same database transaction as their rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kafka_eos_source.sinks.sql.types import sqlalchemy
 
 
 def table(name: str, schema: str | None) -> Any:
-    """Its definition: one row for each batch of each sink."""
+    """Defines the ledger, which has one row for each batch of each sink."""
     sa = sqlalchemy()
     return sa.Table(
         name,
@@ -26,11 +26,13 @@ def table(name: str, schema: str | None) -> Any:
 
 
 def as_found(connection: Any, defined: Any) -> Any:
-    """The ledger as the database has it: one that an older version made has the column ``batch_id`` instead.
+    """Returns the ledger with the columns that it has in the database.
+
+    A ledger that an older version created has the column ``batch_id`` instead of ``sink`` and ``sequence``.
 
     Args:
-        connection: SQLAlchemy's.
-        defined: by `table`.
+        connection: SQLAlchemy connection.
+        defined: result of `table`.
     """
     sa = sqlalchemy()
     columns = {each["name"] for each in sa.inspect(connection).get_columns(defined.name, defined.schema)}
@@ -47,28 +49,31 @@ def as_found(connection: Any, defined: Any) -> Any:
 
 
 def has(connection: Any, ledger: Any, gid: str, *, locking: bool = False) -> bool:
-    """Whether the batch is committed.
+    """Returns whether the ledger contains the batch, that is, whether it is committed.
 
     Args:
-        connection: SQLAlchemy's.
-        ledger: by `as_found`.
-        gid: of the batch.
-        locking: wait for a transaction that is about to commit the row, or to take it back.
+        connection: SQLAlchemy connection.
+        ledger: result of `as_found`.
+        gid: id of the batch in the database; see `names.gid`.
+        locking: whether to wait for a transaction that is committing the row or rolling it back.
 
     Raises:
-        sqlalchemy.exc.OperationalError: it was waited for too long.
+        sqlalchemy.exc.OperationalError: if the wait exceeds the lock timeout.
     """
     wanted = sqlalchemy().select(ledger.c.gid).where(ledger.c.gid == gid)
     return connection.execute(wanted.with_for_update(read=True) if locking else wanted).first() is not None
 
 
 def add(connection: Any, ledger: Any, gid: str, context: SinkContext, txn: SinkTxn, rows: int) -> None:
-    """Adds the batch. In an old ledger the sink's name is only in the gid, and ``batch_id`` has the sequence.
+    """Adds the batch to the ledger.
+
+    In a ledger of an older version, ``batch_id`` holds the sequence number, and only the gid contains the
+    name of the sink.
 
     Raises:
-        sqlalchemy.exc.IntegrityError: it is there already.
+        sqlalchemy.exc.IntegrityError: if the ledger already contains the batch.
     """
-    known = {
+    row = {
         "gid": gid,
         "application_id": txn.application_id,
         "sink": context.name,
@@ -77,16 +82,16 @@ def add(connection: Any, ledger: Any, gid: str, context: SinkContext, txn: SinkT
         "row_count": rows,
         "written_at": now(),
     }
-    connection.execute(ledger.insert(), {name: known[name] for name in ledger.columns.keys()})  # noqa: SIM118
+    connection.execute(ledger.insert(), {name: row[name] for name in ledger.columns.keys()})  # noqa: SIM118
 
 
 def prune(connection: Any, ledger: Any, prefix: str, before: datetime.datetime) -> None:
-    """Forgets batches older than anybody would ask for."""
+    """Deletes batches that were written before a time, and that no driver asks for any more."""
     connection.execute(
         ledger.delete().where(ledger.c.gid.like(f"{prefix}\\_%", escape="\\"), ledger.c.written_at < before)
     )
 
 
 def now() -> datetime.datetime:
-    """UTC, without zone: not every database has zones."""
+    """Returns the time in UTC without a time zone, because not every database supports time zones."""
     return datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None)

@@ -1,4 +1,4 @@
-"""The id of a prepared batch as a database takes it: short, of safe characters, and the sink's own."""
+"""Gids: short names of sink transaction ids, as databases accept them for prepared transactions."""
 
 from __future__ import annotations
 
@@ -9,25 +9,30 @@ from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
 
 _PREFIX = "keos"
 _GID = re.compile(r"keos_[0-9a-f]{16}_([0-9]{1,19})_([0-9a-f]{20}|[0-9a-f]{16})")
-#: Digits of the attempt in an old id.
-_OLD_ATTEMPT = 16
+#: Number of digits that the attempt has in an old id.
+_OLD_ATTEMPT_DIGITS = 16
 
 
 def prefix(context: SinkContext) -> str:
-    """Of all ids of one sink of one query: two sinks of a query may share a database."""
+    """Returns the prefix of all gids of one sink of one query. Two sinks may share a database."""
     own = hashlib.sha256(f"{context.application_id}/{context.name}".encode()).hexdigest()[:16]
     return f"{_PREFIX}_{own}"
 
 
 def gid(context: SinkContext, txn: SinkTxn) -> str:
-    """At most 62 bytes: XA takes 64, Postgres 200. The attempt tells an old id from one of this version."""
+    """Returns the gid of an id: at most 62 bytes. XA allows 64 and Postgres 200."""
     return f"{prefix(context)}_{txn.sequence}_{txn.attempt}"
 
 
 def parse(context: SinkContext, text: str) -> SinkTxn | None:
-    """The id behind a name; None if it is not this sink's."""
+    """Parses a gid.
+
+    Returns:
+        The id, or None if the gid does not belong to this sink. The length of the attempt shows whether it
+        is an old id.
+    """
     found = _GID.fullmatch(text)
     if found is None or not text.startswith(prefix(context) + "_"):
         return None
-    name = "" if len(found[2]) == _OLD_ATTEMPT else context.name
+    name = "" if len(found[2]) == _OLD_ATTEMPT_DIGITS else context.name
     return SinkTxn(context.application_id, name, int(found[1]), found[2])

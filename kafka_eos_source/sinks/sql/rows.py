@@ -1,4 +1,4 @@
-"""Arrow batches into a table, within a transaction that is open. Nothing is committed here."""
+"""Writes Arrow batches to a table within the caller's open transaction."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from kafka_eos_source.sinks.sql.types import is_bytes, sqlalchemy
 def write(
     connection: Any, table: Any, batches: Iterable[pa.RecordBatch], keys: Sequence[str], chunk_rows: int
 ) -> int:
-    """Appends the rows, or upserts them where there are keys.
+    """Appends the rows, or upserts them if there are keys.
 
-    Postgres takes appended rows by ``COPY``, made of columns and not of rows.
+    Postgres receives appended rows by ``COPY``, which is encoded column by column.
 
     Args:
-        connection: SQLAlchemy's, in a transaction.
-        table: SQLAlchemy's, as the database has it.
-        batches: of a subset of its columns.
-        keys: empty = append. Of rows with the same keys in one batch, the last one wins.
-        chunk_rows: most rows in one statement.
+        connection: SQLAlchemy connection with an open transaction.
+        table: SQLAlchemy table, as loaded from the database.
+        batches: rows; their columns are a subset of the table's.
+        keys: key columns of an upsert; empty to append. Of several rows with the same key in one batch, the
+            last one wins.
+        chunk_rows: most rows per statement.
 
     Returns:
-        Rows written.
+        Number of rows written.
     """
     written = 0
     driver = f"{connection.dialect.name}+{connection.dialect.driver}"
-    for batch in _last_of_each(batches, keys) if keys else batches:
+    for batch in _last_row_per_key(batches, keys) if keys else batches:
         if not keys and driver in _COPY and batch.num_rows:
             _COPY[driver](connection, table, batch)
         else:
@@ -47,7 +48,7 @@ def write(
 
 def _execute(connection: Any, table: Any, statement: Any, batch: pa.RecordBatch, keys: Sequence[str]) -> None:
     rows = _for_driver(batch, table).to_pylist()
-    if keys and statement is None:  # a dialect without an upsert of its own
+    if keys and statement is None:  # without an upsert statement: delete, then insert
         sa = sqlalchemy()
         of_keys = [table.c[key] == sa.bindparam(f"key_{key}") for key in keys]
         connection.execute(
@@ -58,7 +59,7 @@ def _execute(connection: Any, table: Any, statement: Any, batch: pa.RecordBatch,
 
 
 def _upsert(connection: Any, table: Any, names: Sequence[str], keys: Sequence[str]) -> Any:
-    """The dialect's own; None = it has none that we know."""
+    """Returns the upsert statement of the database; None if this module does not know one."""
     dialect = connection.dialect.name
     if dialect in ("postgresql", "sqlite"):
         insert = require(f"sqlalchemy.dialects.{dialect}", "sql").insert(table)
@@ -73,8 +74,8 @@ def _upsert(connection: Any, table: Any, names: Sequence[str], keys: Sequence[st
     return None
 
 
-def _last_of_each(batches: Iterable[pa.RecordBatch], keys: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """One statement may touch a row once only, and the last one is the one that stays."""
+def _last_row_per_key(batches: Iterable[pa.RecordBatch], keys: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Keeps only the last row of each key, because one upsert statement must not change a row twice."""
     whole = pa.Table.from_batches(list(batches))
     numbered = whole.append_column("__row", pa.array(range(whole.num_rows), pa.int64()))
     last = numbered.group_by(list(keys)).aggregate([("__row", "max")])["__row_max"]
@@ -82,7 +83,7 @@ def _last_of_each(batches: Iterable[pa.RecordBatch], keys: Sequence[str]) -> Ite
 
 
 def _for_driver(batch: pa.RecordBatch, table: Any) -> pa.RecordBatch:
-    """Bytes that go to a column of text are taken for UTF-8; maps become what JSON has for them."""
+    """Converts columns for the driver: bytes for a text column to UTF-8 text, nested values to JSON."""
     columns = []
     for field, column in zip(batch.schema, batch.columns, strict=True):
         if is_bytes(field.type) and not _holds_bytes(table.columns[field.name]):
@@ -95,7 +96,7 @@ def _for_driver(batch: pa.RecordBatch, table: Any) -> pa.RecordBatch:
 
 
 def _csv(batch: pa.RecordBatch, table: Any) -> bytes:
-    """As Postgres reads it: null is nothing at all, an empty string is ``""``."""
+    """Encodes rows as CSV for Postgres: null is an empty field, an empty string is ``""``."""
     columns = []
     for field, column in zip(batch.schema, batch.columns, strict=True):
         if is_bytes(field.type):

@@ -1,15 +1,17 @@
-"""The sink: rows and the batch's row in the ledger, in one transaction of the database.
+"""`SqlSink`: writes the rows of a batch, and its entry in the ledger, in one database transaction.
 
-Where the database has prepared transactions, the rows are written by `prepare`, so that a constraint which
-they break is found before Kafka has them. Where it has none, `prepare` writes them in a transaction that it
-rolls back, which finds the same, and puts them into the checkpoint; `commit` writes them. Only what others
-write in between can still break a constraint then, which the driver's log says at the start.
+If the database supports prepared transactions, `prepare` writes the rows, so a violated constraint is found
+before Kafka commits them. Otherwise, `prepare` writes the rows in a transaction that it rolls back, which
+finds the same violations, and stores the rows in the checkpoint; `commit` writes them. In that mode, rows
+that another program writes in between can still violate a constraint. The driver logs a warning about that at
+the start.
 """
 
 from __future__ import annotations
 
 import datetime
 import functools
+import itertools
 import logging
 import os
 import re
@@ -21,7 +23,7 @@ from typing import Any, ClassVar, TypeVar, cast
 import pyarrow as pa
 
 from kafka_eos_source import option_values as values
-from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, SinkFailedError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
@@ -35,35 +37,34 @@ from kafka_eos_source.sinks.contract import (
     Staged,
     TwoPhaseSink,
 )
+from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.sinks.options import SinkOption, columns
-from kafka_eos_source.sinks.sql import ledger, names, rows, two_phase, types
+from kafka_eos_source.sinks.sql import database, ledger, names, rows, two_phase
 from kafka_eos_source.sinks.sql.types import sqlalchemy
-from kafka_eos_source.sinks.store import Store
 from kafka_eos_source.sinks.targets import address
 
 _log = logging.getLogger(__name__)
 
-#: Longest wait for another transaction's locks: what holds them may be a prepared one of ours that the next
-#: look takes back.
+#: Longest wait for locks of other transactions. The lock may belong to a prepared transaction of this sink
+#: that the next `recover` finds and the driver rolls back.
 _LOCK_SECONDS = 20
-#: How often it is asked again where the list of what is prepared is not exact, and the first pause; each is
-#: twice the one before, 0.6 s in all. MariaDB lets go of a transaction some ms after its connection ended.
-_LOOKS, _LOOK_SECONDS = 7, 0.005
-#: Longest wait for another process that ends the same prepared transaction at this moment.
+#: Number of retries if the list of prepared transactions is not exact, and the pause before the first one.
+#: Each pause is twice as long as the previous one; 0.6 s in total. MariaDB releases a transaction some ms
+#: after its connection was closed.
+_RETRIES, _FIRST_PAUSE_SECONDS = 7, 0.005
+#: Longest wait for another process that is ending the same prepared transaction.
 _END_SECONDS = 5
-#: Has deferred constraints checked before the end of the transaction; SQLite tells of foreign keys instead.
-_CHECK_NOW = dict.fromkeys(("postgresql", "cockroachdb", "oracle"), "SET CONSTRAINTS ALL IMMEDIATE")
 _PRUNE_EVERY_BATCHES = 100
-_KEPT = datetime.timedelta(days=7)
+_LEDGER_RETENTION = datetime.timedelta(days=7)
 
 F = TypeVar("F", bound=Callable[..., Outcome])
 
 
-def _answers(call: F) -> F:
-    """What the database says, as an outcome: whether another try can help."""
+def _errors_as_outcomes(call: F) -> F:
+    """Turns errors of the database into `Retryable` if a retry can help, else into `Fatal`."""
 
     @functools.wraps(call)
-    def answered(self: SqlSink, *args: Any) -> Outcome:
+    def wrapped(self: SqlSink, *args: Any) -> Outcome:
         errors = sqlalchemy().exc
         try:
             return call(self, *args)
@@ -75,26 +76,23 @@ def _answers(call: F) -> F:
         ) as e:
             return Retryable(_text(e))
         except errors.DBAPIError as e:
-            return Retryable(_text(e)) if e.connection_invalidated else Fatal(_text(e), _FIX)
+            return Retryable(_text(e)) if e.connection_invalidated else Fatal(_text(e), database.FIX)
 
-    return cast(F, answered)
-
-
-_FIX = "correct the rows or the table, then start the query again."
+    return cast(F, wrapped)
 
 
 class SqlSink(TwoPhaseSink):
-    """``type=sql``. Only the driver connects to the database; executors stage in the checkpoint.
+    """``type=sql``: writes to a table. Only the driver connects to the database.
 
     Args:
-        url: SQLAlchemy's, such as ``postgresql+psycopg://user:password@host/database``.
-        table: of the rows.
-        schema: of table and ledger; None = the connection's own.
+        url: SQLAlchemy URL, such as ``postgresql+psycopg://user:password@host/database``.
+        table: table that receives the rows.
+        schema: schema of the table and the ledger; None for the connection's default.
         mode: ``append`` or ``upsert``.
-        keys: of an upsert.
-        create: whether a table that is not there is made.
-        two_phase: ``auto``, ``require`` or ``never``: prepared transactions.
-        batch_rows: most rows in one ``INSERT``.
+        keys: key columns of an upsert.
+        create: whether to create the table if it does not exist.
+        two_phase: whether to use prepared transactions: ``auto``, ``require`` or ``never``.
+        batch_rows: most rows per ``INSERT`` statement.
         ledger_table: name of the ledger.
     """
 
@@ -104,41 +102,51 @@ class SqlSink(TwoPhaseSink):
             values.text,
             None,
             "SQLAlchemy URL",
-            "The database, with its driver: `postgresql+psycopg://…`, `mysql+pymysql://…`, `sqlite:////path`.",
+            "Database and Python driver: `postgresql+psycopg://…`, `mysql+pymysql://…`, `sqlite:////path`.",
             required=True,
             secret=True,
         ),
-        SinkOption("table", values.text, None, "text", "The table of the rows.", required=True),
-        SinkOption("schema", values.text, None, "text", "Schema of table and ledger.", "the connection's"),
+        SinkOption("table", values.text, None, "text", "Table that receives the rows.", required=True),
+        SinkOption(
+            "schema", values.text, None, "text", "Schema of the table and the ledger.", "the connection's"
+        ),
         SinkOption(
             "mode",
             values.choice("append", "upsert"),
             "append",
             "`append`, `upsert`",
-            "`upsert` replaces the row with the same `keys`.",
+            "`upsert` replaces the row that has the same values in `keys`.",
         ),
-        SinkOption("keys", columns, (), "columns, comma list", "Of an upsert: a unique key.", "none"),
+        SinkOption(
+            "keys",
+            columns,
+            (),
+            "comma-separated columns",
+            "Key columns of an upsert. The table needs a primary key or unique constraint on them.",
+            "none",
+        ),
         SinkOption(
             "create",
             values.boolean,
             True,
             "boolean",
-            "Make the table if it is not there, `keys` its primary key.",
+            "Whether to create the table if it does not exist, with `keys` as its primary key.",
         ),
         SinkOption(
             "two.phase",
             values.choice("auto", "require", "never"),
             "auto",
             "`auto`, `require`, `never`",
-            "Prepared transactions: `auto` = if the database has them; else rows and ledger in one.",
+            "Whether to use prepared transactions. `auto`: if the database supports them. Without them, the "
+            "sink writes the rows in one transaction at commit.",
         ),
-        SinkOption("batch.rows", values.integer(1), 10_000, "rows", "Most rows in one INSERT."),
+        SinkOption("batch.rows", values.integer(1), 10_000, "rows", "Most rows per INSERT statement."),
         SinkOption(
             "ledger.table",
             values.text,
             "kafka_eos_ledger",
             "text",
-            "Where the database notes which batches it has; made if it is not there.",
+            "Table in which the sink records committed batches; created if it does not exist.",
         ),
     )
 
@@ -156,8 +164,10 @@ class SqlSink(TwoPhaseSink):
     ) -> None:
         if (mode == "upsert") != bool(keys):
             raise InvalidOptionError(
-                f"mode is {mode!r}, and keys are {', '.join(keys) or 'not set'}.",
-                fix="an upsert needs keys, and nothing else does.",
+                f"option 'mode' has the value {mode!r}, and option 'keys' is "
+                f"{', '.join(keys) if keys else 'not set'}; mode=upsert requires keys, and mode=append must "
+                "not have any.",
+                fix="set mode=upsert together with 'keys', or neither.",
             )
         self.url, self.table, self.schema = url, table, schema
         self.mode, self.keys, self.create = mode, tuple(keys), create
@@ -169,8 +179,8 @@ class SqlSink(TwoPhaseSink):
     def open(self, context: SinkContext) -> None:
         super().open(context)
         self._engine: Any = None
-        self._by: two_phase.TwoPhase | None = None
-        self._why_not = ""
+        self._transactions: two_phase.PreparedTransactions | None = None
+        self._unsupported_reason = ""
         self._table: Any = None
         self._ledger: Any = None
 
@@ -179,7 +189,7 @@ class SqlSink(TwoPhaseSink):
             self._engine.dispose()
 
     def target(self) -> str | None:
-        url = two_phase.parsed(self.url)
+        url = database.parsed(self.url)
         kind = url.get_backend_name()
         if kind == "sqlite":
             place = os.path.realpath(url.database) if url.database else "memory"
@@ -189,20 +199,20 @@ class SqlSink(TwoPhaseSink):
         return f"the table {table} of {kind.replace('mariadb', 'mysql')}://{place}"
 
     def risks(self) -> Sequence[str]:
-        if self._by is not None:
+        if self._transactions is not None:
             return ()
-        why_not = self._why_not or "two.phase is never"
+        reason = self._unsupported_reason or "two.phase is never"
         return (
-            f"{why_not}: rows are written after Kafka has them. If another writer adds rows after a batch "
-            "was tried out, and the two break a constraint, the query stops with SINK_FAILED; "
-            "two.phase=require refuses such a database",
+            f"{reason}, so the sink writes rows after Kafka committed them. If another program adds rows "
+            "between prepare and commit that violate a constraint together with the batch, the query stops "
+            "with SINK_FAILED. two.phase=require refuses such a database",
         )
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
         self._connect()
         self._table_for(schema)
 
-    @_answers
+    @_errors_as_outcomes
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         self._connect()
         gid = names.gid(self.context, txn)
@@ -210,10 +220,10 @@ class SqlSink(TwoPhaseSink):
             table = self._table_for(staged.schema)
         except InvalidSchemaError as error:
             return Fatal(error.message, error.fix)
-        with two_phase.autocommit(self._engine) as connection:
+        with database.autocommit(self._engine) as connection:
             if ledger.has(connection, self._ledger, gid):
                 return OK
-            if self._by is not None and gid in self._by.prepared(connection):
+            if self._transactions is not None and gid in self._transactions.prepared(connection):
                 return OK
 
         def work(connection: Any) -> None:
@@ -221,35 +231,37 @@ class SqlSink(TwoPhaseSink):
             rows.write(connection, table, staged.batches(), self.keys, self.batch_rows)
             failpoints.reach("sink.sql.before_prepare")
 
-        if self._by is None:
-            self._try_out(work)
+        if self._transactions is None:
+            self._dry_run(work)
             self._store.put_rows(gid, staged.schema, staged.batches())
             self._store.put(gid, {"id": str(txn), "rows": staged.rows, "table": self.table})
             return OK
         seconds = max(1, int(deadline.remaining_seconds(_LOCK_SECONDS)))
-        self._by.prepare(self._engine, gid, work, seconds)
+        self._transactions.prepare(self._engine, gid, work, seconds)
         return OK
 
-    @_answers
+    @_errors_as_outcomes
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         self._connect()
         gid = names.gid(self.context, txn)
         failpoints.reach("sink.sql.before_commit")
-        return self._commit_prepared(gid, txn) if self._by is not None else self._commit_stored(gid, txn)
+        if self._transactions is not None:
+            return self._commit_prepared(gid, txn)
+        return self._commit_stored(gid, txn)
 
-    @_answers
+    @_errors_as_outcomes
     def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         self._connect()
         gid = names.gid(self.context, txn)
-        if self._by is not None:
-            for wait in self._looks():
+        if self._transactions is not None:
+            for wait_for_next in self._tries():
                 try:
-                    with two_phase.autocommit(self._engine) as connection:
-                        if gid in self._by.prepared(connection):
-                            self._by.roll_back(connection, gid)
+                    with database.autocommit(self._engine) as connection:
+                        if gid in self._transactions.prepared(connection):
+                            self._transactions.roll_back(connection, gid)
                     break
                 except sqlalchemy().exc.DBAPIError as error:
-                    if error.connection_invalidated or not wait():
+                    if error.connection_invalidated or not wait_for_next():
                         raise
         if self.context.store is not None:
             self.context.store.remove(gid)
@@ -258,10 +270,10 @@ class SqlSink(TwoPhaseSink):
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
         self._connect()
         found: set[str] = set()
-        with two_phase.autocommit(self._engine) as connection:
-            if self._by is not None:
-                found.update(self._by.prepared(connection))
-            # there may be some of a time when the database was not allowed to prepare
+        with database.autocommit(self._engine) as connection:
+            if self._transactions is not None:
+                found.update(self._transactions.prepared(connection))
+            # the store may contain batches from a time when the database did not allow prepared transactions
             for gid in self.context.store.names() if self.context.store is not None else ():
                 if names.parse(self.context, gid) is not None and ledger.has(connection, self._ledger, gid):
                     self._store.remove(gid)
@@ -274,77 +286,79 @@ class SqlSink(TwoPhaseSink):
         if batch_id % _PRUNE_EVERY_BATCHES == 0:
             self._connect()
             with self._engine.begin() as connection:
-                ledger.prune(connection, self._ledger, names.prefix(self.context), ledger.now() - _KEPT)
+                ledger.prune(
+                    connection, self._ledger, names.prefix(self.context), ledger.now() - _LEDGER_RETENTION
+                )
 
     @property
-    def _store(self) -> Store:
+    def _store(self) -> NotesFolder:
         if self.context.store is None:
             raise InvalidOptionError(
-                f"sink {self.context.name!r}: the database cannot prepare transactions, and there is no "
-                "checkpoint to keep rows in.",
-                fix="allow the database to prepare, or give the query a checkpointLocation.",
+                f"sink {self.context.name!r} has to keep rows in the query's checkpoint, because the "
+                "database does not support prepared transactions, but the option 'checkpointLocation' is "
+                "not set.",
+                fix="set 'checkpointLocation', or enable prepared transactions in the database.",
             )
         return self.context.store
 
     def _commit_prepared(self, gid: str, txn: SinkTxn) -> Outcome:
-        assert self._by is not None
+        assert self._transactions is not None
         errors = sqlalchemy().exc
-        said, listed = "", False
-        for wait in self._looks():
-            with two_phase.autocommit(self._engine) as connection:
+        message, listed = "", False
+        for wait_for_next in self._tries():
+            with database.autocommit(self._engine) as connection:
                 try:
-                    self._by.commit(connection, gid)
+                    self._transactions.commit(connection, gid)
                     return OK
                 except errors.DBAPIError as error:
                     if error.connection_invalidated:
                         raise
-                    said = _text(error)
-            # it is not prepared (any more), or another process is at it at this moment. In this order: what
-            # is listed no more is in the ledger
-            with two_phase.autocommit(self._engine) as connection:
-                listed = gid in self._by.prepared(connection)
+                    message = _text(error)
+            # Either the transaction is not prepared (any more), or another process is ending it. Read the
+            # list before the ledger: a committed transaction that is no longer listed is in the ledger.
+            with database.autocommit(self._engine) as connection:
+                listed = gid in self._transactions.prepared(connection)
                 if ledger.has(connection, self._ledger, gid):
                     return OK
+            # the batch may be from a time when the database did not allow prepared transactions
             if self.context.store is not None and self.context.store.has_rows(gid):
-                return self._commit_stored(gid, txn)  # prepared when the database was not allowed to
-            if not wait():
+                return self._commit_stored(gid, txn)
+            if not wait_for_next():
                 break
         if listed:
-            return Retryable(said)
-        if not self._by.is_exact:
-            # another process may be committing it, and it may be neither listed nor seen yet; but its rows
-            # are locked until it has ended
-            with two_phase.autocommit(self._engine) as connection:
-                self._by.await_end(connection, _END_SECONDS)
+            return Retryable(message)
+        if not self._transactions.is_exact:
+            # Another process may be committing the transaction, so that it is neither listed nor visible yet.
+            # Its rows stay locked until it has ended.
+            with database.autocommit(self._engine) as connection:
+                self._transactions.limit_lock_wait(connection, _END_SECONDS)
                 if ledger.has(connection, self._ledger, gid, locking=True):
                     return OK
-        return Fatal(f"nothing is prepared under {gid}: {said}", _LOST)
+        return Fatal(f"nothing is prepared under {gid}: {message}", _LOST)
 
-    def _try_out(self, work: Callable[[Any], None]) -> None:
-        """Does the work of a commit and takes it back.
+    def _dry_run(self, work: Callable[[Any], None]) -> None:
+        """Calls `work` in a transaction, checks constraints, and rolls the transaction back.
 
         Raises:
-            sqlalchemy.exc.DBAPIError: the database refuses it, as it would at the commit.
+            sqlalchemy.exc.DBAPIError: if the database refuses the rows, as it would at the commit.
+            SinkFailedError: if a row violates a foreign key in SQLite.
         """
         with self._engine.connect() as connection, connection.begin() as transaction:
             work(connection)
-            if statement := _CHECK_NOW.get(connection.dialect.name):
-                connection.exec_driver_sql(statement)
-            if connection.dialect.name == "sqlite":
-                _check_foreign_keys(connection, self.table)
+            database.check_deferred_constraints(connection, self.table)
             transaction.rollback()
 
-    def _looks(self) -> Iterator[Callable[[], bool]]:
-        """Tries; each may wait for the next one, if there is to be one."""
-        assert self._by is not None
+    def _tries(self) -> Iterator[Callable[[], bool]]:
+        """Yields once per try: a function that waits for the next try, or returns False after the last."""
+        assert self._transactions is not None
         pause = threading.Event()
-        for left in range(0 if self._by.is_exact else _LOOKS, -1, -1):
-            yield partial(_again, pause, left)
+        for left in range(0 if self._transactions.is_exact else _RETRIES, -1, -1):
+            yield partial(_wait_for_next_try, pause, left)
 
     def _commit_stored(self, gid: str, txn: SinkTxn) -> Outcome:
         errors = sqlalchemy().exc
         note = self._store.get(gid)
-        with two_phase.autocommit(self._engine) as connection:
+        with database.autocommit(self._engine) as connection:
             done = ledger.has(connection, self._ledger, gid)
         if done:
             self._store.remove(gid)
@@ -356,108 +370,70 @@ class SqlSink(TwoPhaseSink):
         table = None if first is None else self._table_for(first.schema)
         try:
             with self._engine.begin() as connection:
-                # first, so that of two processes the second waits here
+                # insert into the ledger first, so that a second process that commits the batch waits here
                 ledger.add(connection, self._ledger, gid, self.context, txn, int(note["rows"]))
                 if first is not None:
-                    rows.write(connection, table, _chain(first, batches), self.keys, self.batch_rows)
+                    rows.write(
+                        connection, table, itertools.chain([first], batches), self.keys, self.batch_rows
+                    )
                 failpoints.reach("sink.sql.within_commit")
         except errors.IntegrityError:
-            with two_phase.autocommit(self._engine) as connection:
+            with database.autocommit(self._engine) as connection:
                 if not ledger.has(connection, self._ledger, gid):
                     raise
         self._store.remove(gid)
         return OK
 
     def _connect(self) -> None:
-        """Raises: SQLAlchemy's errors; InvalidOptionError: ``require`` cannot be had."""
+        """Connects to the database at the first call, and creates the ledger if it does not exist.
+
+        Raises:
+            sqlalchemy.exc.SQLAlchemyError: if the database cannot be reached.
+            InvalidOptionError: if ``two.phase=require``, and the database has no prepared transactions.
+        """
         if self._ledger is not None:
             return
-        engine = two_phase.new_engine(self.url)
+        engine = database.new_engine(self.url)
         defined = ledger.table(self.ledger_table, self.schema)
-        with two_phase.autocommit(engine) as connection:
-            by, why_not = two_phase.of(connection)
-            if by is None and self.two_phase == "require":
+        with database.autocommit(engine) as connection:
+            transactions, reason = two_phase.supported_by(connection)
+            if transactions is None and self.two_phase == "require":
                 raise InvalidOptionError(
-                    f"sink {self.context.name!r}: two.phase=require, and {why_not}.",
-                    fix="allow it in the database, or set two.phase=auto.",
+                    f"sink {self.context.name!r} has the option two.phase=require, but {reason}.",
+                    fix="enable prepared transactions in the database, or set two.phase=auto.",
                 )
-            _create(connection, defined)
+            database.create(connection, defined)
             found = ledger.as_found(connection, defined)
-        self._why_not = why_not
-        self._engine, self._by, self._ledger = engine, None if self.two_phase == "never" else by, found
+        self._unsupported_reason = reason
+        self._transactions = None if self.two_phase == "never" else transactions
+        self._engine, self._ledger = engine, found
 
     def _table_for(self, schema: pa.Schema) -> Any:
-        """The table as the database has it, made if need be, and checked."""
+        """Loads the table at the first call; creates it if necessary and checks that the schema fits.
+
+        Raises:
+            InvalidSchemaError: if the table does not exist or cannot hold the rows.
+        """
         if self._table is None:
-            sa = sqlalchemy()
             if self.create:
-                wanted = [
-                    sa.Column(
-                        field.name,
-                        types.sql_type(field.type, key=field.name in self.keys),
-                        primary_key=field.name in self.keys,
-                    )
-                    for field in schema
-                ]
-                with two_phase.autocommit(self._engine) as connection:
-                    _create(connection, sa.Table(self.table, sa.MetaData(), *wanted, schema=self.schema))
-            try:
-                with two_phase.autocommit(self._engine) as connection:
-                    found = sa.Table(self.table, sa.MetaData(), schema=self.schema, autoload_with=connection)
-            except sa.exc.NoSuchTableError as error:
-                raise InvalidSchemaError(
-                    f"sink {self.context.name!r}: there is no table {self.table!r}, and create is false.",
-                    fix="make it, or correct its name.",
-                ) from error
-            for column in found.columns:
-                if isinstance(column.type, sa.JSON):
-                    column.type.none_as_null = True  # null is SQL's, not JSON's
-            types.check(schema, found, self.keys)
-            with two_phase.autocommit(self._engine) as connection:
-                two_phase.refuse_without_rollback(connection, self.table)
-            self._table = found
+                database.create_for(self._engine, self.table, self.schema, schema, self.keys)
+            self._table = database.load_for(self._engine, self.table, self.schema, schema, self.keys)
         return self._table
 
 
-_LOST = "see docs/runbooks.md, SINK_FAILED: what was prepared is not in that database any more."
+_LOST = "see SINK_FAILED in docs/runbooks.md: the database no longer has the prepared transaction."
 
 
-def _check_foreign_keys(connection: Any, table: str) -> None:
-    """SQLite checks deferred foreign keys at the commit, if at all. To check them now it reads the table."""
-    definition = "SELECT upper(sql) FROM sqlite_master WHERE name = ?"
-    defined = str(connection.exec_driver_sql(definition, (table,)).scalar())
-    if "DEFERRED" not in defined or not connection.exec_driver_sql("PRAGMA foreign_keys").scalar():
-        return
-    quoted = connection.dialect.identifier_preparer.quote_identifier(table)
-    broken = connection.exec_driver_sql(f"PRAGMA foreign_key_check({quoted})").first()
-    if broken is not None:
-        raise SinkFailedError(
-            f"a row of table {table!r} has no counterpart in table {broken[2]!r}: a foreign key.", fix=_FIX
-        )
-
-
-def _create(connection: Any, table: Any) -> None:
-    """Unless it is there; another process may be making it at this moment."""
-    errors = sqlalchemy().exc
-    try:
-        table.create(connection, checkfirst=True)
-    except (errors.ProgrammingError, errors.OperationalError, errors.IntegrityError):
-        if not sqlalchemy().inspect(connection).has_table(table.name, schema=table.schema):
-            raise
-
-
-def _again(pause: threading.Event, left: int) -> bool:
-    """Waits, if there is to be another try."""
-    return left > 0 and not pause.wait(_LOOK_SECONDS * 2 ** (_LOOKS - left))
-
-
-def _chain(first: pa.RecordBatch, rest: Any) -> Any:
-    yield first
-    yield from rest
+def _wait_for_next_try(pause: threading.Event, left: int) -> bool:
+    """Waits and returns True if any tries are left, else returns False at once."""
+    return left > 0 and not pause.wait(_FIRST_PAUSE_SECONDS * 2 ** (_RETRIES - left))
 
 
 def _text(error: Exception) -> str:
-    """The driver's own words: SQLAlchemy adds the statement, with rows in it."""
+    """Returns the error text of the database's driver.
+
+    SQLAlchemy's own text is not used, because it includes the statement and its rows.
+    """
     original = getattr(error, "orig", None) or error
-    said = re.sub(r"\s+", " ", str(original)).strip()
-    return concealed(f"{type(original).__name__}: {said}")
+    message = re.sub(r"\s+", " ", str(original)).strip()
+    return concealed(f"{type(original).__name__}: {message}")

@@ -1,4 +1,4 @@
-"""Arrow's types and SQL's: the columns of a table that is made, and whether rows fit one that is there."""
+"""Mapping of Arrow types to SQL types, and the check that rows fit an existing table."""
 
 from __future__ import annotations
 
@@ -12,24 +12,28 @@ import pyarrow as pa
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.sinks.registry import require
 
-#: Keys that are text, where a database indexes no text without end.
+#: Length of text columns in a primary key, because some databases cannot index text of unlimited length.
 _KEY_CHARACTERS = 255
 
 
 def sqlalchemy() -> Any:
-    """The library. Raises: InvalidOptionError: it is not installed."""
+    """Imports SQLAlchemy.
+
+    Raises:
+        InvalidOptionError: if it is not installed.
+    """
     return require("sqlalchemy", "sql")
 
 
 def sql_type(arrow: pa.DataType, *, key: bool) -> Any:
-    """The SQL type that holds every value of an Arrow type.
+    """Returns the SQL type that can hold every value of an Arrow type.
 
     Args:
-        arrow: of the column.
-        key: whether the column belongs to a primary key.
+        arrow: Arrow type of the column.
+        key: whether the column belongs to the primary key.
 
     Raises:
-        InvalidSchemaError: there is none.
+        InvalidSchemaError: if no SQL type can.
     """
     sa = sqlalchemy()
     mysql = require("sqlalchemy.dialects.mysql", "sql")
@@ -59,39 +63,42 @@ def sql_type(arrow: pa.DataType, *, key: bool) -> Any:
     if t.is_nested(arrow):
         return sa.JSON()
     raise InvalidSchemaError(
-        f"the Arrow type {arrow} has no SQL type.", fix="cast the column, or leave it out with 'columns'."
+        f"a column has the Arrow type {arrow}, for which there is no SQL type.",
+        fix="cast the column, or exclude it with sink.<name>.columns.",
     )
 
 
 def is_text(arrow: pa.DataType) -> bool:
+    """Returns whether the type is one of Arrow's string types."""
     return bool(
         pa.types.is_string(arrow) or pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow)
     )
 
 
 def is_bytes(arrow: pa.DataType) -> bool:
+    """Returns whether the type is one of Arrow's binary types."""
     return bool(
         pa.types.is_binary(arrow) or pa.types.is_large_binary(arrow) or pa.types.is_fixed_size_binary(arrow)
     )
 
 
 def check(schema: pa.Schema, table: Any, keys: Sequence[str]) -> None:
-    """Do rows of this schema fit the table?
+    """Checks that rows of a schema fit a table.
 
     Args:
-        schema: of the rows.
-        table: SQLAlchemy's, as the database has it.
-        keys: of an upsert.
+        schema: schema of the rows.
+        table: SQLAlchemy table, as loaded from the database.
+        keys: key columns of an upsert.
 
     Raises:
-        InvalidSchemaError: naming the column and both types.
+        InvalidSchemaError: if they do not fit; the message names the column and both types.
     """
     missing = [name for name in schema.names if name not in table.columns]
     if missing:
         raise InvalidSchemaError(
-            f"the table {table.fullname!r} has no column {', '.join(map(repr, missing))}; it has "
+            f"the table {table.fullname!r} has no column {', '.join(map(repr, missing))}; its columns are "
             f"{', '.join(map(repr, table.columns.keys()))}.",
-            fix="add it to the table, rename it in the frame, or name the columns with sink.<name>.columns.",
+            fix="add it to the table, rename it in the frame, or choose columns with sink.<name>.columns.",
         )
     for field in schema:
         _check_type(field, table)
@@ -102,8 +109,9 @@ def check(schema: pa.Schema, table: Any, keys: Sequence[str]) -> None:
     ]
     if left_out:
         raise InvalidSchemaError(
-            f"the table {table.fullname!r} wants {', '.join(map(repr, left_out))}, which the frame has not.",
-            fix="add it to the frame, or give the column a default.",
+            f"the table {table.fullname!r} requires the column {', '.join(map(repr, left_out))}, but the "
+            "frame does not contain it.",
+            fix="add the column to the frame, or define a default for it in the table.",
         )
     if keys:
         _check_keys(table, set(keys))
@@ -115,13 +123,13 @@ def _check_type(field: pa.Field, table: Any) -> None:
     try:
         found = table.columns[field.name].type.python_type
     except NotImplementedError:
-        return  # a type of that database's own: it judges the values itself
+        return  # a type that only this database has; the database checks the values
     accepted = _accepted(field.type)
     if accepted and not issubclass(found, tuple(accepted)):
         raise InvalidSchemaError(
-            f"column {field.name!r} is {field.type}; in the table {table.fullname!r} it is "
-            f"{table.columns[field.name].type}.",
-            fix="cast it in the frame, or change the table.",
+            f"column {field.name!r} has type {field.type} in the frame; in the table {table.fullname!r} it "
+            f"is {table.columns[field.name].type}.",
+            fix="cast the column in the frame, or change the table.",
         )
 
 
@@ -168,6 +176,6 @@ def _check_keys(table: Any, keys: set[str]) -> None:
     if keys not in unique:
         raise InvalidSchemaError(
             f"the table {table.fullname!r} has no primary key or unique constraint on exactly "
-            f"{', '.join(map(repr, sorted(keys)))}, so that there is nothing to upsert by.",
-            fix="add one, or correct sink.<name>.keys.",
+            f"{', '.join(map(repr, sorted(keys)))}; mode=upsert requires one.",
+            fix="add a primary key or unique constraint, or correct sink.<name>.keys.",
         )

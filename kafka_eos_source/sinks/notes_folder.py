@@ -1,17 +1,16 @@
-"""A folder of the query's own for what a sink has prepared and has no better place for.
+"""A folder in the query's checkpoint where a sink keeps prepared work that its system cannot hold.
 
 ::
 
     <checkpointLocation>/kafka-eos/sinks/<name>/<id>.json    a note
-    <checkpointLocation>/kafka-eos/sinks/<name>/<id>.arrow   rows, an Arrow IPC stream
+    <checkpointLocation>/kafka-eos/sinks/<name>/<id>.arrow   rows, as an Arrow IPC stream
 
-Each file is there whole or not at all: written under another name, then renamed.
+Readers never see a partial file: each is written under a temporary name and then renamed.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,34 +20,39 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.runtime.file_systems import file_system, make_folder, new_file
+from kafka_eos_source.runtime.file_systems import file_system, fsync, make_folder, new_file
 
-_NOTE, _ROWS, _HALF = ".json", ".arrow", ".new"
+_NOTE, _ROWS, _TEMPORARY = ".json", ".arrow", ".new"
 
 
 @dataclass(frozen=True)
-class Store:
-    """Picklable: the file system is opened where it is used.
+class NotesFolder:
+    """Durable notes and rows of one sink of one query.
+
+    Picklable, because each process opens the file system itself.
 
     Attributes:
-        location: URI or path.
+        location: URI or path of the folder.
     """
 
     location: str
 
     def put(self, name: str, note: Mapping[str, Any]) -> None:
-        """Writes a note, in place of an older one.
+        """Writes a note and replaces an earlier one of the same name.
 
         Raises:
-            OSError: it cannot.
+            OSError: if the file cannot be written.
         """
         self._write(f"{name}{_NOTE}", lambda out: out.write(json.dumps(note).encode()))
 
     def get(self, name: str) -> dict[str, Any] | None:
-        """The note; None = there is none.
+        """Reads a note.
+
+        Returns:
+            The note, or None if none of that name exists.
 
         Raises:
-            OSError: that cannot be told.
+            OSError: if the file cannot be read.
         """
         fs, path = file_system(self.location)
         try:
@@ -58,10 +62,10 @@ class Store:
             return None
 
     def put_rows(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-        """Writes rows, in place of older ones.
+        """Writes rows and replaces earlier ones of the same name.
 
         Raises:
-            OSError: it cannot.
+            OSError: if the file cannot be written.
         """
 
         def write(out: pa.NativeFile) -> None:
@@ -72,24 +76,25 @@ class Store:
         self._write(f"{name}{_ROWS}", write)
 
     def rows(self, name: str) -> Iterator[pa.RecordBatch]:
-        """The rows.
+        """Reads the rows of a name.
 
         Raises:
-            FileNotFoundError: there are none.
+            FileNotFoundError: if no rows of that name exist.
         """
         fs, path = file_system(self.location)
         with fs.open_input_file(f"{path}/{name}{_ROWS}") as source:
             yield from pa.ipc.open_stream(source)
 
     def has_rows(self, name: str) -> bool:
+        """Returns whether rows of that name exist."""
         fs, path = file_system(self.location)
         return bool(fs.get_file_info(f"{path}/{name}{_ROWS}").type == pafs.FileType.File)
 
     def remove(self, name: str) -> None:
-        """Note and rows, if they are there.
+        """Deletes the note and the rows of a name, if they exist.
 
         Raises:
-            OSError: they are, and stay.
+            OSError: if an existing file cannot be deleted.
         """
         fs, path = file_system(self.location)
         for ending in (_ROWS, _NOTE):
@@ -99,7 +104,7 @@ class Store:
                 continue
 
     def names(self) -> list[str]:
-        """Of everything that has a note or rows here."""
+        """Lists the names of all notes and rows."""
         fs, path = file_system(self.location)
         found = fs.get_file_info(pafs.FileSelector(path, allow_not_found=True))
         endings = (_NOTE, _ROWS)
@@ -108,37 +113,29 @@ class Store:
         )
 
     def sweep(self) -> None:
-        """Deletes what a process that was killed had half written. Called when a batch is finished.
+        """Deletes temporary files that a killed process left. The driver calls this when a batch is finished.
 
         Raises:
-            OSError: it cannot.
+            OSError: if a file cannot be deleted.
         """
         fs, path = file_system(self.location)
         for each in fs.get_file_info(pafs.FileSelector(path, allow_not_found=True)):
-            if each.base_name.endswith(_HALF):
+            if each.base_name.endswith(_TEMPORARY):
                 fs.delete_file(each.path)
 
     def _write(self, name: str, write: Callable[[pa.NativeFile], object]) -> None:
         fs, path = file_system(self.location)
         make_folder(fs, path)
-        own = f"{path}/{name}.{uuid.uuid4().hex}{_HALF}"
+        temporary = f"{path}/{name}.{uuid.uuid4().hex}{_TEMPORARY}"
         try:
-            with new_file(fs, own) as out:
+            with new_file(fs, temporary) as out:
                 write(out)
+            # prepared work must survive a power cut
             if isinstance(fs, pafs.LocalFileSystem):
-                _to_disk(own)
+                fsync(temporary)
             failpoints.reach("sink.store.before_rename")
-            fs.move(own, f"{path}/{name}")
+            fs.move(temporary, f"{path}/{name}")
         except BaseException:
-            if fs.get_file_info(own).type == pafs.FileType.File:
-                fs.delete_file(own)
+            if fs.get_file_info(temporary).type == pafs.FileType.File:
+                fs.delete_file(temporary)
             raise
-
-
-def _to_disk(path: str) -> None:
-    """What was promised as prepared outlives a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
