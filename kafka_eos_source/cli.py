@@ -50,8 +50,8 @@ def main() -> None:
 def broker(port: int, brokers: int, directory: str | None, config: tuple[str, ...]) -> None:
     """Run a local Kafka cluster for development.
 
-    The brokers run in KRaft mode until Ctrl-C or SIGTERM, or until the process that started it ends. Kafka creates topics on first
-    write; --config auto.create.topics.enable=false turns that off.
+    The brokers run in KRaft mode until Ctrl-C or SIGTERM, or until the process that started it ends. Kafka
+    creates topics on first write; --config auto.create.topics.enable=false turns that off.
     """
     from kafka_eos_source.embedded import EmbeddedKafka
 

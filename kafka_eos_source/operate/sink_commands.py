@@ -41,7 +41,8 @@ _TRANSACTION = (
 def sinks() -> None:
     """Resolve prepared batches of other sinks.
 
-    Sinks outside Kafka first prepare a batch, and commit it after Kafka has. For SINK_UNFINISHED and SINK_UNDECIDED, see docs/runbooks.md.
+    Sinks outside Kafka first prepare a batch, and commit it after Kafka has committed. For SINK_UNFINISHED
+    and SINK_UNDECIDED, see docs/runbooks.md.
     """
 
 
