@@ -223,7 +223,7 @@ def test_a_damaged_cache_is_repaired_before_the_broker_starts(
     monkeypatch.setattr(jars, "_ivy", copy)
     with EmbeddedKafka() as kafka:
         Admin(kafka.bootstrap_servers).create("works")
-    assert jars.is_whole(folder)
+    assert jars.is_complete(folder)
 
 
 # -- what the tests stand on
