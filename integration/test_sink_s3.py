@@ -28,9 +28,9 @@ from kafka_eos_source.sinks.s3.uploading import LEAST_PART_BYTES
 from kafka_eos_source.testing.kills import killed_at
 from kafka_eos_source.testing.sinks import (
     ROWS,
+    Given,
     Rows,
     SinkConformance,
-    StagedRows,
     System,
     deadline,
     new_txn,
@@ -375,7 +375,7 @@ def test_large_rows_go_in_parts_of_s3s_least_size(store: Store) -> None:
             to.write(batch)
         token = to.finish()
         assert len(token.etags) == -(-token.size_bytes // LEAST_PART_BYTES) > 3
-        assert sink.prepare(txn, StagedRows(rows.schema, rows.num_rows, [token]), deadline()) == OK
+        assert sink.prepare(txn, Given(rows.schema, rows.num_rows, [token]), deadline()) == OK
         assert sink.commit(txn, deadline()) == OK
     (uri,) = committed_files(store.path, endpoint=store.url, region=REGION, path_style=True)
     key = uri.removeprefix(f"s3://{store.bucket}/")

@@ -1,4 +1,4 @@
-"""Ways out for people: views, verdicts and commands, on made-up checkpoints and a double of the cluster."""
+"""Commands for people: views, verdicts and repairs, on generated checkpoints and a fake cluster."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ SECRET = "hunter2-never-shown"
 
 @dataclass
 class FakeReader:
-    """The cluster: what is asked of it is what stands here."""
+    """A cluster that answers with these fields."""
 
     offsets: dict[TopicPartition, GroupOffset] = field(default_factory=dict)
     pending: bool = False
@@ -126,7 +126,7 @@ class Made(MadeUp):
         return path
 
     def request(self, batch_id: int) -> CommitRequest:
-        """As the sink commits it."""
+        """Returns the commit request of a batch, as the sink builds it."""
         logged = offset_log.read(self.location, batch_id)
         before = offset_log.read(self.location, batch_id - 1)
         assert logged is not None
@@ -145,7 +145,7 @@ class Made(MadeUp):
         return FirstBatchFile(self.location, FirstBatch(APP, self.query_id, batch_id))
 
     def held(self, batch_id: int, /, **more: Any) -> dict[TopicPartition, GroupOffset]:
-        """The group after that batch."""
+        """Returns the group's offsets after that batch."""
         request = self.request(batch_id)
         token = replace(_token(request), **more)
         cluster = Cluster(CLUSTER_ID, {"in": 1, "out": 1})
@@ -464,7 +464,7 @@ def test_damaged_files_are_named(made: Made) -> None:
 def test_the_verdict_is_what_the_commit_then_does(
     tmp_path_factory: pytest.TempPathFactory, held: int, planned: int, done: bool
 ) -> None:
-    """Whatever Kafka holds and wherever Spark stands: as the view says, so the machine goes."""
+    """For any state of Kafka and of Spark's logs, the commit does what the view announced."""
     broker = ModelBroker()
     made = Made(tmp_path_factory.mktemp("c") / "checkpoint").upto(6, 6)
     for batch_id in range(held + 1):
@@ -490,7 +490,7 @@ def test_the_verdict_is_what_the_commit_then_does(
 
 
 def commit(broker: ModelBroker, made: Made, batch_id: int) -> Step:
-    """As another driver of the checkpoint commits its batch."""
+    """Commits a batch as another driver of the checkpoint."""
     rows = [f"{batch_id}:{row}" for row in range(ROWS_PER_BATCH)]
     staged, file = ModelRows(rows), made.file(batch_id)
     machine = Commit(made.request(batch_id), staged, broker, ProducerSession(), soon(), first_batch=file)
@@ -553,7 +553,7 @@ def test_a_checkpoint_that_starts_elsewhere_adopts_nothing(tmp_path: Path) -> No
 
 
 def test_a_hand_over_does_not_overlook_who_was_faster(tmp_path: Path) -> None:
-    """The old driver commits between the reader and the deed."""
+    """The old driver commits between the plan and the hand-over."""
     broker = ModelBroker()
     old = Made(tmp_path / "old").upto(1, 1)
     commit(broker, old, 0)
@@ -682,7 +682,7 @@ def run(*arguments: str) -> Result:
 
 
 def fake_cluster(monkeypatch: pytest.MonkeyPatch, reader: FakeReader) -> list[Mapping[str, Any]]:
-    """In place of the real one; the configurations it was made with."""
+    """Replaces the real cluster; returns the configurations with which readers were created."""
     made_with: list[Mapping[str, Any]] = []
 
     def make(config: Mapping[str, Any]) -> FakeReader:
@@ -770,7 +770,7 @@ RUNBOOKS = (Path(__file__).parents[1] / "docs/runbooks.md").read_text(encoding="
 
 
 def pages() -> dict[str, str]:
-    """Text by heading."""
+    """Returns the text of each section by its heading."""
     parts = re.split(r"^## (.+)$", RUNBOOKS, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -796,7 +796,7 @@ def test_every_page_of_an_error_has_its_error() -> None:
 
 
 def test_the_commands_of_the_runbooks_are_commands() -> None:
-    """Each line as it stands, but for its dots: the parser takes it."""
+    """The parser accepts each command line of the runbooks."""
     shown = re.findall(r"kafka-eos ((?:inspect|fence|adopt|sweep) [^`#\n]*)", RUNBOOKS)
     assert len(shown) >= 12
     for each in shown:

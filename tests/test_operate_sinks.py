@@ -1,4 +1,4 @@
-"""What people see of, and say to, sinks that hold a prepared batch."""
+"""``kafka-eos sinks``: lists prepared batches, and commits or aborts them."""
 
 from __future__ import annotations
 

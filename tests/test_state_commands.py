@@ -1,4 +1,4 @@
-"""``kafka-eos state``: what it lists, gets and compares, on stores made here and a double of the cluster."""
+"""``kafka-eos state``: lists, gets and compares, on stores created here and a fake cluster."""
 
 from __future__ import annotations
 

@@ -259,10 +259,10 @@ def free_ports(wanted: list[int]) -> list[int]:
     Raises:
         UnavailableError: if a wanted port is in use, or no port is free.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as sockets:
         found = []
         for port in wanted:
-            listener = held.enter_context(socket.socket())
+            listener = sockets.enter_context(socket.socket())
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if port:
                 _bind(listener, port)

@@ -45,13 +45,13 @@ class Node:
         """Whether the process exists, suspended or not."""
         return self._supervisor is not None and self._supervisor.poll() is None
 
-    def launch(self, command: Sequence[str], remove: Path | None, held: Sequence[int]) -> None:
+    def launch(self, command: Sequence[str], remove: Path | None, open_files: Sequence[int]) -> None:
         """Starts the process; `await_start` waits for the broker.
 
         Args:
             command: command line of the JVM.
             remove: folder that the supervisor deletes when this process ends; None = no folder.
-            held: file descriptors that stay open while the broker runs.
+            open_files: file descriptors that stay open while the broker runs.
         """
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         self._supervisor = subprocess.Popen(
@@ -59,7 +59,7 @@ class Node:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            pass_fds=held,
+            pass_fds=open_files,
             # In a session of its own, the broker does not get the terminal's Ctrl-C; this process stops it.
             start_new_session=True,
         )

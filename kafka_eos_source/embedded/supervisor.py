@@ -19,6 +19,7 @@ _GRACE_SECONDS = 10.0
 
 
 def main() -> int:
+    """Runs the command of the command line; returns the exit code of the JVM."""
     log, remove, *command = sys.argv[1:]
     with open(log, "ab") as out:
         jvm = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)

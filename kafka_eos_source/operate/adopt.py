@@ -258,7 +258,9 @@ class NoRows:
     shards: Sequence[ShardReport] = ()
 
     def batches(self) -> Iterable[pa.RecordBatch]:
+        """Returns no rows."""
         return ()
 
     def changes(self) -> Iterable[tuple[TopicPartition, pa.RecordBatch]]:
+        """Returns no changes of state."""
         return ()

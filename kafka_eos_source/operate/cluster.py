@@ -19,20 +19,31 @@ from kafka_eos_source.protocol.source_position import SourcePosition, is_kafka_o
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
 
-#: Prefix of Kafka's internal topics. One of them carries the tokens of a sink without a topic; clients cannot
-#: read its log.
+#: Prefix of Kafka's internal topics. One of them carries the tokens of a sink without a topic; the commands
+#: do not show its log.
 _INTERNAL = "__"
 
 
 class MetadataReader(Protocol):
     """Reads a cluster's metadata; implemented by `kafka.cluster_reader.ClusterReader`."""
 
-    def topics(self, deadline: Deadline) -> tuple[str, Mapping[str, int]]: ...
+    def topics(self, deadline: Deadline) -> tuple[str, Mapping[str, int]]:
+        """Returns the cluster's id, and the number of partitions of each topic."""
+        ...
+
     def group(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
-    ) -> tuple[Mapping[TopicPartition, GroupOffset], bool]: ...
-    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]: ...
-    def logs(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, LogEnds]: ...
+    ) -> tuple[Mapping[TopicPartition, GroupOffset], bool]:
+        """Returns the group's offsets, and whether an unfinished transaction is about to change them."""
+        ...
+
+    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
+        """Returns the topic ids (KIP-516)."""
+        ...
+
+    def logs(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, LogEnds]:
+        """Returns the bounds of each partition's log."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ class RecordSender:
         values: pa.BinaryArray,
         partitions: np.ndarray[tuple[int], np.dtype[np.int64]],
     ) -> None:
+        """Sends records without waiting for their acknowledgement."""
         if len(keys):
             rows = pa.record_batch(
                 [keys, values, pa.array(partitions.astype(np.int32))], ["key", "value", "partition"]

@@ -18,7 +18,7 @@ _LETTERS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 @dataclass(frozen=True)
 class Target:
-    """One query, as the options of its sink name it.
+    """One query, described by the options of its sink.
 
     Attributes:
         checkpoint: option ``checkpointLocation``; None = not set, or a batch write.

@@ -219,7 +219,8 @@ def restore(
     Args:
         clients: clients of the cluster.
         records: the token topic.
-        application_id, group_id: the query.
+        application_id: the query's application.id.
+        group_id: the query's consumer group.
         deadline: limits the wait for the brokers and for open transactions of other queries in the token
             topic.
         is_complete: whether the topic has a record of every transaction, according to the checkpoint.

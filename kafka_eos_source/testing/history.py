@@ -61,6 +61,7 @@ class Record(NamedTuple):
 
     @property
     def identity(self) -> Identity:
+        """Identifies the value wherever it is sent or read."""
         return self.topic, self.key, self.value
 
 
@@ -74,6 +75,7 @@ class Send(NamedTuple):
 
     @property
     def identity(self) -> Identity:
+        """Identifies the value wherever it is sent or read."""
         return self.topic, self.key, self.value
 
 

@@ -20,10 +20,8 @@ import inspect
 import itertools
 import os
 import threading
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,126 +29,36 @@ import pyarrow as pa
 import pytest
 
 from kafka_eos_source.errors import RetriableError
-from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks import store as stores
-from kafka_eos_source.sinks.contract import (
-    OK,
-    Fatal,
-    Outcome,
-    Retryable,
-    SinkContext,
-    SinkTxn,
-    StageContext,
-    TwoPhaseSink,
-)
-from kafka_eos_source.sinks.store import Store
+from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable, SinkTxn, TwoPhaseSink
 from kafka_eos_source.testing.kills import count_lines, killed_at, spread
-
-_SECONDS = 60.0
-_APPLICATION = _SINK = "conformance"
-#: Spark's batch id of the rows that tests stage. Sink transaction ids contain a sequence number instead.
-BATCH = 3
-
-#: The rows that a reader sees, as dicts, in any order.
-Rows = Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class System:
-    """The outside system, and how a test reads it.
-
-    Attributes:
-        sink: returns a new, closed sink for this system, as a new process would create it.
-        visible: returns the rows that a reader of the system sees, which must be committed rows only. If
-            readers of the sink recognise batches by a manifest, these are the rows that such a reader sees.
-        store: folder of the checkpoint, for sinks that keep prepared state there; each sink has its own
-            folder in it.
-        in_process: whether the system is the memory of this process; a kill is then an exception.
-        rows: rows to write; None = `ROWS`. They need a unique column ``id``.
-    """
-
-    sink: Callable[[], TwoPhaseSink]
-    visible: Callable[[], Rows]
-    store: str | None = None
-    in_process: bool = False
-    rows: pa.Table | None = None
-
-
-ROWS = pa.table(
-    {
-        "id": pa.array(range(5), pa.int64()),
-        "name": pa.array(["a", "", None, "quote ' \" \\ , ; \n tab\t", "žluťoučký 🐎"], pa.string()),
-        "amount": pa.array([0.5, -1.25, None, 1e15, 0.0], pa.float64()),
-    }
+from kafka_eos_source.testing.sink_system import (
+    APPLICATION,
+    BATCH,
+    ROWS,
+    SINK,
+    Given,
+    Rows,
+    System,
+    deadline,
+    new_txn,
+    old_txn,
+    opened,
+    stage,
 )
 
-
-@dataclass
-class StagedRows:
-    """`contract.Staged` over the rows that the test's tasks staged."""
-
-    schema: pa.Schema
-    rows: int
-    tokens: list[Any]
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        for token in self.tokens:
-            yield from token
-
-
-@dataclass
-class _Parts:
-    """`Stage` in memory, instead of the checkpoint's staging folder."""
-
-    taken: list[pa.RecordBatch] = field(default_factory=list)
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        self.taken.append(batch)
-
-    def finish(self) -> list[pa.RecordBatch]:
-        return self.taken
-
-    def discard(self) -> None:
-        self.taken = []
-
-
-def new_txn(sequence: int = 7, application_id: str = _APPLICATION, sink: str = _SINK) -> SinkTxn:
-    """Returns a sink transaction id that was never used."""
-    return SinkTxn(application_id, sink, sequence, SinkTxn.new_attempt())
-
-
-def _old_txn(batch_id: int) -> SinkTxn:
-    """Returns an id as it was used with tokens of format 1."""
-    return SinkTxn(_APPLICATION, "", batch_id, uuid.uuid4().hex[:16])
-
-
-def deadline() -> Deadline:
-    """Returns a deadline that is far enough for any single call."""
-    return Deadline.after_seconds(_SECONDS)
-
-
-@contextmanager
-def opened(system: System, application_id: str = _APPLICATION, name: str = _SINK) -> Iterator[TwoPhaseSink]:
-    """Opens a new sink, as a new process would."""
-    sink = system.sink()
-    store = None if system.store is None else Store(os.path.join(system.store, name))
-    sink.open(SinkContext(name, application_id, store))
-    try:
-        yield sink
-    finally:
-        sink.close()
-
-
-def stage(sink: TwoPhaseSink, rows: pa.Table, batch_id: int = BATCH, tasks: int = 2) -> StagedRows:
-    """Stages the rows with several tasks."""
-    tokens = []
-    size = -(-rows.num_rows // tasks)
-    for start in range(0, rows.num_rows, size):
-        to_parts = sink.stage(StageContext(batch_id, uuid.uuid4().hex, rows.schema, _Parts))
-        for batch in rows.slice(start, size).to_batches():
-            to_parts.write(batch)
-        tokens.append(to_parts.finish())
-    return StagedRows(rows.schema, rows.num_rows, tokens)
+__all__ = [
+    "BATCH",
+    "ROWS",
+    "Given",
+    "Rows",
+    "SinkConformance",
+    "System",
+    "deadline",
+    "new_txn",
+    "opened",
+    "stage",
+]
 
 
 class SinkConformance:
@@ -258,7 +166,7 @@ class SinkConformance:
 
     def test_it_recovers_its_own_query_and_no_other(self, system: System) -> None:
         rows = self.rows_of(system)
-        own, others = new_txn(), [new_txn(3, f"{_APPLICATION}-7"), new_txn(3, "conform")]
+        own, others = new_txn(), [new_txn(3, f"{APPLICATION}-7"), new_txn(3, "conform")]
         for number, txn in enumerate((own, *others)):
             with opened(system, txn.application_id) as sink:
                 # Each id has its own rows, because a database may lock rows that it upserts.
@@ -283,8 +191,8 @@ class SinkConformance:
             sink.tidy(2, deadline())
         same_attempt = SinkTxn(done.application_id, done.sink, 7, done.attempt)
         same_sequence = new_txn(6)
-        for unknown in (same_attempt, same_sequence, new_txn(7, sink="other"), _old_txn(7)):
-            with opened(system, name=unknown.sink or _SINK) as sink:
+        for unknown in (same_attempt, same_sequence, new_txn(7, sink="other"), old_txn(7)):
+            with opened(system, name=unknown.sink or SINK) as sink:
                 outcome = sink.commit(unknown, deadline())
                 assert isinstance(outcome, Fatal), f"commit of {unknown}, which was never prepared: {outcome}"
                 assert outcome.why, "the outcome must say what is missing"
@@ -359,7 +267,7 @@ class SinkConformance:
         """
         rows = self.rows_of(system)
         for number, end in enumerate(("commit", "abort")):
-            txn = _old_txn(7 + number)
+            txn = old_txn(7 + number)
             with opened(system) as sink:
                 staged = stage(sink, rows.slice(number, 1), tasks=1)
                 assert sink.prepare(txn, staged, deadline()) == OK
