@@ -125,7 +125,7 @@ def test_the_command_tells_of_a_broker_that_died(command: Any) -> None:
     (jvm,) = [each for each in processes.marked(MARK, running.mark) if each.info["name"] == "java"]
     jvm.kill()
     assert running.process.wait(END_SECONDS) == 1
-    assert "broker 1 ended by itself" in running.err.read_text()
+    assert "broker 1 ended unexpectedly" in running.err.read_text()
     assert "Traceback" not in running.err.read_text()
     running.await_nothing_left()
 
@@ -223,7 +223,7 @@ def test_a_damaged_cache_is_repaired_before_the_broker_starts(
     monkeypatch.setattr(jars, "_ivy", copy)
     with EmbeddedKafka() as kafka:
         Admin(kafka.bootstrap_servers).create("works")
-    assert jars.is_whole(folder)
+    assert jars.is_complete(folder)
 
 
 # -- what the tests stand on

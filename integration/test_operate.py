@@ -105,7 +105,9 @@ def test_between_kafkas_commit_and_sparks(
     query.forget_commit(0)
     shown = command("inspect", query)
     assert shown.exit_code == 0
-    assert shown.output.rstrip().endswith("batch 0 is in Kafka and not in Spark's log: a restart skips it.")
+    assert shown.output.rstrip().endswith(
+        "Kafka holds batch 0, Spark's commit log does not: a restart skips it."
+    )
     found = inspected(query)
     assert (found["checkpoint"]["planned"], found["checkpoint"]["committed"]) == (0, None)
     assert (found["kafka"]["token"]["batch"], found["kafka"]["token"]["rows"]) == (0, 30)
@@ -117,7 +119,7 @@ def test_between_kafkas_commit_and_sparks(
         assert partitions[query.sink, number]["log_end"] == written[number]
     query.run()
     assert end_offsets(broker, query.sink) == written, "as it was said"
-    assert "batch 0 is done on both sides" in command("inspect", query).output
+    assert "batch 0 is complete in Spark and in Kafka" in command("inspect", query).output
 
 
 def test_sweep_leaves_what_may_still_be_committed(query: Query) -> None:
@@ -127,7 +129,7 @@ def test_sweep_leaves_what_may_still_be_committed(query: Query) -> None:
     for name in ("0", "1", "2", "write-" + "0" * 32):
         (staging / name).mkdir()
         (staging / name / "part.arrow").write_bytes(b"x" * 1000)
-    assert "1 of 4 entries may go, 1,000 bytes" in command("sweep", query).output
+    assert "1 of 4 entries can be deleted, 1,000 bytes" in command("sweep", query).output
     assert (staging / "0").exists()
     assert command("sweep", query, "--yes").exit_code == 0
     old = time.time() - 2 * 86_400
@@ -257,4 +259,4 @@ def test_brokers_that_do_not_answer_are_a_finding(query: Query) -> None:
     found = run("inspect", *silent)
     assert found.exit_code == 3
     assert "UNAVAILABLE" in found.output
-    assert "by Spark's logs batch 1 comes next" in found.output
+    assert "by Spark's logs, a restart continues with batch 1" in found.output

@@ -361,7 +361,7 @@ def test_state_moves_to_more_and_fewer_shards(
     assert {row.partition_id for row in frame.collect()} == set(range(5))
     verified = command(pages, "verify", "--state-dir", pages.state_dir)
     assert verified.exit_code == 0, verified.output
-    assert verified.output.count("the same") == 5
+    assert verified.output.count("identical") == 5
 
     fewer = command(pages, "rescale", "--shards", 2, "--yes")
     assert fewer.exit_code == 0, fewer.output

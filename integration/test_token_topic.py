@@ -194,11 +194,11 @@ def test_the_commands(broker: str, admin: Admin, name: str) -> None:
     topic = f"tokens-{uuid.uuid4().hex[:8]}"
     which = ("--topic", topic, "--bootstrap-servers", broker)
     assert "does not exist" in run("describe", *which).output
-    assert "With --yes: topic" in run("create", *which).output
+    assert "With --yes: the command creates topic" in run("create", *which).output
     assert topic not in admin.client.list_topics(timeout=60).topics
     created = run("create", *which, "--yes", "--partitions", "2", "--min-insync-replicas", "1")
     assert (created.exit_code, "Created topic" in created.output) == (0, True)
-    assert "is left as it is" in run("create", *which, "--yes").output
+    assert "was not changed" in run("create", *which, "--yes").output
     assert "holds no record" in run("show", *which).output
 
     tokens = Tokens(broker)
@@ -214,7 +214,10 @@ def test_the_commands(broker: str, admin: Admin, name: str) -> None:
     assert [(each["application_id"], each["token"]["seq"]) for each in found] == [(name, 4)]
     assert found[0]["offsets"] == {"in-0": 40, "out-0": 4}
 
-    assert "With --yes the record is deleted" in run("forget", *which, "--application-id", name).output
+    assert (
+        "With --yes: the command deletes this record"
+        in run("forget", *which, "--application-id", name).output
+    )
     assert tokens.last(name) is not None
     assert "Deleted." in run("forget", *which, "--application-id", name, "--yes").output
     assert tokens.last(name) is None
@@ -343,13 +346,13 @@ def test_a_command_gives_the_group_back(query: Query, tokens: Tokens, broker: st
     query.run(token__topic=tokens.topic.name)
     before = admin.group(query.group)
     which = ("--topic", tokens.topic.name, "--bootstrap-servers", broker, "--application-id", query.group)
-    assert "Give the --checkpoint" in run("restore", *which, "--yes").output
+    assert "Add --checkpoint" in run("restore", *which, "--yes").output
     which += ("--checkpoint", query.checkpoint)
     assert "has lost nothing" in run("restore", *which, "--yes").output
     admin.delete_group(query.group)
     assert "With --yes" in run("restore", *which).output
     assert query.group not in admin.groups()
-    assert "holds batch 0 again" in run("restore", *which, "--yes").output
+    assert "at batch 0" in run("restore", *which, "--yes").output
     restored = admin.group(query.group)
     assert {tp: offset for tp, (offset, _) in restored.items()} == {
         tp: offset for tp, (offset, _) in before.items()

@@ -1,4 +1,4 @@
-"""``kafka-eos``: the command line."""
+"""The command line ``kafka-eos``."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from kafka_eos_source.operate import (
     topic_commands,
 )
 
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
-class _Command(click.Group):
-    """Our errors are messages, not tracebacks."""
+class _Group(click.Group):
+    """Prints errors of this package as one message instead of a traceback, and exits with 1."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -34,23 +34,33 @@ class _Command(click.Group):
             ctx.exit(1)
 
 
-@click.group(cls=_Command, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="kafka-eos-source")
 def main() -> None:
-    """Exactly-once Kafka for Spark Structured Streaming."""
+    """Operate exactly-once Kafka queries of Spark Structured Streaming.
+
+    Commands that change something do so only with --yes; without it, they show what they would do. What to do
+    about each error condition: docs/runbooks.md.
+    """
     # Errors reach the user as messages. Without a handler, Python would print what librdkafka logs as well.
     logging.getLogger("kafka_eos_source").addHandler(logging.NullHandler())
 
 
 @main.command()
-@click.option("--port", default=9092, show_default=True, help="Of the first broker; 0 = any free one.")
-@click.option("--brokers", default=1, show_default=True, help="How many, in KRaft mode.")
-@click.option("--dir", "directory", type=click.Path(file_okay=False), help="Keep the data here.")
+@click.option("--port", default=9092, show_default=True, help="Port of the first broker; 0 = any free port.")
+@click.option("--brokers", default=1, show_default=True, help="Number of brokers.")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False),
+    help="Keep the data in this folder. Default: a temporary folder, deleted at the end.",
+)
 @click.option("--config", multiple=True, metavar="KEY=VALUE", help="Broker property; may be repeated.")
 def broker(port: int, brokers: int, directory: str | None, config: tuple[str, ...]) -> None:
-    """Runs a real Kafka until Ctrl-C, SIGTERM or the end of the process that started it.
+    """Run a local Kafka cluster for development.
 
-    Topics are made by writing to them, unless --config auto.create.topics.enable=false.
+    The brokers run in KRaft mode until Ctrl-C or SIGTERM, or until the process that started it ends. Kafka
+    creates topics on first write; --config auto.create.topics.enable=false turns that off.
     """
     from kafka_eos_source.embedded import EmbeddedKafka
 
@@ -58,24 +68,27 @@ def broker(port: int, brokers: int, directory: str | None, config: tuple[str, ..
     for each in config:
         name, separator, value = each.partition("=")
         if not separator:
-            raise click.BadParameter(f"{each!r}; expected KEY=VALUE", param_hint="--config")
+            raise click.BadParameter(f"{each!r} has no '='; expected KEY=VALUE", param_hint="--config")
         properties[name.strip()] = value.strip()
-    asked = _AskedToEnd()
-    look = threading.Event()
+    stop = _StopRequest()
+    pause = threading.Event()
     with EmbeddedKafka(brokers, port, directory, properties, auto_create_topics=True) as kafka:
-        asked.breaks_off = False
+        stop.raises = False
         click.echo(f"bootstrap.servers={kafka.bootstrap_servers}")
         sys.stdout.flush()
-        click.echo(f"data in {kafka.directory}; Ctrl-C ends it", err=True)
-        while not asked.to_end:
-            look.wait(_LOOK_SECONDS)
+        click.echo(f"Data folder: {kafka.directory}. Press Ctrl-C to stop.", err=True)
+        while not stop.requested:
+            pause.wait(_POLL_SECONDS)
             kafka.check()
 
 
 @main.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def demo(arguments: tuple[str, ...]) -> None:
-    """Real flights through a driver that is killed again and again (--help lists its options)."""
+    """Kill a query's driver repeatedly; count rows.
+
+    The query reads real flights. `kafka-eos demo --help` lists the options.
+    """
     from kafka_eos_source.demo.__main__ import main as run
 
     run(list(arguments), prog_name="kafka-eos demo")
@@ -107,30 +120,31 @@ for _each in (
     main.add_command(_each)
 
 
-class _AskedToEnd:
-    """By SIGINT, SIGTERM or SIGHUP, or because the process that started us is gone.
+class _StopRequest:
+    """A request to stop: SIGINT, SIGTERM or SIGHUP, or the end of the parent process.
 
     Attributes:
-        to_end: whether we were asked. A plain flag: a signal may come while a lock is held.
-        breaks_off: whether being asked ends what is under way, by `SystemExit`.
+        requested: whether a request has arrived. A plain flag, because a signal handler may interrupt code
+            that holds a lock.
+        raises: whether the first request also interrupts the main thread, by `SystemExit`.
     """
 
     def __init__(self) -> None:
-        self.to_end = False
-        self.breaks_off = True
+        self.requested = False
+        self.raises = True
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         threading.Thread(target=self._watch, args=(os.getppid(),), daemon=True).start()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        again, self.to_end = self.to_end, True
-        if self.breaks_off and not again:
+        again, self.requested = self.requested, True
+        if self.raises and not again:
             raise SystemExit(128 + number)
 
     def _watch(self, parent: int) -> None:
-        look = threading.Event()
+        pause = threading.Event()
         while os.getppid() == parent:
-            look.wait(_LOOK_SECONDS)
+            pause.wait(_POLL_SECONDS)
         os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -1,4 +1,4 @@
-"""T44 for every limit: a restored checkpoint whose next batches have other boundaries, with and without state."""
+"""T44 for every limit: a restored checkpoint whose batches have other boundaries, with and without state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``kafka-eos doctor``: each thing it looks at, there and not there."""
+"""``kafka-eos doctor``: each check, passing and failing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pyspark" in lines["versions"]
     assert lines["java"] == "/opt/java, version 21"
     assert lines["kernel"] == "in use"
-    assert lines["discovery"] == "Spark finds 'kafka-eos', 'kafka-eos-state' by itself"
+    assert lines["discovery"] == "Spark finds 'kafka-eos', 'kafka-eos-state'"
     assert lines["executors"] == f"PYSPARK_PYTHON={sys.executable}"
     assert "answers: cluster mockCluster" in lines["broker"]
 
@@ -45,9 +45,11 @@ def test_what_is_not_there_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> No
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 3
     assert "BAD java       no Java found.\n    fix: install it." in result.output
-    assert "ok  kernel     not in use, its slower Python twin is: it was not built" in result.output
-    assert "BAD discovery  Spark does not find format('kafka-eos') by itself" in result.output
-    assert "BAD executors  PYSPARK_PYTHON=/nowhere/python, which is not there" in result.output
+    assert (
+        "ok  kernel     not in use; the slower Python code is used instead: it was not built" in result.output
+    )
+    assert "BAD discovery  Spark does not find format('kafka-eos')\n" in result.output
+    assert "BAD executors  PYSPARK_PYTHON=/nowhere/python, which does not exist" in result.output
     assert "BAD broker     no answer from Kafka" in result.output
 
 
@@ -57,8 +59,8 @@ def test_a_module_that_cannot_be_imported_hides_all_data_sources(
     (tmp_path / "pyspark_0_broken.py").write_text("raise RuntimeError('not today')")
     monkeypatch.syspath_prepend(tmp_path)
     check = doctor.discovery()
-    assert check.text.endswith("importing pyspark_0_broken fails, RuntimeError: not today")
-    assert check.fix == "mend or uninstall pyspark_0_broken."
+    assert check.text.endswith("importing pyspark_0_broken fails with RuntimeError: not today")
+    assert check.fix == "repair or uninstall pyspark_0_broken."
 
 
 def test_the_executors_python_is_this_one_or_said_not_to_be(tmp_path: Path) -> None:
@@ -68,11 +70,11 @@ def test_the_executors_python_is_this_one_or_said_not_to_be(tmp_path: Path) -> N
             (tmp_path / name / each).write_text("")
             (tmp_path / name / each).chmod(0o755)
     ours, theirs = str(tmp_path / "ours" / "python"), str(tmp_path / "theirs" / "python")
-    assert doctor.executors_python({"PYSPARK_PYTHON": ours}, ours).fine
-    assert doctor.executors_python({"PATH": str(tmp_path / "ours")}, ours).fine
-    assert not doctor.executors_python({"PATH": str(tmp_path / "theirs")}, ours).fine
+    assert doctor.executors_python({"PYSPARK_PYTHON": ours}, ours).ok
+    assert doctor.executors_python({"PATH": str(tmp_path / "ours")}, ours).ok
+    assert not doctor.executors_python({"PATH": str(tmp_path / "theirs")}, ours).ok
     assert "set PYSPARK_PYTHON=" in doctor.executors_python({"PYSPARK_PYTHON": theirs}, ours).fix
-    assert "is not there" in doctor.executors_python({"PATH": ""}, ours).text
+    assert "does not exist" in doctor.executors_python({"PATH": ""}, ours).text
 
 
 def test_pyspark_in_a_zip_is_told_with_its_price_and_is_no_fault(tmp_path: Path) -> None:
@@ -80,16 +82,16 @@ def test_pyspark_in_a_zip_is_told_with_its_price_and_is_no_fault(tmp_path: Path)
     (tmp_path / "python" / "lib").mkdir(parents=True)
     (archive := tmp_path / "python" / "lib" / "pyspark.zip").write_bytes(b"")
     found = doctor.zipped_pyspark(tmp_path)
-    assert found.fine
-    assert "compiles PySpark anew" in found.text
+    assert found.ok
+    assert "compiles PySpark again" in found.text
     assert str(archive) in found.text
 
 
 def test_what_quickens_checkpoints_is_told_and_is_no_fault() -> None:
     found = doctor.checkpoint_files({"some.setting": "a.Class"})
-    assert found.fine
+    assert found.ok
     assert "some.setting=a.Class" in found.text
-    assert "no Spark of its own" in doctor.checkpoint_files({}).text
+    assert "does not include Spark" in doctor.checkpoint_files({}).text
 
 
 def test_without_a_broker_none_is_asked() -> None:

@@ -22,9 +22,9 @@ from kafka_eos_source.embedded.jars import (
     KAFKA_VERSION,
     JarSet,
     cache_directory,
-    is_whole,
+    is_complete,
+    ivy_error,
     jars,
-    what_went_wrong,
 )
 from kafka_eos_source.embedded.properties import Ports, render, server_properties
 from kafka_eos_source.errors import InvalidOptionError, UnavailableError
@@ -83,8 +83,8 @@ def test_a_damaged_cache_is_repaired(tmp_path: Path, harm: str) -> None:
         (folder / "manifest.json").unlink()
     else:
         (folder / "manifest.json").write_text("{" if harm == "bad manifest" else "{}")
-    assert not is_whole(folder)
-    assert is_whole(jars(BROKER, tmp_path, repository))
+    assert not is_complete(folder)
+    assert is_complete(jars(BROKER, tmp_path, repository))
     assert repository.fetched == 2
 
 
@@ -93,7 +93,7 @@ def test_a_fetch_that_breaks_off_leaves_nothing_that_looks_whole(tmp_path: Path)
     with pytest.raises(UnavailableError, match="network"):
         jars(BROKER, tmp_path, repository)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ivy", "lock"]
-    assert is_whole(jars(BROKER, tmp_path, repository))
+    assert is_complete(jars(BROKER, tmp_path, repository))
 
 
 def test_what_a_killed_fetch_left_is_removed(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_damaged_fetch_is_made_again_without_the_cache_that_gave_it(tmp_path: 
     (tmp_path / "ivy").mkdir()
     (tmp_path / "ivy" / "damaged").touch()
     repository = Repository(damages=1)
-    assert is_whole(jars(BROKER, tmp_path, repository))
+    assert is_complete(jars(BROKER, tmp_path, repository))
     assert repository.fetched == 2
     assert not (tmp_path / "ivy" / "damaged").exists()
 
@@ -167,8 +167,8 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_ivy_says_went_wrong() -> None:
     said = [":: problems summary ::", ":::: WARNINGS", "\tmodule not found: a#b;1", "", ":::: ERRORS"]
     said += ["\tHttpClientHandler: Connect to host failed: Connection refused", "", ":: USE VERBOSE"]
-    assert what_went_wrong(said) == "HttpClientHandler: Connect to host failed: Connection refused"
-    assert what_went_wrong(["Error: Could not find or load main class"]) == (
+    assert ivy_error(said) == "HttpClientHandler: Connect to host failed: Connection refused"
+    assert ivy_error(["Error: Could not find or load main class"]) == (
         "Error: Could not find or load main class"
     )
 
@@ -268,7 +268,9 @@ def test_another_number_of_brokers_than_the_directory_holds(
     monkeypatch.setattr("kafka_eos_source.embedded.java.find", lambda: "java")
     monkeypatch.setattr("kafka_eos_source.embedded.jars.jars", lambda: tmp_path)
     (tmp_path / "cluster.json").write_text('{"id": "x", "brokers": 3}')
-    with pytest.raises(InvalidOptionError, match=r"holds a cluster of 3 broker\(s\); asked for 1"):
+    with pytest.raises(
+        InvalidOptionError, match=r"brokers=1, but the directory .* holds a cluster of 3 broker\(s\)"
+    ):
         EmbeddedKafka(directory=tmp_path).start()
 
 
@@ -301,7 +303,7 @@ def test_the_command_line_gives_messages_and_not_tracebacks(
     monkeypatch.setenv("PATH", str(tmp_path))
     result = CliRunner().invoke(main, ["broker", "--port", "0"])
     assert result.exit_code == 1
-    assert result.output.startswith("[KAFKA_EOS.UNAVAILABLE] no Java found")
+    assert result.output.startswith("[KAFKA_EOS.UNAVAILABLE] there is no Java")
 
 
 def test_a_cluster_id_is_never_taken_for_an_option() -> None:

@@ -1,4 +1,4 @@
-"""The question to a listener which brokers it knows, against answers as Kafka encodes them."""
+"""Asking a listener which brokers it knows, against answers in Kafka's encoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways out for people: views, verdicts and commands, on made-up checkpoints and a double of the cluster."""
+"""Commands for people: views, verdicts and repairs, on generated checkpoints and a fake cluster."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate import adopt, staging
 from kafka_eos_source.operate import checkpoint as checkpoints
-from kafka_eos_source.operate.adopt import Said
+from kafka_eos_source.operate.adopt import BatchOutcome
 from kafka_eos_source.operate.inspect import Inspection, inspect
-from kafka_eos_source.operate.staging import Staged
-from kafka_eos_source.operate.target import Target, kafka_options, parse_properties, target
+from kafka_eos_source.operate.staging import StagedEntry
+from kafka_eos_source.operate.target import Target, kafka_options, parse_properties, target_from_options
 from kafka_eos_source.operate.verdict import short_name
 from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.protocol import offset_log
@@ -60,8 +60,8 @@ SECRET = "hunter2-never-shown"
 
 
 @dataclass
-class FakeLook:
-    """The cluster: what is asked of it is what stands here."""
+class FakeReader:
+    """A cluster that answers with these fields."""
 
     offsets: dict[TopicPartition, GroupOffset] = field(default_factory=dict)
     pending: bool = False
@@ -70,7 +70,7 @@ class FakeLook:
     ids: dict[str, str] = field(default_factory=lambda: {"in": "id-in"})
     error: Exception | None = None
 
-    def __enter__(self) -> FakeLook:
+    def __enter__(self) -> FakeReader:
         return self
 
     def __exit__(self, *_error: object) -> None: ...
@@ -126,7 +126,7 @@ class Made(MadeUp):
         return path
 
     def request(self, batch_id: int) -> CommitRequest:
-        """As the sink commits it."""
+        """Returns the commit request of a batch, as the sink builds it."""
         logged = offset_log.read(self.location, batch_id)
         before = offset_log.read(self.location, batch_id - 1)
         assert logged is not None
@@ -145,7 +145,7 @@ class Made(MadeUp):
         return FirstBatchFile(self.location, FirstBatch(APP, self.query_id, batch_id))
 
     def held(self, batch_id: int, /, **more: Any) -> dict[TopicPartition, GroupOffset]:
-        """The group after that batch."""
+        """Returns the group's offsets after that batch."""
         request = self.request(batch_id)
         token = replace(_token(request), **more)
         cluster = Cluster(CLUSTER_ID, {"in": 1, "out": 1})
@@ -175,8 +175,8 @@ def made(tmp_path: Path) -> Made:
     return Made(tmp_path / "checkpoint")
 
 
-def look_at(made: Made, look: FakeLook | None, **more: Any) -> Inspection:
-    return inspect(Target(checkpoint=made.location, **more), look, soon())
+def inspect_made(made: Made, reader: FakeReader | None, **more: Any) -> Inspection:
+    return inspect(Target(checkpoint=made.location, **more), reader, soon())
 
 
 # -- connection -------------------------------------------------------------------------------------
@@ -235,10 +235,10 @@ def test_what_is_stated_wins_over_the_file() -> None:
 
 def test_options_are_judged_as_the_query_judges_them() -> None:
     with pytest.raises(InvalidOptionError, match="Did you mean"):
-        target({}, kafka_options("host:1", ["security.protcol=SSL"], None))
+        target_from_options({}, kafka_options("host:1", ["security.protcol=SSL"], None))
     with pytest.raises(InvalidOptionError, match=r"application\.id"):
-        target({"application.id": "no spaces here"}, {})
-    named = target(
+        target_from_options({"application.id": "no spaces here"}, {})
+    named = target_from_options(
         {"application.id": APP, "topic": "out", "checkpointLocation": "/c"},
         kafka_options("host:1", ["group.id=g"], None),
     )
@@ -255,12 +255,12 @@ def test_no_password_is_shown(made: Made, monkeypatch: pytest.MonkeyPatch, tmp_p
         "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.username=u\n"
         f"sasl.password={SECRET}\nbootstrap.servers=host:1\n"
     )
-    seen = fake_cluster(monkeypatch, FakeLook(made.upto(0, 1).mark().held(0)))
+    seen = fake_cluster(monkeypatch, FakeReader(made.upto(0, 1).mark().held(0)))
     result = run("inspect", "--checkpoint", made.location, "--kafka-properties", str(file))
     assert result.exit_code == 0
     assert seen[0]["sasl.password"] == SECRET, "it reaches the client"
     assert SECRET not in result.output
-    assert SECRET not in repr(target({}, kafka_options(None, [], file.read_text())))
+    assert SECRET not in repr(target_from_options({}, kafka_options(None, [], file.read_text())))
     # under a name that is none, too, and on the command line
     wrong = run("inspect", "--checkpoint", made.location, "--kafka", f"sasl.pasword={SECRET}")
     assert wrong.exit_code == 1
@@ -278,8 +278,8 @@ def test_no_password_is_shown(made: Made, monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_between_kafkas_commit_and_sparks(made: Made) -> None:
     made.upto(6, 7).mark()
-    found = look_at(made, FakeLook(made.held(7)))
-    assert found.verdict.text == "batch 7 is in Kafka and not in Spark's log: a restart skips it."
+    found = inspect_made(made, FakeReader(made.held(7)))
+    assert found.verdict.text == "Kafka holds batch 7, Spark's commit log does not: a restart skips it."
     assert not found.needs_a_person
     assert found.checkpoint is not None
     assert found.kafka is not None
@@ -292,21 +292,23 @@ def test_between_kafkas_commit_and_sparks(made: Made) -> None:
 
 def test_before_kafkas_commit(made: Made) -> None:
     made.upto(6, 7).mark()
-    found = look_at(made, FakeLook(made.held(6)))
-    assert found.verdict.text == "batch 7 is planned and not in Kafka: a restart writes it, once."
+    found = inspect_made(made, FakeReader(made.held(6)))
+    assert found.verdict.text == "batch 7 is planned but not in Kafka: a restart writes it once."
     assert not found.needs_a_person
 
 
 def test_after_both(made: Made) -> None:
     made.upto(7, 7).mark()
-    found = look_at(made, FakeLook(made.held(7)))
-    assert found.verdict.text == "batch 7 is done on both sides: Spark's next batch 8 will be written."
+    found = inspect_made(made, FakeReader(made.held(7)))
+    assert (
+        found.verdict.text == "batch 7 is complete in Spark and in Kafka: a restart continues with batch 8."
+    )
     assert found.kafka is not None
     assert [(each.start, each.end) for each in found.kafka.partitions if each.tp == IN] == [(80, None)]
 
 
 def test_a_checkpoint_without_a_batch(made: Made) -> None:
-    found = look_at(made, FakeLook())
+    found = inspect_made(made, FakeReader())
     assert found.application_id == "kafka-eos-query-1", "derived, as the sink does"
     assert "begins with batch 0" in found.verdict.text
 
@@ -329,7 +331,7 @@ def test_conditions_by_the_products_own_decision(
     made.upto(committed, planned).mark()
     newer = Made(tmp_path / "newer").upto(9, 9)  # its batches end amid those of the old copy
     offsets = newer.held(held) if held is not None else {}
-    found = look_at(made, FakeLook(offsets))
+    found = inspect_made(made, FakeReader(offsets))
     assert found.verdict.condition == condition
     assert found.verdict.fix
     assert found.needs_a_person
@@ -339,13 +341,13 @@ def test_an_old_copy_whose_batches_are_all_in_kafka_is_skipped(made: Made) -> No
     made.upto(8, 9).mark()
     offsets = made.held(9)
     made.forget("offsets/9", "offsets/8", "commits/8", "commits/7")
-    found = look_at(made, FakeLook(offsets))
-    assert found.verdict.text == "batch 7 is in Kafka and not in Spark's log: a restart skips it."
+    found = inspect_made(made, FakeReader(offsets))
+    assert found.verdict.text == "Kafka holds batch 7, Spark's commit log does not: a restart skips it."
 
 
 def test_another_querys_token(made: Made) -> None:
     made.upto(-1, 0).mark()
-    found = look_at(made, FakeLook(made.held(0, query_id="another")))
+    found = inspect_made(made, FakeReader(made.held(0, query_id="another")))
     assert found.verdict.condition == "FOREIGN_QUERY"
 
 
@@ -365,7 +367,7 @@ class Records:
 
 
 def _with_token_topic(
-    made: Made, look: FakeLook, record: TokenRecord | UnavailableError | None
+    made: Made, reader: FakeReader, record: TokenRecord | UnavailableError | None
 ) -> Inspection:
     FirstBatchFile(
         made.location, FirstBatch(APP, made.query_id, 0, genesis=True, token_topic="tokens")
@@ -379,7 +381,7 @@ def _with_token_topic(
             raise record
         return Records(record)
 
-    return inspect(Target(checkpoint=made.location), look, soon(), token_topic=opened)
+    return inspect(Target(checkpoint=made.location), reader, soon(), token_topic=opened)
 
 
 def test_a_lost_group_is_completed_from_the_token_topic(made: Made) -> None:
@@ -387,14 +389,14 @@ def test_a_lost_group_is_completed_from_the_token_topic(made: Made) -> None:
     token = made.request(7)
     record = TokenRecord(_token(token), {IN: 80, OUT: 0}, OUT, APP, "id-tokens", 0, 0)
     for offsets in ({}, made.held(5)):  # deleted; or older than the record
-        found = _with_token_topic(made, FakeLook(dict(offsets)), record)
-        assert "batch 7 is in Kafka and not in Spark's log" in found.verdict.text
+        found = _with_token_topic(made, FakeReader(dict(offsets)), record)
+        assert "Kafka holds batch 7, Spark's commit log does not" in found.verdict.text
         assert found.kafka is not None
         assert found.kafka.token == record.token
-    nothing = _with_token_topic(made, FakeLook(), None)
+    nothing = _with_token_topic(made, FakeReader(), None)
     assert nothing.verdict.condition == "TOKEN_MISSING"
     assert "token.topic='tokens'" in nothing.verdict.text
-    silent = _with_token_topic(made, FakeLook(), UnavailableError("the topic does not answer", fix="look"))
+    silent = _with_token_topic(made, FakeReader(), UnavailableError("the topic does not answer", fix="look"))
     assert silent.verdict.condition == "UNAVAILABLE"
 
 
@@ -403,7 +405,7 @@ def test_a_token_that_is_older_than_a_mark_is_none(made: Made) -> None:
     made.upto(6, 7).mark()
     newer = _token(made.request(7))
     offsets = {**made.held(5), IN: GroupOffset(IN, 80, Mark.of(newer).encode())}
-    found = look_at(made, FakeLook(offsets))
+    found = inspect_made(made, FakeReader(offsets))
     assert found.kafka is not None
     assert found.kafka.token is None
     assert found.verdict.condition == "TOKEN_MISSING"
@@ -411,37 +413,39 @@ def test_a_token_that_is_older_than_a_mark_is_none(made: Made) -> None:
 
 def test_without_a_broker(made: Made) -> None:
     made.upto(6, 7).mark()
-    found = look_at(made, None)
-    assert "whether batch 7 is in Kafka is not known" in found.verdict.text
+    found = inspect_made(made, None)
+    assert "it is unknown whether Kafka holds batch 7" in found.verdict.text
     assert not found.needs_a_person
-    silent = look_at(made, FakeLook(error=UnavailableError("no answer from Kafka at 'h:1'", fix="look")))
+    silent = inspect_made(
+        made, FakeReader(error=UnavailableError("no answer from Kafka at 'h:1'", fix="look"))
+    )
     assert silent.kafka is None
     assert silent.checkpoint is not None
     assert [each.condition for each in silent.findings] == ["", "UNAVAILABLE"]
 
 
 def test_without_a_checkpoint(made: Made, tmp_path: Path) -> None:
-    look = FakeLook(made.upto(3, 3).held(3))
+    reader = FakeReader(made.upto(3, 3).held(3))
     for gone in (None, str(tmp_path / "lost")):
-        found = inspect(Target(checkpoint=gone, application_id=APP), look, soon())
+        found = inspect(Target(checkpoint=gone, application_id=APP), reader, soon())
         assert "Kafka holds batch 3 of query query-1" in found.verdict.text
     with pytest.raises(InvalidOptionError, match="--application-id"):
-        inspect(Target(checkpoint=str(tmp_path / "lost")), look, soon())
+        inspect(Target(checkpoint=str(tmp_path / "lost")), reader, soon())
 
 
 def test_what_else_is_said(made: Made) -> None:
     made.upto(6, 7).mark()
-    look = FakeLook(made.held(6), pending=True, log={IN: LogEnds(72, 90, 95)}, ids={"in": "made anew"})
-    conditions = {each.condition: each.text for each in look_at(made, look).findings}
+    reader = FakeReader(made.held(6), pending=True, log={IN: LogEnds(72, 90, 95)}, ids={"in": "made anew"})
+    conditions = {each.condition: each.text for each in inspect_made(made, reader).findings}
     assert "AGED_OUT" not in conditions["DATA_LOSS"], "a topic made anew starts at its own beginning"
     assert "TOPIC_RECREATED" in conditions["DATA_LOSS"]
-    look.ids = {"in": "id-in"}
-    found = look_at(made, look)
+    reader.ids = {"in": "id-in"}
+    found = inspect_made(made, reader)
     texts = " ".join(each.text for each in found.findings)
     assert "AGED_OUT: in-0: offsets 70 to 71 are gone" in texts
-    assert "an unfinished transaction holds the group's offsets" in texts
+    assert "an unfinished transaction is about to change the group's offsets" in texts
     assert "a transaction is open in in-0 from offset 90" in texts
-    other = look_at(made, look, application_id="other")
+    other = inspect_made(made, reader, application_id="other")
     assert "INVALID_OPTION" in [each.condition for each in other.findings]
 
 
@@ -449,25 +453,25 @@ def test_damaged_files_are_named(made: Made) -> None:
     made.upto(0, 1).mark()
     Path(made.location, "kafka-eos/identity.json").write_text('{"application_id":')
     with pytest.raises(OperatorError, match="is damaged"):
-        look_at(made, None)
+        inspect_made(made, None)
     Path(made.location, "kafka-eos/identity.json").unlink()
     Path(made.location, "offsets/1").write_text("")
     with pytest.raises(OperatorError, match="offsets/1"):
-        look_at(made, None)
+        inspect_made(made, None)
 
 
 @given(held=st.integers(0, 6), planned=st.integers(0, 6), done=st.booleans())
 def test_the_verdict_is_what_the_commit_then_does(
     tmp_path_factory: pytest.TempPathFactory, held: int, planned: int, done: bool
 ) -> None:
-    """Whatever Kafka holds and wherever Spark stands: as the view says, so the machine goes."""
+    """For any state of Kafka and of Spark's logs, the commit does what the view announced."""
     broker = ModelBroker()
     made = Made(tmp_path_factory.mktemp("c") / "checkpoint").upto(6, 6)
     for batch_id in range(held + 1):
         commit(broker, made, batch_id)
     made.forget(*(f"offsets/{batch_id}" for batch_id in range(planned + 1, 7)))
     made.forget(*(f"commits/{batch_id}" for batch_id in range(planned + done, 7)))
-    found = look_at(made, FakeLook(dict(broker.group)))
+    found = inspect_made(made, FakeReader(dict(broker.group)))
     assert found.checkpoint is not None
     next_batch = found.checkpoint.next_batch
     assert next_batch == planned + done
@@ -486,7 +490,7 @@ def test_the_verdict_is_what_the_commit_then_does(
 
 
 def commit(broker: ModelBroker, made: Made, batch_id: int) -> Step:
-    """As another driver of the checkpoint commits its batch."""
+    """Commits a batch as another driver of the checkpoint."""
     rows = [f"{batch_id}:{row}" for row in range(ROWS_PER_BATCH)]
     staged, file = ModelRows(rows), made.file(batch_id)
     machine = Commit(made.request(batch_id), staged, broker, ProducerSession(), soon(), first_batch=file)
@@ -496,10 +500,10 @@ def commit(broker: ModelBroker, made: Made, batch_id: int) -> Step:
 # -- adopt ------------------------------------------------------------------------------------------
 
 
-def plan_adoption(made: Made, broker: ModelBroker, said: Said | None = None) -> adopt.Adoption:
+def plan_adoption(made: Made, broker: ModelBroker, said: BatchOutcome | None = None) -> adopt.Adoption:
     named = Target(checkpoint=made.location, application_id=APP)
-    look = FakeLook(dict(broker.group), all_topics=dict(broker.topics))
-    return adopt.plan(inspect(named, look, soon()), named, said)
+    reader = FakeReader(dict(broker.group), all_topics=dict(broker.topics))
+    return adopt.plan(inspect(named, reader, soon()), named, said)
 
 
 def perform(broker: ModelBroker, adoption: adopt.Adoption) -> None:
@@ -533,7 +537,7 @@ def test_a_new_checkpoint_goes_on_where_kafka_stands(tmp_path: Path) -> None:
     assert commit(broker, new.plan(1), 1) is Step.COMMITTED
     with pytest.raises(OperatorError, match="belongs to query query-2"):
         commit(broker, lost.plan(4), 4)
-    assert "own query" in " ".join(plan_adoption(new, broker).text)
+    assert "own query" in " ".join(plan_adoption(new, broker).messages)
 
 
 def test_a_checkpoint_that_starts_elsewhere_adopts_nothing(tmp_path: Path) -> None:
@@ -549,7 +553,7 @@ def test_a_checkpoint_that_starts_elsewhere_adopts_nothing(tmp_path: Path) -> No
 
 
 def test_a_hand_over_does_not_overlook_who_was_faster(tmp_path: Path) -> None:
-    """The old driver commits between the look and the deed."""
+    """The old driver commits between the plan and the hand-over."""
     broker = ModelBroker()
     old = Made(tmp_path / "old").upto(1, 1)
     commit(broker, old, 0)
@@ -562,19 +566,19 @@ def test_a_hand_over_does_not_overlook_who_was_faster(tmp_path: Path) -> None:
     assert found.query_id == "query-1"
 
 
-@pytest.mark.parametrize("said", list(Said))
-def test_a_lost_token_is_written_as_a_person_says(made: Made, said: Said) -> None:
+@pytest.mark.parametrize("said", list(BatchOutcome))
+def test_a_lost_token_is_written_as_a_person_says(made: Made, said: BatchOutcome) -> None:
     broker = ModelBroker()
     made.upto(1, 2)
-    for batch_id in range(3 if said is Said.COMMITTED else 2):
+    for batch_id in range(3 if said is BatchOutcome.COMMITTED else 2):
         commit(broker, made, batch_id)
     broker.group.clear()
     with pytest.raises(OperatorError, match="TOKEN_MISSING"):
         commit(broker, made, 2)
     assert plan_adoption(made, broker).request is None, "nobody has said anything yet"
     perform(broker, plan_adoption(made, broker, said))
-    assert broker.group[IN].offset == (30 if said is Said.COMMITTED else 20)
-    assert commit(broker, made, 2) is (Step.SKIPPED if said is Said.COMMITTED else Step.COMMITTED)
+    assert broker.group[IN].offset == (30 if said is BatchOutcome.COMMITTED else 20)
+    assert commit(broker, made, 2) is (Step.SKIPPED if said is BatchOutcome.COMMITTED else Step.COMMITTED)
     assert len(broker.log) == 3 * ROWS_PER_BATCH
     refused = plan_adoption(made, broker, said).refused
     assert refused is not None, "there is a token now"
@@ -586,13 +590,13 @@ def test_a_lost_token_before_the_next_batch_is_planned(made: Made) -> None:
     for batch_id in range(2):
         commit(broker, made, batch_id)
     broker.group.clear()
-    assert plan_adoption(made, broker, Said.COMMITTED).refused is not None
+    assert plan_adoption(made, broker, BatchOutcome.COMMITTED).refused is not None
     perform(broker, plan_adoption(made, broker))
     assert commit(broker, made.plan(2), 2) is Step.COMMITTED
 
 
 def test_no_token_where_none_is_missed(made: Made) -> None:
-    assert plan_adoption(made.plan(0), ModelBroker(), Said.COMMITTED).request is None
+    assert plan_adoption(made.plan(0), ModelBroker(), BatchOutcome.COMMITTED).request is None
     assert plan_adoption(made, ModelBroker()).refused is None
 
 
@@ -602,7 +606,7 @@ def test_no_token_where_none_is_missed(made: Made) -> None:
 @given(
     st.lists(
         st.builds(
-            Staged,
+            StagedEntry,
             name=st.integers(0, 20).map(str) | st.sampled_from(["write-" + "a" * 32, "notes.txt", "5.bak"]),
             is_folder=st.booleans(),
             newest_seconds=st.floats(0, 2000),
@@ -612,27 +616,27 @@ def test_no_token_where_none_is_missed(made: Made) -> None:
     st.floats(0, 2000),
 )
 def test_nothing_goes_that_may_still_be_read(
-    found: list[Staged], token_batch: int | None, older_than_seconds: float
+    found: list[StagedEntry], token_batch: int | None, older_than_seconds: float
 ) -> None:
-    judged = staging.judge(
+    judged = staging.sweep_decisions(
         found, token_batch=token_batch, older_than_seconds=older_than_seconds, now_seconds=2000
     )
     for each in judged:
-        name, young = each.staged.name, 2000 - each.staged.newest_seconds <= older_than_seconds
+        name, young = each.entry.name, 2000 - each.entry.newest_seconds <= older_than_seconds
         if name in ("notes.txt", "5.bak"):
-            assert not each.goes
+            assert not each.delete
         elif name.isdigit():
-            if not each.staged.is_folder or token_batch is None or int(name) > token_batch:
-                assert not each.goes
+            if not each.entry.is_folder or token_batch is None or int(name) > token_batch:
+                assert not each.delete
             else:
-                assert each.goes == (int(name) < token_batch or not young)
+                assert each.delete == (int(name) < token_batch or not young)
         else:
-            assert each.goes == (each.staged.is_folder and not young)
+            assert each.delete == (each.entry.is_folder and not young)
 
 
 def test_sweep(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     made.upto(2, 3).mark()
-    fake_cluster(monkeypatch, FakeLook(made.held(2)))
+    fake_cluster(monkeypatch, FakeReader(made.held(2)))
     week = 7 * 86_400
     going = [made.stage("1", 7), made.stage("2", 5, week), made.stage("write-" + "0" * 32, 3, week)]
     staying = [made.stage("3", 1, week), made.stage("write-" + "1" * 32, 1), made.stage("mine", 1, week)]
@@ -640,21 +644,21 @@ def test_sweep(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["sweep", "--checkpoint", made.location, "--bootstrap-servers", "h:1"]
     dry = run(*command)
     assert dry.exit_code == 0
-    assert "3 of 6 entries may go, 15 bytes" in dry.output
+    assert "3 of 6 entries can be deleted, 15 bytes" in dry.output
     assert all(path.exists() for path in going + staying), "a dry run deletes nothing"
     assert "Deleted 3 entries" in run(*command, "--yes").output
     assert [path.exists() for path in going] == [False] * 3
     assert [path.exists() for path in staying] == [True] * 3
     assert (going[0].parents[1] / "shared-path").exists()
-    assert "0 of 3 entries may go" in run(*command).output
+    assert "0 of 3 entries can be deleted" in run(*command).output
 
 
 def test_sweep_does_not_trust_another_querys_token(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     made.upto(2, 3).mark()
-    fake_cluster(monkeypatch, FakeLook(made.held(3, query_id="another", batch_id=99)))
+    fake_cluster(monkeypatch, FakeReader(made.held(3, query_id="another", batch_id=99)))
     path = made.stage("1", age_seconds=7 * 86_400)
     result = run("sweep", "--checkpoint", made.location, "--bootstrap-servers", "h:1", "--yes")
-    assert "the token in Kafka is of another query" in result.output
+    assert "the token in Kafka belongs to another query" in result.output
     assert path.exists()
 
 
@@ -677,13 +681,13 @@ def run(*arguments: str) -> Result:
     return result
 
 
-def fake_cluster(monkeypatch: pytest.MonkeyPatch, look: FakeLook) -> list[Mapping[str, Any]]:
-    """In place of the real one; the configurations it was made with."""
+def fake_cluster(monkeypatch: pytest.MonkeyPatch, reader: FakeReader) -> list[Mapping[str, Any]]:
+    """Replaces the real cluster; returns the configurations with which readers were created."""
     made_with: list[Mapping[str, Any]] = []
 
-    def make(config: Mapping[str, Any]) -> FakeLook:
+    def make(config: Mapping[str, Any]) -> FakeReader:
         made_with.append(config)
-        return look
+        return reader
 
     monkeypatch.setattr("kafka_eos_source.kafka.cluster_reader.ClusterReader", make)
     return made_with
@@ -692,12 +696,14 @@ def fake_cluster(monkeypatch: pytest.MonkeyPatch, look: FakeLook) -> list[Mappin
 def test_inspect_prints_and_exits_by_the_verdict(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     made.upto(6, 7).mark()
     made.stage("7", 1234)
-    look = FakeLook(made.held(7))
-    fake_cluster(monkeypatch, look)
+    reader = FakeReader(made.held(7))
+    fake_cluster(monkeypatch, reader)
     command = ["inspect", "--checkpoint", made.location, "--bootstrap-servers", "h:1"]
     shown = run(*command)
     assert shown.exit_code == 0
-    assert shown.output.rstrip().endswith("batch 7 is in Kafka and not in Spark's log: a restart skips it.")
+    assert shown.output.rstrip().endswith(
+        "Kafka holds batch 7, Spark's commit log does not: a restart skips it."
+    )
     for text in (
         "query-1",
         "batch 7, 10 rows",
@@ -713,7 +719,7 @@ def test_inspect_prints_and_exits_by_the_verdict(made: Made, monkeypatch: pytest
     assert found["checkpoint"]["next_batch"] == 7
     assert found["staged"] == [{"name": "7", "batch_id": 7, "files": 1, "bytes": 1234}]
     assert found["findings"][0]["condition"] is None
-    look.offsets = {}
+    reader.offsets = {}
     missing = run(*command)
     assert missing.exit_code == 3
     assert "TOKEN_MISSING" in missing.output
@@ -731,7 +737,7 @@ def test_what_changes_kafka_needs_brokers_and_a_yes(
     made: Made, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     made.upto(6, 7).mark()
-    fake_cluster(monkeypatch, FakeLook())
+    fake_cluster(monkeypatch, FakeReader())
 
     def never(*_arguments: object, **_named: object) -> None:
         raise AssertionError("a dry run wrote")
@@ -764,7 +770,7 @@ RUNBOOKS = (Path(__file__).parents[1] / "docs/runbooks.md").read_text(encoding="
 
 
 def pages() -> dict[str, str]:
-    """Text by heading."""
+    """Returns the text of each section by its heading."""
     parts = re.split(r"^## (.+)$", RUNBOOKS, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -780,7 +786,7 @@ def test_every_error_that_reaches_a_person_has_a_page(error: type[KafkaEosError]
     for part in ("**What happened.**", "**What to do.**"):
         assert part in page
     if error is not RestartQueryError:
-        assert "**How to look.**" in page
+        assert "**How to check.**" in page
         assert "**What is safe.**" in page
 
 
@@ -790,7 +796,7 @@ def test_every_page_of_an_error_has_its_error() -> None:
 
 
 def test_the_commands_of_the_runbooks_are_commands() -> None:
-    """Each line as it stands, but for its dots: the parser takes it."""
+    """The parser accepts each command line of the runbooks."""
     shown = re.findall(r"kafka-eos ((?:inspect|fence|adopt|sweep) [^`#\n]*)", RUNBOOKS)
     assert len(shown) >= 12
     for each in shown:

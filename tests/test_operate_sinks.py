@@ -1,4 +1,4 @@
-"""What people see of, and say to, sinks that hold a prepared batch."""
+"""``kafka-eos sinks``: lists prepared batches, and commits or aborts them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def kafka(token: Token | None) -> KafkaView:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, token: Token | None, *arguments: str) -> tuple[int, str]:
-    monkeypatch.setattr(operating, "kafka_of", lambda which, deadline: kafka(token))
+    monkeypatch.setattr(operating, "read_kafka", lambda query, deadline: kafka(token))
     result = CliRunner().invoke(main, ["sinks", *arguments])
     return result.exit_code, result.output
 
@@ -67,8 +67,8 @@ def token(sinks: PreparedSinks | None) -> Token:
 @pytest.mark.parametrize(
     ("held", "code", "said"),
     [
-        (token(PreparedSinks(ATTEMPT, ("box",))), 0, "a start: commit"),
-        (token(None), 0, "a start: abort"),
+        (token(PreparedSinks(ATTEMPT, ("box",))), 0, "a start will commit it"),
+        (token(None), 0, "a start will abort it"),
         (None, 3, "no token"),
     ],
 )
@@ -87,13 +87,13 @@ def test_what_an_older_version_prepared_is_decided_by_its_token(
     memory.prepared[OLD] = memory.prepared.pop(TXN)
     named = token(PreparedSinks(OLD.attempt, ("box",)))
     assert (
-        f"{OLD}\ta start: commit"
+        f"{OLD}\ta start will commit it"
         in run(monkeypatch, replace(named, format=1), "list", "--options", str(file))[1]
     )
-    assert f"{OLD}\ta start: abort" in run(monkeypatch, named, "list", "--options", str(file))[1]
+    assert f"{OLD}\ta start will abort it" in run(monkeypatch, named, "list", "--options", str(file))[1]
 
 
-@pytest.mark.parametrize(("sequence", "said"), [(6, "a start: abort"), (7, "no token")])
+@pytest.mark.parametrize(("sequence", "said"), [(6, "a start will abort it"), (7, "no token")])
 def test_a_token_that_a_person_wrote_decides_what_was_prepared_after_it(
     monkeypatch: pytest.MonkeyPatch, file: Path, memory: Memory, sequence: int, said: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""``kafka-eos state``: what it lists, gets and compares, on stores made here and a double of the cluster."""
+"""``kafka-eos state``: lists, gets and compares, on stores created here and a fake cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kafka_eos_source.errors import InvalidOptionError, StateError
 from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate import state_list, state_verify
-from kafka_eos_source.operate.state_get import typed
+from kafka_eos_source.operate.state_get import parse_key
 from kafka_eos_source.operate.state_verify import Kind, Verified, compare
 from kafka_eos_source.protocol.token import ShardProgress, Token
 from kafka_eos_source.runtime.deadline import Deadline
@@ -62,14 +62,14 @@ def test_ls_shows_what_cannot_be_read_and_goes_on(machine: Machine) -> None:
     found = json.loads(run("ls", "--state-dir", machine.root, "--json").output)["local"]
     assert [each["problem"] is None for each in found] == [True, False, True]
     assert "format 99" in run("ls", "--state-dir", machine.root).output
-    assert "No state lies in" in run("ls", "--state-dir", machine.root / "x").output
+    assert "contains no state" in run("ls", "--state-dir", machine.root / "x").output
     refused = run("ls")
     assert refused.exit_code == 1
-    assert "nothing to look at" in refused.output
+    assert "nothing to list" in refused.output
 
 
 @dataclass
-class FakeLook:
+class FakeReader:
     """A cluster with these topics, offsets and logs."""
 
     all_topics: dict[str, int]
@@ -93,17 +93,17 @@ class FakeLook:
 def test_ls_of_changelogs() -> None:
     token = Token(APP, "query", "run", 8, 7, "", "", 1, shard=ShardProgress("a", 1, None)).encode()
     tp = TopicPartition(TOPIC, 1)
-    look = FakeLook(
+    reader = FakeReader(
         {TOPIC: 2, "app-other-changelog": 1, "apple-counts-changelog": 1, "app-changelog": 1, "in": 3},
         {tp: GroupOffset(tp, 10, token)},
     )
-    found = state_list.changelogs(look, APP, APP, None, Deadline.after_ms(1))
+    found = state_list.changelog_shards(reader, APP, APP, None, Deadline.after_ms(1))
     assert [(each.store, each.tp.partition) for each in found] == [("counts", 0), ("counts", 1), ("other", 0)]
     assert [each.lag for each in found] == [11, 1, 11]
     assert [each.token and each.token.batch_id for each in found] == [None, 7, None]
-    only = state_list.changelogs(look, APP, APP, "other", Deadline.after_ms(1))
+    only = state_list.changelog_shards(reader, APP, APP, "other", Deadline.after_ms(1))
     assert [each.store for each in only] == ["other"]
-    assert state_list.changelogs(look, "nobody", "nobody", None, Deadline.after_ms(1)) == []
+    assert state_list.changelog_shards(reader, "nobody", "nobody", None, Deadline.after_ms(1)) == []
 
 
 def test_get_a_key_a_prefix_and_all(machine: Machine) -> None:
@@ -118,7 +118,7 @@ def test_get_a_key_a_prefix_and_all(machine: Machine) -> None:
     assert "more than 1 rows" in some.output
     assert len(run("get", "--state-dir", machine.root, "--limit", 0, "--json").output.splitlines()) == 3
     assert run("get", "--state-dir", machine.root, "EWR", "--json").output == ""
-    assert "keep one" in run("get", "--state-dir", machine.root, "EWR", "--prefix", "E").output
+    assert "remove one of them" in run("get", "--state-dir", machine.root, "EWR", "--prefix", "E").output
     assert run("get", "--state-dir", machine.root, "a", "b").exit_code == 1
 
 
@@ -132,16 +132,16 @@ def test_keys_as_they_are_typed() -> None:
             ("price", pa.decimal128(10, 2)),
         ]
     )
-    found = typed(fields, ("-7", "2026-11-21T12:00:00Z", "00ff", "True", "1.50"))
+    found = parse_key(fields, ("-7", "2026-11-21T12:00:00Z", "00ff", "True", "1.50"))
     assert found[0] == -7
     assert found[1].isoformat() == "2026-11-21T12:00:00+00:00"
     assert found[2:4] == (b"\x00\xff", True)
     assert str(found[4]) == "1.50"
     for word, name in (("seven", "n"), ("today", "at"), ("xyz", "bytes"), ("maybe", "flag")):
-        with pytest.raises(InvalidOptionError, match=f"{word!r} is no value of column {name!r}"):
-            typed(pa.schema([fields.field(name)]), (word,))
-    with pytest.raises(InvalidOptionError, match="the key has 1 values; expected 5: n, at"):
-        typed(fields, ("1",))
+        with pytest.raises(InvalidOptionError, match=f"{word!r} is not a value of column {name!r}"):
+            parse_key(pa.schema([fields.field(name)]), (word,))
+    with pytest.raises(InvalidOptionError, match=r"the key has 1 value\(s\); expected 5: n, at"):
+        parse_key(fields, ("1",))
 
 
 @settings(max_examples=60)
@@ -168,7 +168,7 @@ def test_differences_are_counted_beyond_what_is_shown() -> None:
 
 
 def test_nothing_to_verify() -> None:
-    with pytest.raises(StateError, match="no database of store"):
+    with pytest.raises(StateError, match="this machine has no database of store"):
         next(state_verify.verify([], _changelog(), Deadline.after_ms(1)))
 
 
@@ -182,6 +182,6 @@ def test_what_needs_kafka_says_so(machine: Machine) -> None:
     for words in (("restore",), ("verify",)):
         refused = run(*words, "--state-dir", machine.root, "--application-id", APP, "--store", STORE)
         assert refused.exit_code == 1
-        assert "no brokers were named" in refused.output
+        assert "no brokers are set" in refused.output
     missing = run("verify", "--bootstrap-servers", "localhost:1", "--application-id", APP)
     assert "--store is missing" in missing.output

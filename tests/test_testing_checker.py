@@ -37,7 +37,6 @@ from kafka_eos_source.testing.history import (
     Txn,
     read_history,
 )
-from kafka_eos_source.testing.verdict import judge_order
 
 OK, FAIL, INFO = Phase.OK, Phase.FAIL, Phase.INFO
 SEEDS = st.integers(0, 2**63)
@@ -754,18 +753,3 @@ def test_edn_from_the_command_line(tmp_path: Path) -> None:
 
 def test_edn_of_nothing_is_nothing() -> None:
     assert list(edn(History())) == []
-
-
-def test_key_order_verdict() -> None:
-    right = {"a": ["1", "2"], "b": ["1"]}
-    assert judge_order(right, {"b": ("1",), "a": ("1", "2")}).in_order
-    assert judge_order({}, {}).in_order
-    found = judge_order(right, {"a": ["2", "1"], "c": ["9"]})
-    assert (found.keys, found.wrong, found.in_order) == (3, 3, False)
-    assert found.examples == (
-        "key 'a', value 0: expected '1', found '2'",
-        "key 'b', value 0: expected '1', found the end",
-        "key 'c', value 0: expected the end, found '9'",
-    )
-    assert judge_order(right, {"a": ["2", "1"]}, examples=1).examples == found.examples[:1]
-    assert not judge_order(right, {**right, "a": ["1", "2", "2"]}).in_order

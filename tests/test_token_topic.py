@@ -188,7 +188,7 @@ class FakeKafka:
     failures: list[Exception] = field(default_factory=list)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeKafka:
-        monkeypatch.setattr(token_topic_reader, "ClusterReader", lambda _config: Look(self))
+        monkeypatch.setattr(token_topic_reader, "ClusterReader", lambda _config: FakeReader(self))
         monkeypatch.setattr(token_topic_reader, "POOL", self)
         return self
 
@@ -198,11 +198,11 @@ class FakeKafka:
         yield Consumer(self, conf["isolation.level"] == "read_committed")
 
 
-class Look:
+class FakeReader:
     def __init__(self, kafka: FakeKafka) -> None:
         self._kafka = kafka
 
-    def __enter__(self) -> Look:
+    def __enter__(self) -> FakeReader:
         return self
 
     def __exit__(self, *_: object) -> None: ...
@@ -372,17 +372,18 @@ def held(monkeypatch: pytest.MonkeyPatch) -> FakeKafka:
 
 def test_nothing_is_created_without_yes(monkeypatch: pytest.MonkeyPatch) -> None:
     admin = cluster(monkeypatch)
-    said = run("create", "--partitions", "3").output
-    assert "With --yes: topic 'tokens' is created with 3 partitions and cleanup.policy=compact" in said
+    shown = run("create", "--partitions", "3").output
+    assert "creates topic 'tokens' with 3 partition(s) and cleanup.policy=compact" in shown
+    assert "With --yes" in shown
     assert not admin.created
     assert "Created topic 'tokens', id id-1." in run("create", "--yes", "--partitions", "3").output
     assert [each[:3] for each in admin.created] == [(NAME, 3, -1)]
-    assert "is left as it is" in run("create").output
+    assert "was not changed" in run("create").output
 
 
 def test_brokers_are_needed() -> None:
     result = CliRunner().invoke(main, ["token-topic", "show", "--topic", NAME])
-    assert (result.exit_code, "no brokers were named" in result.output) == (1, True)
+    assert (result.exit_code, "no brokers are set" in result.output) == (1, True)
 
 
 def test_records_are_shown(held: FakeKafka) -> None:
@@ -401,7 +402,9 @@ def test_records_are_shown(held: FakeKafka) -> None:
 
 
 def test_the_topic_is_described(held: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafka_eos_source.kafka.cluster_reader.ClusterReader", lambda _config: Look(held))
+    monkeypatch.setattr(
+        "kafka_eos_source.kafka.cluster_reader.ClusterReader", lambda _config: FakeReader(held)
+    )
     shown = run("describe").output
     for text in ("id-1", "compact", "segment.bytes", "1048576", "tokens-1"):
         assert text in shown
@@ -412,7 +415,7 @@ def test_a_record_is_forgotten_only_with_yes(held: FakeKafka, monkeypatch: pytes
     monkeypatch.setattr(token_topics, "forget", lambda _kafka, _topic, *more: forgotten.append(more[0]))
     held.logs[FIRST].looks = [LogEnds(0, 6, 6)]
     said = run("forget", "--application-id", APP).output
-    assert "With --yes the record is deleted" in said
+    assert "With --yes: the command deletes this record" in said
     assert not forgotten
     assert "Deleted." in run("forget", "--application-id", APP, "--yes").output
     assert forgotten == [APP]

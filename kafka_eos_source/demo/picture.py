@@ -1,4 +1,4 @@
-"""The run as a picture: what was committed over time, and when the driver died."""
+"""Draws a picture of the run: what was committed over time, and when the driver was killed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kafka_eos_source.demo.run import History
 
 
 def draw(history: History, total: int, path: Path) -> None:
-    """Writes a PNG: committed input offsets, records of the at-least-once output, kills."""
+    """Writes a PNG with committed input offsets, records of the at-least-once output, and kills."""
     import matplotlib
 
     matplotlib.use("Agg")

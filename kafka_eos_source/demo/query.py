@@ -1,7 +1,7 @@
-"""The driver of the demo, in a process of its own so that it can be killed: ``… demo.query SPEC.json``.
+"""The driver of the demo, in its own process so that it can be killed: ``… demo.query SPEC.json``.
 
-It runs the same query twice at once, from the same input: exactly once, and at least once. So every kill
-hits both.
+It runs the same query twice at the same time, with the same input: exactly once, and at least once. So every
+kill hits both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class Spec:
     """What a driver runs.
 
     Attributes:
-        bootstrap_servers: of the cluster.
+        bootstrap_servers: address of the cluster.
         source: topic of events.
-        outputs: guarantee → prefix of its output topics.
-        checkpoints: folder; one checkpoint a guarantee.
-        application_id: of the exactly-once query.
+        outputs: prefix of the output topics, by guarantee.
+        checkpoints: folder with one checkpoint for each guarantee.
+        application_id: the exactly-once query's application.id.
         offsets_per_trigger: size of a micro-batch; 0 = no limit (PySpark before 4.2).
-        names: what the events are joined with; not read from the data set, which takes a second to load.
+        names: names to join. Passed to the driver, because loading the data set takes a second.
     """
 
     bootstrap_servers: str
@@ -46,10 +46,12 @@ class Spec:
     names: Names
 
     def write(self, path: Path) -> None:
+        """Writes the spec as JSON."""
         path.write_text(json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, path: Path) -> Spec:
+        """Reads what `write` wrote."""
         fields = json.loads(path.read_text())
         return cls(**{**fields, "names": Names(**fields["names"])})
 
@@ -79,7 +81,7 @@ def main(spec: Spec) -> None:
 
 
 def session(name: str = "kafka-eos demo") -> SparkSession:
-    """A small local Spark, quick to start. Its time zone is UTC."""
+    """Returns a small local Spark session that starts quickly. Its time zone is UTC."""
     from pyspark.sql import SparkSession
 
     from kafka_eos_source import local_checkpoints
@@ -103,7 +105,7 @@ def session(name: str = "kafka-eos demo") -> SparkSession:
 
 
 def events(spark: SparkSession, spec: Spec) -> DataFrame:
-    """The source topic."""
+    """Returns the records of the source topic as a stream."""
     reader = (
         spark.readStream.format("kafka-eos")
         .option("kafka.bootstrap.servers", spec.bootstrap_servers)
@@ -116,28 +118,28 @@ def events(spark: SparkSession, spec: Spec) -> DataFrame:
 
 
 def end_with_parent() -> None:
-    """From now on this process ends when the one that started it does, which may be killed too.
+    """Makes this process end when its parent process ends or is killed.
 
-    The JVM ends with the script that started it.
+    The JVM ends with this process.
     """
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
 
 
 def await_reading(query: StreamingQuery) -> None:
-    """Waits until the query's source has been started.
+    """Waits until the query's source has started.
 
-    Spark keeps one environment map for a Python source and writes to it while it starts a reader: two that
-    start together break it ("Task not serializable: Illegal size … of collection").
+    Spark keeps one environment map for all Python sources and writes to it while it starts a reader. Two
+    readers that start together corrupt it ("Task not serializable: Illegal size … of collection").
     """
-    look = threading.Event()
+    pause = threading.Event()
     while query.isActive and not query.status["isDataAvailable"]:
-        look.wait(_LOOK_SECONDS / 10)
+        pause.wait(_POLL_SECONDS / 10)
 
 
 def _watch(parent: int) -> None:
-    look = threading.Event()
+    pause = threading.Event()
     while os.getppid() == parent:
-        look.wait(_LOOK_SECONDS)
+        pause.wait(_POLL_SECONDS)
     os._exit(1)
 
 

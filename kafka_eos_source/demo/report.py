@@ -1,4 +1,4 @@
-"""The end of the demo: a table for people, from the verdicts and the broker's own log."""
+"""The table at the end of the demo, from the verdicts and the broker's own log."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 def transactions(log_dirs: Path) -> tuple[int, int]:
-    """Committed and aborted, by the markers under a broker's ``log.dirs``."""
+    """Returns the numbers of committed and aborted transactions, by the markers in ``log.dirs``."""
     return count_transactions(markers(log_dirs))
 
 
 def count_transactions(found: Iterable[Marker]) -> tuple[int, int]:
-    """Committed and aborted.
+    """Returns the numbers of committed and aborted transactions.
 
-    Each transaction that is committed carries offsets of one group, hence one marker in
-    ``__consumer_offsets``. One that is aborted may have none there; but a producer ends its epoch with its
-    first abort (the rule of the clean producer), so producer id and epoch tell them apart.
+    Each committed transaction includes offsets of one group, so it has exactly one marker in
+    ``__consumer_offsets``. An aborted one may have no marker there. But a producer's epoch ends with its
+    first abort, so each pair of producer id and epoch counts as one aborted transaction.
     """
     committed = 0
     aborted: set[tuple[int, int]] = set()
@@ -41,13 +41,13 @@ def count_transactions(found: Iterable[Marker]) -> tuple[int, int]:
 def table(
     verdicts: Mapping[str, Verdict], history: History, counted: tuple[int, int] | None, batches: int
 ) -> Table:
-    """What happened, one column for each guarantee.
+    """Returns the results, with one column for each guarantee.
 
     Args:
-        verdicts: by guarantee.
-        history: of the run.
-        counted: transactions committed and aborted; None = the broker's log is out of reach.
-        batches: micro-batches that Spark has logged as committed, of the exactly-once query.
+        verdicts: verdict by guarantee.
+        history: history of the run.
+        counted: numbers of committed and aborted transactions; None = the broker's log is not accessible.
+        batches: number of micro-batches of the exactly-once query that Spark logged as committed.
     """
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""One run of the demo: the driver is started, killed, started again until it has read everything."""
+"""One run of the demo: starts the driver, kills it and starts it again until it has read all input."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ SOURCE_PARTITIONS = 4
 OUTPUT_PARTITIONS = 2
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly_once", "at_least_once"
 
-_LOOK_SECONDS = 0.25
-#: Longest a driver may go without any progress.
+_POLL_SECONDS = 0.25
+#: How long a driver may make no progress before the demo fails.
 _STALLED_SECONDS = 180.0
 
 
 @dataclass(frozen=True)
 class Kill:
-    """When the driver dies next.
+    """When to kill the driver next.
 
     Attributes:
-        at_share: once this share of the input is committed; None = at the failpoint.
-        after_seconds: so long after that, which makes the moment random.
-        failpoint: name of a failpoint that kills it.
+        at_share: share of the input that is committed first; None = kill at the failpoint.
+        after_seconds: additional delay, which makes the time random.
+        failpoint: name of the failpoint that kills the driver.
     """
 
     at_share: float | None
@@ -47,14 +47,16 @@ class Kill:
 
     @property
     def what(self) -> str:
+        """The failpoint, or "random"."""
         return self.failpoint or "random"
 
 
 def schedule(seed: int, random_kills: int = 3, compare: bool = True) -> list[Kill]:
-    """The exact kills, while there certainly is something to do; then random ones, one in each equal part.
+    """Returns the kills: first those at exact points, then random ones, one in each equal part of the input.
 
-    ``commit.after_commit`` lies exactly between the two commits: the batch is in Kafka, and Spark does not
-    know. ``direct.after_flush`` is the same moment of the at-least-once query: a task's records are in Kafka.
+    ``commit.after_commit`` is exactly between the two commits: Kafka has the batch, and Spark does not know
+    it yet. ``direct.after_flush`` is the same point of the at-least-once query: Kafka has the records of a
+    task.
     """
     chance = random.Random(seed)
     part = 0.85 / max(1, random_kills)
@@ -68,14 +70,14 @@ def schedule(seed: int, random_kills: int = 3, compare: bool = True) -> list[Kil
 
 @dataclass
 class History:
-    """What was seen from outside while it ran.
+    """What the demo observed from outside during the run.
 
     Attributes:
-        seconds: when, since the start.
-        committed: input offsets committed by the exactly-once query.
-        written: records in the output topics of the at-least-once query; 0 without one.
-        kills: when a driver died, and of what.
-        starts: drivers started.
+        seconds: time of each observation, since the start.
+        committed: number of input offsets that the exactly-once query has committed.
+        written: number of records in the output topics of the at-least-once query; 0 without this query.
+        kills: time and cause of each kill.
+        starts: number of started drivers.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -86,20 +88,20 @@ class History:
 
 
 def output_topics(prefix: str) -> dict[str, int]:
-    """The output topics of one query, and their partitions."""
+    """Returns the output topics of one query, with their numbers of partitions."""
     return {f"{prefix}.{status}": OUTPUT_PARTITIONS for status in STATUSES}
 
 
 class Run:
-    """Drives one run. `history` fills while `to_the_end` runs.
+    """Runs drivers and kills them. `history` grows while `to_the_end` runs.
 
     Args:
         spec: what the drivers run.
-        total: events in the input.
-        kills: one driver each; the one after them may end.
-        folder: for the spec and the drivers' logs.
-        tell: called with the history whenever it grew.
-        program: what Python is told to run as a driver; the path of the spec follows.
+        total: number of events in the input.
+        kills: one for each driver; the driver after them runs to its end.
+        folder: folder for the spec and the drivers' logs.
+        report: called with the history whenever it grows.
+        program: arguments with which Python runs a driver; the path of the spec follows.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class Run:
         total: int,
         kills: list[Kill],
         folder: Path,
-        tell: Callable[[History], None],
+        report: Callable[[History], None],
         program: Sequence[str] = ("-m", "kafka_eos_source.demo.query"),
     ) -> None:
         self.history = History()
@@ -116,11 +118,11 @@ class Run:
         self._total = total
         self._kills = list(kills)
         self._folder = folder
-        self._tell = tell
+        self._report = report
         self._program = program
         self._began = time.monotonic()
         self._pause = threading.Event()
-        self._outside = Watch(
+        self._topics = Watch(
             spec.bootstrap_servers,
             spec.application_id,
             {spec.source: SOURCE_PARTITIONS},
@@ -128,30 +130,30 @@ class Run:
         )
 
     def to_the_end(self) -> History:
-        """Starts drivers until one ends well.
+        """Starts drivers until one has read all input.
 
         Raises:
-            OperatorError: a driver failed by itself; its log is named.
-            UnavailableError: nothing moved for minutes.
+            OperatorError: if a driver failed without being killed; names its log.
+            UnavailableError: if a driver made no progress for minutes.
         """
         spec_path = self._folder / "spec.json"
         self._spec.write(spec_path)
         try:
-            while not self._one_driver(spec_path, self._kills.pop(0) if self._kills else None):
+            while not self._run_driver(spec_path, self._kills.pop(0) if self._kills else None):
                 pass
         finally:
-            self._outside.close()
+            self._topics.close()
         return self.history
 
-    def _one_driver(self, spec_path: Path, kill: Kill | None) -> bool:
-        """Whether it ended well, rather than being killed."""
+    def _run_driver(self, spec_path: Path, kill: Kill | None) -> bool:
+        """Runs one driver; returns whether it ended successfully instead of being killed."""
         self.history.starts += 1
         number = self.history.starts
         log = self._folder / f"driver-{number}.log"
         environment = dict(os.environ)
         environment.pop(failpoints.ENVIRONMENT_VARIABLE, None)
         if kill is not None and kill.failpoint:
-            environment[failpoints.ENVIRONMENT_VARIABLE] = f"{kill.failpoint}=kill@{_fired(log)}"
+            environment[failpoints.ENVIRONMENT_VARIABLE] = f"{kill.failpoint}=kill@{_fired_file(log)}"
         with open(log, "wb") as out:
             driver = subprocess.Popen(
                 [sys.executable, *self._program, str(spec_path)],
@@ -170,47 +172,49 @@ class Run:
         stalled = Deadline.after_seconds(_STALLED_SECONDS)
         last = -1
         while driver.poll() is None:
-            seen = self._look()
-            if seen != last:
-                last, stalled = seen, Deadline.after_seconds(_STALLED_SECONDS)
+            progress = self._observe()
+            if progress != last:
+                last, stalled = progress, Deadline.after_seconds(_STALLED_SECONDS)
             if stalled.expired:
-                raise UnavailableError(f"the driver does nothing; its log is {log}.")
+                raise UnavailableError(
+                    f"the driver made no progress for {_STALLED_SECONDS:.0f} s; see its log {log}."
+                )
             if kill is not None and kill.at_share is not None:
                 if due is None and self.history.committed[-1] >= kill.at_share * self._total:
                     due = time.monotonic() + kill.after_seconds
                 if due is not None and time.monotonic() >= due:
-                    self._died(kill)
+                    self._add_kill(kill)
                     return False
-            self._pause.wait(_LOOK_SECONDS)
+            self._pause.wait(_POLL_SECONDS)
         if driver.returncode == 0:
-            self._look()
+            self._observe()
             return True
-        if kill is None or not _fired(log).exists():
+        if kill is None or not _fired_file(log).exists():
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-            raise OperatorError(f"the driver failed by itself; the end of {log}:\n{tail}")
-        self._died(kill)
+            raise OperatorError(f"the driver failed without being killed. The end of {log}:\n{tail}")
+        self._add_kill(kill)
         return False
 
-    def _died(self, kill: Kill) -> None:
+    def _add_kill(self, kill: Kill) -> None:
         self.history.kills.append((time.monotonic() - self._began, kill.what))
 
-    def _look(self) -> int:
-        """Adds to the history; returns a number that moves when anything does."""
-        committed, written = self._outside.committed(), self._outside.written()
+    def _observe(self) -> int:
+        """Adds an observation to the history; returns a number that changes with any progress."""
+        committed, written = self._topics.committed(), self._topics.written()
         self.history.seconds.append(time.monotonic() - self._began)
         self.history.committed.append(committed)
         self.history.written.append(written)
-        self._tell(self.history)
+        self._report(self.history)
         return committed + written
 
 
-def _fired(log: Path) -> Path:
-    """The file that a driver's failpoint makes when it fires."""
+def _fired_file(log: Path) -> Path:
+    """Returns the file that a driver's failpoint creates when it fires."""
     return log.with_suffix(".fired")
 
 
 def _kill_tree(driver: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to the script, its JVM and its Python workers: the plug is pulled."""
+    """Sends SIGKILL to the script, its JVM and its Python workers, as a power failure would end them."""
     try:
         script = psutil.Process(driver.pid)
         tree = [*script.children(recursive=True), script]

@@ -1,4 +1,4 @@
-"""A real Kafka on this machine, from Kafka's own jars: for trying things out, and for tests."""
+"""A real Kafka cluster on this machine, for development and tests."""
 
 from kafka_eos_source.embedded.cluster import EmbeddedKafka
 

@@ -1,4 +1,4 @@
-"""One broker or several in KRaft mode, each broker and controller at once, on 127.0.0.1 alone."""
+"""Runs Kafka brokers in KRaft mode on 127.0.0.1; each is a broker and a controller."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,34 +26,36 @@ from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 from kafka_eos_source.runtime.deadline import Deadline
 
 _START_SECONDS = 120.0
-#: Quick to start: a JVM that lives for a second needs no optimising compiler.
+#: Options for a JVM that runs for a second: it starts faster without the optimising compiler.
 _BRIEF_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
 _BROKER_JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:-UsePerfData")
-#: Below the range from which systems take the near ends of connections: while a broker is down, a client
-#: that tries it again and again must not come to sit on its port.
+#: Below the ephemeral ports. Otherwise a client that retries while a broker is down could get the broker's
+#: port as its own local port.
 _FREE_PORTS = range(20_000, 32_000)
 _LOGGING = "-Dorg.slf4j.simpleLogger.showDateTime=true"
 
 
 class EmbeddedKafka:
-    """A Kafka cluster that lives as long as the ``with`` block, and never longer than this process.
+    """A Kafka cluster that runs for the duration of a ``with`` block, and never longer than this process.
 
     Args:
-        brokers: how many; 1 or 3 are usual.
-        port: of the first broker; the others follow. 0 = any free ones.
-        directory: for the data, kept afterwards and used again by the next start; None = a temporary one.
-        config: broker properties that win over ours, as in ``server.properties``.
-        auto_create_topics: whether a topic is made by writing to it or reading it.
-        users: passwords by name. With any, clients log in by SASL/PLAIN (``security.protocol`` is
-            ``SASL_PLAINTEXT``); the first user may do everything, the others what ACLs allow them.
-        java_options: for each broker's JVM, after ours (512 MiB of heap).
+        brokers: number of brokers; 1 and 3 are usual.
+        port: port of the first broker; the others follow. 0 = any free ports.
+        directory: folder for the data. It stays after the end, and the next start uses it again; None = a
+            temporary folder.
+        config: broker properties that override those of this class, as in ``server.properties``.
+        auto_create_topics: whether Kafka creates a topic when a client writes to it or reads it.
+        users: passwords by user name. If set, clients log in with SASL/PLAIN (``security.protocol`` is
+            ``SASL_PLAINTEXT``). The first user is a super user; ACLs apply to the others.
+        java_options: options for each broker's JVM, after those of this class (512 MiB of heap).
 
     Attributes:
-        directory: where the data is.
+        directory: folder with the data.
 
     Raises:
-        UnavailableError: no Java, no jars, a port or the directory in use, or a broker that does not start.
-        InvalidOptionError: ``brokers`` out of range, or not as many as the directory's cluster has.
+        UnavailableError: if there is no Java or no jars, a port or the directory is in use, or a broker does
+            not start.
+        InvalidOptionError: if ``brokers`` is out of range, or differs from the cluster in the directory.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class EmbeddedKafka:
         java_options: Sequence[str] = (),
     ) -> None:
         if not 1 <= brokers <= 9:
-            raise InvalidOptionError(f"brokers={brokers}; expected 1 to 9.")
+            raise InvalidOptionError(f"brokers={brokers} is out of range; expected 1 to 9.")
         self._brokers = brokers
         self._port = port
         self._kept = directory is not None
@@ -82,12 +83,12 @@ class EmbeddedKafka:
 
     @property
     def bootstrap_servers(self) -> str:
-        """For clients: ``127.0.0.1:PORT``, one for each broker, with commas between."""
+        """Addresses for clients: ``127.0.0.1:PORT`` of each broker, separated by commas."""
         return ",".join(f"{HOST}:{node.ports.client}" for node in self._nodes.values())
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """Node ids, running or not."""
+        """Ids of all nodes, running or not."""
         return tuple(self._nodes)
 
     def start(self) -> EmbeddedKafka:
@@ -108,12 +109,12 @@ class EmbeddedKafka:
         return self
 
     def stop(self) -> None:
-        """Ends every broker and, unless a directory was given, removes the data."""
+        """Stops every broker, and deletes the data if the directory is temporary."""
         for node in self._nodes.values():
             if self._kept:
                 node.begin_stop()
             else:
-                node.signal(signal.SIGKILL)  # nothing to be left in good order
+                node.signal(signal.SIGKILL)  # the data is deleted, so an orderly shutdown is not needed
         for node in self._nodes.values():
             node.await_stop()
         if self._lock >= 0:
@@ -123,29 +124,29 @@ class EmbeddedKafka:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def check(self) -> None:
-        """Whether every broker that was started is still there, but for those that were killed by us.
+        """Raises if a broker has ended that was neither killed nor stopped through this object.
 
         Raises:
-            UnavailableError: one is gone; with the end of its log.
+            UnavailableError: if a broker has ended; contains the end of its log.
         """
         for node in self._nodes.values():
             if node.started and not node.running:
-                raise UnavailableError(f"broker {node.node_id} ended by itself. {node.tail()}")
+                raise UnavailableError(f"broker {node.node_id} ended unexpectedly. {node.tail()}")
 
     def kill_node(self, node_id: int) -> None:
-        """SIGKILL: the plug is pulled."""
+        """Kills a broker with SIGKILL, as a power failure would."""
         self._nodes[node_id].kill()
 
     def pause_node(self, node_id: int) -> None:
-        """SIGSTOP: connections stay open and nothing answers."""
+        """Suspends a broker with SIGSTOP: its connections stay open, but it does not answer."""
         self._nodes[node_id].signal(signal.SIGSTOP)
 
     def resume_node(self, node_id: int) -> None:
-        """Ends `pause_node`."""
+        """Resumes a broker after `pause_node`."""
         self._nodes[node_id].signal(signal.SIGCONT)
 
     def start_node(self, node_id: int) -> None:
-        """Starts a broker that was killed or ended, with its data, on its port; a running one is left be."""
+        """Starts a broker that has ended, with its data and its port. Does nothing if the broker runs."""
         if not self._nodes[node_id].running:
             self._start([self._nodes[node_id]], java.find(), jar_cache.jars())
 
@@ -156,8 +157,6 @@ class EmbeddedKafka:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-    # -- inside
 
     def _open_directory(self) -> None:
         if not self._kept:
@@ -170,12 +169,12 @@ class EmbeddedKafka:
         except BlockingIOError as error:
             raise UnavailableError(
                 f"another broker runs in the directory {str(self.directory)!r}.",
-                fix="stop that one first, or give another directory.",
+                fix="stop it first, or use another directory.",
             ) from error
         except OSError as error:
             raise UnavailableError(
-                f"the directory {str(self.directory)!r} cannot be used: {error.strerror}.",
-                fix="give one that can be written.",
+                f"cannot use the directory {str(self.directory)!r}: {error.strerror}.",
+                fix="use a directory that is writable.",
             ) from error
 
     def _make_nodes(self) -> dict[int, Node]:
@@ -191,23 +190,23 @@ class EmbeddedKafka:
         return nodes
 
     def _cluster_id(self) -> str:
-        """Kept with the data."""
+        """Returns the cluster id, which is stored with the data."""
         path = self.directory / "cluster.json"
         if path.exists():
-            kept = json.loads(path.read_text())
-            if kept["brokers"] != self._brokers:
+            stored = json.loads(path.read_text())
+            if stored["brokers"] != self._brokers:
                 raise InvalidOptionError(
-                    f"{str(self.directory)!r} holds a cluster of {kept['brokers']} broker(s); asked for "
-                    f"{self._brokers}.",
-                    fix="start it with as many brokers as before, or give another directory.",
+                    f"brokers={self._brokers}, but the directory {str(self.directory)!r} holds a cluster of "
+                    f"{stored['brokers']} broker(s).",
+                    fix=f"set brokers={stored['brokers']}, or use another directory.",
                 )
-            return str(kept["id"])
+            return str(stored["id"])
         cluster_id = new_cluster_id()
         path.write_text(json.dumps({"id": cluster_id, "brokers": self._brokers}))
         return cluster_id
 
     def _format(self, executable: str, jars: Path, cluster_id: str) -> None:
-        """Makes the data directories that are not there yet."""
+        """Formats the data directories that do not exist yet."""
         tool = [executable, *_BRIEF_JVM, "-cp", f"{jars}/*", "kafka.tools.StorageTool", "format"]
         with contextlib.ExitStack() as running:
             formatting = [
@@ -223,9 +222,9 @@ class EmbeddedKafka:
                 if not (node.data / "meta.properties").exists()
             ]
             for process in formatting:
-                said, _ = process.communicate()
+                output, _ = process.communicate()
                 if process.returncode:
-                    raise UnavailableError(f"the data directory could not be made:\n{last_lines(said)}")
+                    raise UnavailableError(f"cannot format the data directory:\n{last_lines(output)}")
 
     def _start(self, nodes: Iterable[Node], executable: str, jars: Path) -> None:
         started = list(nodes)
@@ -239,29 +238,31 @@ class EmbeddedKafka:
         deadline = Deadline.after_seconds(_START_SECONDS)
         known = frozenset(node.node_id for node in started)
         login = next(iter(self._users.items()), None)
-        look = threading.Event()
         for node in started:
-            node.await_start(known, login, deadline, look)
+            node.await_start(known, login, deadline)
 
 
 def new_cluster_id(random_bytes: Callable[[], bytes] = lambda: uuid.uuid4().bytes) -> str:
-    """As Kafka makes them: 22 characters of base64, never a dash first, which tools take for an option."""
+    """Returns a random cluster id in Kafka's form: 22 characters of base64.
+
+    The first character is never a dash, because Kafka's tools would take the id for an option.
+    """
     while True:
-        made = base64.urlsafe_b64encode(random_bytes()).decode().rstrip("=")
-        if not made.startswith("-"):
-            return made
+        cluster_id = base64.urlsafe_b64encode(random_bytes()).decode().rstrip("=")
+        if not cluster_id.startswith("-"):
+            return cluster_id
 
 
 def free_ports(wanted: list[int]) -> list[int]:
-    """The ports wanted, 0 replaced by free ones; all different.
+    """Returns the wanted ports, with each 0 replaced by a free port; all are different.
 
     Raises:
-        UnavailableError: one of them is in use.
+        UnavailableError: if a wanted port is in use, or no port is free.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as sockets:
         found = []
         for port in wanted:
-            listener = held.enter_context(socket.socket())
+            listener = sockets.enter_context(socket.socket())
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if port:
                 _bind(listener, port)
@@ -275,10 +276,10 @@ def _bind(listener: socket.socket, port: int) -> None:
     try:
         listener.bind((HOST, port))
     except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "ports go from 1 to 65535"
+        reason = error.strerror if isinstance(error, OSError) else "expected 1 to 65535"
         raise UnavailableError(
             f"port {port} of {HOST} cannot be used: {reason}.",
-            fix="stop what uses it, or choose another (0 = any free one).",
+            fix="stop the program that uses it, or choose another port (0 = any free port).",
         ) from error
 
 
@@ -287,11 +288,11 @@ def _bind_any(listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             listener.bind((HOST, port))
             return
-    raise UnavailableError(f"no port from {_FREE_PORTS[0]} to {_FREE_PORTS[-1]} of {HOST} is free.")
+    raise UnavailableError(f"found no free port from {_FREE_PORTS[0]} to {_FREE_PORTS[-1]} on {HOST}.")
 
 
 def _write_private(path: Path, text: str) -> None:
-    """For our user's eyes only: there may be passwords in it."""
+    """Writes a file that only the current user can read, because it may contain passwords."""
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
         out.write(text)

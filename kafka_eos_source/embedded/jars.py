@@ -1,11 +1,11 @@
-"""Kafka's jars: fetched once into a cache by the Ivy that PySpark ships, verified whenever they are used.
+"""Downloads Kafka's jars once into a cache, with the Ivy that PySpark includes; verifies them at each use.
 
 ::
 
     <cache>/<set>-<version>/*.jar
-    <cache>/<set>-<version>/manifest.json   name → [size, SHA-256]; written last, so a folder without one
-                                            is half-made and is made again
-    <cache>/ivy/                            Ivy's own cache, so that nothing else is touched
+    <cache>/<set>-<version>/manifest.json   name → [size, SHA-256]; written last, so a folder without it is
+                                            incomplete and is downloaded again
+    <cache>/ivy/                            Ivy's own cache; Ivy writes to no other folder
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from kafka_eos_source.errors import UnavailableError
 
 KAFKA_VERSION = "4.3.1"
 _MANIFEST = "manifest.json"
-_HALF_MADE = "half-made-"
+_INCOMPLETE = "half-made-"
 
 
 @dataclass(frozen=True)
 class JarSet:
-    """Artifacts that are fetched together with all they need.
+    """Maven artifacts that are downloaded together with their dependencies.
 
     Attributes:
-        name: of the folder.
-        artifacts: organisation, module, revision.
-        about: how many jars that makes, for the progress shown.
-        version: of the set, in the folder's name.
-        transitive: whether what the artifacts need is fetched with them; else they alone.
+        name: first part of the folder's name.
+        artifacts: organisation, module and revision of each.
+        about: approximate number of jars, for the progress display.
+        version: second part of the folder's name.
+        transitive: whether to download the dependencies too.
     """
 
     name: str
@@ -57,47 +57,47 @@ BROKER = JarSet(
     (("org.apache.kafka", "kafka_2.13", KAFKA_VERSION), ("org.slf4j", "slf4j-simple", "1.7.36")),
     46,
 )
-#: Kafka's command line tools: console consumer, transactions.
+#: Kafka's command-line tools.
 TOOLS = JarSet(
     "kafka-tools",
     (("org.apache.kafka", "kafka-tools", KAFKA_VERSION), ("org.slf4j", "slf4j-simple", "1.7.36")),
     92,
 )
 
-#: Fills a folder with the jars of a set, telling how many there are.
+#: Downloads the jars of a set into a folder; the second folder is Ivy's cache.
 Fetch = Callable[[JarSet, Path, Path], None]
 
 
 def cache_directory() -> Path:
-    """``KAFKA_EOS_CACHE``, else ``kafka-eos`` in the user's cache folder."""
-    stated = os.environ.get("KAFKA_EOS_CACHE")
-    if stated:
-        return Path(stated)
+    """Returns ``KAFKA_EOS_CACHE``, else the folder ``kafka-eos`` in the user's cache folder."""
+    configured = os.environ.get("KAFKA_EOS_CACHE")
+    if configured:
+        return Path(configured)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kafka-eos"
 
 
 def jars(jar_set: JarSet = BROKER, cache: Path | None = None, fetch: Fetch | None = None) -> Path:
-    """The folder with the set's jars, fetched or repaired first where needed.
+    """Returns the folder with the set's jars; downloads or repairs them first if necessary.
 
     Args:
-        jar_set: what is wanted.
-        cache: `cache_directory` unless given.
-        fetch: fills a folder; Ivy unless given.
+        jar_set: the set.
+        cache: cache folder; None = `cache_directory`.
+        fetch: downloads the jars; None = Ivy.
 
     Raises:
-        UnavailableError: the jars cannot be fetched, or no Java is there to do it.
+        UnavailableError: if the jars cannot be downloaded, or there is no Java to run Ivy.
     """
     cache = cache or cache_directory()
     folder = cache / f"{jar_set.name}-{jar_set.version}"
-    if is_whole(folder):  # also where the cache can only be read
+    if is_complete(folder):  # before taking the lock, because the cache may be read-only
         return folder
     with _locked(cache):
-        if not is_whole(folder):
-            for left in cache.glob(f"{_HALF_MADE}*"):  # by somebody killed; we hold the lock
-                shutil.rmtree(left, ignore_errors=True)
+        if not is_complete(folder):
+            for leftover in cache.glob(f"{_INCOMPLETE}*"):  # of a killed process, because we hold the lock
+                shutil.rmtree(leftover, ignore_errors=True)
             shutil.rmtree(folder, ignore_errors=True)
-            with tempfile.TemporaryDirectory(dir=cache, prefix=_HALF_MADE) as half_made:
-                new = Path(half_made) / "jars"
+            with tempfile.TemporaryDirectory(dir=cache, prefix=_INCOMPLETE) as incomplete:
+                new = Path(incomplete) / "jars"
                 _fill(new, jar_set, fetch or _ivy, cache / "ivy")
                 (new / _MANIFEST).write_text(json.dumps(_manifest(new)))
                 new.rename(folder)
@@ -105,7 +105,7 @@ def jars(jar_set: JarSet = BROKER, cache: Path | None = None, fetch: Fetch | Non
 
 
 def _fill(new: Path, jar_set: JarSet, fetch: Fetch, ivy_cache: Path) -> None:
-    """Fetches; if what comes is no whole jar, once more without Ivy's cache, which gave it."""
+    """Downloads the jars. If one is damaged, deletes Ivy's cache and downloads them once more."""
     for last in (False, True):
         new.mkdir()
         fetch(jar_set, new, ivy_cache)
@@ -114,8 +114,8 @@ def _fill(new: Path, jar_set: JarSet, fetch: Fetch, ivy_cache: Path) -> None:
             return
         if last:
             raise UnavailableError(
-                f"what was fetched is damaged: {', '.join(broken)}.",
-                fix="check the disk, and what stands between here and the repository; then try again.",
+                f"downloaded jars are damaged: {', '.join(broken)}.",
+                fix="check the disk, the network and the proxy, then try again.",
             )
         shutil.rmtree(new)
         shutil.rmtree(ivy_cache, ignore_errors=True)
@@ -129,8 +129,8 @@ def _is_jar(path: Path) -> bool:
         return False
 
 
-def is_whole(folder: Path) -> bool:
-    """Every jar of the manifest is there, with its size and SHA-256."""
+def is_complete(folder: Path) -> bool:
+    """Returns whether every jar of the manifest exists, with its size and SHA-256."""
     try:
         manifest: Mapping[str, list[object]] = json.loads((folder / _MANIFEST).read_text())
     except (OSError, ValueError):
@@ -147,20 +147,20 @@ def _manifest(folder: Path) -> dict[str, list[object]]:
 
 @contextmanager
 def _locked(cache: Path) -> Iterator[None]:
-    """One process at a time fetches; the others find what it fetched."""
+    """Lets one process at a time download; the others wait and then find the jars."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with open(cache / "lock", "w", encoding="utf-8") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                print("waiting for another process that fetches Kafka's jars", file=sys.stderr, flush=True)
+                print("waiting for another process to download Kafka's jars", file=sys.stderr, flush=True)
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
     except OSError as error:
         raise UnavailableError(
-            f"the cache folder {str(cache)!r} cannot be used: {error}.",
-            fix="make room or give access, or set KAFKA_EOS_CACHE to another folder.",
+            f"cannot use the cache folder {str(cache)!r}: {error}.",
+            fix="free space or grant access, or set KAFKA_EOS_CACHE to another folder.",
         ) from error
 
 
@@ -174,36 +174,36 @@ def _ivy(jar_set: JarSet, into: Path, ivy_cache: Path) -> None:
         command = [java.find(), f"-Divy.home={ivy_cache}", "-cp", f"{spark_jars}/*"]
         command += ["org.apache.ivy.Main", "-ivy", str(module), "-cache", str(ivy_cache), "-confs", "default"]
         command += ["-types", "jar", "bundle", "-retrieve", f"{into}/[artifact]-[revision].[ext]"]
-        code, said = _run(command, jar_set)
+        code, output = _run(command, jar_set)
     if code or not any(into.glob("*.jar")):
         raise UnavailableError(
-            f"the jars of {jar_set.name} {jar_set.version} could not be fetched: {what_went_wrong(said)}",
+            f"cannot download the jars of {jar_set.name} {jar_set.version}: {ivy_error(output)}",
             fix="check the network or the proxy (JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=…), then try again; "
-            "what was fetched is kept.",
+            "the download continues where it stopped.",
         )
 
 
 def _run(command: list[str], jar_set: JarSet) -> tuple[int, list[str]]:
-    """Ivy's exit code and output; its progress is shown meanwhile."""
-    print(f"fetching the jars of {jar_set.name} {jar_set.version}, once", file=sys.stderr, flush=True)
-    said: list[str] = []
+    """Runs Ivy and shows its progress; returns its exit code and output."""
+    print(f"downloading the jars of {jar_set.name} {jar_set.version} once", file=sys.stderr, flush=True)
+    output: list[str] = []
     fetched = 0
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as ivy:
         assert ivy.stdout is not None
         for line in ivy.stdout:
-            said.append(line.rstrip())
+            output.append(line.rstrip())
             if "[SUCCESSFUL ]" in line and ".jar" in line:
                 fetched += 1
-                _show(fetched, jar_set.about)
+                _show_progress(fetched, jar_set.about)
     if sys.stderr.isatty():
         print(file=sys.stderr)
-    return ivy.returncode, said
+    return ivy.returncode, output
 
 
-def _show(fetched: int, about: int) -> None:
-    """On a terminal one line that counts; elsewhere a line now and then."""
+def _show_progress(fetched: int, about: int) -> None:
+    """Updates one line on a terminal; elsewhere prints every tenth jar."""
     text = f"{fetched} of about {about} jars"
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
@@ -211,10 +211,10 @@ def _show(fetched: int, about: int) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def what_went_wrong(said: list[str]) -> str:
-    """What Ivy tells of under ``ERRORS``, else its last lines."""
-    told = [line.strip() for line in said if line.strip()]
-    errors = told[told.index(":::: ERRORS") + 1 :] if ":::: ERRORS" in told else told[-3:]
+def ivy_error(output: list[str]) -> str:
+    """Returns the first line under ``ERRORS`` in Ivy's output, else one of its last lines."""
+    lines = [line.strip() for line in output if line.strip()]
+    errors = lines[lines.index(":::: ERRORS") + 1 :] if ":::: ERRORS" in lines else lines[-3:]
     return "; ".join(line for line in errors[:1] if not line.startswith("::"))
 
 

@@ -1,4 +1,4 @@
-"""The Java that PySpark needs anyway."""
+"""Finds the Java that PySpark needs anyway."""
 
 from __future__ import annotations
 
@@ -17,35 +17,38 @@ _FIX = (
 
 
 def find() -> str:
-    """Path of a ``java`` that is new enough: ``JAVA_HOME``'s, else the PATH's.
+    """Returns the path of a ``java`` that is new enough: that of ``JAVA_HOME``, else of the PATH.
 
     Raises:
-        UnavailableError: there is none, or it is too old.
+        UnavailableError: if there is no Java, or it is too old.
     """
     return found()[0]
 
 
 def found() -> tuple[str, int]:
-    """As `find`, with its major version.
+    """Returns the path of a ``java`` that is new enough, and its major version.
 
     Raises:
-        UnavailableError: as `find`.
+        UnavailableError: if there is no Java, or it is too old.
     """
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=os.path.join(home, "bin")) if home else None
     java = java or shutil.which("java")
     if java is None:
-        raise UnavailableError("no Java found: neither in JAVA_HOME nor on the PATH.", fix=_FIX)
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    major = version(said)
+        raise UnavailableError("there is no Java in JAVA_HOME or on the PATH.", fix=_FIX)
+    output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    major = version(output)
     if major is None or major < LOWEST:
         raise UnavailableError(
-            f"{java} is Java {major or 'of unknown version'}; Kafka 4 needs {LOWEST}.", fix=_FIX
+            f"{java} is Java {major or 'of unknown version'}; Kafka 4 needs {LOWEST} or newer.", fix=_FIX
         )
     return java, major
 
 
-def version(said: str) -> int | None:
-    """The major version in ``java -version``'s text: ``"1.8.0_392"`` is 8, ``"17.0.9"`` is 17."""
-    found = re.search(r'version "(?:1\.)?(\d+)', said)
+def version(output: str) -> int | None:
+    """Returns the major version in the output of ``java -version``.
+
+    ``"1.8.0_392"`` is 8, ``"17.0.9"`` is 17.
+    """
+    found = re.search(r'version "(?:1\.)?(\d+)', output)
     return int(found[1]) if found else None

@@ -1,4 +1,4 @@
-"""One broker: its files, its ports, its process."""
+"""One broker: its files, ports and process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kafka_eos_source.embedded.properties import HOST, Ports
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.runtime.deadline import Deadline
 
-_STOP_SECONDS = 30.0  # above the supervisor's own grace
-_LOOK_SECONDS = 0.05
+_STOP_SECONDS = 30.0  # longer than the grace period of the supervisor
+_POLL_SECONDS = 0.05
 _ANSWER_SECONDS = 5.0
 _STARTED = b"Kafka Server started"
 
 
 class Node:
-    """A broker that is stopped, or runs under a supervisor of its own (`embedded.supervisor`)."""
+    """A broker, stopped or running under its own supervisor process (`embedded.supervisor`)."""
 
     def __init__(self, node_id: int, directory: Path, ports: Ports) -> None:
         self.node_id = node_id
@@ -37,21 +37,21 @@ class Node:
 
     @property
     def started(self) -> bool:
-        """Whether it was started, and neither killed nor stopped by us since."""
+        """Whether the broker was started, and not killed or stopped through this object since."""
         return self._supervisor is not None
 
     @property
     def running(self) -> bool:
-        """Whether the process is there, paused or not."""
+        """Whether the process exists, suspended or not."""
         return self._supervisor is not None and self._supervisor.poll() is None
 
-    def launch(self, command: Sequence[str], remove: Path | None, held: Sequence[int]) -> None:
+    def launch(self, command: Sequence[str], remove: Path | None, open_files: Sequence[int]) -> None:
         """Starts the process; `await_start` waits for the broker.
 
         Args:
-            command: of the JVM.
-            remove: a folder that is to go when this process goes.
-            held: file descriptors that stay open while the broker runs.
+            command: command line of the JVM.
+            remove: folder that the supervisor deletes when this process ends; None = no folder.
+            open_files: file descriptors that stay open while the broker runs.
         """
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         self._supervisor = subprocess.Popen(
@@ -59,30 +59,29 @@ class Node:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            pass_fds=held,
-            # a session of its own: Ctrl-C in a terminal reaches us alone, and we end it in good order
+            pass_fds=open_files,
+            # In a session of its own, the broker does not get the terminal's Ctrl-C; this process stops it.
             start_new_session=True,
         )
         assert self._supervisor.stdout is not None
         pid = self._supervisor.stdout.readline()
         if not pid:
-            self._forget(kill=True)
-            raise UnavailableError(f"broker {self.node_id}: {command[0]!r} could not be run.")
+            self._await_end(kill=True)
+            raise UnavailableError(f"broker {self.node_id} did not start: {command[0]!r} could not be run.")
         self._jvm_pid = int(pid)
 
-    def await_start(
-        self, known: frozenset[int], login: tuple[str, str] | None, deadline: Deadline, look: threading.Event
-    ) -> None:
-        """Until it has started and its metadata names the nodes ``known``.
+    def await_start(self, known: frozenset[int], login: tuple[str, str] | None, deadline: Deadline) -> None:
+        """Waits until the broker has started and its metadata contains the nodes ``known``.
 
         Raises:
-            UnavailableError: it ended, or the deadline passed; with the end of its log.
+            UnavailableError: if the broker ended or the deadline passed; contains the end of its log.
         """
+        pause = threading.Event()
         while not (self._log_says_started() and self._knows(known, login)):
             if not self.running or deadline.expired:
-                what = "did not start in time" if self.running else "ended"
+                what = "did not start in time" if self.running else "ended while it started"
                 raise UnavailableError(f"broker {self.node_id} {what}. {self.tail()}")
-            look.wait(_LOOK_SECONDS)
+            pause.wait(_POLL_SECONDS)
 
     def _log_says_started(self) -> bool:
         with open(self.log, "rb") as log:
@@ -96,31 +95,31 @@ class Node:
             return False
 
     def tail(self) -> str:
-        """The end of the log."""
-        said = self.log.read_text(errors="replace") if self.log.exists() else ""
-        return "The end of its log:\n" + last_lines(said)
+        """Returns the end of the broker's log."""
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "The end of its log:\n" + last_lines(text)
 
     def signal(self, number: int) -> None:
-        """To the JVM, if it is there."""
-        # 0 would mean our own process group
+        """Sends a signal to the JVM, if it runs."""
+        # Process id 0 would address our own process group.
         if self.running and self._jvm_pid > 0:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._jvm_pid, number)
 
     def kill(self) -> None:
-        """SIGKILL, and gone."""
-        self._forget(kill=True)
+        """Kills the broker with SIGKILL and waits for its end."""
+        self._await_end(kill=True)
 
     def begin_stop(self) -> None:
-        """SIGTERM; `await_stop` waits."""
+        """Sends SIGTERM; `await_stop` waits for the end."""
         if self._supervisor is not None:
             self._supervisor.terminate()
 
     def await_stop(self) -> None:
-        """Gone: in good order after `begin_stop`, else killed."""
-        self._forget(kill=False)
+        """Waits for the end after `begin_stop`; kills the broker if it takes too long."""
+        self._await_end(kill=False)
 
-    def _forget(self, kill: bool) -> None:
+    def _await_end(self, kill: bool) -> None:
         if self._supervisor is None:
             return
         process = self._supervisor
@@ -138,7 +137,7 @@ class Node:
                 pipe.close()
 
 
-def last_lines(said: str, count: int = 15) -> str:
-    """Of what a JVM said, without the frames of its stack traces."""
-    lines = [line for line in said.splitlines() if line.strip() and not line.startswith("\tat ")]
+def last_lines(text: str, count: int = 15) -> str:
+    """Returns the last lines of a JVM's output, without the frames of stack traces."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("\tat ")]
     return "\n".join(lines[-count:])

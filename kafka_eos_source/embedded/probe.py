@@ -1,7 +1,7 @@
-"""Which brokers a listener knows, asked in Kafka's own protocol over a plain socket.
+"""Asks a listener which brokers it knows, in Kafka's protocol over a plain socket.
 
-A broker logs that it has started, and accepts connections, some moments before its metadata names every
-broker, itself included. A client that asks in between finds no broker or too few replicas.
+A broker logs that it has started, and accepts connections, shortly before its metadata contains all brokers,
+including itself. A client that connects in between finds no broker, or too few replicas.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ _SASL_HANDSHAKE, _SASL_AUTHENTICATE, _METADATA = 17, 36, 3
 
 
 def broker_ids(host: str, port: int, login: tuple[str, str] | None, timeout_seconds: float) -> frozenset[int]:
-    """Node ids in the metadata of the broker at ``host:port``.
+    """Returns the node ids in the metadata of the broker at ``host:port``.
 
     Args:
-        host: of the listener.
-        port: of the listener.
-        login: name and password where the listener asks for SASL/PLAIN.
-        timeout_seconds: for the connection, and for each answer.
+        host: host of the listener.
+        port: port of the listener.
+        login: name and password if the listener requires SASL/PLAIN.
+        timeout_seconds: limits the connection, and each answer.
 
     Raises:
-        OSError: no connection, no answer, or the login is refused.
+        OSError: if there is no connection or no answer, or the login is refused.
     """
     with socket.create_connection((host, port), timeout_seconds) as connection:
         if login is not None:
             _log_in(connection, *login)
-        # version 4: no topics (an empty array), and none to be made
+        # Metadata version 4: an empty array of topics, and no topic is created.
         answer = _Answer(_ask(connection, _METADATA, 4, struct.pack(">i?", 0, False)))
         answer.int32()  # throttle time
         found = []
@@ -71,7 +71,7 @@ def _text(value: str) -> bytes:
 
 
 class _Answer:
-    """Fields of a response, one after the other."""
+    """Reads the fields of a response one after another."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

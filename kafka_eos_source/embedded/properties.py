@@ -1,4 +1,4 @@
-"""``server.properties`` of one broker of a cluster."""
+"""Builds the ``server.properties`` of a broker."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Ports:
-    """Where one node listens.
+    """The ports of one node.
 
     Attributes:
-        client: for clients and other brokers.
-        controller: for KRaft.
+        client: port for clients and other brokers.
+        controller: port for KRaft.
     """
 
     client: int
@@ -25,7 +25,14 @@ class Ports:
 def server_properties(
     node_id: int, nodes: Mapping[int, Ports], data: Path, users: Mapping[str, str]
 ) -> dict[str, str]:
-    """Of node ``node_id`` among ``nodes``, keeping its log in ``data``; see `EmbeddedKafka` for ``users``."""
+    """Returns the properties of one node of a cluster.
+
+    Args:
+        node_id: the node.
+        nodes: ports of all nodes.
+        data: folder of the node's log.
+        users: passwords by user name, see `EmbeddedKafka`.
+    """
     copies = str(min(3, len(nodes)))
     in_sync = str(min(2, len(nodes)))
     listener = "SASL_PLAINTEXT" if users else "PLAINTEXT"
@@ -39,7 +46,7 @@ def server_properties(
         "controller.listener.names": "CONTROLLER",
         "listener.security.protocol.map": f"CONTROLLER:PLAINTEXT,{listener}:{listener}",
         "log.dirs": str(data),
-        # internal topics small and as safe as the number of brokers allows
+        # Internal topics have few partitions, and as many replicas as the number of brokers allows.
         "offsets.topic.num.partitions": "5",
         "offsets.topic.replication.factor": copies,
         "transaction.state.log.num.partitions": "5",
@@ -50,14 +57,17 @@ def server_properties(
         "share.coordinator.state.topic.min.isr": in_sync,
         "default.replication.factor": copies,
         "min.insync.replicas": in_sync,
-        "group.initial.rebalance.delay.ms": "0",  # consumers of a laptop need not wait for others
+        "group.initial.rebalance.delay.ms": "0",  # consumers of a test need not wait for others
         "controlled.shutdown.max.retries": "1",
         **(_security(users) if users else {}),
     }
 
 
 def _security(users: Mapping[str, str]) -> dict[str, str]:
-    """SASL/PLAIN and ACLs. Controllers talk in plain text, so their side is ANONYMOUS; no client can be."""
+    """Returns properties for SASL/PLAIN and ACLs.
+
+    Controllers connect in plain text and are therefore the user ANONYMOUS; clients must log in.
+    """
     first = next(iter(users))
     logins = " ".join(f"user_{name}={_quoted(password)}" for name, password in users.items())
     module = "org.apache.kafka.common.security.plain.PlainLoginModule required"
@@ -77,7 +87,7 @@ def _quoted(value: str) -> str:
 
 
 def render(properties: Mapping[str, str]) -> str:
-    """As a ``.properties`` file, where a backslash starts an escape."""
+    """Returns the text of a ``.properties`` file, with backslashes escaped."""
     return "".join(
         "{}={}\n".format(name, value.replace("\\", "\\\\").replace("\n", "\\n"))
         for name, value in properties.items()

@@ -1,9 +1,9 @@
-"""Runs one JVM and ends it when whoever started us goes away, however that happens.
+"""Runs one JVM, and ends it when the parent process ends in any way.
 
-``python supervisor.py LOG REMOVE COMMAND…``: our standard input is a pipe that only the parent holds open.
-It ends when the parent closes it, exits or is killed; then the JVM is ended too, in good order, and the
-folder ``REMOVE``, unless that is empty, goes with it. SIGTERM ends the JVM and removes nothing. The first
-line printed is the JVM's process id.
+``python supervisor.py LOG REMOVE COMMAND…``: standard input is a pipe that only the parent holds open. When
+it closes, because the parent closed it, exited or was killed, the supervisor ends the JVM and deletes the
+folder ``REMOVE`` (an empty ``REMOVE`` = no folder). On SIGTERM, it ends the JVM and deletes nothing. The
+first line of the output is the process id of the JVM.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ _GRACE_SECONDS = 10.0
 
 
 def main() -> int:
+    """Runs the command of the command line; returns the exit code of the JVM."""
     log, remove, *command = sys.argv[1:]
     with open(log, "ab") as out:
         jvm = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
@@ -46,7 +47,13 @@ def main() -> int:
 
 
 def _end(jvm: subprocess.Popen[bytes], at_once: bool) -> None:
-    """``at_once`` where nothing is kept: a broker among others that end too would wait for them."""
+    """Ends the JVM.
+
+    Args:
+        jvm: the process.
+        at_once: kill it, because its data is deleted anyway. In an orderly shutdown, a broker would wait for
+            the other brokers, which end too.
+    """
     if not at_once:
         jvm.send_signal(signal.SIGCONT)  # it may have been paused
         jvm.terminate()

@@ -1,1 +1,4 @@
-"""Ways out for people (docs/runbooks.md): look at a query, fence it, hand its name over, sweep after it."""
+"""What the command line does: inspect a query, repair it, clean up after it, manage its state and topics.
+
+`docs/runbooks.md` explains when to use which command.
+"""

@@ -1,8 +1,10 @@
-"""Says whose batches Kafka holds, where only a person knows: another query's, or a batch without a token.
+"""Lets a checkpoint continue under an ``application.id`` when only a person can decide that it may.
 
-What is written is the token of an *empty* batch, by the commit of any batch, which fences, reads the token
-after that, and decides. For a checkpoint that goes on with another one's work it is the batch before its
-first, under the same offsets; for a batch whose token is lost, that batch or the one before it.
+Two cases: the token belongs to another query (FOREIGN_QUERY), or it is lost (TOKEN_MISSING). In both, the
+command commits the token of an *empty* batch with the same code that commits every batch: it fences, then
+reads the token, then decides. To take over another query's work, it commits the batch before the new
+checkpoint's first batch, with the same offsets. For a lost token, it commits the batch in question if a
+person found it in the output, and otherwise the batch before it.
 """
 
 from __future__ import annotations
@@ -29,13 +31,12 @@ from kafka_eos_source.operate.verdict import Finding, short_name
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.runtime.deadline import Deadline
 
-#: In the token, in place of Spark's run id.
+#: Stands in the token in place of Spark's run id.
 RUN = "kafka-eos adopt"
-_LAST_RESORT = "__consumer_offsets"
 
 
-class Said(Enum):
-    """What a person found out about a batch without a token."""
+class BatchOutcome(Enum):
+    """What a person found out about a batch whose token is lost."""
 
     COMMITTED = "committed"
     NOT_COMMITTED = "not committed"
@@ -43,74 +44,75 @@ class Said(Enum):
 
 @dataclass(frozen=True)
 class Adoption:
-    """What can be done, and what a person has to do.
+    """What the command can do, and what a person has to do.
 
     Attributes:
-        text: what is the matter, in sentences.
-        request: the empty batch to be committed; None = there is nothing that can be written.
-        options: of the query, to be set by a person.
-        refused: why nothing can be written although something is wrong.
+        messages: describe the situation, a sentence each.
+        request: commit request of the empty batch; None = there is nothing to write.
+        options: options that a person has to set on the query, by "source" and "sink".
+        refused: why the command cannot write although something is wrong.
     """
 
-    text: Sequence[str]
+    messages: Sequence[str]
     request: CommitRequest | None = None
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     refused: Finding | None = None
 
 
-def plan(inspection: Inspection, target: Target, said: Said | None) -> Adoption:
-    """What is the matter with a query whose token is not its own, or missing. Nothing is written.
+def plan(inspection: Inspection, target: Target, outcome: BatchOutcome | None) -> Adoption:
+    """Decides how a query can continue whose token is missing or belongs to another query. Writes nothing.
 
     Args:
-        inspection: of the query, with Kafka.
+        inspection: state of the query, including Kafka.
         target: the query.
-        said: what a person found out; None = nothing yet.
+        outcome: what a person found out; None = nothing yet.
     """
     kafka, checkpoint = inspection.kafka, inspection.checkpoint
     if kafka is None:
         return Adoption((), refused=inspection.findings[-1])
-    other = [each for each in inspection.findings if each.condition == short_name(InvalidOptionError)]
-    if other:
-        return Adoption((), refused=other[0])
+    wrong_id = [each for each in inspection.findings if each.condition == short_name(InvalidOptionError)]
+    if wrong_id:
+        return Adoption((), refused=wrong_id[0])
     token = kafka.token
     if token is None:
-        return _without_token(inspection, target, kafka, said)
-    stands = (
+        return _without_token(inspection, target, kafka, outcome)
+    held = (
         f"Kafka holds batch {token.batch_id} of query {token.query_id} (run {token.run_id or 'unknown'}) "
         f"under application.id={inspection.application_id!r}.",
     )
-    if said is not None:
+    if outcome is not None:
         return Adoption(
-            stands,
+            held,
             refused=Finding(
-                "Kafka knows which batch it holds: nobody has to say so.",
-                fix="leave out --committed and --not-committed.",
+                "--committed and --not-committed are only for a lost token, but Kafka holds the token.",
+                fix="remove --committed and --not-committed.",
             ),
         )
     if checkpoint is None or checkpoint.planned is None:
         return Adoption(
-            (*stands, "The new checkpoint has planned no batch: start its query with these options."),
+            (*held, "The new checkpoint has not planned a batch yet. Start its query with these options."),
             options=_options(inspection, target.checkpoint, adopts=True),
         )
     if checkpoint.query_id == token.query_id:
-        return Adoption((*stands, "That is this checkpoint's own query.", inspection.verdict.text))
-    return _hand_over(inspection, target, kafka, checkpoint, stands)
+        return Adoption((*held, "That is this checkpoint's own query.", inspection.verdict.text))
+    return _hand_over(inspection, target, kafka, checkpoint, held)
 
 
 def perform(
     adoption: Adoption, kafka: Mapping[str, str], deadline: Deadline, *, sinks_finished: bool = False
 ) -> Result:
-    """Writes the token; whoever runs under the ``application.id`` now is fenced.
+    """Commits the token; Kafka fences any driver that runs with the ``application.id``.
 
     Args:
-        adoption: with a request.
+        adoption: an adoption that has a request.
         kafka: librdkafka properties of a producer.
-        deadline: for all of it.
-        sinks_finished: whether a person said that the sinks outside Kafka which the token names have
-            committed; otherwise a token that names sinks is not replaced.
+        deadline: limits the whole call.
+        sinks_finished: whether a person confirmed that all sinks outside Kafka that the token names have
+            committed. Without it, a token that names sinks is not replaced.
 
     Raises:
-        KafkaEosError: as a commit; `ForeignQueryError` and the like if Kafka holds something else by now.
+        KafkaEosError: as a commit raises it, for example `ForeignQueryError` if Kafka holds something else by
+            now.
     """
     assert adoption.request is not None
     session = ProducerSession()
@@ -122,11 +124,11 @@ def perform(
 
 
 def _hand_over(
-    inspection: Inspection, target: Target, kafka: KafkaView, checkpoint: Checkpoint, stands: Sequence[str]
+    inspection: Inspection, target: Target, kafka: KafkaView, checkpoint: Checkpoint, held: Sequence[str]
 ) -> Adoption:
-    """The batch before the checkpoint's next, empty, under the offsets where the other query stopped."""
+    """Requests the batch before the checkpoint's next one, empty, where the other query stopped."""
     batch = replace(
-        checkpoint.next(inspection.application_id, kafka.own),
+        checkpoint.describe_next_batch(inspection.application_id, kafka.own),
         run_id=RUN,
         batch_id=checkpoint.next_batch - 1,
         end=digests(checkpoint.before if checkpoint.replays else checkpoint.logged, checkpoint.query_id),
@@ -136,27 +138,27 @@ def _hand_over(
     try:
         batch_verdict(batch, kafka.held, kafka.anchor, foreign_query="adopt")
     except KafkaEosError as error:
-        return Adoption(stands, options=_options(inspection, None, adopts=True), refused=Finding.of(error))
+        return Adoption(held, options=_options(inspection, None, adopts=True), refused=Finding.of(error))
     starts = kafka.own.starts or {}
     if kafka.own.starts is None or set(starts) - set(kafka.committed):
         new = ", ".join(str(tp) for tp in sorted(set(kafka.own.ends) - set(kafka.committed))) or "its sources"
         return Adoption(
-            stands,
+            held,
             options=_options(inspection, None, adopts=True),
             refused=Finding(
-                f"where this checkpoint starts cannot be compared with where the other query stopped: {new}.",
-                fix="if that is meant, let the query itself adopt, with onForeignQuery=adopt.",
+                f"cannot compare where this checkpoint starts with the group's committed offsets, for {new}.",
+                fix="if this is intended, start the query with onForeignQuery=adopt instead of this command.",
             ),
         )
-    text = [
-        *stands,
-        f"The new checkpoint's batch {checkpoint.next_batch} starts where it stopped: its query "
-        f"{checkpoint.query_id} can have the application.id.",
+    messages = [
+        *held,
+        f"Batch {checkpoint.next_batch} of the new checkpoint starts where that query stopped, so the "
+        f"application.id can be handed over to query {checkpoint.query_id}.",
     ]
     if not starts:
-        text.append("It reads nothing from this cluster, so that nothing could be compared.")
+        messages.append("The new query reads nothing from this cluster, so no offsets were compared.")
     return Adoption(
-        text,
+        messages,
         request=CommitRequest(
             batch=batch,
             group_id=inspection.group_id,
@@ -168,46 +170,52 @@ def _hand_over(
     )
 
 
-def _without_token(inspection: Inspection, target: Target, kafka: KafkaView, said: Said | None) -> Adoption:
+def _without_token(
+    inspection: Inspection, target: Target, kafka: KafkaView, outcome: BatchOutcome | None
+) -> Adoption:
     checkpoint = inspection.checkpoint
     if checkpoint is None or inspection.verdict.condition != short_name(TokenMissingError):
-        return Adoption(("Kafka holds no token, and none is missed.", inspection.verdict.text))
+        return Adoption(("Kafka holds no token, and the query does not need one.", inspection.verdict.text))
     batch_id = checkpoint.next_batch
-    text = [f"Kafka holds no token of application.id={inspection.application_id!r}."]
+    messages = [f"Kafka holds no token of application.id={inspection.application_id!r}."]
     if not checkpoint.replays:
-        text.append(f"Batch {batch_id} is not planned yet, so it cannot be in the output.")
-        if said is Said.COMMITTED:
+        messages.append(f"Spark has not planned batch {batch_id} yet, so it cannot be in the output.")
+        if outcome is BatchOutcome.COMMITTED:
             return Adoption(
-                text, refused=Finding("what is not planned is not committed.", fix="leave it out.")
+                messages,
+                refused=Finding(
+                    f"batch {batch_id} cannot be committed, because Spark has not planned it yet.",
+                    fix="remove --committed.",
+                ),
             )
-        said = Said.NOT_COMMITTED
-    elif said is None:
-        text.append(
-            f"Look whether batch {batch_id} is in the output (docs/runbooks.md, TOKEN_MISSING), then say "
-            "--committed or --not-committed."
+        outcome = BatchOutcome.NOT_COMMITTED
+    elif outcome is None:
+        messages.append(
+            f"Check whether batch {batch_id} is in the output (docs/runbooks.md, TOKEN_MISSING), then run "
+            "this command with --committed or --not-committed."
         )
-        return Adoption(text)
-    marked = batch_id if said is Said.COMMITTED else batch_id - 1
-    logged = offset_log.read(checkpoint.location, marked)
+        return Adoption(messages)
+    token_batch = batch_id if outcome is BatchOutcome.COMMITTED else batch_id - 1
+    logged = offset_log.read(checkpoint.location, token_batch)
     if logged is None:
         return Adoption(
-            text,
+            messages,
             refused=Finding(
-                f"Spark's offset log has no batch {marked} any more.",
+                f"Spark's offset log no longer has batch {token_batch}.",
                 fix="restart once with .option('onMissingToken', "
-                f"'assume_{'committed' if said is Said.COMMITTED else 'not_committed'}').",
+                f"'assume_{'committed' if outcome is BatchOutcome.COMMITTED else 'not_committed'}').",
             ),
         )
-    before = offset_log.read(checkpoint.location, marked - 1)
-    text.append(f"Batch {batch_id} is {said.value}: Kafka is told that it holds batch {marked}.")
+    before = offset_log.read(checkpoint.location, token_batch - 1)
+    messages.append(f"Batch {batch_id} is {outcome.value}: the new token says batch {token_batch}.")
     return Adoption(
-        text,
+        messages,
         request=CommitRequest(
             batch=Batch(
                 application_id=inspection.application_id,
                 query_id=checkpoint.query_id,
                 run_id=RUN,
-                batch_id=marked,
+                batch_id=token_batch,
                 start=digests(before, checkpoint.query_id),
                 end=digests(logged, checkpoint.query_id),
                 promised=True,
@@ -222,17 +230,15 @@ def _without_token(inspection: Inspection, target: Target, kafka: KafkaView, sai
     )
 
 
-def _anchor(stated: str | None, kafka: KafkaView) -> TopicPartition:
-    """As the sink chooses it, as far as that is known: any partition carries a token as well as another."""
-    if stated is not None:
-        return TopicPartition(stated, 0)
+def _anchor(topic: str | None, kafka: KafkaView) -> TopicPartition:
+    """Returns the sink's anchor partition as far as it is known; any partition can carry the token."""
     read = {*kafka.own.ends, *(kafka.own.starts or {})}
     others = sorted(tp for tp in kafka.offsets if tp not in read and tp.topic in kafka.topics)
-    return others[0] if others else TopicPartition(_LAST_RESORT, 0)
+    return kafka.anchor if topic is not None or not others else others[0]
 
 
 def _options(inspection: Inspection, location: str | None, *, adopts: bool) -> dict[str, dict[str, str]]:
-    """What the query needs, on its source and on its sink."""
+    """Returns the options that the query needs on its source and on its sink."""
     names = {"application.id": inspection.application_id}
     if inspection.group_id != inspection.application_id:
         names["kafka.group.id"] = inspection.group_id
@@ -245,14 +251,16 @@ def _options(inspection: Inspection, location: str | None, *, adopts: bool) -> d
 
 
 class NoRows:
-    """No rows."""
+    """The staged rows of an empty batch."""
 
     rows = 0
     topics: Mapping[str, int] = {}
     shards: Sequence[ShardReport] = ()
 
     def batches(self) -> Iterable[pa.RecordBatch]:
+        """Returns no rows."""
         return ()
 
     def changes(self) -> Iterable[tuple[TopicPartition, pa.RecordBatch]]:
+        """Returns no changes of state."""
         return ()

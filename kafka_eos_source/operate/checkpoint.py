@@ -1,4 +1,7 @@
-"""What a checkpoint says by itself: Spark's two logs, our mark, the staged parts. No broker is asked."""
+"""Reads what a checkpoint contains, without contacting Kafka.
+
+That is: Spark's offset log and commit log, and the first-batch file of this package.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,18 @@ from kafka_eos_source.runtime.file_systems import file_system
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint.
+    """The contents of one checkpoint.
 
     Attributes:
         location: URI or path.
         query_id: Spark's id of the query.
-        planned: newest batch in Spark's offset log, written before a batch runs; None = none yet.
-        planned_at_seconds: when that entry was written, since 1970.
-        committed: newest batch in Spark's commit log, written after a batch ended; None = none yet.
-        first_batch: its first-batch file; None = it was never committed through this package.
+        planned: newest batch in Spark's offset log, which Spark writes before it runs the batch; None = no
+            batch.
+        planned_at_seconds: when that entry was written, in seconds since 1970.
+        committed: newest batch in Spark's commit log, which Spark writes after the batch; None = no batch.
+        first_batch: the first-batch file; None = this package has not committed a batch of this checkpoint.
         logged: offsets of the batch ``planned``.
-        before: offsets of the batch before it, where the log has them.
+        before: offsets of the batch before ``planned``, if the log still has them.
     """
 
     location: str
@@ -44,30 +48,30 @@ class Checkpoint:
 
     @property
     def next_batch(self) -> int:
-        """The batch that a restart begins with (``MicroBatchExecution.populateStartOffsets``)."""
+        """Id of the batch that a restart begins with (``MicroBatchExecution.populateStartOffsets``)."""
         if self.planned is None:
             return 0
         return self.planned + 1 if self.committed == self.planned else self.planned
 
     @property
     def replays(self) -> bool:
-        """Whether a restart repeats a batch that was planned before."""
+        """Whether a restart repeats a batch that Spark has already planned."""
         return self.planned is not None and self.next_batch == self.planned
 
     def sources(self) -> Sequence[SourceRange]:
-        """What the next batch reads. One that is not planned yet has no end: its ends are its starts."""
+        """Returns the offset ranges of the next batch; empty ranges if Spark has not planned it."""
         if self.logged is None:
             return ()
         if self.replays:
             return ranges(self.logged, self.before)
         return [replace(each, start=each.end) for each in ranges(self.logged, self.before)]
 
-    def next(self, application_id: str, own: OwnOffsets) -> Batch:
-        """The next batch as the decision sees it.
+    def describe_next_batch(self, application_id: str, own: OwnOffsets) -> Batch:
+        """Returns the next batch in the form that `batch_verdict` takes.
 
         Args:
-            application_id: transactional id.
-            own: its offsets on the sink's cluster, of `sources`.
+            application_id: the transactional id.
+            own: offsets of the next batch's `sources` that lie on the sink's cluster.
         """
         known = self.replays and self.logged is not None
         start = self.before if self.replays else self.logged
@@ -89,11 +93,11 @@ class Checkpoint:
 
 
 def read(location: str) -> Checkpoint | None:
-    """The checkpoint; None = there is none.
+    """Reads a checkpoint; returns None if the location contains no checkpoint.
 
     Raises:
-        OperatorError: a file of it is damaged, or of an unknown version.
-        InvalidOptionError: no file system for the location.
+        OperatorError: if one of its files is damaged or has an unknown version.
+        InvalidOptionError: if no file system supports the location.
     """
     fs, path = file_system(location)
     if fs.get_file_info(f"{path}/metadata").type != pafs.FileType.File:
@@ -116,17 +120,17 @@ def read(location: str) -> Checkpoint | None:
 
 
 def application_id(given: str | None, checkpoint: Checkpoint | None) -> str:
-    """The transactional id: as given, as the checkpoint was committed, or as it is derived.
+    """Returns the transactional id: the given one, else the checkpoint's, else the derived one.
 
     Raises:
-        InvalidOptionError: neither a name nor a checkpoint is known.
+        InvalidOptionError: if neither an id nor a checkpoint is known.
     """
     if given is not None:
         return given
     if checkpoint is None:
         raise InvalidOptionError(
-            "there is no checkpoint that tells the application.id.",
-            fix="correct --checkpoint, or give --application-id.",
+            "the application.id is not known, because --checkpoint is not set or names no checkpoint.",
+            fix="correct --checkpoint, or add --application-id.",
         )
     first_batch = checkpoint.first_batch
     if first_batch is not None and first_batch.query_id == checkpoint.query_id:
@@ -135,7 +139,10 @@ def application_id(given: str | None, checkpoint: Checkpoint | None) -> str:
 
 
 def _newest(fs: pafs.FileSystem, folder: str) -> tuple[int | None, float | None]:
-    """Of a log of Spark's: files named by batch id. Its own temporary files and checksums are none."""
+    """Returns the newest batch id in a log folder of Spark, and when its file was written.
+
+    Spark names these files by batch id; its temporary files and checksums have other names.
+    """
     found = fs.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
     named = [(int(each.base_name), each) for each in found if each.base_name.isdigit() and each.is_file]
     if not named:

@@ -1,4 +1,4 @@
-"""What Kafka holds of a query at this moment."""
+"""Reads what Kafka holds of a query."""
 
 from __future__ import annotations
 
@@ -19,31 +19,44 @@ from kafka_eos_source.protocol.source_position import SourcePosition, is_kafka_o
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
 
-#: Where tokens go for want of a topic; its log is nobody's to look at.
+#: Prefix of Kafka's internal topics. One of them carries the tokens of a sink without a topic; the commands
+#: do not show its log.
 _INTERNAL = "__"
 
 
-class Look(Protocol):
-    """What is asked of a cluster; see `kafka.cluster_reader.ClusterReader`."""
+class MetadataReader(Protocol):
+    """Reads a cluster's metadata; implemented by `kafka.cluster_reader.ClusterReader`."""
 
-    def topics(self, deadline: Deadline) -> tuple[str, Mapping[str, int]]: ...
+    def topics(self, deadline: Deadline) -> tuple[str, Mapping[str, int]]:
+        """Returns the cluster's id, and the number of partitions of each topic."""
+        ...
+
     def group(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
-    ) -> tuple[Mapping[TopicPartition, GroupOffset], bool]: ...
-    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]: ...
-    def logs(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, LogEnds]: ...
+    ) -> tuple[Mapping[TopicPartition, GroupOffset], bool]:
+        """Returns the group's offsets, and whether an unfinished transaction is about to change them."""
+        ...
+
+    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
+        """Returns the topic ids (KIP-516)."""
+        ...
+
+    def logs(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, LogEnds]:
+        """Returns the bounds of each partition's log."""
+        ...
 
 
 @dataclass(frozen=True)
 class PartitionView:
-    """One partition that the query reads, writes, or has an offset of.
+    """One partition that the query reads or writes, or has committed offsets for.
 
     Attributes:
-        tp: which.
-        start, end: of the next batch, by Spark's log; None = it does not read it, or is not planned yet.
-        group: committed offset of the group; None = none.
-        token: beside that offset.
-        log: where its log begins and ends; None = it is gone, or Kafka's own.
+        tp: the partition.
+        start, end: offsets of the next batch, from Spark's log; None = the query does not read the partition,
+            or has not planned the batch.
+        group: the group's committed offset; None = no offset.
+        token: the token in the metadata of that offset.
+        log: bounds of the log; None = the partition does not exist, or is internal to Kafka.
     """
 
     tp: TopicPartition
@@ -55,23 +68,23 @@ class PartitionView:
 
     @property
     def transaction_since(self) -> int | None:
-        """First offset of a transaction that is open in it, anybody's; None = there is none."""
+        """First offset of an open transaction of any producer; None if no transaction is open."""
         return self.log.stable if self.log is not None and self.log.stable < self.log.end else None
 
 
 @dataclass(frozen=True)
 class KafkaView:
-    """What Kafka holds.
+    """What Kafka holds of a query.
 
     Attributes:
         cluster_id: Kafka's id of the cluster.
-        topics: all of its topics, with their number of partitions.
-        held: what the group holds of the application.
-        anchor: partition of the full token, as far as it is known.
+        topics: number of partitions of each topic on the cluster.
+        held: what the group holds for the application.
+        anchor: partition that carries the full token, as far as it is known.
         pending: whether an unfinished transaction is about to change the group's offsets.
         own: the next batch's offsets on this cluster.
-        partitions: that the query reads, writes, or has an offset of.
-        losses: what the next batch would not find any more.
+        partitions: partitions that the query reads or writes, or has committed offsets for.
+        losses: records that the next batch needs and Kafka no longer has.
         unrecovered: why ``held`` could not be completed from the query's token topic; None = it is complete,
             or the query has no token topic.
     """
@@ -88,7 +101,7 @@ class KafkaView:
 
     @property
     def token(self) -> Token | None:
-        """The newest token of the application; None = there is none, or a newer one was lost."""
+        """The newest token of the application; None = no token, or Kafka lost a newer one."""
         return self.held.whole_token
 
     @property
@@ -103,7 +116,7 @@ class KafkaView:
 
 
 def view(
-    look: Look,
+    reader: MetadataReader,
     deadline: Deadline,
     group_id: str,
     checkpoint: Checkpoint | None,
@@ -112,24 +125,24 @@ def view(
     anchor_topic: str | None = None,
     source_cluster: str = "auto",
 ) -> KafkaView:
-    """Asks the cluster.
+    """Reads what Kafka holds of a query.
 
     Raises:
-        UnavailableError, AuthorizationError: as `Look` has it.
-        OperatorError: a token is damaged, or of a newer format.
+        UnavailableError, AuthorizationError: if Kafka cannot be reached or refuses the request.
+        OperatorError: if a token is damaged or has a newer format.
     """
-    cluster_id, topics = look.topics(deadline)
+    cluster_id, topics = reader.topics(deadline)
     sources = checkpoint.sources() if checkpoint is not None else ()
     own = on_cluster(sources, cluster_id, topics, source_cluster)
     anchor = anchor_of(anchor_topic, None)
-    stated = {anchor} if anchor_topic is not None else set()
-    offsets, pending = look.group(group_id, {*own.ends, *stated}, deadline)
+    known_anchor = {anchor} if anchor_topic is not None else set()
+    offsets, pending = reader.group(group_id, {*own.ends, *known_anchor}, deadline)
     read = {*own.ends, *(own.starts or {})}
     tokens = {tp: Token.decode(each.metadata) for tp, each in offsets.items()}
-    written = {tp.topic for tp in {*offsets, *stated} - read}
+    written = {tp.topic for tp in {*offsets, *known_anchor} - read}
     shown = {*read, *offsets, *(TopicPartition(t, n) for t in written for n in range(topics.get(t, 0)))}
-    there = {tp for tp in shown if tp.partition < topics.get(tp.topic, 0)}
-    logs = look.logs({tp for tp in there if not tp.topic.startswith(_INTERNAL)})
+    existing = {tp for tp in shown if tp.partition < topics.get(tp.topic, 0)}
+    logs = reader.logs({tp for tp in existing if not tp.topic.startswith(_INTERNAL)})
     planned = checkpoint is not None and checkpoint.replays
     return KafkaView(
         cluster_id=cluster_id,
@@ -150,28 +163,28 @@ def view(
             for tp in sorted(shown)
             if tp in read or tp in offsets or not tp.topic.startswith(_INTERNAL)
         ],
-        losses=_losses(look, checkpoint, own, there, logs),
+        losses=_losses(reader, checkpoint, own, existing, logs),
     )
 
 
 def _losses(
-    look: Look,
+    reader: MetadataReader,
     checkpoint: Checkpoint | None,
     own: OwnOffsets,
-    there: Collection[TopicPartition],
+    existing: Collection[TopicPartition],
     logs: Mapping[TopicPartition, LogEnds],
 ) -> list[Loss]:
-    """By the source's own rule. Partitions that the batch does not know are not looked for."""
+    """Returns the lost records, by the source's own rule. Checks only partitions that the batch knows."""
     if checkpoint is None or not own.starts:
         return []
-    partitions = [tp for tp in own.starts if tp in there]
+    partitions = [tp for tp in own.starts if tp in existing]
     return reconcile(
         own.starts,
         _topic_ids(checkpoint.before if checkpoint.replays else checkpoint.logged),
         partitions,
         {tp: logs[tp].earliest for tp in partitions},
         {tp: logs[tp].end for tp in partitions},
-        look.topic_ids({tp.topic for tp in partitions}),
+        reader.topic_ids({tp.topic for tp in partitions}),
     ).losses
 
 

@@ -1,4 +1,8 @@
-"""``kafka-eos doctor | inspect | fence | adopt | sweep``: options in, a report out. Changes need --yes."""
+"""The commands ``kafka-eos doctor``, ``inspect``, ``fence``, ``adopt`` and ``sweep``.
+
+A command parses its options, calls a function of this package and prints the result. It changes Kafka or
+files only with ``--yes``.
+"""
 
 from __future__ import annotations
 
@@ -7,38 +11,48 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kafka_eos_source.operate.given import CONNECTION, YES, deadline_of, look_at, target_of, with_options
+from kafka_eos_source.operate.shared_options import (
+    CONNECTION,
+    NEEDS_A_PERSON,
+    YES,
+    deadline_of,
+    open_reader,
+    require_brokers,
+    target_of,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from kafka_eos_source.operate.inspect import Inspection
     from kafka_eos_source.operate.target import Target
     from kafka_eos_source.runtime.deadline import Deadline
 
-#: What `inspect` exits with when a restart would fail, or Kafka did not answer.
-NEEDS_A_PERSON = 3
-
 _QUERY = (
-    click.option("--application-id", metavar="ID", help="As the option application.id."),
-    click.option("--topic", metavar="TOPIC", help="The sink's option anchor.topic or topic, if it matters."),
+    click.option("--application-id", metavar="ID", help="The query's option application.id."),
+    click.option(
+        "--topic", metavar="TOPIC", help="The sink's option anchor.topic; if that is not set, its topic."
+    ),
     click.option("--source-cluster", metavar="WHICH", help="The sink's option source.cluster."),
 )
-_CHECKPOINT = click.option("--checkpoint", metavar="URI", help="As the option checkpointLocation.")
-_STAGING = click.option("--staging", metavar="URI", help="As the option staging.location.")
+_CHECKPOINT = click.option("--checkpoint", metavar="URI", help="The query's option checkpointLocation.")
+_STAGING = click.option("--staging", metavar="URI", help="The sink's option staging.location.")
 
 
 @click.command()
 @with_options(_CHECKPOINT, *_QUERY, _STAGING, *CONNECTION)
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
-def inspect(ctx: click.Context, /, as_json: bool, timeout: str, **given: Any) -> None:
-    """One query in one view: Spark's logs, token, group offsets, staged parts, open transactions.
+def inspect(ctx: click.Context, /, as_json: bool, timeout: str, **options: Any) -> None:
+    """Show the state of one query and what a restart would do.
 
-    Names the query by --checkpoint, --application-id or both. Ends with what a restart would do; exit code 3
-    = it would fail, or Kafka did not answer.
+    Reads Spark's offset and commit logs, the commit token, the group's offsets, the staged parts and open
+    transactions. Changes nothing. Name the query by --checkpoint, --application-id or both.
+
+    Exit code: 0 = a restart continues; 3 = a restart would fail, or Kafka did not answer.
     """
     from kafka_eos_source.operate import view
 
-    _, found = _inspected(given, deadline_of(timeout))
+    _, found = _inspect(options, deadline_of(timeout))
     if as_json:
         click.echo(view.inspection_json(found))
     else:
@@ -48,57 +62,77 @@ def inspect(ctx: click.Context, /, as_json: bool, timeout: str, **given: Any) ->
 
 
 @click.command()
-@click.option("--application-id", metavar="ID", required=True, help="As the option application.id.")
+@click.option("--application-id", metavar="ID", required=True, help="The query's option application.id.")
 @with_options(*CONNECTION, YES)
-def fence(application_id: str, yes: bool, timeout: str, **given: Any) -> None:
-    """Fences whoever holds a transactional id, and aborts the transaction it left open.
+def fence(application_id: str, yes: bool, timeout: str, **options: Any) -> None:
+    """Abort the open transaction of a driver that is gone.
 
-    For a driver that is gone and does not come back: its open transaction keeps read_committed consumers
-    waiting. A query that is started again does this by itself; one that runs is not stopped by it.
+    Until such a transaction ends, read_committed consumers of the output wait. With --yes, the command
+    initialises the transactional id (= application.id): Kafka fences older producers with this id and aborts
+    their open transaction.
+
+    A restart of the query does the same. A driver that is still alive is not stopped: it takes the id back
+    and writes its batch again, once.
     """
     from kafka_eos_source.operate import fence as fencing
 
     deadline = deadline_of(timeout)
-    target, found = _inspected({**given, "application_id": application_id}, deadline, ask=True)
-    click.echo(_held(application_id, found))
+    query = {**options, "application_id": application_id}
+    target, found = _inspect(query, deadline, needs_kafka=True)
+    click.echo(_group_state(application_id, found))
     if not yes:
         click.echo(
-            "With --yes: every older owner of it is fenced, and its open transaction, if there is one, is "
-            "aborted. A driver that is alive takes the id back and writes its batch again, once: to end a "
-            "query, stop its driver first."
+            "With --yes: Kafka fences every producer that holds this transactional id and aborts its open "
+            "transaction, if any. A driver that is still alive takes the id back and writes its batch again, "
+            "once. To end a query, stop its driver first."
         )
         return
     fencing.fence(target.kafka or {}, application_id, deadline)
-    _, found = _inspected({**given, "application_id": application_id}, deadline, ask=True)
+    _, found = _inspect(query, deadline, needs_kafka=True)
     click.echo("Fenced.")
-    click.echo(_held(application_id, found))
+    click.echo(_group_state(application_id, found))
 
 
 @click.command()
 @with_options(_CHECKPOINT, *_QUERY, *CONNECTION, YES)
 @click.option(
-    "--committed", "said", flag_value="COMMITTED", help="The batch without a token is in the output."
+    "--committed",
+    "outcome",
+    flag_value="COMMITTED",
+    help="The token is lost, and you found the batch in the output.",
 )
-@click.option("--not-committed", "said", flag_value="NOT_COMMITTED", help="It is not in the output.")
 @click.option(
-    "--sinks-finished", is_flag=True, help="The sinks that the old token names have committed its batch."
+    "--not-committed",
+    "outcome",
+    flag_value="NOT_COMMITTED",
+    help="The token is lost, and you found that the batch is not in the output.",
+)
+@click.option(
+    "--sinks-finished",
+    is_flag=True,
+    help="All sinks outside Kafka that the old token names have committed its batch.",
 )
 @click.pass_context
 def adopt(
-    ctx: click.Context, /, said: str | None, sinks_finished: bool, yes: bool, timeout: str, **given: Any
+    ctx: click.Context, /, outcome: str | None, sinks_finished: bool, yes: bool, timeout: str, **options: Any
 ) -> None:
-    """Lets a checkpoint's query go on where Kafka stands: FOREIGN_QUERY and TOKEN_MISSING.
+    """Let a checkpoint continue where Kafka stands.
 
-    For a new checkpoint in place of a lost one: shows where the group stands and the options to start with;
-    once the query has planned its first batch there, --yes hands the application.id over to it. For a lost
-    token: --committed or --not-committed says what a person found in the output, and --yes writes it down.
+    FOREIGN_QUERY, for a new checkpoint that replaces a lost one: shows which batch Kafka holds and the
+    options to start the query with. After the query has planned its first batch, --yes hands the
+    application.id over to it.
+
+    TOKEN_MISSING: check whether the batch is in the output, then pass --committed or --not-committed. --yes
+    records the answer in Kafka.
+
+    Writes one commit token and no records.
     """
     from kafka_eos_source.operate import adopt as adopting
     from kafka_eos_source.operate import view
 
     deadline = deadline_of(timeout)
-    target, found = _inspected(given, deadline, ask=True)
-    adoption = adopting.plan(found, target, adopting.Said[said] if said else None)
+    target, found = _inspect(options, deadline, needs_kafka=True)
+    adoption = adopting.plan(found, target, adopting.BatchOutcome[outcome] if outcome else None)
     view.show_adoption(view.console(), adoption)
     if adoption.refused is not None:
         ctx.exit(NEEDS_A_PERSON)
@@ -107,8 +141,9 @@ def adopt(
     batch = adoption.request.batch
     if not yes:
         click.echo(
-            f"With --yes: the token of query {batch.query_id}, batch {batch.batch_id}, is written and no "
-            "record; whoever runs under the application.id is fenced. Then start the query."
+            f"With --yes: the command commits a token for batch {batch.batch_id} of query {batch.query_id}, "
+            "without records. It fences any driver that runs with this application.id. Start the query "
+            "afterwards."
         )
         return
     adopting.perform(adoption, target.kafka or {}, deadline, sinks_finished=sinks_finished)
@@ -117,79 +152,95 @@ def adopt(
 
 @click.command()
 @with_options(_CHECKPOINT, _STAGING, *_QUERY, *CONNECTION, YES)
-@click.option("--older-than", default="1d", show_default=True, help="Age from which orphans go.")
+@click.option(
+    "--older-than",
+    default="1d",
+    show_default=True,
+    metavar="DURATION",
+    help="Minimum age at which leftovers of dead batch writes, and the batch of the token, are deleted.",
+)
 @click.pass_context
-def sweep(ctx: click.Context, /, older_than: str, yes: bool, timeout: str, **given: Any) -> None:
-    """Deletes staged batches that are in Kafka, and orphans of batch writes by age.
+def sweep(ctx: click.Context, /, older_than: str, yes: bool, timeout: str, **options: Any) -> None:
+    """Delete staged rows that are no longer needed.
 
-    Every commit does this for its own query; what is left is of queries that do not run, or of writes that
-    died. Never touches a batch above the token. --staging must be the folder of this one query.
+    Removes micro-batches that Kafka already holds, and leftovers of dead batch writes (df.write) by age. A
+    running query removes its own staged rows after each commit; this command is for queries that no longer
+    run.
+
+    Never deletes a batch that Kafka does not hold yet. --staging must be the folder of this one query.
     """
     from kafka_eos_source.operate import sweep as sweeping
     from kafka_eos_source.operate import view
     from kafka_eos_source.option_values import duration_ms
 
-    named = given["checkpoint"] is not None or given["application_id"] is not None
-    target, found = _inspected(given, deadline_of(timeout)) if named else (target_of(given), None)
+    names_query = options["checkpoint"] is not None or options["application_id"] is not None
+    target, found = _inspect(options, deadline_of(timeout)) if names_query else (target_of(options), None)
     swept = sweeping.plan(
         target.staging_location, found, duration_ms("--older-than", older_than) / 1000, time.time()
     )
     view.show_sweep(view.console(), swept)
     if not yes:
-        click.echo("With --yes they are deleted.")
+        click.echo("With --yes: the command deletes these entries.")
         return
-    left = sweeping.perform(swept)
-    for each in left:
-        click.echo(f"not deleted: {each}", err=True)
-    click.echo(f"Deleted {len(swept.going) - len(left)} entries.")
-    if left:
+    failures = sweeping.perform(swept)
+    for each in failures:
+        click.echo(f"Not deleted: {each}", err=True)
+    click.echo(f"Deleted {len(swept.deletable) - len(failures)} entries.")
+    if failures:
         ctx.exit(1)
 
 
 @click.command()
 @with_options(*CONNECTION)
 @click.pass_context
-def doctor(ctx: click.Context, /, timeout: str, **given: Any) -> None:
-    """Whether what a query needs is there: versions, Java, the C kernel, Spark's discovery, the broker.
+def doctor(ctx: click.Context, /, timeout: str, **options: Any) -> None:
+    """Check that this machine has what a query needs.
 
-    The broker is asked when it is named. Exit code 3 = something has to be done first.
+    Checks versions, Java, the C kernel, whether Spark finds the data sources, the executors' Python and, if
+    --bootstrap-servers or --kafka-properties is given, the broker.
+
+    Exit code: 0 = ready; 3 = fix the checks marked BAD first.
     """
-    from kafka_eos_source.operate import doctor as doctors
+    from kafka_eos_source.operate import doctor as checking
 
-    fine = True
-    for check in doctors.checks(target_of(given).kafka, deadline_of(timeout)):
-        click.echo(f"{'ok ' if check.fine else 'BAD'} {check.name:<10} {check.text}")
-        if not check.fine:
-            fine = False
+    all_ok = True
+    for check in checking.checks(target_of(options).kafka, deadline_of(timeout)):
+        click.echo(f"{'ok ' if check.ok else 'BAD'} {check.name:<10} {check.text}")
+        if not check.ok:
+            all_ok = False
             click.echo(f"    fix: {check.fix}")
-    if not fine:
+    if not all_ok:
         ctx.exit(NEEDS_A_PERSON)
 
 
-def _held(application_id: str, found: Inspection) -> str:
+def _group_state(application_id: str, found: Inspection) -> str:
     kafka = found.kafka
     if kafka is None:
-        return f"What is under application.id={application_id!r} is not known: {found.findings[-1].text}"
+        return f"Cannot read what application.id={application_id!r} holds: {found.findings[-1].text}"
     if kafka.token is None and not kafka.offsets:
-        return f"Kafka knows no group of the name {application_id!r}: is it spelt right?"
-    pending = "an unfinished transaction" if kafka.pending else "no unfinished transaction"
+        return f"Kafka has no offsets of a group {application_id!r}. Check the spelling."
+    token = kafka.token
     held = (
-        f"batch {kafka.token.batch_id} of query {kafka.token.query_id}, run {kafka.token.run_id or 'unknown'}"
-        if kafka.token is not None
+        f"batch {token.batch_id} of query {token.query_id}, run {token.run_id or 'unknown'}"
+        if token is not None
         else "no token"
     )
-    return f"Group {found.group_id!r} holds {held}; {pending} is about to change it."
+    transaction = "an unfinished transaction is" if kafka.pending else "no unfinished transaction is"
+    return f"Group {found.group_id!r} holds {held}; {transaction} about to change it."
 
 
-def _inspected(given: dict[str, Any], deadline: Deadline, *, ask: bool = False) -> tuple[Target, Inspection]:
-    """``ask``: without Kafka there is nothing to do."""
-    from kafka_eos_source.errors import InvalidOptionError
-    from kafka_eos_source.operate.inspect import inspect as inspected
+def _inspect(
+    options: dict[str, Any], deadline: Deadline, *, needs_kafka: bool = False
+) -> tuple[Target, Inspection]:
+    """Inspects the query that the options name.
 
-    target = target_of(given)
-    if ask and target.kafka is None:
-        raise InvalidOptionError(
-            "no brokers were named.", fix="give --bootstrap-servers, or --kafka-properties with them."
-        )
-    with look_at(target) as look:
-        return target, inspected(target, look, deadline)
+    Raises:
+        InvalidOptionError: if ``needs_kafka`` is set and the options name no brokers.
+    """
+    from kafka_eos_source.operate.inspect import inspect as inspect_query
+
+    target = target_of(options)
+    if needs_kafka:
+        require_brokers(target)
+    with open_reader(target) as reader:
+        return target, inspect_query(target, reader, deadline)

@@ -1,4 +1,4 @@
-"""Takes a transactional id, so that what its owner left open is settled, and lets it go."""
+"""Fences the owner of a transactional id and aborts the transaction that the owner left open."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from kafka_eos_source.runtime.deadline import Deadline
 
 
 def fence(kafka: Mapping[str, str], application_id: str, deadline: Deadline) -> None:
-    """``init_transactions``, and nothing else (KIP-98).
+    """Initialises the transactional id, and does nothing else (``init_transactions``, KIP-98).
 
-    Every older owner is fenced, and the transaction it left open is aborted; one whose commit was under way
-    is committed. Nothing is lost: Spark's offset log has the batch, and a driver that still runs takes the id
-    back and writes its batch again.
+    The broker fences every older producer with this id and aborts its open transaction; a commit that was
+    already under way completes. No data is lost: Spark's offset log still has the batch. A driver that is
+    alive takes the id back and writes its batch again.
 
     Args:
         kafka: librdkafka properties of a producer.
         application_id: the transactional id.
-        deadline: for the brokers' answer.
+        deadline: limits the wait for the broker.
 
     Raises:
-        UnavailableError: no broker or coordinator answered before ``deadline``.
-        AuthorizationError: the ACL on the transactional id is missing.
+        UnavailableError: if no broker or coordinator answered before ``deadline``.
+        AuthorizationError: if the ACL on the transactional id is missing.
     """
     producer = KafkaClients(kafka).producer(application_id)
     try:

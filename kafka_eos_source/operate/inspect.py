@@ -1,4 +1,4 @@
-"""One query in one view: its checkpoint, what Kafka holds of it, what is staged, what a restart would do."""
+"""Collects the state of one query: checkpoint, Kafka, staged rows, and what a restart would do."""
 
 from __future__ import annotations
 
@@ -12,38 +12,39 @@ from kafka_eos_source.kafka.token_topic_reader import TopicRecords
 from kafka_eos_source.operate import checkpoint as checkpoints
 from kafka_eos_source.operate import cluster, staging, verdict
 from kafka_eos_source.operate.checkpoint import Checkpoint
-from kafka_eos_source.operate.cluster import KafkaView, Look
-from kafka_eos_source.operate.staging import Staged
+from kafka_eos_source.operate.cluster import KafkaView, MetadataReader
+from kafka_eos_source.operate.staging import StagedEntry
 from kafka_eos_source.operate.target import Target
 from kafka_eos_source.operate.verdict import Finding
 from kafka_eos_source.runtime.deadline import Deadline
 
-#: Opens the token topic of a name before a deadline.
+#: Opens the token topic with this name before a deadline.
 OpenTokenTopic = Callable[[str, Deadline], TokenRecords]
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """Everything that was found.
+    """The state of one query.
 
     Attributes:
         application_id: the transactional id.
         group_id: the consumer group.
-        checkpoint: None = none was named, or there is none.
-        kafka: None = not asked, or no answer.
-        staged: what lies in the staging folder.
-        findings: the verdict first.
+        checkpoint: None = no checkpoint was named, or the location contains none.
+        kafka: None = Kafka was not contacted, or did not answer.
+        staged: entries of the staging folder.
+        findings: what a person should know; the first one says what a restart would do.
     """
 
     application_id: str
     group_id: str
     checkpoint: Checkpoint | None
     kafka: KafkaView | None
-    staged: Sequence[Staged]
+    staged: Sequence[StagedEntry]
     findings: Sequence[Finding]
 
     @property
     def verdict(self) -> Finding:
+        """What a restart would do."""
         return self.findings[0]
 
     @property
@@ -53,29 +54,33 @@ class Inspection:
 
 
 def inspect(
-    target: Target, look: Look | None, deadline: Deadline, *, token_topic: OpenTokenTopic | None = None
+    target: Target,
+    reader: MetadataReader | None,
+    deadline: Deadline,
+    *,
+    token_topic: OpenTokenTopic | None = None,
 ) -> Inspection:
-    """Reports the state of a query, and what a restart would do. Changes nothing.
+    """Reads the state of a query and decides what a restart would do. Changes nothing.
 
     Args:
         target: the query.
-        look: reads its cluster; None = only the checkpoint is read.
-        deadline: for the brokers. If they do not answer, or refuse, that is a finding.
-        token_topic: opens the query's token topic; None = on the target's cluster.
+        reader: reads the cluster; None = read only the checkpoint.
+        deadline: limits the wait for the brokers. If they do not answer or refuse, the result has a finding.
+        token_topic: opens the query's token topic; None = open it on the target's cluster.
 
     Raises:
-        InvalidOptionError: neither an ``application.id`` nor a checkpoint is known.
-        OperatorError: the checkpoint is damaged.
+        InvalidOptionError: if neither an ``application.id`` nor a checkpoint is known.
+        OperatorError: if the checkpoint is damaged.
     """
     checkpoint = checkpoints.read(target.checkpoint) if target.checkpoint is not None else None
     application_id = checkpoints.application_id(target.application_id, checkpoint)
     group_id = target.group_id or application_id
     kafka: KafkaView | None = None
-    silent: list[Finding] = []
-    if look is not None:
+    kafka_failure: list[Finding] = []
+    if reader is not None:
         try:
             kafka = cluster.view(
-                look,
+                reader,
                 deadline,
                 group_id,
                 checkpoint,
@@ -85,7 +90,7 @@ def inspect(
             )
             kafka = _recovered(kafka, group_id, checkpoint, token_topic or _opener(target), deadline)
         except KafkaEosError as error:
-            silent = [Finding.of(error)]
+            kafka_failure = [Finding.of(error)]
     location = target.staging_location
     return Inspection(
         application_id=application_id,
@@ -93,7 +98,7 @@ def inspect(
         checkpoint=checkpoint,
         kafka=kafka,
         staged=staging.entries(location) if location is not None else (),
-        findings=[*verdict.findings(application_id, checkpoint, kafka), *silent],
+        findings=[*verdict.findings(application_id, checkpoint, kafka), *kafka_failure],
     )
 
 
@@ -109,7 +114,7 @@ def _recovered(
     token_topic: OpenTokenTopic,
     deadline: Deadline,
 ) -> KafkaView:
-    """Completes what the group holds from the token topic that the checkpoint names, as a restart does."""
+    """Completes the group's token from the token topic that the checkpoint names, as a restart does."""
     first_batch = None if checkpoint is None else checkpoint.first_batch
     if first_batch is None or first_batch.token_topic is None:
         return kafka

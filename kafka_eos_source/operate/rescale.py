@@ -1,37 +1,39 @@
-"""Moves the state of a stopped query to another number of shards. No step can lose or double anything.
+"""Moves the state of a stopped query to another number of shards, without losing or doubling a record.
 
-A topic's partitions can be made more, never fewer, and a key's records must not stay behind in the partition
-that it left. So the changelog is made anew, by way of a copy::
+Kafka can add partitions to a topic but not remove them, and a key's old records must not remain in the
+partition that the key leaves. So the command creates the changelog again, by way of a copy::
 
     COPY     changelog ──────▶ copy, placed by the new number of shards          ┐ one transaction of the
-             mark instead of the tokens, on changelog and copy                   ┘ query's transactional id
+             move mark instead of tokens, on the changelog's and copy's offsets  ┘ query's transactional id
     REMAKE   changelog deleted, created with the new number of partitions, and marked
     FILL     copy ──────▶ changelog, partition by partition                      ┐ one transaction
-             tokens of the query's last batch on the changelog, no mark          ┘
+             tokens of the query's last batch on the changelog's offsets         ┘
     CLEAN    copy deleted
 
-Every stage is found again by looking (`state.changelog.move`), so that the command is simply given again:
+The next stage follows from what Kafka holds (`state.changelog.move`), so after a failure the same command is
+run again:
 
 =====================================  ====================================================================
-killed, or Kafka unreachable           what is there then
+the command is killed, or Kafka fails  what Kafka then holds
 =====================================  ====================================================================
-before COPY's transaction commits      the old state, untouched; the query could go on with its old shards
-between COPY and the end of FILL       state and tokens in the copy, all of it; the query refuses to run
-                                       (its tasks and its sink meet the mark) and is told what to do
-within FILL's transaction              the same; what it wrote is aborted, and never read
-before CLEAN                           all is done; an idle topic is left, which the command removes
-COPY's or FILL's commit unanswered     one of the two states before; looking tells
+before COPY's transaction commits      the old state, unchanged; the query could continue with its old shards
+between COPY and the end of FILL       all state and tokens in the copy; the query refuses to run, because its
+                                       tasks and its sink find the mark, and its error says what to do
+within FILL's transaction              the same; the records of the aborted transaction are never read
+before CLEAN                           the new state; the command still has to delete the copy
+COPY's or FILL's commit unanswered     one of the two states above; the next run finds out which
 =====================================  ====================================================================
 
-A query that is alive: COPY initialises its transactional id, which fences the driver. A driver that takes the
-id back before COPY commits, fences COPY: nothing was changed, and the command says so. One that comes later
-finds the mark. So there is no moment at which both believe that they own the state.
+If the query is still alive: COPY initialises its transactional id, which fences the driver. A driver that
+takes the id back before COPY commits fences COPY; then nothing has changed, and the command reports it. A
+driver that comes later finds the mark. So there is no moment at which both own the state.
 
-Two of these commands at once: each looks again right before it deletes a topic, and a commit of one fences
-the other. What is left is one that is stopped (SIGSTOP) between that look and the deletion: do not do that.
+If the command runs twice at once: each run checks the stage again right before it deletes a topic, and a
+commit of one run fences the other. One case remains: a run that is suspended (SIGSTOP) between this check and
+the deletion. Do not do that.
 
-Local databases need no care: the new topic has another id, by which they are known to be worth nothing; each
-shard restores itself when it is next opened.
+Local databases need no care. The new topic has another topic id, by which a shard recognises that its
+database is outdated; it then restores itself.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.operate.rescale_records import Sent, send_back, send_placed
+from kafka_eos_source.operate.rescale_records import RecordSender, copy_back, copy_to_new_shards
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
@@ -72,30 +74,33 @@ from kafka_eos_source.state.reading.cut import Changelog, Cut
 
 _log = logging.getLogger(__name__)
 
-#: Longest transaction that a broker allows by default (``transaction.max.timeout.ms``).
+#: Longest transaction, in ms, that a broker allows by default (``transaction.max.timeout.ms``).
 TRANSACTION_MS = 900_000
 
 _PAUSE_SECONDS = 0.1
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 def copy_name(application_id: str, store: str) -> str:
-    """``<application.id>-<store>-changelog-rescale``, where the state is meanwhile: no store's changelog."""
+    """Returns the name of the topic that holds the state during a move.
+
+    It is ``<application.id>-<store>-changelog-rescale``, which no store uses for its changelog.
+    """
     return f"{changelog_name(application_id, store)}-rescale"
 
 
 class Rescale:
-    """One store, on its way.
+    """Moves one store to another number of shards.
 
     Args:
         kafka: librdkafka properties of a producer.
         application_id: the query's transactional id.
-        store: its name in the query.
-        group_id: the query's group.
-        to: number of shards.
-        timeout_ms: for each wait for the brokers, not for the whole.
-        say: told of each stage.
+        store: name of the store in the query.
+        group_id: the query's consumer group.
+        to: new number of shards.
+        timeout_ms: limits each single wait for the brokers, not the whole move.
+        report: called with a message at each stage.
     """
 
     def __init__(
@@ -107,40 +112,40 @@ class Rescale:
         to: int,
         *,
         timeout_ms: int = 30_000,
-        say: Say = _log.info,
+        report: Report = _log.info,
     ) -> None:
         self._application_id = application_id
         self._store = store
         self._group_id = group_id
         self._to = to
         self._timeout_ms = timeout_ms
-        self._say = say
+        self._report = report
         self._connection = admin_config(kafka)
         self._clients = KafkaClients({"transaction.timeout.ms": str(TRANSACTION_MS), **kafka})
         self._changelog = changelog_name(application_id, store)
         self._copy = copy_name(application_id, store)
-        self._pause = threading.Event()  # never set
+        self._pause = threading.Event()
 
     def stage(self) -> Stage:
-        """What comes next, as it looks at this moment: an unfinished transaction is not waited for.
+        """Returns the next stage, without waiting for unfinished transactions.
 
-        Raises: as `look` and `move.next_stage`.
+        Raises: as `observe` and `move.next_stage` raise it.
         """
-        return next_stage(self._look(stable=False)[0], self._to)
+        return next_stage(self._observe(stable=False)[0], self._to)
 
-    def look(self) -> tuple[MoveState, Mapping[TopicPartition, GroupOffset]]:
-        """What there is now, and the group's offsets, none of which is about to change.
+    def observe(self) -> tuple[MoveState, Mapping[TopicPartition, GroupOffset]]:
+        """Reads the topics and the group's offsets, after unfinished transactions on the group have ended.
 
         Raises:
-            UnavailableError, AuthorizationError: of Kafka.
-            OperatorError: a mark is damaged, or of a newer version.
+            UnavailableError, AuthorizationError: if Kafka cannot be reached or refuses the request.
+            OperatorError: if a move mark is damaged or has a newer version.
         """
-        return self._look(stable=True)
+        return self._observe(stable=True)
 
-    def _look(self, *, stable: bool) -> tuple[MoveState, Mapping[TopicPartition, GroupOffset]]:
+    def _observe(self, *, stable: bool) -> tuple[MoveState, Mapping[TopicPartition, GroupOffset]]:
         with TopicAdmin(self._connection) as admin:
-            changelog = admin.shape(self._changelog, self._soon())
-            copy = admin.shape(self._copy, self._soon())
+            changelog = admin.shape(self._changelog, self._deadline())
+            copy = admin.shape(self._copy, self._deadline())
         certainly = [
             TopicPartition(name, number)
             for name, shape in ((self._changelog, changelog), (self._copy, copy))
@@ -148,36 +153,36 @@ class Rescale:
         ]
         group = GroupOffsets(self._connection)
         if stable:
-            offsets = group.fetch(self._group_id, certainly, self._soon())
+            offsets = group.fetch(self._group_id, certainly, self._deadline())
         else:
-            offsets, _ = group.now(self._group_id, certainly, self._soon())
+            offsets, _ = group.now(self._group_id, certainly, self._deadline())
         marks = [Move.decode(each.metadata) for each in offsets.values()]
         own = (mark for mark in marks if mark is not None and mark.store == self._store)
         return MoveState(changelog, copy, next(own, None)), offsets
 
     def run(self) -> None:
-        """All stages that are left. Given again after whatever happened, it goes on where it was.
+        """Runs all remaining stages. After a failure, call it again; it continues where it stopped.
 
         Raises:
-            StateError: the query is alive; or a move to another number is under way.
-            StateMismatchError, TokenMissingError, ChangelogError: this state cannot be moved.
-            OutcomeUnknownError: a commit was not answered: give the command again.
-            KafkaEosError: of Kafka.
+            StateError: if the query is alive, or a move to another number of shards is under way.
+            StateMismatchError, TokenMissingError, ChangelogError: if this state cannot be moved.
+            OutcomeUnknownError: if Kafka did not answer a commit; run the command again.
+            KafkaEosError: if Kafka fails.
         """
         steps = {
-            Stage.COPY: self._do_copy,
-            Stage.REMAKE: self._do_remake,
-            Stage.FILL: self._do_fill,
-            Stage.CLEAN: self._do_clean,
+            Stage.COPY: self._copy_out,
+            Stage.REMAKE: self._recreate_changelog,
+            Stage.FILL: self._fill_changelog,
+            Stage.CLEAN: self._delete_copy,
         }
         last = None
         with self._transaction():
-            self._say("the query is fenced; what it or an earlier move left unfinished is settled")
-        while (stage := next_stage(self.look()[0], self._to)) is not Stage.DONE:
+            self._report("fenced the query; unfinished transactions of it or of an earlier move have ended")
+        while (stage := next_stage(self.observe()[0], self._to)) is not Stage.DONE:
             if stage is last:
                 raise StateError(
-                    f"stage {stage.value!r} of the move was done and is to be done again.",
-                    fix="somebody else is at work on these topics: end that, then give the command again.",
+                    f"stage {stage.value!r} of the move has no effect: something else changes these topics.",
+                    fix="stop the other process, then run the command again.",
                 )
             steps[stage]()
             failpoints.reach(f"rescale.after_{stage.value}")
@@ -185,20 +190,22 @@ class Rescale:
 
     # ------------------------------------------------------------------ stages
 
-    def _do_copy(self) -> None:
+    def _copy_out(self) -> None:
         try:
             with self._transaction() as producer:
-                # the transactional id is ours: what is read from here on stays
-                seen, offsets = self.look()
+                # This process owns the transactional id, so what it reads from here on does not change.
+                seen, offsets = self.observe()
                 if next_stage(seen, self._to) is not Stage.COPY:
-                    raise StateError("another move of this state was begun.", fix="give the command again.")
-                cut, move = self._begin(seen, offsets)
-                self._say(f"copying {cut.shards} shards to {self._to}, as of batch {move.token.batch_id}")
-                self._make(Stage.COPY, self._copy, self._changelog)
-                self._begin_on(producer, self._copy)
-                sent = Sent(producer, self._copy, self._timeout_ms)
-                send_placed(self._store_changelog(), cut, self._to, sent)
-                self._settle(producer, sent.records)
+                    raise StateError(
+                        "another process has begun a move of this state.", fix="run the command again."
+                    )
+                cut, move = self._plan_move(seen, offsets)
+                self._report(f"copying {cut.shards} shards to {self._to} at batch {move.token.batch_id}")
+                self._recreate(Stage.COPY, self._copy, self._changelog)
+                self._begin_transaction(producer, self._copy)
+                sender = RecordSender(producer, self._copy, self._timeout_ms)
+                copy_to_new_shards(self._store_changelog(), cut, self._to, sender)
+                self._flush(producer, sender.records)
                 ends = self._ends(producer, self._copy)
                 mark = move.encode()
                 self._commit(
@@ -208,38 +215,39 @@ class Rescale:
                         *(GroupOffset(cut.tp(k), cut.ends[k], mark) for k in range(cut.shards)),
                     ],
                 )
-                self._say(
-                    f"{sent.records:,} records are in topic {self._copy}; the query cannot run until the end"
+                self._report(
+                    f"copied {sender.records:,} records to topic {self._copy}; the query cannot run until "
+                    "the move is complete"
                 )
         except FencedError as error:
             raise StateError(
-                f"a driver of application.id={self._application_id!r} is alive and took its id back: "
-                f"{error.message}",
-                fix="nothing was changed. Stop the query, then give the command again.",
+                f"a driver of application.id={self._application_id!r} is alive and took its id back, so the "
+                f"move did not begin: {error.message}",
+                fix="nothing was changed. Stop the query, then run the command again.",
             ) from error
 
-    def _do_remake(self) -> None:
-        self._say(f"making topic {self._changelog} anew, with {self._to} partitions")
-        self._make(Stage.REMAKE, self._changelog, self._copy)
+    def _recreate_changelog(self) -> None:
+        self._report(f"creating topic {self._changelog} again with {self._to} partition(s)")
+        self._recreate(Stage.REMAKE, self._changelog, self._copy)
         with self._transaction() as producer:
-            move = self.look()[0].move
+            move = self.observe()[0].move
             if move is None:
-                raise StateError("somebody else went on with this move.", fix="give the command again.")
+                raise StateError("another process has continued this move.", fix="run the command again.")
             producer.begin()
             mark = move.encode()
             self._commit(producer, [GroupOffset(tp, 0, mark) for tp in self._partitions(self._changelog)])
 
-    def _do_fill(self) -> None:
+    def _fill_changelog(self) -> None:
         with self._transaction() as producer:
-            seen, offsets = self.look()
+            seen, offsets = self.observe()
             move = seen.move
             if next_stage(seen, self._to) is not Stage.FILL or move is None:
-                raise StateError("somebody else went on with this move.", fix="give the command again.")
-            self._say(f"filling topic {self._changelog}")
-            self._begin_on(producer, self._changelog)
-            sent = Sent(producer, self._changelog, self._timeout_ms)
-            send_back(self._store_changelog(), self._copy, move, offsets, sent)
-            self._settle(producer, sent.records)
+                raise StateError("another process has continued this move.", fix="run the command again.")
+            self._report(f"filling topic {self._changelog}")
+            self._begin_transaction(producer, self._changelog)
+            sender = RecordSender(producer, self._changelog, self._timeout_ms)
+            copy_back(self._store_changelog(), self._copy, move, offsets, sender)
+            self._flush(producer, sender.records)
             ends = self._ends(producer, self._changelog)
             self._commit(
                 producer,
@@ -256,14 +264,15 @@ class Rescale:
                 ],
             )
 
-    def _do_clean(self) -> None:
+    def _delete_copy(self) -> None:
         with TopicAdmin(self._connection) as admin:
-            self._still(Stage.CLEAN)
-            admin.delete(self._copy, self._soon())
+            self._raise_unless_stage(Stage.CLEAN)
+            admin.delete(self._copy, self._deadline())
 
-    # ------------------------------------------------------------------ their parts
+    # ------------------------------------------------------------------ parts of the stages
 
-    def _begin(self, seen: MoveState, offsets: Mapping[TopicPartition, GroupOffset]) -> tuple[Cut, Move]:
+    def _plan_move(self, seen: MoveState, offsets: Mapping[TopicPartition, GroupOffset]) -> tuple[Cut, Move]:
+        """Returns the committed state of the old changelog, and the mark of the move."""
         assert seen.changelog is not None
         shards = range(seen.changelog.partitions)
         found = {k: offsets.get(TopicPartition(self._changelog, k)) for k in shards}
@@ -280,43 +289,47 @@ class Rescale:
             {k: None if token is None else record_of(token) for k, token in tokens.items()},
         ), move
 
-    def _make(self, stage: Stage, name: str, like: str) -> None:
-        """The topic anew, empty, with the new number of partitions; else as the other one is."""
+    def _recreate(self, stage: Stage, name: str, like: str) -> None:
+        """Deletes a topic and creates it empty, with the new number of partitions.
+
+        Replication factor and configuration are those of the topic ``like``.
+        """
         with TopicAdmin(self._connection) as admin:
-            replicas, config = admin.creation_settings(like, self._soon())
-            self._still(stage)
-            admin.delete(name, self._soon())
-            self._await_forgotten(name)
+            replicas, config = admin.creation_settings(like, self._deadline())
+            self._raise_unless_stage(stage)
+            admin.delete(name, self._deadline())
+            self._await_offsets_deleted(name)
             failpoints.reach("rescale.between_topics")
-            admin.create(name, self._to, replicas, config, self._soon())
-            shape = admin.await_led(name, self._soon())
+            admin.create(name, self._to, replicas, config, self._deadline())
+            shape = admin.await_led(name, self._deadline())
         if shape.partitions != self._to:
             raise ChangelogError(
-                f"topic {name!r} was made by somebody else, with {shape.partitions} partitions.",
-                fix="a query runs: stop it, then give the command again.",
+                f"another process has created topic {name!r} with {shape.partitions} partition(s); expected "
+                f"{self._to}.",
+                fix="stop the query, then run the command again.",
             )
 
-    def _still(self, stage: Stage) -> None:
-        """Looks once more right before a topic is deleted: not if somebody else got further meanwhile."""
-        if next_stage(self.look()[0], self._to) is not stage:
+    def _raise_unless_stage(self, stage: Stage) -> None:
+        """Raises if another process has moved on to another stage; called right before a topic is deleted."""
+        if next_stage(self.observe()[0], self._to) is not stage:
             raise StateError(
-                "somebody else is at work on this move.", fix="end that, then give the command again."
+                "another process works on this move.", fix="stop it, then run the command again."
             )
 
-    def _await_forgotten(self, name: str) -> None:
+    def _await_offsets_deleted(self, name: str) -> None:
         """Waits until the group has no offsets of a deleted topic.
 
-        Its coordinator forgets them when it hears of the deletion, by the names of partitions: later it would
-        take those of the new topic for them. One that does not forget at all is waited for as long as any
-        answer is.
+        The group coordinator deletes them when it learns about the deletion. It knows partitions by name, so
+        if the new topic existed by then, it would delete the new topic's offsets. If the offsets stay, the
+        wait ends at the deadline with a warning.
         """
-        deadline = self._soon()
+        deadline = self._deadline()
         while not deadline.expired:
-            offsets = GroupOffsets(self._connection).fetch(self._group_id, (), self._soon())
+            offsets = GroupOffsets(self._connection).fetch(self._group_id, (), self._deadline())
             if all(tp.topic != name for tp in offsets):
                 return
             self._pause.wait(min(_PAUSE_SECONDS, deadline.remaining_seconds()))
-        _log.warning("group %s still has offsets of the deleted topic %s", self._group_id, name)
+        _log.warning("consumer group %s still has offsets of the deleted topic %s", self._group_id, name)
 
     def _store_changelog(self) -> Changelog:
         return Changelog(self._application_id, self._store, self._group_id, self._connection)
@@ -325,31 +338,34 @@ class Rescale:
 
     @contextmanager
     def _transaction(self) -> Iterator[TransactionalProducer]:
-        """A producer that owns the transactional id; whatever it leaves open is aborted."""
+        """Yields a producer that owns the transactional id.
+
+        If the body fails, aborts the transaction that it left open.
+        """
         producer = self._clients.producer(self._application_id)
         try:
-            producer.init(self._soon())
+            producer.init(self._deadline())
             failpoints.reach("rescale.after_init")
             yield producer
         except OutcomeUnknownError as error:
             raise OutcomeUnknownError(
-                error.message, fix="give the command again: it looks whether the commit took effect."
+                error.message, fix="run the command again; it finds out whether the commit took effect."
             ) from error
         except BaseException:
-            producer.abort(self._soon())
+            producer.abort(self._deadline())
             raise
         finally:
             producer.close()
 
-    def _begin_on(self, producer: TransactionalProducer, topic: str) -> None:
-        """The client must know the topic before it gets records: it adds none that it does not know."""
-        producer.check_partitions({topic: self._to - 1}, self._soon())
+    def _begin_transaction(self, producer: TransactionalProducer, topic: str) -> None:
+        """Begins a transaction once the client knows the topic; it refuses records of unknown topics."""
+        producer.check_partitions({topic: self._to - 1}, self._deadline())
         producer.begin()
 
-    def _settle(self, producer: TransactionalProducer, records: int) -> None:
+    def _flush(self, producer: TransactionalProducer, records: int) -> None:
         producer.flush(Deadline.after_ms(TRANSACTION_MS))
         if producer.enqueued != records:
-            raise AbortableError(f"{producer.enqueued} records enqueued, {records} read")
+            raise AbortableError(f"sent {producer.enqueued} records to Kafka, but read {records}")
 
     def _ends(self, producer: TransactionalProducer, topic: str) -> Mapping[TopicPartition, int]:
         return producer.ends(self._partitions(topic))
@@ -358,10 +374,10 @@ class Rescale:
         return [TopicPartition(topic, number) for number in range(self._to)]
 
     def _commit(self, producer: TransactionalProducer, offsets: Sequence[GroupOffset]) -> None:
-        producer.send_offsets(offsets, self._group_id, self._soon())
+        producer.send_offsets(offsets, self._group_id, self._deadline())
         failpoints.reach("rescale.before_commit")
-        producer.commit(self._soon())
+        producer.commit(self._deadline())
         failpoints.reach("rescale.after_commit")
 
-    def _soon(self) -> Deadline:
+    def _deadline(self) -> Deadline:
         return Deadline.after_ms(self._timeout_ms)

@@ -1,4 +1,4 @@
-"""The records of a store on their way to other shards: from its changelog to the copy, and back."""
+"""Copies the records of a store to the partitions of their new shards, and back to the changelog."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.reading.frames import described
 
-_Take = Callable[[pa.BinaryArray, pa.BinaryArray], None]
+_Handler = Callable[[pa.BinaryArray, pa.BinaryArray], None]
 
 
-class Sent:
-    """Records on their way to one topic, each to the partition that it is given.
+class RecordSender:
+    """Sends records to one topic, each to a given partition.
 
     Attributes:
-        records: how many.
+        records: number of records sent.
     """
 
     def __init__(self, producer: TransactionalProducer, topic: str, timeout_ms: int) -> None:
@@ -44,6 +44,7 @@ class Sent:
         values: pa.BinaryArray,
         partitions: np.ndarray[tuple[int], np.dtype[np.int64]],
     ) -> None:
+        """Sends records without waiting for their acknowledgement."""
         if len(keys):
             rows = pa.record_batch(
                 [keys, values, pa.array(partitions.astype(np.int32))], ["key", "value", "partition"]
@@ -52,24 +53,24 @@ class Sent:
             self.records += len(keys)
 
 
-def send_placed(changelog: Changelog, cut: Cut, shards: int, sent: Sent) -> None:
-    """All that the changelog holds, each record to the partition of its new shard.
+def copy_to_new_shards(changelog: Changelog, cut: Cut, shards: int, sender: RecordSender) -> None:
+    """Copies the changelog, each record to the partition of its new shard.
 
     Args:
-        changelog: of the store.
-        cut: of it: how far it is committed.
-        shards: how many there will be.
-        sent: on its way to the copy, which has a partition for each.
+        changelog: changelog of the store.
+        cut: how far the changelog is committed.
+        shards: new number of shards.
+        sender: sends to the copy, which has a partition for each new shard.
 
     Raises:
-        ChangelogError: it does not say what the store holds, or changed while it was read.
-        KafkaEosError: of Kafka.
+        ChangelogError: if the changelog does not describe its store, or changed while it was read.
+        KafkaEosError: if Kafka fails.
     """
-    description = described(changelog, cut, Deadline.after_ms(sent.timeout_ms))
+    description = described(changelog, cut, Deadline.after_ms(sender.timeout_ms))
     if description is None:
         raise ChangelogError(
-            f"changelog {cut.topic!r} does not say what the store holds.",
-            fix="only stores of this package's processors can be moved.",
+            f"changelog {cut.topic!r} contains no description of its store, so its keys cannot be moved.",
+            fix="only stores of this package's stateful operators can be moved.",
         )
     placement = Placement(description, cut.shards, shards)
     common: dict[int, dict[bytes, bytes]] = {}
@@ -94,49 +95,53 @@ def send_placed(changelog: Changelog, cut: Cut, shards: int, sent: Sent) -> None
                         held[key] = value
                 keep = pa.array(~is_common)
                 keys, values, placed = keys.filter(keep), values.filter(keep), placed[~is_common]
-            sent.send(keys, values, placed)
+            sender.send(keys, values, placed)
 
-        _read(changelog, cut.tp(shard), cut.ends[shard], place, sent.timeout_ms)
+        _read(changelog, cut.tp(shard), cut.ends[shard], place, sender.timeout_ms)
     everywhere = merge_keyless_entries(common)
-    _check_described(everywhere, description)
+    _raise_if_changed(everywhere, description)
     for number in range(shards):
-        sent.send(
+        sender.send(
             pa.array(list(everywhere), pa.binary()),
             pa.array(list(everywhere.values()), pa.binary()),
             np.full(len(everywhere), number, np.int64),
         )
 
 
-def send_back(
-    changelog: Changelog, copy: str, move: Move, offsets: Mapping[TopicPartition, GroupOffset], sent: Sent
+def copy_back(
+    changelog: Changelog,
+    copy: str,
+    move: Move,
+    offsets: Mapping[TopicPartition, GroupOffset],
+    sender: RecordSender,
 ) -> None:
-    """Each partition of the copy, and behind it the batch that it belongs to.
+    """Copies each partition of the copy to the changelog, followed by the record of the batch it belongs to.
 
     Args:
-        changelog: of the store.
-        copy: topic with a partition for each of the move's shards.
-        move: under way.
-        offsets: of the group, the copy's among them: how far it is committed.
-        sent: on its way to the changelog.
+        changelog: changelog of the store.
+        copy: topic with a partition for each new shard.
+        move: the move under way.
+        offsets: committed offsets of the group, which say how far the copy is committed.
+        sender: sends to the changelog.
 
     Raises:
-        KafkaEosError: of Kafka.
+        KafkaEosError: if Kafka fails.
     """
     for number in range(move.to):
         source = TopicPartition(copy, number)
 
         def same(keys: pa.BinaryArray, values: pa.BinaryArray, number: int = number) -> None:
-            sent.send(keys, values, np.full(len(keys), number, np.int64))
+            sender.send(keys, values, np.full(len(keys), number, np.int64))
 
-        _read(changelog, source, offsets[source].offset, same, sent.timeout_ms)
+        _read(changelog, source, offsets[source].offset, same, sender.timeout_ms)
         record = encode_batch(record_of(move.shard_token(number)))
-        sent.send(pa.array([layout.BATCH_KEY]), pa.array([record]), np.full(1, number, np.int64))
+        sender.send(pa.array([layout.BATCH_KEY]), pa.array([record]), np.full(1, number, np.int64))
 
 
-def _read(changelog: Changelog, tp: TopicPartition, end: int, take: _Take, timeout_ms: int) -> None:
+def _read(changelog: Changelog, tp: TopicPartition, end: int, handle: _Handler, timeout_ms: int) -> None:
     with changelog_client(changelog.kafka, changelog.group_id) as consumer:
         restore(
-            ForwardingTarget(take),
+            ForwardingTarget(handle),
             tp,
             end,
             ChangelogReader(consumer, tp),
@@ -144,8 +149,9 @@ def _read(changelog: Changelog, tp: TopicPartition, end: int, take: _Take, timeo
         )
 
 
-def _check_described(everywhere: Mapping[bytes, bytes], description: Description) -> None:
+def _raise_if_changed(everywhere: Mapping[bytes, bytes], description: Description) -> None:
     if everywhere.get(META_KEY) != description.to_json():
         raise ChangelogError(
-            "the store's description changed while it was read.", fix="stop the query; then try again."
+            "the description of the store changed while it was read.",
+            fix="stop the query, then run the command again.",
         )

@@ -1,4 +1,4 @@
-"""``kafka-eos sinks``: what systems outside Kafka hold prepared, and a person's word on it."""
+"""The commands ``kafka-eos sinks list``, ``commit`` and ``abort``."""
 
 from __future__ import annotations
 
@@ -7,94 +7,115 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kafka_eos_source.operate.given import YES, deadline_of, with_options
+from kafka_eos_source.operate.shared_options import NEEDS_A_PERSON, YES, deadline_of, with_options
 
 if TYPE_CHECKING:
     from kafka_eos_source.sinks.contract import SinkTxn
 
-_GIVEN = (
+_QUERY = (
     click.option(
         "--options",
         "file",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         required=True,
-        help="A file with the options of the query's sink, name=value a line: kafka.…, sinks, sink.…, "
+        help="File with the options of the query's sink, one name=value per line: kafka.…, sinks, sink.…, "
         "checkpointLocation, application.id.",
     ),
-    click.option("--timeout", default="30s", show_default=True, help="For the answers."),
+    click.option(
+        "--timeout",
+        metavar="DURATION",
+        default="30s",
+        show_default=True,
+        help="How long to wait for answers from Kafka and from the sinks.",
+    ),
 )
-_WHICH = (
-    click.option("--sink", "name", metavar="NAME", required=True, help="As the option sinks has it."),
-    click.option("--id", "text", metavar="ID", required=True, help="As `sinks list` shows it."),
+_TRANSACTION = (
+    click.option(
+        "--sink", "name", metavar="NAME", required=True, help="Name of the sink in the option sinks."
+    ),
+    click.option("--id", "text", metavar="ID", required=True, help="Id, as `sinks list` shows it."),
 )
-
-#: What `list` exits with when a person must say what becomes of something.
-NEEDS_A_PERSON = 3
 
 
 @click.group()
 def sinks() -> None:
-    """Batches that systems outside Kafka hold prepared: SINK_UNDECIDED, SINK_UNFINISHED."""
+    """Resolve prepared batches of other sinks.
+
+    Sinks outside Kafka first prepare a batch, and commit it after Kafka has committed. For SINK_UNFINISHED
+    and SINK_UNDECIDED, see docs/runbooks.md.
+    """
 
 
 @sinks.command("list")
-@with_options(*_GIVEN)
+@with_options(*_QUERY)
 @click.pass_context
 def list_(ctx: click.Context, /, file: Path, timeout: str) -> None:
-    """What is prepared, neither committed nor aborted, and what a start of the query makes of it.
+    """List prepared batches and what a start of the query does with each.
 
-    Of a query that runs, its batch of this moment is among them. Exit code 3 = a person must say.
+    Prepared means: neither committed nor aborted in the sink. While the query runs, the list includes the
+    batch in progress.
+
+    Exit code: 0 = a start resolves all of them; 3 = a person must decide at least one.
     """
     from kafka_eos_source.operate import sinks as operating
 
     deadline = deadline_of(timeout)
-    which = operating.query(file.read_text(encoding="utf-8"))
-    found = operating.held(which, operating.kafka_of(which, deadline), deadline)
-    for each in found:
-        says = {"?": "no token: say `sinks commit` or `sinks abort`"}.get(
-            each.becomes, f"a start: {each.becomes}"
+    query = operating.parse_query(file.read_text(encoding="utf-8"))
+    prepared = operating.list_prepared(query, operating.read_kafka(query, deadline), deadline)
+    for each in prepared:
+        text = (
+            "no token decides it: run `sinks commit` or `sinks abort`"
+            if each.needs_a_person
+            else f"a start will {each.fate.value} it"
         )
-        click.echo(f"{each.sink}\t{each.txn}\t{says}")
-    if not found:
-        click.echo("Nothing is held.")
-    if any(each.becomes == "?" for each in found):
+        click.echo(f"{each.sink}\t{each.txn}\t{text}")
+    if not prepared:
+        click.echo("The sinks hold no prepared batch of this query.")
+    if any(each.needs_a_person for each in prepared):
         ctx.exit(NEEDS_A_PERSON)
 
 
 @sinks.command()
-@with_options(*_GIVEN, *_WHICH, YES)
+@with_options(*_QUERY, *_TRANSACTION, YES)
 def commit(file: Path, timeout: str, name: str, text: str, yes: bool) -> None:
-    """The batch is in Kafka's output: lets a sink commit it. Refused where the token tells."""
-    _end(file, timeout, name, text, yes, commit=True)
+    """Commit a prepared batch whose token is lost.
+
+    Use it if the batch is in Kafka's output. Refused if Kafka holds a token that decides about the batch.
+    """
+    _resolve(file, timeout, name, text, yes, commit=True)
 
 
 @sinks.command()
-@with_options(*_GIVEN, *_WHICH, YES)
+@with_options(*_QUERY, *_TRANSACTION, YES)
 def abort(file: Path, timeout: str, name: str, text: str, yes: bool) -> None:
-    """The batch is not in Kafka's output: lets a sink take it back. Refused where the token tells."""
-    _end(file, timeout, name, text, yes, commit=False)
+    """Abort a prepared batch whose token is lost.
+
+    Use it if the batch is not in Kafka's output. Refused if Kafka holds a token that decides about the batch.
+    """
+    _resolve(file, timeout, name, text, yes, commit=False)
 
 
-def _end(file: Path, timeout: str, name: str, text: str, yes: bool, *, commit: bool) -> None:
+def _resolve(file: Path, timeout: str, name: str, text: str, yes: bool, *, commit: bool) -> None:
     from kafka_eos_source.operate import sinks as operating
 
-    txn = _txn(text)
-    what = "committed" if commit else "aborted"
+    txn = _parse_id(text)
     if not yes:
-        click.echo(f"With --yes: {txn} in {name!r} is {what}, which nothing undoes.")
+        verb = "commits" if commit else "aborts"
+        click.echo(f"With --yes: sink {name!r} {verb} {txn}. This cannot be undone.")
         return
     deadline = deadline_of(timeout)
-    which = operating.query(file.read_text(encoding="utf-8"))
-    operating.end(which, operating.kafka_of(which, deadline), name, txn, deadline, commit=commit)
-    click.echo(f"{txn} in {name!r} is {what}.")
+    query = operating.parse_query(file.read_text(encoding="utf-8"))
+    operating.resolve(query, operating.read_kafka(query, deadline), name, txn, deadline, commit=commit)
+    click.echo(f"Sink {name!r} has {'committed' if commit else 'aborted'} {txn}.")
 
 
-def _txn(text: str) -> SinkTxn:
+def _parse_id(text: str) -> SinkTxn:
     from kafka_eos_source.sinks.contract import SinkTxn
 
-    found = SinkTxn.parse(text)
-    if found is None:
+    txn = SinkTxn.parse(text)
+    if txn is None:
         raise click.BadParameter(
-            f"{text!r}; expected <application.id>-<sink>-<sequence>-<attempt>", param_hint="--id"
+            f"{text!r} is not an id; expected <application.id>-<sink>-<sequence>-<attempt>",
+            param_hint="--id",
         )
-    return found
+    return txn

@@ -1,4 +1,4 @@
-"""What the sinks of a query hold prepared, what a start makes of it, and a person's word where it cannot."""
+"""Lists what the sinks of a query hold prepared, and commits or aborts it where only a person can decide."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.operate import checkpoint as checkpoints
 from kafka_eos_source.operate.cluster import KafkaView
 from kafka_eos_source.operate.inspect import inspect
-from kafka_eos_source.operate.target import Target, properties, target
+from kafka_eos_source.operate.shared_options import open_reader
+from kafka_eos_source.operate.target import Target, java_properties, target_from_options
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.options.parse import parse_write
-from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import Fatal, Retryable, SinkTxn, TwoPhaseSink
 
-_NAMES = (
+_TARGET_OPTIONS = (
     "checkpointLocation",
     "application.id",
     "topic",
@@ -31,12 +31,12 @@ _NAMES = (
 
 @dataclass(frozen=True)
 class Query:
-    """A query as the file of its sink's options has it.
+    """A query, from the file with its sink's options.
 
     Attributes:
-        target: as the other commands take it.
-        options: parsed.
-        application_id: of its ids.
+        target: the query in the form that the other commands use.
+        options: the parsed options.
+        application_id: the query's application.id, which is part of each prepared id.
     """
 
     target: Target
@@ -45,106 +45,110 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Held:
-    """One id that a sink holds prepared.
+class Prepared:
+    """A batch that a sink holds prepared.
 
     Attributes:
-        sink: its name.
-        txn: the id.
-        becomes: ``commit`` or ``abort``, by a start; ``?``: there is no token, a person must say.
+        sink: name of the sink.
+        txn: the sink transaction id.
+        fate: what a start of the query does with it; `Fate.LEAVE` if only a person can decide.
     """
 
     sink: str
     txn: SinkTxn
-    becomes: str
+    fate: Fate
+
+    @property
+    def needs_a_person(self) -> bool:
+        """Whether no token decides what happens to the batch."""
+        return self.fate is Fate.LEAVE
 
 
-def query(text: str) -> Query:
-    """The query whose sink has these options: one ``name=value`` a line, as ``.option`` takes them.
+def parse_query(text: str) -> Query:
+    """Reads a query from the options of its sink, one ``name=value`` per line.
 
     Raises:
-        InvalidOptionError: one is unknown or malformed, or no sink outside Kafka is named.
+        InvalidOptionError: if an option is unknown or malformed, or the options name no sink outside Kafka.
     """
-    given = {name.lower(): value for name, value in properties(text)}
+    given = {name.lower(): value for name, value in java_properties(text)}
     options = parse_write(given, streaming=True)
     if not options.sinks:
-        raise InvalidOptionError("the options name no sinks outside Kafka.", fix="add 'sinks' and 'sink.…'.")
-    named = {name: given.get(name.lower()) for name in _NAMES}
-    kafka = {name: value for name, value in given.items() if name.startswith("kafka.")}
-    found = target(named, kafka)
-    checkpoint = checkpoints.read(found.checkpoint) if found.checkpoint is not None else None
-    return Query(found, options, checkpoints.application_id(found.application_id, checkpoint))
+        raise InvalidOptionError(
+            "the options name no sinks outside Kafka.", fix="add the query's options 'sinks' and 'sink.…'."
+        )
+    target = target_from_options(
+        {name: given.get(name.lower()) for name in _TARGET_OPTIONS},
+        {name: value for name, value in given.items() if name.startswith("kafka.")},
+    )
+    checkpoint = checkpoints.read(target.checkpoint) if target.checkpoint is not None else None
+    return Query(target, options, checkpoints.application_id(target.application_id, checkpoint))
 
 
-def held(which: Query, kafka: KafkaView, deadline: Deadline) -> list[Held]:
-    """What every sink holds.
+def list_prepared(query: Query, kafka: KafkaView, deadline: Deadline) -> list[Prepared]:
+    """Lists the prepared batches of every sink of the query.
 
     Raises:
-        SinkFailedError: one of them does not tell.
+        SinkFailedError: if a sink cannot list its prepared batches.
     """
-    found = []
-    for name, sink in _open(which).items():
+    prepared = []
+    for name, sink in _open(query).items():
         try:
             txns = sink.recover(deadline)
         except Exception as error:
             raise SinkFailedError(
-                f"sink {name!r} does not tell what it holds: {concealed(str(error))}"
+                f"sink {name!r} cannot list what it holds prepared: {concealed(str(error))}"
             ) from error
         finally:
             sink.close()
-        found += [Held(name, txn, _becomes(name, txn, kafka.token)) for txn in txns]
-    return found
+        prepared += [Prepared(name, txn, fate_by_token(name, txn, kafka.token)) for txn in txns]
+    return prepared
 
 
-def end(
-    which: Query, kafka: KafkaView, sink_name: str, txn: SinkTxn, deadline: Deadline, *, commit: bool
+def resolve(
+    query: Query, kafka: KafkaView, sink_name: str, txn: SinkTxn, deadline: Deadline, *, commit: bool
 ) -> None:
-    """Commits or aborts what only a person can decide.
+    """Commits or aborts a prepared batch about which no token decides.
 
     Raises:
-        OperatorError: a start decides it by the token, or the sink does not hold it.
-        SinkFailedError: the sink cannot.
+        OperatorError: if the token decides about the batch, or the sink does not hold it.
+        SinkFailedError: if the sink cannot commit or abort it.
     """
-    becomes = _becomes(sink_name, txn, kafka.token)
-    if kafka.token is not None and becomes != "?":
+    fate = fate_by_token(sink_name, txn, kafka.token)
+    if kafka.token is not None and fate is not Fate.LEAVE:
         raise OperatorError(
-            f"Kafka holds the token of batch {kafka.token.batch_id}, which decides {txn}: {becomes}.",
-            fix="start the query; it does that first.",
+            f"the token of batch {kafka.token.batch_id} in Kafka decides about {txn}: {fate.value}.",
+            fix="start the query; it does this before anything else.",
         )
-    sinks = _open(which)
+    sinks = _open(query)
     sink = sinks.get(sink_name)
     if sink is None or txn not in sink.recover(deadline):
         raise OperatorError(
-            f"sink {sink_name!r} does not hold {txn}.", fix="see `kafka-eos sinks list` for what is held."
+            f"sink {sink_name!r} does not hold {txn}.", fix="run `kafka-eos sinks list` to see what it holds."
         )
     outcome = sink.commit(txn, deadline) if commit else sink.abort(txn, deadline)
     for each in sinks.values():
         each.close()
     if isinstance(outcome, Retryable | Fatal):
-        raise SinkFailedError(f"sink {sink_name!r}, {txn}: {concealed(outcome.why)}", fix="try it again.")
+        verb = "commit" if commit else "abort"
+        raise SinkFailedError(
+            f"sink {sink_name!r} cannot {verb} {txn}: {concealed(outcome.why)}", fix="run the command again."
+        )
 
 
-def kafka_of(which: Query, deadline: Deadline) -> KafkaView:
-    """What Kafka holds of the query.
+def read_kafka(query: Query, deadline: Deadline) -> KafkaView:
+    """Reads what Kafka holds of the query.
 
     Raises:
-        OperatorError: it does not answer.
+        OperatorError: if Kafka does not answer.
     """
-    from kafka_eos_source.operate.given import look_at
-
-    with look_at(which.target) as look:
-        found = inspect(which.target, look, deadline)
+    with open_reader(query.target) as reader:
+        found = inspect(query.target, reader, deadline)
     if found.kafka is None:
         raise OperatorError(
-            found.findings[-1].text, fix="see to the brokers, and the rights to look at the group."
+            found.findings[-1].text, fix="check the brokers, and the right to describe the consumer group."
         )
     return found.kafka
 
 
-def _open(which: Query) -> Mapping[str, TwoPhaseSink]:
-    return sink_session.open_all(which.options.sinks, which.application_id, which.options.checkpoint_location)
-
-
-def _becomes(sink: str, txn: SinkTxn, token: Token | None) -> str:
-    found = fate_by_token(sink, txn, token)
-    return "?" if found is Fate.LEAVE else found.value
+def _open(query: Query) -> Mapping[str, TwoPhaseSink]:
+    return sink_session.open_all(query.options.sinks, query.application_id, query.options.checkpoint_location)

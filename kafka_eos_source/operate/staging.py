@@ -1,4 +1,4 @@
-"""What lies in a staging folder, and what may go. Nothing is deleted here."""
+"""Lists what a staging folder contains, and decides what can be deleted. Deletes nothing."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import pyarrow.fs as pafs
 from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.stage.files import PROBE
 
-#: Of a batch write (``df.write``), and of a probe that was never renamed.
+#: Names of the folder of a batch write (``df.write``), and of a probe file that was never renamed.
 _WRITE = re.compile(r"write-[0-9a-f]{32}")
 _LOST_PROBE = re.compile(re.escape(PROBE) + r"\.[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
-class Staged:
-    """One entry of a staging folder: a batch's parts, or a file that was left.
+class StagedEntry:
+    """One entry of a staging folder: the parts of a batch, or a leftover file.
 
     Attributes:
-        name: in the folder: a batch id, ``write-…`` of a batch write, or something else.
-        is_folder: whether it is one.
-        files: in it; 1 for a file.
-        size_bytes: of all of them.
-        newest_seconds: when the newest of them was written, since 1970; 0 = unknown.
+        name: its name in the folder: a batch id, ``write-…`` for a batch write, or something else.
+        is_folder: whether it is a folder.
+        files: number of files in it; 1 for a file.
+        size_bytes: size of all these files.
+        newest_seconds: when the newest file was written, in seconds since 1970; 0 = unknown.
     """
 
     name: str
@@ -36,19 +36,22 @@ class Staged:
 
     @property
     def batch_id(self) -> int | None:
-        """Of a micro-batch; None = it is something else."""
+        """Id of the micro-batch; None if the entry is not a micro-batch."""
         return int(self.name) if self.is_folder and re.fullmatch("[0-9]+", self.name) else None
 
 
-def entries(location: str) -> list[Staged]:
-    """What is in the folder, batches first, in their order. The probe is left out; no folder has nothing."""
+def entries(location: str) -> list[StagedEntry]:
+    """Lists the folder, micro-batches first in order of their ids.
+
+    Leaves out the probe file. A folder that does not exist has no entries.
+    """
     fs, path = file_system(location)
-    found: dict[str, Staged] = {}
+    found: dict[str, StagedEntry] = {}
     for info in fs.get_file_info(pafs.FileSelector(path, recursive=True, allow_not_found=True)):
         name, _, below = info.path[len(path.rstrip("/")) + 1 :].partition("/")
         if name == PROBE and not below:
             continue
-        so_far = found.setdefault(name, Staged(name, bool(below) or not info.is_file))
+        so_far = found.setdefault(name, StagedEntry(name, bool(below) or not info.is_file))
         at_seconds = info.mtime.timestamp() if info.mtime is not None else 0.0
         found[name] = replace(
             so_far,
@@ -60,54 +63,59 @@ def entries(location: str) -> list[Staged]:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """An entry, and whether it may go.
+class SweepDecision:
+    """Whether one entry can be deleted.
 
     Attributes:
-        staged: the entry.
-        goes: whether it may be deleted.
-        why: or why not.
+        entry: the entry.
+        delete: whether it can be deleted.
+        reason: why, or why not.
     """
 
-    staged: Staged
-    goes: bool
-    why: str
+    entry: StagedEntry
+    delete: bool
+    reason: str
 
 
-def judge(
-    found: Sequence[Staged], *, token_batch: int | None, older_than_seconds: float, now_seconds: float
-) -> list[Judged]:
-    """What may go, of a staging folder.
+def sweep_decisions(
+    found: Sequence[StagedEntry], *, token_batch: int | None, older_than_seconds: float, now_seconds: float
+) -> list[SweepDecision]:
+    """Decides for each entry whether it can be deleted.
 
-    A batch above the token's is never touched: it is about to be committed. That of the token itself may be
-    staged again at this moment by a driver that does not know yet, so it goes by age, as orphans do.
+    A batch above the token's batch is always kept: a driver is about to commit it. A driver that does not
+    know the token yet may be staging the token's own batch again, so that batch is deleted only at the same
+    age as orphans.
 
     Args:
-        found: by `entries`.
-        token_batch: newest batch that is in Kafka, of the query that stages here; None = not known.
-        older_than_seconds: age from which an orphan goes.
-        now_seconds: since 1970.
+        found: result of `entries`.
+        token_batch: newest batch of this query that Kafka holds; None = not known.
+        older_than_seconds: age from which an orphan is deleted.
+        now_seconds: the current time, in seconds since 1970.
     """
-    return [_judged(each, token_batch, now_seconds - older_than_seconds, now_seconds) for each in found]
+    return [_decide(each, token_batch, now_seconds - older_than_seconds, now_seconds) for each in found]
 
 
-def _judged(each: Staged, token_batch: int | None, before_seconds: float, now_seconds: float) -> Judged:
+def _decide(
+    each: StagedEntry, token_batch: int | None, before_seconds: float, now_seconds: float
+) -> SweepDecision:
     old = each.newest_seconds < before_seconds
     age = f"{_duration(now_seconds - each.newest_seconds)} old"
     batch_id = each.batch_id
     if batch_id is not None:
         if token_batch is None:
-            return Judged(each, False, "whether it is in Kafka is not known")
+            return SweepDecision(each, False, "it is not known whether Kafka holds it")
         if batch_id > token_batch:
-            return Judged(each, False, f"above the token (batch {token_batch})")
+            return SweepDecision(
+                each, False, f"Kafka does not hold it yet; the token is at batch {token_batch}"
+            )
         if batch_id == token_batch and not old:
-            return Judged(each, False, f"the token's own batch, {age}: a restart may be staging it again")
-        return Judged(each, True, "in Kafka")
+            return SweepDecision(each, False, f"batch of the token, {age}; a restart may be staging it again")
+        return SweepDecision(each, True, "Kafka holds it")
     if each.is_folder and _WRITE.fullmatch(each.name):
-        return Judged(each, old, f"a batch write's, {age}")
+        return SweepDecision(each, old, f"batch write, {age}")
     if not each.is_folder and _LOST_PROBE.fullmatch(each.name):
-        return Judged(each, old, f"a probe that was left, {age}")
-    return Judged(each, False, "not made by kafka-eos")
+        return SweepDecision(each, old, f"leftover probe file, {age}")
+    return SweepDecision(each, False, "not created by kafka-eos")
 
 
 def _duration(seconds: float) -> str:

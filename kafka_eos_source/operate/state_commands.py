@@ -1,4 +1,4 @@
-"""``kafka-eos state ls | get | restore | verify | rescale``: options in, a report out. Changes need --yes."""
+"""The commands ``kafka-eos state ls``, ``get``, ``restore``, ``verify`` and ``rescale``."""
 
 from __future__ import annotations
 
@@ -7,49 +7,64 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kafka_eos_source.operate.commands import NEEDS_A_PERSON
-from kafka_eos_source.operate.given import CONNECTION, YES, deadline_of, look_at, target_of, with_options
+from kafka_eos_source.operate.shared_options import (
+    CONNECTION,
+    NEEDS_A_PERSON,
+    YES,
+    deadline_of,
+    open_reader,
+    require_brokers,
+    require_option,
+    target_of,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from kafka_eos_source.operate.target import Target
     from kafka_eos_source.state.reading.cut import Changelog
 
-_APPLICATION = click.option("--application-id", metavar="ID", help="As the option application.id.")
-_STORE = click.option("--store", metavar="NAME", help="Of the operator's state, as given to it.")
-_STATE_DIR = click.option("--state-dir", metavar="DIR", help="As the operator's option state.dir, here.")
+_APPLICATION = click.option("--application-id", metavar="ID", help="The query's option application.id.")
+_STORE = click.option("--store", metavar="NAME", help="Name of the operator's state store.")
+_STATE_DIR = click.option(
+    "--state-dir", metavar="DIR", help="The operator's option state.dir, on this machine."
+)
 
 
 @click.group()
 def state() -> None:
-    """What stateful operators keep: look at it, restore it, compare it, move it to more shards."""
+    """Inspect, restore, verify and rescale state.
+
+    State is what the stateful operators of a query keep: databases on the executors, changelogs in Kafka.
+    """
 
 
 @state.command("ls")
 @with_options(_STATE_DIR, _APPLICATION, _STORE, *CONNECTION)
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
-def list_state(state_dir: str | None, store: str | None, as_json: bool, timeout: str, **given: Any) -> None:
-    """Databases under --state-dir, and changelogs of --application-id in Kafka.
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_state(state_dir: str | None, store: str | None, as_json: bool, timeout: str, **options: Any) -> None:
+    """List state databases on this machine and changelogs in Kafka.
 
-    Of a database: the batch whose state it is, the changelog offset that it holds, batches that are pending
-    in it. Of a changelog: where its log ends, where it is committed and by which batch.
+    Databases, with --state-dir: the batch whose state they contain, their changelog offset, and pending
+    batches. Changelogs, with --application-id and brokers: the ends of each log, the committed offset and its
+    batch.
     """
     from kafka_eos_source.errors import InvalidOptionError
     from kafka_eos_source.operate import state_list, state_view, view
 
-    target = target_of(given)
+    target = target_of(options)
     if state_dir is None and target.kafka is None:
         raise InvalidOptionError(
-            "nothing to look at.",
-            fix="give --state-dir, or --application-id and --bootstrap-servers, or both.",
+            "nothing to list: neither a state directory nor brokers are set.",
+            fix="add --state-dir, or --application-id and --bootstrap-servers, or both.",
         )
-    local = [] if state_dir is None else state_list.local(state_dir, target.application_id, store)
+    local = [] if state_dir is None else state_list.local_shards(state_dir, target.application_id, store)
     changelogs: list[state_list.ChangelogShard] = []
     application_id = ""
-    with look_at(target) as look:
-        if look is not None:
+    with open_reader(target) as reader:
+        if reader is not None:
             application_id = _application_id(target)
-            changelogs = state_list.changelogs(
-                look, target.group_id or application_id, application_id, store, deadline_of(timeout)
+            changelogs = state_list.changelog_shards(
+                reader, target.group_id or application_id, application_id, store, deadline_of(timeout)
             )
     if as_json:
         click.echo(state_view.listing_json(local, changelogs))
@@ -64,11 +79,11 @@ def list_state(state_dir: str | None, store: str | None, as_json: bool, timeout:
 @state.command("get")
 @click.argument("key", nargs=-1)
 @with_options(_STATE_DIR, _APPLICATION, _STORE, *CONNECTION)
-@click.option("--variable", metavar="NAME", help="State variable, where the store has several.")
-@click.option("--timers", is_flag=True, help="Registered timers in place of a variable.")
-@click.option("--prefix", metavar="TEXT", help="Rows whose first key column begins so, as text.")
-@click.option("--limit", default=20, show_default=True, help="Most rows shown; 0 = all.")
-@click.option("--json", "as_json", is_flag=True, help="A JSON object a row.")
+@click.option("--variable", metavar="NAME", help="State variable to read, if the store has several.")
+@click.option("--timers", is_flag=True, help="Show registered timers instead of a state variable.")
+@click.option("--prefix", metavar="TEXT", help="Show rows whose first key column begins with TEXT.")
+@click.option("--limit", default=20, show_default=True, help="Maximum number of rows; 0 = all.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per row.")
 def get(
     key: tuple[str, ...],
     state_dir: str | None,
@@ -79,12 +94,13 @@ def get(
     limit: int,
     as_json: bool,
     timeout: str,
-    **given: Any,
+    **options: Any,
 ) -> None:
-    """The rows of a KEY (a value for each grouping column), of a prefix, or the first ones of all.
+    """Show rows of a store: of one KEY, of a prefix, or the first ones.
 
-    Read from the databases of --state-dir, from the changelog in Kafka, or, with both, from the databases as
-    of the batch that Kafka names. Nothing is locked: the query may run.
+    KEY is one value for each grouping column. The command reads the databases in --state-dir or the changelog
+    in Kafka; with both, it reads the databases as of the batch that Kafka holds. It takes no locks, so the
+    query may run.
     """
     from itertools import islice
 
@@ -92,74 +108,86 @@ def get(
     from kafka_eos_source.operate.state_get import rows
     from kafka_eos_source.state.reading.query import StateQuery
 
-    target = target_of(given)
+    target = target_of(options)
     with StateQuery(
         target.application_id,
         store,
         state_dir=state_dir,
-        kafka=_kafka(target),
+        kafka=_query_options(target),
         timeout_ms=int(1000 * deadline_of(timeout).budget_seconds),
-    ) as asked:
-        found = rows(asked, key, prefix, variable, timers=timers)
+    ) as query:
+        found = rows(query, key, prefix, variable, timers=timers)
         shown = list(islice(found, limit)) if limit else list(found)
         more = next(found, None) is not None
         if as_json:
             for row in shown:
                 click.echo(state_view.row_json(row))
         else:
-            batch = "no batch" if asked.batch_id is None else f"batch {asked.batch_id}"
-            state_view.show_rows(view.console(), f"{asked.store}, {batch}", shown)
+            batch = "no batch" if query.batch_id is None else f"batch {query.batch_id}"
+            state_view.show_rows(view.console(), f"{query.store}, {batch}", shown)
         if more:
-            click.echo(f"more than {limit} rows: --limit 0 shows all.", err=True)
+            click.echo(f"There are more than {limit} rows; --limit 0 shows all.", err=True)
 
 
 @state.command("restore")
 @with_options(_STATE_DIR, _APPLICATION, _STORE, *CONNECTION, YES)
-@click.option("--shard", "only", type=int, multiple=True, help="Only this one; may be repeated.")
+@click.option(
+    "--shard",
+    "only",
+    type=int,
+    multiple=True,
+    help="Restore only the shard with this number; may be repeated.",
+)
 def restore(
-    state_dir: str | None, store: str | None, only: tuple[int, ...], yes: bool, timeout: str, **given: Any
+    state_dir: str | None, store: str | None, only: tuple[int, ...], yes: bool, timeout: str, **options: Any
 ) -> None:
-    """Brings the databases under --state-dir to what Kafka holds, while the query is stopped.
+    """Restore the databases in --state-dir to what Kafka holds.
 
-    Its tasks do that by themselves; this is for a machine that is made ready beforehand.
+    Stop the query first. Its tasks restore their databases themselves; use this command to prepare a machine
+    in advance.
     """
     from kafka_eos_source.operate import state_restore, state_view, view
 
     deadline = deadline_of(timeout)
-    changelog = _changelog(given, store)
-    root = _required("--state-dir", state_dir)
+    changelog = _changelog(options, store)
+    root = require_option("--state-dir", state_dir)
     cut = changelog.cut(deadline)
     shards = _shards(only, cut.shards)
     if not yes:
         for shard in shards:
             batch = cut.batches[shard]
             click.echo(
-                f"shard {shard}: {'no batch was committed' if batch is None else f'batch {batch.batch_id}'}, "
+                f"shard {shard}: {'no committed batch' if batch is None else f'batch {batch.batch_id}'}, "
                 f"changelog up to offset {cut.ends[shard]}"
             )
-        click.echo(f"With --yes: {cut.application_id}/{cut.store} under {root} is brought there.")
+        click.echo(
+            f"With --yes: the command restores the databases of {cut.application_id}/{cut.store} in {root} "
+            "to these batches."
+        )
         return
     out = view.console()
-    for each in state_restore.bring(root, changelog, cut, shards, deadline):
-        state_view.show_brought(out, each)
+    for each in state_restore.restore_shards(root, changelog, cut, shards, deadline):
+        state_view.show_restored(out, each)
 
 
 @state.command("verify")
 @with_options(_STATE_DIR, _APPLICATION, _STORE, *CONNECTION)
 @click.pass_context
 def verify(
-    ctx: click.Context, /, state_dir: str | None, store: str | None, timeout: str, **given: Any
+    ctx: click.Context, /, state_dir: str | None, store: str | None, timeout: str, **options: Any
 ) -> None:
-    """Compares the databases under --state-dir with their changelog: keys, values, offset.
+    """Compare the databases in --state-dir with their changelog: keys, values, offset.
 
-    Exit code 3 = they differ. The databases are only read; the query may run. Each shard is restored into a
-    temporary folder, which takes the room of its database.
+    Only reads, so the query may run. Restores each shard into a temporary folder, which needs as much space
+    as its database.
+
+    Exit code: 0 = identical; 3 = different.
     """
     from kafka_eos_source.operate import state_verify, state_view, view
     from kafka_eos_source.state.reading.local import folders
 
-    changelog = _changelog(given, store)
-    root = _required("--state-dir", state_dir)
+    changelog = _changelog(options, store)
+    root = require_option("--state-dir", state_dir)
     out = view.console()
     differing = 0
     found = folders(root, changelog.application_id, changelog.store)
@@ -167,69 +195,71 @@ def verify(
         state_view.show_verified(out, each)
         differing += each.differing
     if differing:
-        out.print("  Fix: stop the query and remove the folders of these shards: they are restored.")
+        out.print(
+            "  Fix: stop the query, delete the folders of these shards and start the query. It restores them."
+        )
         ctx.exit(NEEDS_A_PERSON)
 
 
 @state.command("rescale")
 @with_options(_APPLICATION, _STORE)
-@click.option("--shards", type=click.IntRange(1), required=True, help="How many there are to be.")
+@click.option("--shards", type=click.IntRange(1), required=True, help="New number of shards.")
 @with_options(*CONNECTION, YES)
-def rescale(shards: int, store: str | None, yes: bool, timeout: str, **given: Any) -> None:
-    """Moves the state of a stopped query to another number of shards, more or fewer.
+def rescale(shards: int, store: str | None, yes: bool, timeout: str, **options: Any) -> None:
+    """Move the state of a stopped query to another number of shards.
 
-    The changelog is made anew by way of a copy. Killed at any point, the same command goes on; until it comes
-    to its end the query refuses to run. Start the query with the new number then: its shards restore
-    themselves.
+    The command copies the changelog, deletes it, creates it again with the new number of partitions, and
+    fills it from the copy. If the command is killed, run it again: it continues. Until it has finished, the
+    query refuses to run. Then start the query with the new number of shards; they restore themselves.
     """
     from kafka_eos_source.operate.rescale import Rescale, copy_name
     from kafka_eos_source.state.changelog.move import Stage
 
     deadline = deadline_of(timeout)
-    target = target_of(given)
+    target = target_of(options)
     application_id = _application_id(target)
-    name = _required("--store", store)
+    name = require_option("--store", store)
     move = Rescale(
-        _brokers(target),
+        require_brokers(target),
         application_id,
         name,
         target.group_id or application_id,
         shards,
         timeout_ms=int(1000 * deadline.budget_seconds),
-        say=click.echo,
+        report=click.echo,
     )
     stage = move.stage()
     if stage is Stage.DONE:
-        click.echo(f"The state of store {name!r} has {shards} shards.")
+        click.echo(f"The state of store {name!r} has {shards} shards already.")
         return
     if not yes:
-        begun = "" if stage is Stage.COPY else f" It was begun: the next stage is {stage.value!r}."
+        begun = "" if stage is Stage.COPY else f" The move has begun; its next stage is {stage.value!r}."
         click.echo(
-            f"With --yes: the state of {application_id}/{name} is copied to topic "
-            f"{copy_name(application_id, name)}, its changelog is deleted and made anew with {shards} "
-            f"partitions, and filled. Stop the query first.{begun}"
+            f"With --yes: the command copies the state of {application_id}/{name} to topic "
+            f"{copy_name(application_id, name)}, deletes its changelog, creates it again with {shards} "
+            f"partition(s) and fills it. Stop the query first.{begun}"
         )
         return
     move.run()
-    click.echo(f"The state of store {name!r} has {shards} shards. Start the query with that number.")
+    click.echo(f"The state of store {name!r} has {shards} shards now. Start the query with this number.")
 
 
-def _changelog(given: Mapping[str, Any], store: str | None) -> Changelog:
+def _changelog(options: Mapping[str, Any], store: str | None) -> Changelog:
     from kafka_eos_source.kafka.config import admin_config
     from kafka_eos_source.state.reading.cut import Changelog
 
-    target = target_of(dict(given))
+    target = target_of(dict(options))
     application_id = _application_id(target)
     return Changelog(
         application_id,
-        _required("--store", store),
+        require_option("--store", store),
         target.group_id or application_id,
-        admin_config(_brokers(target)),
+        admin_config(require_brokers(target)),
     )
 
 
-def _kafka(target: Target) -> dict[str, str] | None:
-    """As `StateQuery` takes it."""
+def _query_options(target: Target) -> dict[str, str] | None:
+    """Returns the ``kafka.*`` options for `StateQuery`; None if no brokers are set."""
     from kafka_eos_source.kafka.config import admin_config
 
     if target.kafka is None:
@@ -238,26 +268,8 @@ def _kafka(target: Target) -> dict[str, str] | None:
     return {f"kafka.{name}": value for name, value in {**admin_config(target.kafka), **group}.items()}
 
 
-def _brokers(target: Target) -> Mapping[str, str]:
-    from kafka_eos_source.errors import InvalidOptionError
-
-    if target.kafka is None:
-        raise InvalidOptionError(
-            "no brokers were named.", fix="give --bootstrap-servers, or --kafka-properties with them."
-        )
-    return target.kafka
-
-
 def _application_id(target: Target) -> str:
-    return _required("--application-id", target.application_id)
-
-
-def _required(name: str, value: str | None) -> str:
-    from kafka_eos_source.errors import InvalidOptionError
-
-    if value is None:
-        raise InvalidOptionError(f"{name} is missing.", fix=f"give {name}.")
-    return value
+    return require_option("--application-id", target.application_id)
 
 
 def _shards(only: tuple[int, ...], shards: int) -> list[int]:
@@ -266,6 +278,7 @@ def _shards(only: tuple[int, ...], shards: int) -> list[int]:
     wrong = [each for each in only if not 0 <= each < shards]
     if wrong:
         raise InvalidOptionError(
-            f"--shard {wrong[0]}: the store has {shards} shards (0 to {shards - 1}).", fix="correct it."
+            f"--shard {wrong[0]} does not exist: the store has {shards} shards.",
+            fix=f"use 0 to {shards - 1}.",
         )
     return sorted(set(only)) or list(range(shards))

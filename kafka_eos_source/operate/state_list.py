@@ -1,4 +1,4 @@
-"""What state there is: databases on this machine, changelogs in Kafka. Only looks; waits for nobody."""
+"""Lists local state databases, and changelogs in Kafka. Changes nothing and waits for no transaction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kafka_eos_source.errors import KafkaEosError, OperatorError
 from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.operate.cluster import Look
+from kafka_eos_source.operate.cluster import MetadataReader
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
@@ -22,12 +22,12 @@ class LocalShard:
     """One database on this machine.
 
     Attributes:
-        folder: where.
-        identity: what it says of itself; None = it cannot be read, see ``problem``.
-        batch: whose state it is; None = no batch's.
-        next_offset: changelog offset to go on from; None = not recorded.
-        pending: batches whose changes are kept beside the data.
-        size_bytes: of its files.
+        folder: its folder.
+        identity: the identity that it stores; None = it cannot be read, see ``problem``.
+        batch: the batch whose state it contains; None = no batch.
+        next_offset: changelog offset from which to continue; None = not recorded.
+        pending: batches whose changes are kept on disk until the token decides about them.
+        size_bytes: size of its files.
         problem: why it cannot be read.
     """
 
@@ -47,10 +47,10 @@ class ChangelogShard:
     Attributes:
         store: name of the store.
         tp: the partition.
-        log: where its log begins and ends.
-        committed: the group's offset; None = none.
-        token: beside it; None = none.
-        problem: why the token says nothing.
+        log: bounds of its log.
+        committed: the group's committed offset; None = no offset.
+        token: the token in the metadata of that offset; None = no token.
+        problem: why the token cannot be decoded.
     """
 
     store: str
@@ -62,24 +62,28 @@ class ChangelogShard:
 
     @property
     def lag(self) -> int:
-        """Offsets behind what is committed: a marker, as a rule; more is another's, or is being committed."""
+        """Offsets after the committed one.
+
+        Usually 1, for the control record of the commit. More are in a transaction that is open, or written by
+        others.
+        """
         return self.log.end - (self.committed or 0)
 
 
-def local(root: str, application_id: str | None = None, store: str | None = None) -> list[LocalShard]:
-    """The databases under a state directory."""
-    return [_look_into(each) for each in folders(root, application_id, store)]
+def local_shards(root: str, application_id: str | None = None, store: str | None = None) -> list[LocalShard]:
+    """Lists the databases in a state directory."""
+    return [_read_shard(each) for each in folders(root, application_id, store)]
 
 
-def changelogs(
-    look: Look, group_id: str, application_id: str, store: str | None, deadline: Deadline
+def changelog_shards(
+    reader: MetadataReader, group_id: str, application_id: str, store: str | None, deadline: Deadline
 ) -> list[ChangelogShard]:
-    """The changelogs of a query, by the names of topics.
+    """Lists the changelog partitions of a query, which it recognises by the names of the topics.
 
     Raises:
-        UnavailableError, AuthorizationError: of Kafka.
+        UnavailableError, AuthorizationError: if Kafka cannot be reached or refuses the request.
     """
-    _, topics = look.topics(deadline)
+    _, topics = reader.topics(deadline)
     stores = stores_of(application_id, topics)
     tps = [
         TopicPartition(topic, shard)
@@ -89,29 +93,29 @@ def changelogs(
     ]
     if not tps:
         return []
-    offsets, _ = look.group(group_id, tps, deadline)
-    logs = look.logs(tps)
+    offsets, _ = reader.group(group_id, tps, deadline)
+    logs = reader.logs(tps)
     names = {topic: name for name, topic in stores.items()}
     found = []
     for tp in sorted(tps):
-        held = offsets.get(tp)
+        offset = offsets.get(tp)
         token, problem = None, ""
         try:
-            token = None if held is None else Token.decode(held.metadata)
+            token = None if offset is None else Token.decode(offset.metadata)
         except OperatorError as error:
             problem = error.message
-        committed = None if held is None else held.offset
+        committed = None if offset is None else offset.offset
         found.append(ChangelogShard(names[tp.topic], tp, logs[tp], committed, token, problem))
     return found
 
 
 def stores_of(application_id: str, topics: Mapping[str, int]) -> dict[str, str]:
-    """Stores of a query by name, each with its changelog topic."""
+    """Returns the changelog topic of each store of a query, by name of the store."""
     pattern = re.compile(re.escape(application_id) + r"-(.+)-changelog")
     return {found[1]: name for name in sorted(topics) if (found := pattern.fullmatch(name))}
 
 
-def _look_into(folder: StoreFolder) -> LocalShard:
+def _read_shard(folder: StoreFolder) -> LocalShard:
     try:
         with TransactionalStateStore.open_read_only(folder.path) as reader:
             own = reader.identity

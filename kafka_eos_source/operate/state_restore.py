@@ -1,7 +1,7 @@
-"""Databases brought to what Kafka holds before their query starts, so that its first batch waits for nothing.
+"""Restores local databases to what Kafka holds, before their query starts.
 
-A shard's own task does the same; this is for a machine that is made ready, or for looking into a restore. The
-query must not run on this machine: a database has one owner.
+A shard's own task does the same. The command prepares a machine in advance, so that the first batch does not
+wait. The query must not run on this machine, because only one process can own a database.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
-#: A query that runs keeps its databases open for the time of a batch.
+#: How long to wait for the lock of a database. A running query holds it for the duration of a batch.
 _LOCK_MS = 2_000
 
 _NOTHING_READ = Restored(0, 0, Reason.NONE, 0.0)
 
 
 @dataclass(frozen=True)
-class Brought:
-    """One shard, at what Kafka holds.
+class RestoredShard:
+    """One shard that now has the state that Kafka holds.
 
     Attributes:
-        batch_id: that it is at.
-        records: of the changelog that were read.
-        wiped: why what was there had to be put away; None = it had not.
-        promoted: its pending batch was the one that Kafka names.
-        ms: how long reading took.
+        batch_id: the batch whose state it has.
+        records: number of changelog records that were read.
+        wiped: why the old database was discarded; None = it was not.
+        promoted: whether its pending batch was the committed one, so that nothing had to be read.
+        ms: how long reading took, in ms.
     """
 
     shard: int
@@ -50,35 +50,37 @@ class Brought:
     ms: float
 
 
-def bring(
+def restore_shards(
     root: str | Path, changelog: Changelog, cut: Cut, shards: Collection[int], deadline: Deadline
-) -> Iterator[Brought]:
-    """Restores or promotes each shard, one after another. Killed at any point, the same call goes on.
+) -> Iterator[RestoredShard]:
+    """Restores the shards one after another. After a crash, the same call continues.
 
     Args:
         root: the state directory.
-        cut: of this changelog. Shards without a committed batch are passed over.
-        deadline: its budget is for each wait for the brokers.
+        changelog: changelog of the store.
+        cut: the committed end of each shard. Shards without a committed batch are skipped.
+        shards: numbers of the shards.
+        deadline: its budget limits each single wait for the brokers.
 
     Raises:
-        StateLockedError: the query runs here.
-        KafkaEosError: as `recovery.open_restored` and `restore`.
+        StateLockedError: if the query runs on this machine.
+        KafkaEosError: as `recovery.open_restored` and `restore` raise it.
     """
     for shard in sorted(shards):
         batch = cut.batches[shard]
         if batch is not None:
-            yield _one(cut.identity(shard).folder(root), changelog, cut, shard, batch, deadline)
+            yield _restore_shard(cut.identity(shard).folder(root), changelog, cut, shard, batch, deadline)
 
 
-def _one(
+def _restore_shard(
     path: Path, changelog: Changelog, cut: Cut, shard: int, batch: BatchRecord, deadline: Deadline
-) -> Brought:
+) -> RestoredShard:
     tp, end = cut.tp(shard), cut.ends[shard]
     progress = RestoreProgress(tp)
     promoted = False
     with changelog_client(changelog.kafka, changelog.group_id) as consumer:
 
-        def to_the_cut(store: TransactionalStateStore) -> Restored | WipeNeeded:
+        def catch_up(store: TransactionalStateStore) -> Restored | WipeNeeded:
             nonlocal promoted
             local = LocalState(store.last_batch(), store.next_offset(tp), store.pending())
             action = shard_action(local, token_of(batch), end)
@@ -96,7 +98,7 @@ def _one(
             return outcome
 
         config = StoreConfig(lock_timeout_ms=_LOCK_MS)
-        store, restored = open_restored(path, cut.identity(shard), config, to_the_cut, progress)
+        store, restored = open_restored(path, cut.identity(shard), config, catch_up, progress)
     store.close()
     wiped = None if progress.wiped is None else progress.wiped.value
-    return Brought(shard, batch.batch_id, restored.records, wiped, promoted, restored.ms)
+    return RestoredShard(shard, batch.batch_id, restored.records, wiped, promoted, restored.ms)

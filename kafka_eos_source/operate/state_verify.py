@@ -1,4 +1,4 @@
-"""Whether the databases on this machine hold what the changelog holds: keys, values, offset."""
+"""Compares the databases on this machine with the changelog: keys, values, offset."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kafka_eos_source.state.reading.local import StoreFolder
 from kafka_eos_source.state.reading.snapshot import of_changelog, of_folders
 from kafka_eos_source.state.store.overlay import Pair
 
-#: Differences of a shard that are kept to be shown.
+#: How many differences of a shard are kept for display.
 SHOWN = 20
 
 
@@ -23,12 +23,12 @@ class Kind(Enum):
 
     MISSING = "only in the changelog"
     SURPLUS = "only in the database"
-    OTHER = "another value"
+    OTHER = "different values"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One key."""
+    """One key that differs."""
 
     kind: Kind
     key: bytes
@@ -36,14 +36,14 @@ class Difference:
 
 @dataclass
 class Verified:
-    """One shard, compared.
+    """The result for one shard.
 
     Attributes:
-        batch_id: that both are at; None = no batch.
-        end: committed end of the changelog, where both are.
-        entries: of the changelog.
-        differing: how many keys differ.
-        differences: the first of them.
+        batch_id: the batch whose state both have; None = no batch.
+        end: the changelog offset up to which both were read.
+        entries: number of entries in the changelog.
+        differing: number of keys that differ.
+        differences: the first of these keys.
     """
 
     shard: int
@@ -55,22 +55,23 @@ class Verified:
 
 
 def verify(found: list[StoreFolder], changelog: Changelog, deadline: Deadline) -> Iterator[Verified]:
-    """Compares each shard, one after another, at one moment for all; the query may run.
+    """Compares each shard, one after another, as of one moment for all. The query may run.
 
     Args:
-        found: the databases, of one store.
-        changelog: of the same store.
-        deadline: for Kafka, each wait; and for databases that a task is about to bring to its batch.
+        found: the databases of one store.
+        changelog: changelog of the same store.
+        deadline: limits each wait for Kafka, and the wait for databases that a task is about to update.
 
     Raises:
-        NotUpToBoundError: a database is behind Kafka; the query brings it up when it next runs there.
-        StateError: there is no database.
-        KafkaEosError: as `snapshot.of_folders` and `snapshot.of_changelog`.
+        NotUpToBoundError: if a database is behind Kafka; the query updates it when it next runs on this
+            machine.
+        StateError: if there is no database.
+        KafkaEosError: as `snapshot.of_folders` and `snapshot.of_changelog` raise it.
     """
     if not found:
         raise StateError(
-            f"no database of store {changelog.store!r} is on this machine.",
-            fix="name the operator's state.dir with --state-dir.",
+            f"this machine has no database of store {changelog.store!r} in --state-dir.",
+            fix="set --state-dir to the operator's option state.dir.",
         )
     cuts: list[Cut] = []
 
@@ -90,24 +91,24 @@ def verify(found: list[StoreFolder], changelog: Changelog, deadline: Deadline) -
 
 
 def compare(result: Verified, log: Iterator[Pair], disk: Iterator[Pair]) -> None:
-    """Two scans in the order of keys, gone through together."""
-    theirs, ours = next(log, None), next(disk, None)
-    while theirs is not None or ours is not None:
-        if ours is None or (theirs is not None and theirs[0] < ours[0]):
-            assert theirs is not None
-            _differs(result, Kind.MISSING, theirs[0])
+    """Merges two scans in key order and adds the differences to ``result``."""
+    logged, stored = next(log, None), next(disk, None)
+    while logged is not None or stored is not None:
+        if stored is None or (logged is not None and logged[0] < stored[0]):
+            assert logged is not None
+            _add_difference(result, Kind.MISSING, logged[0])
             result.entries += 1
-            theirs = next(log, None)
-        elif theirs is None or ours[0] < theirs[0]:
-            _differs(result, Kind.SURPLUS, ours[0])
-            ours = next(disk, None)
+            logged = next(log, None)
+        elif logged is None or stored[0] < logged[0]:
+            _add_difference(result, Kind.SURPLUS, stored[0])
+            stored = next(disk, None)
         else:
-            if ours[1] != theirs[1]:
-                _differs(result, Kind.OTHER, ours[0])
+            if stored[1] != logged[1]:
+                _add_difference(result, Kind.OTHER, stored[0])
             result.entries += 1
-            theirs, ours = next(log, None), next(disk, None)
+            logged, stored = next(log, None), next(disk, None)
 
 
-def _differs(result: Verified, kind: Kind, key: bytes) -> None:
+def _add_difference(result: Verified, kind: Kind, key: bytes) -> None:
     result.differing += 1
     result.differences += islice([Difference(kind, key)], max(0, SHOWN - len(result.differences)))

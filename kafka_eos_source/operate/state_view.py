@@ -1,4 +1,4 @@
-"""What was found of state, for people and, as JSON, for programs."""
+"""Prints what the ``state`` commands found, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from rich.console import Console
 
 from kafka_eos_source.operate.state_list import ChangelogShard, LocalShard
-from kafka_eos_source.operate.state_restore import Brought
+from kafka_eos_source.operate.state_restore import RestoredShard
 from kafka_eos_source.operate.state_verify import Verified
 from kafka_eos_source.operate.view import table_of
 
 
 def show_local(out: Console, root: str, shards: Sequence[LocalShard]) -> None:
-    """The databases under a state directory."""
+    """Prints the databases in a state directory."""
     table = table_of(root)
     _columns(table, ("application.id", "store"), ("shard", "of", "batch", "offset", "pending", "bytes"))
     for each in shards:
@@ -33,14 +33,14 @@ def show_local(out: Console, root: str, shards: Sequence[LocalShard]) -> None:
             f"{each.size_bytes:,}",
             style="red" if each.problem else None,
         )
-    out.print(table if shards else f"No state lies in {root!r}.")
+    out.print(table if shards else f"The folder {root!r} contains no state.")
     for each in shards:
         if each.problem:
             out.print(f"{each.folder.path}: {each.problem}")
 
 
 def show_changelogs(out: Console, application_id: str, shards: Sequence[ChangelogShard]) -> None:
-    """The changelogs of a query."""
+    """Prints the changelogs of a query."""
     table = table_of(f"changelogs of {application_id}")
     _columns(table, ("store", "partition"), ("log from", "stable", "log to", "committed", "lag", "batch"))
     for each in shards:
@@ -55,13 +55,13 @@ def show_changelogs(out: Console, application_id: str, shards: Sequence[Changelo
             _or(each.token and each.token.batch_id),
             style="yellow" if each.log.stable < each.log.end else None,
         )
-    out.print(table if shards else f"No topic is called {application_id}-…-changelog.")
+    out.print(table if shards else f"Kafka has no topic named {application_id}-…-changelog.")
     for problem in dict.fromkeys(each.problem for each in shards if each.problem):
         out.print(problem)
 
 
 def listing_json(local: Sequence[LocalShard], changelogs: Sequence[ChangelogShard]) -> str:
-    """One JSON object; null = not known, or none."""
+    """Returns databases and changelogs as one JSON object; null = not known, or not present."""
     return json.dumps(
         {
             "local": [
@@ -100,7 +100,7 @@ def listing_json(local: Sequence[LocalShard], changelogs: Sequence[ChangelogShar
 
 
 def show_rows(out: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows of a store, a column for each field of key and value."""
+    """Prints rows of a store, with a column for each field of key and value."""
     flat = [dict(_flat(row)) for row in rows]
     table = table_of(title)
     names = list(dict.fromkeys(name for row in flat for name in row))
@@ -112,24 +112,24 @@ def show_rows(out: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> No
 
 
 def row_json(row: Mapping[str, Any]) -> str:
-    """A row of a store on one line."""
+    """Returns a row of a store as JSON on one line."""
     return json.dumps(row, default=text, ensure_ascii=False)
 
 
-def show_brought(out: Console, each: Brought) -> None:
-    """One shard that was restored."""
-    how = "its pending batch promoted" if each.promoted else f"{each.records:,} records read"
-    rate = f", {each.records / each.ms * 1000:,.0f} a second" if each.records and each.ms else ""
-    wiped = f"; what was there was put away ({each.wiped})" if each.wiped else ""
+def show_restored(out: Console, each: RestoredShard) -> None:
+    """Prints one restored shard."""
+    how = "promoted its pending batch" if each.promoted else f"read {each.records:,} records"
+    rate = f", {each.records / each.ms * 1000:,.0f} per second" if each.records and each.ms else ""
+    wiped = f"; discarded the old database ({each.wiped})" if each.wiped else ""
     out.print(f"shard {each.shard}: at batch {each.batch_id}, {how}{rate}{wiped}")
 
 
 def show_verified(out: Console, each: Verified) -> None:
-    """One shard that was compared."""
+    """Prints the result of one compared shard."""
     batch = "no batch" if each.batch_id is None else f"batch {each.batch_id}"
-    same = "the same" if not each.differing else f"{each.differing:,} keys differ"
+    result = "identical" if not each.differing else f"{each.differing:,} keys differ"
     out.print(
-        f"shard {each.shard}: {batch}, offset {each.end}, {each.entries:,} entries: {same}",
+        f"shard {each.shard}: {batch}, offset {each.end}, {each.entries:,} entries: {result}",
         style="red" if each.differing else None,
     )
     for one in each.differences:
@@ -139,7 +139,7 @@ def show_verified(out: Console, each: Verified) -> None:
 
 
 def text(value: Any) -> str:
-    """A value as a person reads it."""
+    """Returns a value as text for a person."""
     if value is None:
         return "null"
     if isinstance(value, bytes):

@@ -1,4 +1,4 @@
-"""Deletes what a staging folder need not hold any more: batches that are in Kafka, and orphans by age."""
+"""Deletes staged rows that are no longer needed: batches that Kafka holds, and old orphans."""
 
 from __future__ import annotations
 
@@ -8,94 +8,97 @@ from dataclasses import dataclass
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.operate import staging
 from kafka_eos_source.operate.inspect import Inspection
-from kafka_eos_source.operate.staging import Judged
+from kafka_eos_source.operate.staging import SweepDecision
 from kafka_eos_source.runtime.file_systems import file_system
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What may go from one folder.
+    """What can be deleted from one staging folder.
 
     Attributes:
         location: the staging folder.
-        judged: everything in it.
-        token_batch: newest batch in Kafka; None = not known, so that no micro-batch may go.
-        why_unknown: why it is not known; "" = it is.
+        decisions: a decision for each entry.
+        token_batch: newest batch that Kafka holds; None = not known, so all micro-batches are kept.
+        why_unknown: why it is not known; "" = it is known.
     """
 
     location: str
-    judged: Sequence[Judged]
+    decisions: Sequence[SweepDecision]
     token_batch: int | None
     why_unknown: str = ""
 
     @property
-    def going(self) -> list[Judged]:
-        return [each for each in self.judged if each.goes]
+    def deletable(self) -> list[SweepDecision]:
+        """The entries that can be deleted."""
+        return [each for each in self.decisions if each.delete]
 
     @property
     def size_bytes(self) -> int:
-        """Of all that may go."""
-        return sum(each.staged.size_bytes for each in self.going)
+        """Size of all entries that can be deleted."""
+        return sum(each.entry.size_bytes for each in self.deletable)
 
 
 def plan(
     location: str | None, inspection: Inspection | None, older_than_seconds: float, now_seconds: float
 ) -> Sweep:
-    """What may go. Nothing is deleted.
+    """Decides what can be deleted. Deletes nothing.
 
     Args:
         location: the staging folder.
-        inspection: of the query that stages there; None = it was not named, so only orphans go.
-        older_than_seconds: age from which an orphan goes.
-        now_seconds: since 1970.
+        inspection: state of the query that stages there; None = no query was named, so only orphans are
+            deleted.
+        older_than_seconds: age from which an orphan is deleted.
+        now_seconds: the current time, in seconds since 1970.
 
     Raises:
-        InvalidOptionError: there is no folder to sweep.
+        InvalidOptionError: if no folder is known.
     """
     if location is None:
         raise InvalidOptionError(
-            "no folder to sweep was named.", fix="give --checkpoint, or --staging for a folder of its own."
+            "the staging folder is not known.",
+            fix="add --checkpoint, or --staging if the sink sets staging.location.",
         )
     token_batch, why_unknown = _token_batch(inspection)
-    judged = staging.judge(
+    decisions = staging.sweep_decisions(
         staging.entries(location),
         token_batch=token_batch,
         older_than_seconds=older_than_seconds,
         now_seconds=now_seconds,
     )
-    return Sweep(location, judged, token_batch, why_unknown)
+    return Sweep(location, decisions, token_batch, why_unknown)
 
 
 def _token_batch(inspection: Inspection | None) -> tuple[int | None, str]:
     if inspection is None:
-        return None, "no query was named"
+        return None, "neither --checkpoint nor --application-id is set"
     if inspection.kafka is None:
-        return None, "Kafka was not asked, or did not answer"
+        return None, "no brokers are set, or Kafka did not answer"
     token, checkpoint = inspection.kafka.token, inspection.checkpoint
     if token is None:
         return None, f"Kafka holds no token of application.id={inspection.application_id!r}"
     if checkpoint is not None and checkpoint.query_id != token.query_id:
-        return None, f"the token in Kafka is of another query ({token.query_id})"
+        return None, f"the token in Kafka belongs to another query ({token.query_id})"
     return token.batch_id, ""
 
 
 def perform(sweep: Sweep) -> list[str]:
-    """Deletes what may go.
+    """Deletes what can be deleted.
 
     Returns:
-        What could not be deleted, and why; nothing ever reads it again.
+        Name and reason of each entry that could not be deleted. Nothing reads these entries again.
     """
     fs, path = file_system(sweep.location)
-    left = []
-    for each in sweep.going:
-        entry = f"{path}/{each.staged.name}"
+    failures = []
+    for each in sweep.deletable:
+        entry = f"{path}/{each.entry.name}"
         try:
-            if each.staged.is_folder:
+            if each.entry.is_folder:
                 fs.delete_dir(entry)
             else:
                 fs.delete_file(entry)
         except FileNotFoundError:
-            continue  # a commit has tidied up meanwhile
+            continue  # a commit has deleted it in the meantime
         except OSError as error:
-            left.append(f"{each.staged.name}: {error}")
-    return left
+            failures.append(f"{each.entry.name}: {error}")
+    return failures

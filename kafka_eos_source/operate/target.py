@@ -1,4 +1,4 @@
-"""Which query is meant, and how its cluster is reached: the options of its sink, given on a command line."""
+"""The query and the cluster that a command line names, from the options of the query's sink."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _LETTERS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 @dataclass(frozen=True)
 class Target:
-    """One query, as the options of its sink name it.
+    """One query, described by the options of its sink.
 
     Attributes:
-        checkpoint: option ``checkpointLocation``; None = not known, or a batch write.
-        application_id: option ``application.id``; None = as the checkpoint says.
-        group_id: option ``kafka.group.id``; None = the ``application.id``.
-        anchor_topic: option ``anchor.topic``, else ``topic``; None = as Kafka's tokens show.
-        staging: option ``staging.location``; None = in the checkpoint.
+        checkpoint: option ``checkpointLocation``; None = not set, or a batch write.
+        application_id: option ``application.id``; None = take it from the checkpoint.
+        group_id: option ``kafka.group.id``; None = the same as the ``application.id``.
+        anchor_topic: option ``anchor.topic``, else ``topic``; None = derive it from the tokens in Kafka.
+        staging: option ``staging.location``; None = the default folder in the checkpoint.
         source_cluster: option ``source.cluster``.
-        kafka: librdkafka properties; None = no broker is to be asked. May hold passwords.
+        kafka: librdkafka properties; None = do not contact Kafka. May contain passwords.
     """
 
     checkpoint: str | None = None
@@ -40,19 +40,19 @@ class Target:
 
     @property
     def staging_location(self) -> str | None:
-        """Where the rows are staged, as far as it is known."""
+        """Folder with the query's staged rows; None if neither folder nor checkpoint is known."""
         return self.staging if self.checkpoint is None else location_of_query(self.checkpoint, self.staging)
 
 
-def target(sink: Mapping[str, str | None], kafka: Mapping[str, str]) -> Target:
-    """Judges options by the code that judges them in a query.
+def target_from_options(sink: Mapping[str, str | None], kafka: Mapping[str, str]) -> Target:
+    """Validates options with the query's own parser and returns the target they name.
 
     Args:
-        sink: options of the sink, by name; None = not given.
-        kafka: ``kafka.*`` options, prefix included; empty = no broker is to be asked.
+        sink: options of the sink by name; None = not set.
+        kafka: ``kafka.*`` options, including the prefix; empty = do not contact Kafka.
 
     Raises:
-        InvalidOptionError: as the query would raise it.
+        InvalidOptionError: if the query itself would refuse an option.
     """
     given = {name: value for name, value in sink.items() if value is not None}
     if not kafka:
@@ -75,26 +75,26 @@ def target(sink: Mapping[str, str | None], kafka: Mapping[str, str]) -> Target:
 
 
 def kafka_options(
-    bootstrap_servers: str | None, stated: Sequence[str], properties: str | None
+    bootstrap_servers: str | None, pairs: Sequence[str], properties: str | None
 ) -> dict[str, str]:
-    """The ``kafka.*`` options of a command line. What is stated wins over the file.
+    """Returns the ``kafka.*`` options of a command line. Command-line values override the file.
 
     Args:
-        bootstrap_servers: of ``--bootstrap-servers``.
-        stated: ``KEY=VALUE`` of every ``--kafka``.
-        properties: text of the file of ``--kafka-properties``.
+        bootstrap_servers: value of ``--bootstrap-servers``.
+        pairs: the ``KEY=VALUE`` of each ``--kafka``.
+        properties: text of the file that ``--kafka-properties`` names.
 
     Raises:
-        InvalidOptionError: one is no ``KEY=VALUE``, or there are options and no servers.
+        InvalidOptionError: if a pair has no ``=``.
     """
     found = dict(parse_properties(properties or ""))
-    for each in stated:
+    for each in pairs:
         name, separator, value = each.partition("=")
         if not separator or not name.strip():
-            # what stands there may be a password: it is not shown
+            # The message does not show the value, because it may be a password.
             raise InvalidOptionError(
-                "an option --kafka has no '='; expected KEY=VALUE, such as --kafka security.protocol=SSL.",
-                fix="correct it; secrets belong into the file of --kafka-properties.",
+                "a value of --kafka has no '='; expected KEY=VALUE, for example security.protocol=SSL.",
+                fix="correct it; put secrets into a file for --kafka-properties.",
             )
         found[_prefixed(name)] = value.strip()
     if bootstrap_servers is not None:
@@ -103,16 +103,17 @@ def kafka_options(
 
 
 def parse_properties(text: str) -> Iterator[tuple[str, str]]:
-    """A Java properties file, such as Kafka's tools take, as ``kafka.*`` options.
+    """Reads a Java properties file, as Kafka's tools use it, as ``kafka.*`` options.
 
-    Comments, continued lines and escapes are Java's (``Properties.load``). Names may have the prefix already.
+    Comments, continuation lines and escapes follow Java's ``Properties.load``. Names that already have the
+    prefix keep it.
     """
-    for name, value in properties(text):
+    for name, value in java_properties(text):
         yield _prefixed(name), value
 
 
-def properties(text: str) -> Iterator[tuple[str, str]]:
-    """A Java properties file, its names as they are."""
+def java_properties(text: str) -> Iterator[tuple[str, str]]:
+    """Reads a Java properties file and yields names and values unchanged."""
     for line in _logical_lines(text):
         found = re.match(r"((?:\\.|[^ \t\f:=\\])*)[ \t\f]*[:=]?[ \t\f]*(.*)", line, re.DOTALL)
         assert found is not None, "the pattern matches anything"
@@ -126,7 +127,7 @@ def _logical_lines(text: str) -> Iterator[str]:
         if not logical and (not stripped or stripped[0] in "#!"):
             continue
         logical += stripped
-        if (len(logical) - len(logical.rstrip("\\"))) % 2:  # an odd number of backslashes: it goes on
+        if (len(logical) - len(logical.rstrip("\\"))) % 2:  # an odd number of backslashes continues the line
             logical = logical[:-1]
             continue
         yield logical
@@ -142,7 +143,7 @@ def _unescaped(text: str) -> str:
         return _LETTERS.get(found[2], found[2])
 
     units = re.sub(r"\\(?:u([0-9A-Fa-f]{4})|(.))", plain, text, flags=re.DOTALL)
-    # Java's \u is a unit of UTF-16: two of them may be one character
+    # A \u escape in Java is one UTF-16 unit; two of them may form one character.
     return units.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

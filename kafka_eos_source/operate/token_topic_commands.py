@@ -1,4 +1,4 @@
-"""``kafka-eos token-topic create | describe | show | restore | forget``. Changes need --yes."""
+"""The commands ``kafka-eos token-topic create``, ``describe``, ``show``, ``restore`` and ``forget``."""
 
 from __future__ import annotations
 
@@ -6,30 +6,55 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kafka_eos_source.operate.given import CONNECTION, YES, deadline_of, look_at, target_of, with_options
+from kafka_eos_source.operate.shared_options import (
+    CONNECTION,
+    YES,
+    deadline_of,
+    open_reader,
+    require_brokers,
+    target_of,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_TOPIC = click.option("--topic", "name", metavar="TOPIC", required=True, help="As the option token.topic.")
+_TOPIC = click.option(
+    "--topic", "name", metavar="TOPIC", required=True, help="Token topic: the option token.topic."
+)
+_APPLICATION_ID = click.option(
+    "--application-id", metavar="ID", required=True, help="The query's option application.id."
+)
 
 
 @click.group("token-topic")
 def group() -> None:
-    """The compacted topic that keeps tokens when a consumer group is lost."""
+    """Manage the compacted topic that keeps commit tokens safe.
+
+    If Kafka loses a consumer group, a query with the option token.topic continues from its record in this
+    topic.
+    """
 
 
 @group.command()
 @with_options(_TOPIC, *CONNECTION, YES)
-@click.option("--partitions", default=1, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--partitions",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Number of partitions.",
+)
 @click.option(
     "--replication-factor",
     default=-1,
     show_default=True,
-    help="-1 = the broker's default. Three in production.",
+    help="Number of replicas; -1 = the broker's default. Use 3 in production.",
 )
 @click.option(
-    "--min-insync-replicas", type=click.IntRange(min=1), help="Default: the broker's. Two in production."
+    "--min-insync-replicas",
+    type=click.IntRange(min=1),
+    help="min.insync.replicas of the topic. Default: the broker's. Use 2 in production.",
 )
 def create(
     name: str,
@@ -38,14 +63,18 @@ def create(
     min_insync_replicas: int | None,
     yes: bool,
     timeout: str,
-    **given: Any,
+    **options: Any,
 ) -> None:
-    """Creates the topic, compacted and with small segments; checks one that exists."""
+    """Create the topic, or check an existing one.
+
+    The topic is compacted and has small segments, which keeps it fast to read. An existing topic is not
+    changed.
+    """
     from kafka_eos_source.kafka import token_topic
 
-    deadline, kafka = deadline_of(timeout), _kafka(given, name)
+    deadline, kafka = deadline_of(timeout), _kafka(options, name)
     if yes:
-        topic, made = token_topic.create(
+        topic, created = token_topic.create(
             kafka,
             name,
             deadline,
@@ -55,15 +84,17 @@ def create(
         )
     else:
         try:
-            topic, made = token_topic.check(kafka, name, deadline), False
+            topic, created = token_topic.check(kafka, name, deadline), False
         except token_topic.NoTokenTopicError:
-            said = ", ".join(f"{key}={value}" for key, value in token_topic.PROPERTIES.items())
-            click.echo(f"With --yes: topic {name!r} is created with {partitions} partitions and {said}.")
+            config = ", ".join(f"{key}={value}" for key, value in token_topic.PROPERTIES.items())
+            click.echo(
+                f"With --yes: the command creates topic {name!r} with {partitions} partition(s) and {config}."
+            )
             return
     click.echo(
         f"Created topic {name!r}, id {topic.topic_id}."
-        if made
-        else f"Topic {name!r} exists and is left as it is, id {topic.topic_id}."
+        if created
+        else f"Topic {name!r} exists and was not changed, id {topic.topic_id}."
     )
     for warning in topic.warnings:
         click.echo(f"Warning: {warning}", err=True)
@@ -71,27 +102,33 @@ def create(
 
 @group.command()
 @with_options(_TOPIC, *CONNECTION)
-def describe(name: str, timeout: str, **given: Any) -> None:
-    """Cleanup policy, segments, size and open transactions. Waits for nobody."""
+def describe(name: str, timeout: str, **options: Any) -> None:
+    """Show configuration, size and open transactions of the topic.
+
+    Does not wait for open transactions.
+    """
     from kafka_eos_source.operate import token_topics, view
 
-    deadline, kafka = deadline_of(timeout), _kafka(given, name)
-    with look_at(target_of({**given, "topic": name})) as look:
-        assert look is not None, "brokers were named"
-        described = token_topics.describe(kafka, name, look, deadline)
+    deadline, kafka = deadline_of(timeout), _kafka(options, name)
+    with open_reader(target_of({**options, "topic": name})) as reader:
+        assert reader is not None, "_kafka has checked the brokers"
+        described = token_topics.describe(kafka, name, reader, deadline)
     token_topics.show_described(view.console(), described)
 
 
 @group.command()
 @with_options(_TOPIC, *CONNECTION)
-@click.option("--application-id", metavar="ID", help="Show only this query.")
-@click.option("--json", "as_json", is_flag=True, help="For programs; with all offsets.")
-def show(name: str, application_id: str | None, as_json: bool, timeout: str, **given: Any) -> None:
-    """The newest record of each query. Waits for nobody: a batch being committed is not shown yet."""
+@click.option("--application-id", metavar="ID", help="Show only the query with this application.id.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with all offsets.")
+def show(name: str, application_id: str | None, as_json: bool, timeout: str, **options: Any) -> None:
+    """Show the newest record of each query.
+
+    Does not wait for open transactions: a batch that is being committed is not shown yet.
+    """
     from kafka_eos_source.kafka import token_topic, token_topic_reader
     from kafka_eos_source.operate import token_topics, view
 
-    deadline, kafka = deadline_of(timeout), _kafka(given, name)
+    deadline, kafka = deadline_of(timeout), _kafka(options, name)
     topic = token_topic.check(kafka, name, deadline)
     found = token_topics.entries(
         token_topic_reader.read(kafka, topic, deadline, certain=False), application_id
@@ -99,24 +136,24 @@ def show(name: str, application_id: str | None, as_json: bool, timeout: str, **g
     if as_json:
         click.echo(token_topics.entries_json(found))
     elif not found:
-        which = "" if application_id is None else f" of application.id={application_id!r}"
-        click.echo(f"Topic {name!r} holds no record{which}.")
+        of_query = "" if application_id is None else f" of application.id={application_id!r}"
+        click.echo(f"Topic {name!r} holds no record{of_query}.")
     else:
         token_topics.show_entries(view.console(), name, found)
 
 
 @group.command()
 @with_options(_TOPIC, *CONNECTION, YES)
-@click.option("--application-id", metavar="ID", required=True, help="The query's application.id.")
-def forget(name: str, application_id: str, yes: bool, timeout: str, **given: Any) -> None:
-    """Deletes the record of a retired query, so that its application.id can be used anew.
+@_APPLICATION_ID
+def forget(name: str, application_id: str, yes: bool, timeout: str, **options: Any) -> None:
+    """Delete the record of a retired query, so that its application.id can be reused.
 
     A query that still runs writes its record again with its next batch.
     """
     from kafka_eos_source.kafka import token_topic, token_topic_reader
     from kafka_eos_source.operate import token_topics, view
 
-    deadline, kafka = deadline_of(timeout), _kafka(given, name)
+    deadline, kafka = deadline_of(timeout), _kafka(options, name)
     topic = token_topic.check(kafka, name, deadline)
     survey = token_topic_reader.read(kafka, topic, deadline, certain=True, key=application_id.encode())
     found = token_topics.entries(survey)
@@ -126,8 +163,8 @@ def forget(name: str, application_id: str, yes: bool, timeout: str, **given: Any
     token_topics.show_entries(view.console(), name, found)
     if not yes:
         click.echo(
-            "With --yes the record is deleted. If the consumer group is lost too, nothing tells any more "
-            "which batch of this query is in Kafka."
+            "With --yes: the command deletes this record. If the consumer group is lost too, nothing then "
+            "shows which batch of this query Kafka holds."
         )
         return
     token_topics.forget(kafka, topic, application_id, survey, deadline)
@@ -136,8 +173,10 @@ def forget(name: str, application_id: str, yes: bool, timeout: str, **given: Any
 
 @group.command()
 @with_options(_TOPIC, *CONNECTION, YES)
-@click.option("--application-id", metavar="ID", required=True, help="The query's application.id.")
-@click.option("--checkpoint", metavar="URI", help="As the option checkpointLocation; not for batch writes.")
+@_APPLICATION_ID
+@click.option(
+    "--checkpoint", metavar="URI", help="The query's option checkpointLocation; omit it for batch writes."
+)
 @click.pass_context
 def restore(
     ctx: click.Context,
@@ -147,11 +186,12 @@ def restore(
     checkpoint: str | None,
     yes: bool,
     timeout: str,
-    **given: Any,
+    **options: Any,
 ) -> None:
-    """Commits a query's record to its lost consumer group, as a stateful query needs it before a restart.
+    """Restore a lost consumer group from the query's record.
 
-    Other queries restore their group with their next batch. A group that has lost nothing is left as it is.
+    Only stateful queries need this before a restart; other queries restore their group with their next batch.
+    A group that has lost nothing is not changed.
     """
     from kafka_eos_source.commit.first_batch import read_first_batch
     from kafka_eos_source.commit.session import KafkaClients
@@ -159,7 +199,7 @@ def restore(
     from kafka_eos_source.operate import token_topics, view
     from kafka_eos_source.protocol.identity import is_series
 
-    deadline, kafka = deadline_of(timeout), _kafka(given, name)
+    deadline, kafka = deadline_of(timeout), _kafka(options, name)
     records = token_topic_reader.TopicRecords.checked(kafka, name, deadline)
     survey = token_topic_reader.read(
         kafka, records.topic, deadline, certain=False, key=application_id.encode()
@@ -173,14 +213,14 @@ def restore(
     first = None if checkpoint is None else read_first_batch(checkpoint)
     if not is_series(record.token.query_id) and first is None:
         click.echo(
-            "Give the --checkpoint of the query: it says whether the topic has a record of every batch.",
+            "Add --checkpoint: it shows whether the topic has a record of every batch of the query.",
             err=True,
         )
         ctx.exit(1)
     if not yes:
         click.echo(
-            "With --yes whoever runs under the application.id is fenced, and the offsets are committed to "
-            f"group {record.group_id!r} if it has lost them. Stop the query first."
+            "With --yes: the command fences any driver that runs with this application.id, and commits the "
+            f"record's offsets to group {record.group_id!r} if the group has lost them. Stop the query first."
         )
         return
     held = token_topics.restore(
@@ -192,18 +232,11 @@ def restore(
         is_complete=first is None or first.token_topic == name,
     )
     if held is None or held.token is None:
-        click.echo(f"Group {record.group_id!r} has lost nothing and is left as it is.")
+        click.echo(f"Group {record.group_id!r} has lost nothing and was not changed.")
     else:
-        click.echo(f"Group {record.group_id!r} holds batch {held.token.batch_id} again. Start the query.")
+        click.echo(f"Restored group {record.group_id!r} at batch {held.token.batch_id}. Start the query.")
 
 
-def _kafka(given: dict[str, Any], name: str) -> Mapping[str, str]:
-    """Properties of the connection; the name of the topic is checked on the way."""
-    from kafka_eos_source.errors import InvalidOptionError
-
-    kafka = target_of({**given, "topic": name}).kafka
-    if kafka is None:
-        raise InvalidOptionError(
-            "no brokers were named.", fix="give --bootstrap-servers, or --kafka-properties with them."
-        )
-    return kafka
+def _kafka(options: dict[str, Any], name: str) -> Mapping[str, str]:
+    """Returns the librdkafka properties of the cluster, and validates the name of the topic."""
+    return require_brokers(target_of({**options, "topic": name}))

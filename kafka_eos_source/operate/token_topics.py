@@ -1,4 +1,4 @@
-"""The token topic as `kafka-eos token-topic` shows it, and the deletion of a retired query's record."""
+"""Reads and prints the token topic, deletes a retired query's record, and restores a lost group from one."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.kafka.token_topic import TokenTopic
 from kafka_eos_source.kafka.token_topic_reader import NewestRecord, Survey
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.operate.cluster import Look
+from kafka_eos_source.operate.cluster import MetadataReader
 from kafka_eos_source.operate.view import table_of
 from kafka_eos_source.protocol.token_record import TokenRecord, tombstone_batch
 from kafka_eos_source.runtime.deadline import Deadline
 
 
 @dataclass(frozen=True)
-class Described:
+class TokenTopicDescription:
     """A token topic, its configuration and its contents.
 
     Attributes:
-        topic: the checked topic.
-        config: the properties that matter to a token topic; empty if they may not be described.
+        topic: the validated topic.
+        config: the configuration that matters for a token topic; empty if we may not describe it.
         logs: bounds of each partition's log.
-        survey: all that can be read at this moment.
+        survey: everything that can be read at this moment.
     """
 
     topic: TokenTopic
@@ -50,10 +50,10 @@ class Entry:
     """The newest record of one query.
 
     Attributes:
-        application_id: the record's key.
-        found: where it is.
-        record: None if it cannot be read.
-        problem: why it cannot be read.
+        application_id: the key of the record.
+        found: the record as read, with its partition and offset.
+        record: the decoded record; None = it cannot be decoded.
+        problem: why it cannot be decoded.
     """
 
     application_id: str
@@ -62,28 +62,30 @@ class Entry:
     problem: str = ""
 
 
-def describe(kafka: Mapping[str, Any], name: str, look: Look, deadline: Deadline) -> Described:
-    """Looks at the topic without waiting for anybody's transaction.
+def describe(
+    kafka: Mapping[str, Any], name: str, reader: MetadataReader, deadline: Deadline
+) -> TokenTopicDescription:
+    """Reads the topic without waiting for open transactions.
 
     Raises:
-        KafkaEosError: as `token_topic.check` and `token_topic_reader.read`.
+        KafkaEosError: as `token_topic.check` and `token_topic_reader.read` raise it.
     """
     topic = token_topic.check(kafka, name, deadline)
     config = token_topic.config(kafka, name, deadline) if topic.described else {}
-    return Described(
+    return TokenTopicDescription(
         topic,
         {key: config[key] for key in token_topic.PROPERTIES if key in config},
-        look.logs([TopicPartition(name, number) for number in range(topic.partitions)]),
+        reader.logs([TopicPartition(name, number) for number in range(topic.partitions)]),
         token_topic_reader.read(kafka, topic, deadline, certain=False),
     )
 
 
 def entries(survey: Survey, application_id: str | None = None) -> list[Entry]:
-    """The newest record of each query, by application.id.
+    """Returns the newest record of each query, sorted by application.id.
 
     Args:
-        survey: of the topic.
-        application_id: of one query; None = all.
+        survey: contents of the topic.
+        application_id: return only this query; None = all queries.
     """
     newest: dict[str, Entry] = {}
     for found in survey.newest.values():
@@ -98,8 +100,8 @@ def entries(survey: Survey, application_id: str | None = None) -> list[Entry]:
     return [newest[name] for name in sorted(newest)]
 
 
-def show_described(out: Console, described: Described) -> None:
-    """For people."""
+def show_described(out: Console, described: TokenTopicDescription) -> None:
+    """Prints a description of the topic."""
     topic, survey = described.topic, described.survey
     table = table_of(f"token topic {topic.name}")
     table.show_header = False
@@ -110,7 +112,7 @@ def show_described(out: Console, described: Described) -> None:
         ("partitions", str(topic.partitions)),
         *described.config.items(),
         ("application ids", str(len(entries(survey)))),
-        ("records", f"{survey.records:,}, {survey.size_bytes:,} bytes; compaction removes outdated ones"),
+        ("records", f"{survey.records:,}, {survey.size_bytes:,} bytes, including outdated ones"),
     ]:
         table.add_row(name, value)
     out.print(table)
@@ -127,7 +129,7 @@ def show_described(out: Console, described: Described) -> None:
 
 
 def show_entries(out: Console, name: str, found: Sequence[Entry]) -> None:
-    """For people."""
+    """Prints the newest record of each query."""
     table = table_of(f"records of {name}")
     for column in ("application.id", "sequence", "batch", "time", "query", "group", "partitions"):
         table.add_column(column, justify="right" if column in ("sequence", "batch", "partitions") else "left")
@@ -150,7 +152,7 @@ def show_entries(out: Console, name: str, found: Sequence[Entry]) -> None:
 
 
 def entries_json(found: Iterable[Entry]) -> str:
-    """A JSON array; times are in ms since 1970, null = unknown."""
+    """Returns the records as a JSON array; times are in ms since 1970, null = unknown."""
     return json.dumps(
         [
             {
@@ -169,20 +171,20 @@ def entries_json(found: Iterable[Entry]) -> str:
 def forget(
     kafka: Mapping[str, str], topic: TokenTopic, application_id: str, found: Survey, deadline: Deadline
 ) -> int:
-    """Writes a tombstone over every record of a query.
+    """Writes a tombstone for every record of a query.
 
     Args:
         kafka: librdkafka properties of a producer.
-        topic: the checked topic.
-        application_id: of the query.
-        found: what the topic holds.
-        deadline: for the brokers.
+        topic: the validated topic.
+        application_id: the query.
+        found: contents of the topic.
+        deadline: limits the wait for the brokers.
 
     Returns:
-        In how many partitions there was a record.
+        The number of partitions that had a record.
 
     Raises:
-        KafkaEosError: the tombstones may not have been written.
+        KafkaEosError: if it is unknown whether all tombstones were written.
     """
     key = application_id.encode()
     partitions = [tp.partition for (each, tp), value in found.newest.items() if each == key and value]
@@ -210,24 +212,26 @@ def restore(
 ) -> Held | None:
     """Commits the offsets of a query's record to its consumer group, if the group has lost them.
 
-    A stateful query needs this: its operators read the group before the commit could look for a record. The
-    transactional id is initialised, so a driver that still runs is fenced. Crash at any point ⇒ the group is
-    either as before or whole.
+    A stateful query needs this, because its operators read the group before the commit could read the record.
+    The function initialises the transactional id, which fences a driver that still runs. After a crash at any
+    point, the group is either unchanged or complete.
 
     Args:
-        clients: of the cluster.
+        clients: clients of the cluster.
         records: the token topic.
-        application_id, group_id: of the query.
-        deadline: for the brokers, and for other queries' open transactions in the token topic.
-        is_complete: whether the topic has a record of every transaction, as the checkpoint says.
+        application_id: the query's application.id.
+        group_id: the query's consumer group.
+        deadline: limits the wait for the brokers and for open transactions of other queries in the token
+            topic.
+        is_complete: whether the topic has a record of every transaction, according to the checkpoint.
 
     Returns:
-        What the group holds now; None if it had lost nothing, or if there is no record.
+        What the group holds now; None if it had lost nothing or the topic has no record.
 
     Raises:
-        TokenMissingError: the record may not be the newest.
-        OperatorError: group and record contradict each other.
-        OutcomeUnknownError: the commit was not confirmed; run the command again.
+        TokenMissingError: if the record may not be the newest.
+        OperatorError: if group and record contradict each other.
+        OutcomeUnknownError: if the broker did not confirm the commit; run the command again.
     """
     producer = clients.producer(application_id)
     try:

@@ -1,4 +1,4 @@
-"""What a restart would do, by the product's own decision: a pure function of what was found."""
+"""Decides what a restart would do, with the decision function of the commit itself. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from kafka_eos_source.operate.cluster import KafkaView
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to know.
+    """One fact that a person should know.
 
     Attributes:
-        text: what.
-        condition: the error that a restart would end with, as in ``TOKEN_MISSING``; "" = none.
+        text: the fact.
+        condition: the error condition that a restart would end with, such as ``TOKEN_MISSING``; "" = no
+            error.
         fix: what to do about it.
     """
 
@@ -26,21 +27,22 @@ class Finding:
 
     @classmethod
     def of(cls, error: KafkaEosError) -> Finding:
+        """Returns the finding that describes an error."""
         return cls(error.message, short_name(type(error)), error.fix)
 
 
 def short_name(error: type[KafkaEosError]) -> str:
-    """The condition without its prefix: the heading of its page in docs/runbooks.md."""
+    """Returns the condition without its prefix, which is its heading in docs/runbooks.md."""
     return error.condition.partition(".")[2] or error.condition
 
 
 def findings(application_id: str, checkpoint: Checkpoint | None, kafka: KafkaView | None) -> list[Finding]:
-    """The verdict first, then what else a restart would meet.
+    """Returns what a restart would do, followed by what else a person should know.
 
     Args:
         application_id: the transactional id.
-        checkpoint: None = none was named, or there is none.
-        kafka: None = no broker was asked, or none answered.
+        checkpoint: None = no checkpoint was named, or the location contains none.
+        kafka: None = Kafka was not contacted, or did not answer.
     """
     found = []
     if kafka is None:
@@ -58,7 +60,7 @@ def findings(application_id: str, checkpoint: Checkpoint | None, kafka: KafkaVie
                 Finding(
                     "; ".join(f"{each.kind}: {each.text}" for each in kafka.losses) + ".",
                     short_name(DataLossError),
-                    "restart with failOnDataLoss=false once it is clear what is lost.",
+                    "once you know which records are lost, restart with failOnDataLoss=false.",
                 )
             )
     return found
@@ -67,31 +69,34 @@ def findings(application_id: str, checkpoint: Checkpoint | None, kafka: KafkaVie
 def _restart(application_id: str, checkpoint: Checkpoint, kafka: KafkaView) -> Finding:
     if kafka.unrecovered is not None:
         return Finding.of(kafka.unrecovered)
-    batch = checkpoint.next(application_id, kafka.own)
+    batch = checkpoint.describe_next_batch(application_id, kafka.own)
     token_topic = None if checkpoint.first_batch is None else checkpoint.first_batch.token_topic
     try:
         verdict = batch_verdict(batch, kafka.held, kafka.anchor, token_topic=token_topic)
     except KafkaEosError as error:
         return Finding.of(error)
     if verdict is Verdict.SKIP:
-        return Finding(f"batch {batch.batch_id} is in Kafka and not in Spark's log: a restart skips it.")
+        return Finding(
+            f"Kafka holds batch {batch.batch_id}, Spark's commit log does not: a restart skips it."
+        )
     if checkpoint.replays:
-        return Finding(f"batch {batch.batch_id} is planned and not in Kafka: a restart writes it, once.")
+        return Finding(f"batch {batch.batch_id} is planned but not in Kafka: a restart writes it once.")
     if checkpoint.planned is None:
-        return Finding("the query has not planned a batch yet: it begins with batch 0.")
+        return Finding("the query has not planned a batch yet: a restart begins with batch 0.")
     return Finding(
-        f"batch {checkpoint.planned} is done on both sides: Spark's next batch {batch.batch_id} will be "
-        "written."
+        f"batch {checkpoint.planned} is complete in Spark and in Kafka: a restart continues with batch "
+        f"{batch.batch_id}."
     )
 
 
 def _without_kafka(checkpoint: Checkpoint | None) -> Finding:
     if checkpoint is None:
-        return Finding("no checkpoint, and no broker was asked or answered: nothing is known.")
+        return Finding("nothing is known: there is no checkpoint and no answer from Kafka.")
     return Finding(
-        f"no broker was asked or answered: whether batch {checkpoint.next_batch} is in Kafka is not known."
+        f"without an answer from Kafka, it is unknown whether Kafka holds batch {checkpoint.next_batch}."
         if checkpoint.replays
-        else f"no broker was asked or answered; by Spark's logs batch {checkpoint.next_batch} comes next."
+        else "there is no answer from Kafka; by Spark's logs, a restart continues with batch "
+        f"{checkpoint.next_batch}."
     )
 
 
@@ -99,8 +104,8 @@ def _without_checkpoint(application_id: str, kafka: KafkaView) -> Finding:
     if kafka.token is None:
         return Finding(f"Kafka holds no token of application.id={application_id!r}.")
     return Finding(
-        f"Kafka holds batch {kafka.token.batch_id} of query {kafka.token.query_id}: a query with a new "
-        "checkpoint would be refused (FOREIGN_QUERY), unless it adopts."
+        f"Kafka holds batch {kafka.token.batch_id} of query {kafka.token.query_id}. A query with a new "
+        "checkpoint fails with FOREIGN_QUERY unless it sets onForeignQuery=adopt."
     )
 
 
@@ -109,12 +114,14 @@ def _first_batch_file(application_id: str, checkpoint: Checkpoint) -> list[Findi
     if first is None:
         if checkpoint.planned is None:
             return []
-        return [Finding("the checkpoint was never committed through kafka-eos: its first batch is written.")]
+        return [
+            Finding("kafka-eos has not committed a batch of this checkpoint yet: a restart writes the first.")
+        ]
     if first.query_id != checkpoint.query_id:
         return [
             Finding(
-                f"the checkpoint's first-batch file is that of query {first.query_id}: the folder was copied "
-                "from there."
+                f"the checkpoint's first-batch file belongs to query {first.query_id}: somebody copied the "
+                "folder from that query's checkpoint."
             )
         ]
     if first.application_id != application_id:
@@ -134,23 +141,23 @@ def _transactions(application_id: str, kafka: KafkaView) -> list[Finding]:
     if kafka.pending:
         found.append(
             Finding(
-                "an unfinished transaction holds the group's offsets: a driver is in the midst of a commit, "
-                "or died there. What is said here of Kafka is what was committed before it.",
-                fix="if no driver runs, start the query, or: "
+                "an unfinished transaction is about to change the group's offsets: a driver is committing, "
+                "or died while committing. The offsets shown here were committed before this transaction.",
+                fix="if no driver runs, start the query or run "
                 f"kafka-eos fence --application-id {application_id}",
             )
         )
-    since = [
+    open_since = [
         f"{each.tp} from offset {each.transaction_since}"
         for each in kafka.partitions
         if each.transaction_since is not None
     ]
-    if since:
+    if open_since:
         found.append(
             Finding(
-                f"a transaction is open in {', '.join(since)}: read_committed consumers wait there.",
-                fix="an open one of this query ends with it; for others see 'Hanging transactions' in "
-                "docs/runbooks.md (kafka-transactions.sh find-hanging).",
+                f"a transaction is open in {', '.join(open_since)}: read_committed consumers wait there.",
+                fix="if it is a transaction of this query, a restart of the query ends it. For others, see "
+                "'Hanging transactions' in docs/runbooks.md (kafka-transactions.sh find-hanging).",
             )
         )
     return found

@@ -1,4 +1,4 @@
-"""What was found, for people and, as JSON, for programs."""
+"""Prints an inspection, an adoption or a sweep, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from kafka_eos_source.operate.adopt import Adoption
 from kafka_eos_source.operate.checkpoint import Checkpoint
 from kafka_eos_source.operate.cluster import KafkaView, PartitionView
 from kafka_eos_source.operate.inspect import Inspection
-from kafka_eos_source.operate.staging import Staged
+from kafka_eos_source.operate.staging import StagedEntry
 from kafka_eos_source.operate.sweep import Sweep
 from kafka_eos_source.operate.verdict import Finding
 from kafka_eos_source.protocol.token import Token
 
-#: Of what is written into a file or a pipe, where no terminal says how wide it is.
+#: Characters per line when the output is a file or a pipe, which has no width of its own.
 _WIDTH = 160
 
 
 def console() -> Console:
+    """Returns a console that writes to standard output."""
     return Console(
         markup=False, highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else _WIDTH
     )
 
 
 def show_inspection(out: Console, found: Inspection) -> None:
-    """The whole view, the verdict last: it is what stays on the screen."""
+    """Prints an inspection. The verdict comes last, so that it stays visible on the screen."""
     facts = table_of(f"application.id {found.application_id}")
     facts.show_header = False
     facts.add_column(style="dim")
@@ -49,6 +50,7 @@ def show_inspection(out: Console, found: Inspection) -> None:
 
 
 def show_finding(out: Console, finding: Finding) -> None:
+    """Prints one finding with its fix and its page in the runbooks."""
     name = f"{finding.condition}: " if finding.condition else ""
     out.print(f"{name}{finding.text}", style="bold red" if finding.condition else "bold")
     if finding.fix:
@@ -58,7 +60,8 @@ def show_finding(out: Console, finding: Finding) -> None:
 
 
 def show_adoption(out: Console, adoption: Adoption) -> None:
-    for line in adoption.text:
+    """Prints what `adopt` can do, or the options that the query needs."""
+    for line in adoption.messages:
         out.print(line)
     if adoption.refused is not None:
         show_finding(out, adoption.refused)
@@ -67,31 +70,38 @@ def show_adoption(out: Console, adoption: Adoption) -> None:
         for name, value in options.items():
             out.print(f"  .option({name!r}, {value!r})")
     if any("onForeignQuery" in options for options in adoption.options.values()):
-        out.print("Take onForeignQuery out again after the first batch.")
+        out.print("Remove onForeignQuery again after the first batch.")
 
 
 def show_sweep(out: Console, sweep: Sweep) -> None:
+    """Prints what `sweep` deletes and keeps, with the reasons."""
     table = table_of(sweep.location)
     for column in ("", "entry", "files", "bytes", "why"):
         table.add_column(column, justify="right" if column in ("files", "bytes") else "left")
-    for each in sweep.judged:
-        staged = each.staged
+    for each in sweep.decisions:
+        entry = each.entry
         table.add_row(
-            "goes" if each.goes else "stays",
-            staged.name,
-            f"{staged.files:,}",
-            f"{staged.size_bytes:,}",
-            each.why,
+            "delete" if each.delete else "keep",
+            entry.name,
+            f"{entry.files:,}",
+            f"{entry.size_bytes:,}",
+            each.reason,
         )
-    if sweep.judged:
+    if sweep.decisions:
         out.print(table)
     if sweep.why_unknown:
-        out.print(f"No micro-batch goes: {sweep.why_unknown}.")
-    out.print(f"{len(sweep.going)} of {len(sweep.judged)} entries may go, {sweep.size_bytes:,} bytes.")
+        out.print(f"All micro-batches are kept: {sweep.why_unknown}.")
+    out.print(
+        f"{len(sweep.deletable)} of {len(sweep.decisions)} entries can be deleted, "
+        f"{sweep.size_bytes:,} bytes."
+    )
 
 
 def inspection_json(found: Inspection) -> str:
-    """One JSON object; names are those of the dataclasses, times are in seconds since 1970."""
+    """Returns an inspection as one JSON object.
+
+    Names follow the dataclasses; times are in seconds since 1970.
+    """
     checkpoint, kafka = found.checkpoint, found.kafka
     return json.dumps(
         {
@@ -169,7 +179,7 @@ def _facts(found: Inspection) -> Iterable[tuple[str, str]]:
         yield "Spark's offset log", _batch(checkpoint.planned, checkpoint.planned_at_seconds)
         yield "Spark's commit log", _batch(checkpoint.committed)
         if checkpoint.first_batch is not None:
-            yield "committed here since", f"batch {checkpoint.first_batch.first_batch}"
+            yield "first batch committed", f"batch {checkpoint.first_batch.first_batch}"
     if kafka is not None:
         yield "cluster", kafka.cluster_id
         token = kafka.token
@@ -185,10 +195,10 @@ def _facts(found: Inspection) -> Iterable[tuple[str, str]]:
             yield "  digests", f"start {token.start_digest or '-'}, end {token.end_digest or '-'}"
         yield (
             "transaction",
-            "unfinished, holds the group's offsets" if kafka.pending else "none of this group",
+            "unfinished, about to change the group's offsets" if kafka.pending else "none on this group",
         )
-        # librdkafka has no DescribeTransactions (KIP-664)
-        yield "  its coordinator", f"kafka-transactions.sh describe --transactional-id {found.application_id}"
+        # librdkafka has no DescribeTransactions (KIP-664), so the command shows what to run instead.
+        yield "  details", f"kafka-transactions.sh describe --transactional-id {found.application_id}"
 
 
 def _batch(batch_id: int | None, at_seconds: float | None = None) -> str:
@@ -225,7 +235,7 @@ def _partitions(partitions: Iterable[PartitionView]) -> Table:
     return table
 
 
-def _staged(staged: Iterable[Staged]) -> Table:
+def _staged(staged: Iterable[StagedEntry]) -> Table:
     table = table_of("staged")
     table.add_column("batch")
     table.add_column("files", justify="right")
@@ -236,4 +246,5 @@ def _staged(staged: Iterable[Staged]) -> Table:
 
 
 def table_of(title: str) -> Table:
+    """Returns an empty table in the style of all commands."""
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)

@@ -1,11 +1,11 @@
 """Judges the history of a run, in the way of Jepsen's checker for Kafka (``jepsen.tests.kafka``).
 
-Nothing is compared with what should have come out, as `verdict` does. Here the operations are held against
-each other: what was acknowledged must be read, what failed must not be, a transaction is read whole or not
-at all, all readers see one log, and the transactions of a query read its source without gap and overlap.
+`verdict` compares a run with its expected output. This module needs no expected output; it compares the
+operations with each other: acknowledged values must be read; values of failed transactions must not; a
+transaction is read completely or not at all; all readers see one log; and the transactions of a query read
+its source without gap and overlap.
 
-A transaction took place if it was acknowledged, or if nobody knows how it ended and one of its values was
-read.
+A transaction took place if it was acknowledged, or if its outcome is unknown and one of its values was read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kafka_eos_source.testing.replays import Transaction, transactions
 
 __all__ = ["Anomaly", "Findings", "check"]
 
-#: The transaction that sent a value, and the value's place in it.
+#: The transaction that sent a value, and the value's position in it.
 _Senders: TypeAlias = dict[Identity, tuple[Transaction, int]]
 
 
@@ -34,15 +34,15 @@ def check(
     order: Callable[[str], int] | None = None,
     examples: int = 5,
 ) -> Findings:
-    """Judges a history. Linear, but for the sorting of offsets.
+    """Judges a history. The time is linear, except for sorting offsets.
 
     Args:
         history: see `history.read_history`.
-        final: readers have read to the end, so that all that was acknowledged must have been read. If
-            not, only what comes before the last value read of its key must.
-        order: the place of a value among those of its key, where values tell; else the order in which
-            they were sent counts, by batch id and within the batch.
-        examples: how many of each anomaly are kept.
+        final: whether the readers have read to the end, so that all acknowledged values must have been read.
+            Otherwise, only the values before the last read value of their key must.
+        order: returns the position of a value among those of its key, if the values themselves show it.
+            Otherwise the order in which they were sent counts, by batch id and within the batch.
+        examples: how many examples of each anomaly are kept.
     """
     observed = observe(history)
     known = transactions(history, observed.seen_ns)
@@ -72,7 +72,10 @@ def check(
 
 
 def _senders(known: list[Transaction]) -> _Senders:
-    """Who sent each value. Of several (a range that another query reads again), one that was acknowledged."""
+    """Returns the sender of each value.
+
+    If several transactions sent it (another query reads the same range again), prefers an acknowledged one.
+    """
     senders: _Senders = {}
     for outcome in (Phase.FAIL, Phase.INFO, Phase.OK):
         for each in known:
@@ -90,14 +93,14 @@ def _took_place(each: Transaction, observed: Observed, senders: _Senders) -> boo
 
 
 def _what_was_read(observed: Observed, known: list[Transaction], senders: _Senders) -> Iterator[Finding]:
-    """Every value read was sent by a transaction that had begun and did not fail."""
+    """Every read value was sent by a transaction that had begun and did not fail."""
     recorded = {topic for topic, _, _ in senders}
     discarded = frozenset().union(*(each.discarded for each in known))
     for value, at_ns in observed.seen_ns.items():
         sender, index = senders.get(value, (None, 0))
         if sender is None:
             if value in discarded:
-                yield Finding(Anomaly.ABORTED_READ, f"{value[0]}: {show(value)}, of an attempt not taken")
+                yield Finding(Anomaly.ABORTED_READ, f"{value[0]}: {show(value)}, of a discarded attempt")
             elif value[0] in recorded:
                 yield Finding(Anomaly.FOREIGN_READ, f"{value[0]}: {show(value)}")
         elif sender.outcome is Phase.FAIL:
@@ -114,7 +117,7 @@ def _what_was_read(observed: Observed, known: list[Transaction], senders: _Sende
 def _what_was_written(
     observed: Observed, happened: list[Transaction], senders: _Senders, final: bool
 ) -> Iterator[Finding]:
-    """Every value of a transaction that took place is read."""
+    """Every value of a transaction that took place was read."""
     last_read: dict[tuple[str, str | None, str], tuple[int, int]] = {}
     if not final:
         for value in observed.seen_ns:
@@ -134,14 +137,17 @@ def _what_was_written(
         if each.outcome is Phase.OK:
             yield from (Finding(Anomaly.LOST_WRITE, f"{v[0]}: {show(v)}, {each}") for v in missing)
         elif missing:
-            some = f"{len(missing)} of {len(each.txn.sends)} values are not read, as {show(missing[0])}"
+            some = f"{len(missing)} of {len(each.txn.sends)} values were not read, such as {show(missing[0])}"
             yield Finding(Anomaly.TORN_TRANSACTION, f"{each}: {some}")
 
 
 def _key_order(
     observed: Observed, senders: _Senders, order: Callable[[str], int] | None
 ) -> Iterator[Finding]:
-    """The values of a key stand in the log as they were sent. A value that stands there twice counts once."""
+    """The log has the values of a key in the order in which they were sent.
+
+    Of duplicates, only the first one counts.
+    """
     recorded = {topic for topic, _, _ in senders}
     for (topic, partition), log in observed.logs.items():
         if order is None and topic not in recorded:
@@ -166,9 +172,10 @@ def _key_order(
 
 
 def _ranges(known: list[Transaction], happened: list[Transaction], final: bool) -> Iterator[Finding]:
-    """Each transaction of a query reads on where the one before it stopped.
+    """Each transaction of a query begins to read where the one before it stopped.
 
-    One that nobody knows the end of, and that left no value which could tell, may have taken place or not.
+    A transaction whose outcome is unknown, and whose values do not show it either, may have taken place or
+    not.
     """
     certain = {(each.query, each.batch_id) for each in happened}
     stops: dict[tuple[str, str, int], set[int]] = {}
@@ -181,7 +188,7 @@ def _ranges(known: list[Transaction], happened: list[Transaction], final: bool) 
             possible = stops.get(source, {start})
             if surely and start not in possible:
                 what = "a gap" if start > max(possible) else "an overlap"
-                where = f"{topic}-{partition}, {each}: starts at {start}, the one before stopped at"
+                where = f"{topic}-{partition}, {each}: starts at {start}, the previous one stopped at"
                 yield Finding(Anomaly.SOURCE_RANGE, f"{where} {max(possible)}: {what}")
             if end < start:
                 yield Finding(Anomaly.SOURCE_RANGE, f"{topic}-{partition}, {each}: from {start} to {end}")
@@ -192,7 +199,7 @@ def _ranges(known: list[Transaction], happened: list[Transaction], final: bool) 
 
 
 def _source_reads(observed: Observed, happened: list[Transaction], senders: _Senders) -> Iterator[Finding]:
-    """A transaction reads all of its ranges, nothing else, nothing twice, and nothing that it sends."""
+    """A transaction reads exactly its ranges, each record once, and no value that it sends itself."""
     for each in happened:
         if each.txn.reads is None:
             continue
@@ -214,6 +221,6 @@ def _source_reads(observed: Observed, happened: list[Transaction], senders: _Sen
                 yield Finding(Anomaly.DUPLICATE, f"{where}: {len(got) - len(distinct)} records read twice")
             if distinct - due:
                 outside = min(distinct - due)
-                yield Finding(Anomaly.SOURCE_RANGE, f"{where}: {outside} is outside of what it reads")
+                yield Finding(Anomaly.SOURCE_RANGE, f"{where}: offset {outside} is outside its range")
             if due - distinct:
-                yield Finding(Anomaly.POLL_SKIP, f"{where}: passed over {min(due - distinct)}")
+                yield Finding(Anomaly.POLL_SKIP, f"{where}: skipped offset {min(due - distinct)}")

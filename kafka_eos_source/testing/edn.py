@@ -1,14 +1,14 @@
-"""Histories for Jepsen: the same run, judged by a checker that others wrote.
+"""Exports histories for Jepsen, so that an independent checker can judge the same run.
 
-``python -m kafka_eos_source.testing.edn driver.jsonl reader.jsonl > history.edn`` writes one operation a
-line, as ``jepsen.tests.kafka`` reads them::
+``python -m kafka_eos_source.testing.edn driver.jsonl reader.jsonl > history.edn`` writes one operation per
+line, in the form that ``jepsen.tests.kafka`` reads::
 
     {:index 0, :time 0, :process 0, :type :invoke, :f :txn, :value [[:send "out-1" "k=k:7"]]}
     {:index 1, :time 9, :process 0, :type :ok, :f :txn, :value [[:send "out-1" [17 "k=k:7"]]]}
     {:index 2, :time 12, :process 1, :type :invoke, :f :poll, :value [[:poll]]}
     {:index 3, :time 12, :process 1, :type :ok, :f :poll, :value [[:poll {"out-1" [[17 "k=k:7"]]}]]}
 
-To have it judged, with Clojure and the library ``jepsen`` (no cluster is needed)::
+To check it with Clojure and the library ``jepsen`` (no cluster is needed)::
 
     (require '[clojure.edn :as edn] '[clojure.java.io :as io]
              '[jepsen.history :as history] '[jepsen.tests.kafka :as kafka])
@@ -16,22 +16,22 @@ To have it judged, with Clojure and the library ``jepsen`` (no cluster is needed
       (let [found (->> (line-seq lines) (mapv edn/read-string) history/history kafka/analysis :errors)]
         (apply dissoc found (kafka/allowed-error-types {}))))    ; {} = nothing is wrong
 
-It throws ``:no-writer-of-value`` where a value was read that nobody sent there. It knows nothing of source
-ranges. What was written and not yet read by an operation that is ok at the end of the run is ``:unseen``,
-so the input of a query must be drained as well.
+Jepsen throws ``:no-writer-of-value`` if a value was read from a partition to which it was never sent. It does
+not know source ranges. Values that were written, but not read by a successful operation at the end of the
+run, are ``:unseen``; so the run must read the input of a query to its end, too.
 
-What is translated:
+The translation:
 
-* Jepsen's keys are partitions, its values are unique within one: record key and value, joined by ``=``.
-* The attempts at a micro-batch are one operation, from when the first began to when one was acknowledged.
-* Offsets of what was sent are those at which readers saw it: transactions do not tell them. What a
-  partitioner was to place, and no reader saw, has the partition ``?``.
-* Order within a transaction counts by record key only, so sends of different keys to one partition are
-  given in the order of the log.
-* A process of Jepsen's does one thing at a time and ends with an operation that nobody knows the end of:
-  what comes after is a process of a new number.
-* Left out: read_uncommitted readers, which Jepsen does not know; and source topics that nobody is
-  recorded to write to, whose values it would take for inventions.
+* Jepsen's keys are partitions; its values are unique within one: record key and value, joined by ``=``.
+* All attempts at a micro-batch are one operation, from the start of the first to the acknowledgement.
+* The offsets of sent records are those that readers saw, because a transaction does not return them. If a
+  partitioner chooses the partition and no reader saw the record, its partition is ``?``.
+* Within a transaction, only the order per record key counts. So sends of different keys to one partition
+  are written in the order of the log.
+* A Jepsen process does one thing at a time and ends with an operation of unknown outcome; what follows gets a
+  new process number.
+* Left out: read_uncommitted readers, which Jepsen does not know, and source topics without recorded writers,
+  whose values Jepsen would take for invented ones.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ from kafka_eos_source.testing.replays import Transaction, transactions
 
 
 class _Done(NamedTuple):
-    """An operation as Jepsen has it: what was intended, and what came of it."""
+    """An operation in Jepsen's form: what was intended, and the result."""
 
-    actor: str  #: who does one thing after the other
+    actor: str  #: does one thing at a time
     begin_ns: int
     end_ns: int
     outcome: Phase
@@ -81,13 +81,13 @@ class _Line(NamedTuple):
 
 
 def edn(history: History) -> Iterator[str]:
-    """The history as lines of EDN."""
+    """Yields the history as lines of EDN."""
     lines = [
         _Line(each.time_ns, ":nemesis", "info", "fault", json.dumps(each.what.what))
         for each in history.faults
     ]
     lines += _in_processes(_operations(history))
-    lines.sort(key=lambda line: line.time_ns)  # stable: what one process did stays in its order
+    lines.sort(key=lambda line: line.time_ns)  # stable, so the lines of one process keep their order
     for index, each in enumerate(lines):
         yield (
             f"{{:index {index}, :time {each.time_ns - lines[0].time_ns}, :process {each.process}, "
@@ -110,7 +110,7 @@ def _operations(history: History) -> Iterator[_Done]:
 
 
 def _in_processes(operations: Iterable[_Done]) -> Iterator[_Line]:
-    """Hands out process numbers: a new one after an operation that nobody knows the end of."""
+    """Assigns process numbers; a new number follows an operation of unknown outcome."""
     by_actor: dict[str, list[_Done]] = defaultdict(list)
     for each in operations:
         by_actor[each.actor].append(each)
@@ -173,12 +173,12 @@ def _by_partition(records: Iterable[Record]) -> str:
 
 
 def _value(key: str | None, value: str) -> str:
-    """A string: JSON's escapes are EDN's too."""
+    """Returns key and value as an EDN string; JSON's escapes are valid in EDN."""
     return json.dumps(value if key is None else f"{key}={value}")
 
 
 def _in_log_order(sends: tuple[Send, ...], observed: Observed) -> list[Send]:
-    """As the log has them, but the values of one key as they were sent. Those not in the log come last."""
+    """Returns the sends in log order; those of one key keep their order, and unread ones come last."""
     found = sorted(
         (send for send in sends if send.identity in observed.places),
         key=lambda send: observed.places[send.identity],
@@ -198,7 +198,7 @@ def _series(send: Send, observed: Observed) -> tuple[str, str | None, int]:
 @click.command(name="edn")
 @click.argument("paths", metavar="HISTORY...", nargs=-1, required=True, type=click.Path(exists=True))
 def main(paths: tuple[str, ...]) -> None:
-    """Writes the history in these files as EDN, for Jepsen's checker."""
+    """Write the history in these files as EDN, for Jepsen's checker."""
     for line in edn(read_history(map(Path, paths))):
         click.echo(line)
 

@@ -1,4 +1,4 @@
-"""What a checker of histories can find, and how it says so."""
+"""The anomalies that the checker of histories can find, and how it reports them."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import NamedTuple
 
 
 class Anomaly(Enum):
-    """What may not be in a history."""
+    """Something that must not occur in a history."""
 
     INCONSISTENT_OFFSET = "inconsistent offsets"  #: one offset, several records
     DUPLICATE = "duplicates"  #: one value at several offsets of a topic, or read twice by a transaction
-    FOREIGN_READ = "foreign reads"  #: a value that nobody sent there, in a topic whose writers are recorded
-    ABORTED_READ = "aborted reads"  #: a value of a transaction that failed, or of an attempt not taken
+    FOREIGN_READ = "foreign reads"  #: a value never sent to this topic, whose writers are all recorded
+    ABORTED_READ = "aborted reads"  #: a value of a failed transaction, or of a discarded attempt
     PRECOMMITTED_READ = "precommitted reads"  #: a value read before its transaction began, or within it
-    LOST_WRITE = "lost writes"  #: a value that was acknowledged and is not read
-    TORN_TRANSACTION = "torn transactions"  #: nobody knows how it ended, and part of it is read
+    LOST_WRITE = "lost writes"  #: a value that was acknowledged but not read
+    TORN_TRANSACTION = "torn transactions"  #: the outcome is unknown, and only a part was read
     KEY_ORDER = "key order"  #: values of a key in another order than they were sent
-    NONMONOTONIC_POLL = "non-monotonic polls"  #: a reader that went back, or stood still
-    POLL_SKIP = "poll skips"  #: a reader that passed over what others read there
+    NONMONOTONIC_POLL = "non-monotonic polls"  #: a reader went back, or read an offset twice
+    POLL_SKIP = "poll skips"  #: a reader skipped records that others read
     SOURCE_RANGE = "source ranges"  #: a gap or an overlap between transactions, or a read outside
 
 
 class Finding(NamedTuple):
-    """One case of an anomaly."""
+    """One occurrence of an anomaly."""
 
     anomaly: Anomaly
     example: str
@@ -34,17 +34,17 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Findings:
-    """What is wrong with a history, and how much there was to judge.
+    """The result of the checker, and how much it judged.
 
     Attributes:
-        transactions: batches; one that was tried again counts once.
-        replays: attempts beyond the first ones.
-        took_place: transactions that did, as far as can be known.
-        sent: values of those.
-        read: values that readers saw, each once.
-        faults: injected.
-        counts: cases of each anomaly that there is.
-        examples: some of them, for people.
+        transactions: number of batches; a retried batch counts once.
+        replays: number of attempts after the first ones.
+        took_place: number of transactions that took place, as far as known.
+        sent: number of values that these sent.
+        read: number of distinct values that readers saw.
+        faults: number of injected faults.
+        counts: occurrences of each anomaly that was found.
+        examples: some of the occurrences, as text.
     """
 
     transactions: int
@@ -58,6 +58,7 @@ class Findings:
 
     @property
     def ok(self) -> bool:
+        """Whether no anomaly was found."""
         return not self.counts
 
     def __str__(self) -> str:
@@ -81,7 +82,7 @@ class Findings:
 def tally(
     found: Iterable[Finding], most_examples: int
 ) -> tuple[dict[Anomaly, int], dict[Anomaly, tuple[str, ...]]]:
-    """Counts cases, and keeps the first examples of each."""
+    """Counts the occurrences, and keeps the first examples of each anomaly."""
     counts: Counter[Anomaly] = Counter()
     examples: dict[Anomaly, list[str]] = defaultdict(list)
     for anomaly, example in found:

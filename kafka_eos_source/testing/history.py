@@ -1,8 +1,8 @@
-"""What the processes of a run did, written down while they did it, so that it can be judged afterwards.
+"""Records what the processes of a run do, while they do it, so that a checker can judge the run afterwards.
 
-Each process appends to a file of its own, one JSON object a line, written by one ``write`` each: a process
-that is killed loses at most the line it was writing. Lines come in pairs, as in Jepsen's histories: an
-``invoke`` before the thing is tried, and its outcome after it::
+Each process appends to its own file, one JSON object per line. A line is one ``write``, so a killed process
+loses at most the line that it was writing. As in Jepsen's histories, lines come in pairs: an ``invoke``
+before the operation, and the outcome after it::
 
     {"process": "driver-7", "op": 0, "kind": "txn", "phase": "invoke", "time_ns": 51,
      "query": "app", "batch_id": 4, "run": "…", "ranges": [["in", 0, 20, 30]],
@@ -12,11 +12,11 @@ that is killed loses at most the line it was writing. Lines come in pairs, as in
      "isolation": "read_committed", "records": [["out", 3, 17, "k", "k:1"], …]}
     {"process": "soak", "op": 2, "kind": "fault", "phase": "info", "time_ns": 60, "what": "kill driver"}
 
-Outcomes: ``ok`` it happened; ``fail`` it surely did not, and never will; ``info`` nobody knows, which is
-also the outcome of an ``invoke`` without a second line. In doubt, ``info``: a ``fail`` that is none makes
-the checker see aborted reads. Within a topic the values of a key are unique.
+Outcomes: ``ok`` = it happened; ``fail`` = it certainly did not happen and never will; ``info`` = unknown,
+which is also the outcome of an ``invoke`` without a second line. If in doubt, use ``info``: a wrong ``fail``
+makes the checker report aborted reads. Within a topic, the values of a key must be unique.
 
-Times are of the monotonic clock, which all processes of a machine share: histories are of one machine.
+Times are of the monotonic clock, which all processes of a machine share, so a history is of one machine.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ READ_UNCOMMITTED = "read_uncommitted"
 
 
 class Phase(str, Enum):
-    """The beginning of an operation, or how it ended."""
+    """The start of an operation, or its outcome."""
 
     INVOKE = "invoke"
     OK = "ok"
-    FAIL = "fail"  #: it did not happen, and never will
-    INFO = "info"  #: nobody knows
+    FAIL = "fail"  #: it did not happen and never will
+    INFO = "info"  #: unknown
 
 
-#: What a value is known by, wherever it is sent or read: topic, key and value.
+#: Identifies a value wherever it is sent or read: topic, key and value.
 Identity: TypeAlias = tuple[str, str | None, str]
 
 
@@ -61,11 +61,12 @@ class Record(NamedTuple):
 
     @property
     def identity(self) -> Identity:
+        """Identifies the value wherever it is sent or read."""
         return self.topic, self.key, self.value
 
 
 class Send(NamedTuple):
-    """A record to be written; ``partition`` is None where a partitioner chooses it."""
+    """A record to be written; ``partition`` is None if a partitioner chooses it."""
 
     topic: str
     partition: int | None
@@ -74,11 +75,12 @@ class Send(NamedTuple):
 
     @property
     def identity(self) -> Identity:
+        """Identifies the value wherever it is sent or read."""
         return self.topic, self.key, self.value
 
 
 class SourceRange(NamedTuple):
-    """Offsets ``start`` (included) to ``end`` (excluded) that a micro-batch reads."""
+    """Offsets that a micro-batch reads, from ``start`` (inclusive) to ``end`` (exclusive)."""
 
     topic: str
     partition: int
@@ -88,14 +90,14 @@ class SourceRange(NamedTuple):
 
 @dataclass(frozen=True)
 class Txn:
-    """One attempt at a transaction: a micro-batch, or what a plain producer sends at once.
+    """One attempt at a transaction: a micro-batch, or one transaction of a plain producer.
 
     Attributes:
-        query: whose batch ids these are. The same ``batch_id`` of the same ``query`` tried again, by
-            whichever process, is the same transaction.
-        batch_id: grows with the source offsets.
-        ranges: offsets that it reads; none where the source is not Kafka.
-        reads: records that it read; None = not recorded (which is not "none").
+        query: the query to which the batch id belongs. Attempts of any process with the same ``query`` and
+            ``batch_id`` are one transaction.
+        batch_id: id of the batch; it grows with the source offsets.
+        ranges: offsets that it reads; empty if the source is not Kafka.
+        reads: records that it read; None = not recorded, which differs from "no records".
         sends: records that it writes, those of one key in their order.
         run: Spark's run id, for people.
     """
@@ -110,7 +112,7 @@ class Txn:
 
 @dataclass(frozen=True)
 class Poll:
-    """One poll of a reader. One that seeks, or is started anew, needs a process name of its own."""
+    """One poll of a reader. A reader that seeks or restarts needs a new process name."""
 
     records: tuple[Record, ...] = ()
     isolation: str = READ_COMMITTED
@@ -118,7 +120,7 @@ class Poll:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that was broken on purpose. Judged by nobody, there for who reads the history."""
+    """An injected fault. The checker ignores it; it helps people who read the history."""
 
     what: str
     detail: Mapping[str, str] = field(default_factory=dict)
@@ -129,11 +131,13 @@ T = TypeVar("T", Txn, Poll, Fault)
 
 @dataclass(frozen=True)
 class Operation(Generic[T]):
-    """An operation from its beginning to its end.
+    """An operation from its start to its end.
 
     Attributes:
-        phase: how it ended; `Phase.INFO` if its process did not live to say.
+        process: name of the process.
+        phase: its outcome; `Phase.INFO` if the process died before it recorded one.
         invoked_ns, completed_ns: monotonic time; None = not recorded.
+        what: the operation itself.
     """
 
     process: str
@@ -144,16 +148,17 @@ class Operation(Generic[T]):
 
     @property
     def time_ns(self) -> int:
-        """When it began, as far as is known."""
+        """When it began, as far as known."""
         return next((each for each in (self.invoked_ns, self.completed_ns) if each is not None), 0)
 
 
 @dataclass(frozen=True)
 class History:
-    """All operations of a run, each kind by time.
+    """All operations of a run, each kind sorted by time.
 
     Attributes:
-        torn_lines: lines that a killed process did not finish; what they began did not happen.
+        txns, polls, faults: the operations.
+        torn_lines: number of lines that a killed process did not complete; their operations did not begin.
     """
 
     txns: tuple[Operation[Txn], ...] = ()
@@ -163,30 +168,30 @@ class History:
 
 
 class Invoked(NamedTuple):
-    """An operation that was begun: what `Recorder.ok`, `Recorder.fail` and `Recorder.info` are told."""
+    """A begun operation, as `Recorder.ok`, `Recorder.fail` and `Recorder.info` take it."""
 
     op: int
     kind: str
 
 
 class Recorder:
-    """Writes down what one process does. Threads may share it; a forked child needs its own.
+    """Records what one process does. Threads may share it; a forked child needs its own.
 
-    A line is with the operating system when the call returns: it survives the end of the process,
-    however sudden, though not that of the machine. A file left by an earlier process is continued; the
-    line that it did not finish is cut off.
+    When a call returns, the operating system has the line: it survives the death of the process, but not of
+    the machine. A recorder continues the file of an earlier process, and removes a line that this one did not
+    complete.
 
     Args:
-        path: the file, made if it is not there.
-        process: name of the process, its own among all that are recorded (the pid does well).
-        clock: monotonic time in ns.
+        path: the file; created if it does not exist.
+        process: name of the process, unique among all that are recorded (the process id is fine).
+        clock: returns monotonic time in ns.
     """
 
     def __init__(self, path: Path, process: str, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._process = process
         self._clock = clock
         self._lock = threading.Lock()
-        self._next_op = _mend(path)
+        self._next_op = _remove_torn_line(path)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def __enter__(self) -> Recorder:
@@ -196,30 +201,31 @@ class Recorder:
         self.close()
 
     def close(self) -> None:
+        """Closes the file."""
         os.close(self._fd)
 
     def invoke(self, what: Txn | Poll) -> Invoked:
-        """Says what is about to be tried. To be called before anybody could see anything of it."""
+        """Records an operation that is about to begin. Call it before any of its effects can be visible."""
         return self._write(None, Phase.INVOKE, what)
 
     def ok(self, begun: Invoked, what: Txn | Poll | None = None) -> None:
-        """It happened; ``what`` replaces what the beginning said, where more is known now."""
+        """Records that it happened; ``what`` replaces the recorded operation, if more is known now."""
         self._write(begun, Phase.OK, what)
 
     def fail(self, begun: Invoked, what: Txn | Poll | None = None) -> None:
-        """It did not happen, and never will."""
+        """Records that it did not happen and never will."""
         self._write(begun, Phase.FAIL, what)
 
     def info(self, begun: Invoked, what: Txn | Poll | None = None) -> None:
-        """Nobody knows whether it happened."""
+        """Records that its outcome is unknown."""
         self._write(begun, Phase.INFO, what)
 
     def polled(self, records: Iterable[Record], isolation: str = READ_COMMITTED) -> None:
-        """What a poll brought, in one line instead of two: a poll that dies has read nothing."""
+        """Records the records of a poll in one line instead of two: a poll that dies has read nothing."""
         self._write(None, Phase.OK, Poll(tuple(records), isolation))
 
     def fault(self, what: str, **detail: str) -> None:
-        """What is about to be broken on purpose."""
+        """Records a fault that is about to be injected."""
         self._write(None, Phase.INFO, Fault(what, detail))
 
     def _write(self, begun: Invoked | None, phase: Phase, what: Txn | Poll | Fault | None) -> Invoked:
@@ -242,11 +248,11 @@ class Recorder:
         return begun
 
 
-def _mend(path: Path) -> int:
-    """Cuts off a last line that was not finished.
+def _remove_torn_line(path: Path) -> int:
+    """Removes a last line that was not completed.
 
     Returns:
-        Lines that are left: a number that no operation in the file has.
+        The number of remaining lines, which no operation in the file has as its number.
     """
     if not path.exists():
         return 0
@@ -258,10 +264,10 @@ def _mend(path: Path) -> int:
 
 
 def read_history(paths: Iterable[Path]) -> History:
-    """The files of all processes as one history, merged by time. They may still be written to.
+    """Reads the files of all processes as one history, sorted by time. Processes may still write to them.
 
     Raises:
-        OperatorError: a file holds a line that no `Recorder` wrote.
+        OperatorError: if a file contains a line that no `Recorder` wrote.
     """
     txns: list[Operation[Txn]] = []
     polls: list[Operation[Poll]] = []
@@ -278,8 +284,8 @@ def read_history(paths: Iterable[Path]) -> History:
                     _add(operations, json.loads(line))
                 except (ValueError, KeyError, TypeError) as error:
                     raise OperatorError(
-                        f"line {number} of the history {str(path)!r} cannot be read ({error!r}).",
-                        fix="give files that kafka_eos_source.testing.history.Recorder wrote.",
+                        f"line {number} of the history {str(path)!r} is not valid: {error!r}.",
+                        fix="use only files that kafka_eos_source.testing.history.Recorder wrote.",
                     ) from error
         for each in operations.values():
             if isinstance(each.what, Txn):
@@ -301,13 +307,13 @@ def _time(operation: Operation[Any]) -> int:
 
 
 def _add(operations: dict[int, Operation[Any]], line: dict[str, Any]) -> None:
-    """Begins an operation of one file, or ends it."""
+    """Adds the start or the end of an operation of one file."""
     op, phase, at_ns = line["op"], Phase(line["phase"]), line["time_ns"]
     begun = operations.get(op)
     what = _what(line)
     if what is None:
         if begun is None:
-            raise ValueError("the end of an operation without its beginning")
+            raise ValueError("the operation has an end but no start")
         what = begun.what
     if phase is Phase.INVOKE:
         operations[op] = Operation(line["process"], Phase.INFO, at_ns, None, what)
@@ -317,7 +323,7 @@ def _add(operations: dict[int, Operation[Any]], line: dict[str, Any]) -> None:
 
 
 def _what(line: dict[str, Any]) -> Txn | Poll | Fault | None:
-    """What a line is about; None = it says only how an operation ended."""
+    """Returns the operation that a line describes; None if it contains only an outcome."""
     kind = line["kind"]
     if kind == "txn":
         if "query" not in line:

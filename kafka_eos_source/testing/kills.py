@@ -1,8 +1,8 @@
-"""Kills at every line of a piece of code: what a process that dies anywhere leaves behind.
+"""Kills a piece of code at each of its lines, to test what a dying process leaves behind.
 
-The code runs in a child that is forked for it and dies (SIGKILL) as it is about to run the n-th line of the
-files that are watched: nothing is closed, nothing is flushed, no ``finally`` runs. Where the outside system
-is this process itself, the line raises `Killed` instead, which no ``except Exception`` stops.
+The code runs in a forked child process, which gets SIGKILL right before it would run the n-th line of the
+watched files: nothing is closed or flushed, and no ``finally`` runs. If the outside system is this process
+itself, the line raises `Killed` instead, which no ``except Exception`` catches.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _FAILED = 3
 
 
 class Killed(BaseException):
-    """Stands for the end of the process."""
+    """Stands for the death of the process."""
 
 
 class Lines:
-    """Counts the lines of watched files as they are reached, and ends it all at one of them.
+    """Counts the executed lines of watched files, and calls a function at one of them.
 
     Args:
-        watched: files, or folders with a separator at their end.
+        watched: paths of files, or of folders ending with a separator.
         end_at: number of the line, from 1; 0 = never.
-        end: what to do there.
+        end: called right before that line.
     """
 
     def __init__(self, watched: Collection[str], end_at: int, end: Callable[[], None]) -> None:
@@ -39,6 +39,7 @@ class Lines:
         self.count = 0
 
     def run(self, action: Callable[[], object]) -> None:
+        """Runs the action and counts its lines, in all threads."""
         before = sys.gettrace()
         threading.settrace(self._trace)
         sys.settrace(self._trace)
@@ -59,7 +60,7 @@ class Lines:
 
 
 def count_lines(action: Callable[[], object], watched: Collection[str], *, fork: bool = True) -> int:
-    """How many lines ``action`` runs, when nothing happens to it. With ``fork`` it runs in a child."""
+    """Returns how many watched lines ``action`` runs. With ``fork``, it runs in a child process."""
     if not fork:
         lines = Lines(watched, 0, _never)
         lines.run(action)
@@ -74,7 +75,7 @@ def count_lines(action: Callable[[], object], watched: Collection[str], *, fork:
     try:
         status = _child(counted)
         os.close(writable)
-        assert status == 0, f"the code failed by itself (status {status}); see its traceback"
+        assert status == 0, f"the code failed without a kill (status {status}); see its traceback"
         return int(os.read(readable, 32))
     finally:
         os.close(readable)
@@ -83,7 +84,11 @@ def count_lines(action: Callable[[], object], watched: Collection[str], *, fork:
 def killed_at(
     action: Callable[[], object], watched: Collection[str], line: int, *, fork: bool = True
 ) -> bool:
-    """Runs ``action`` and ends it before its n-th watched line; False = it was over before."""
+    """Runs ``action`` and kills it before its n-th watched line.
+
+    Returns:
+        Whether it was killed; False if it ended before that line.
+    """
     if not fork:
         try:
             Lines(watched, line, _raise).run(action)
@@ -91,12 +96,12 @@ def killed_at(
             return True
         return False
     status = _child(lambda: Lines(watched, line, _kill).run(action))
-    assert status in (0, -signal.SIGKILL), f"the code failed by itself (status {status})"
+    assert status in (0, -signal.SIGKILL), f"the code failed without a kill (status {status})"
     return status != 0
 
 
-def some_of(count: int, most: int) -> Iterator[int]:
-    """Lines 1 to ``count``, or ``most`` of them, the first and the last included."""
+def spread(count: int, most: int) -> Iterator[int]:
+    """Yields 1 to ``count``, or ``most`` of these numbers, evenly spread from the first to the last."""
     if count <= most:
         yield from range(1, count + 1)
     else:
@@ -104,14 +109,18 @@ def some_of(count: int, most: int) -> Iterator[int]:
 
 
 def _child(action: Callable[[], object]) -> int:
-    """Forks, runs it, and waits: 0 = well, minus the signal's number = killed."""
+    """Runs the action in a forked child process and waits for it.
+
+    Returns:
+        The exit code; minus the number of the signal that killed it.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
         try:
             action()
-        except BaseException:  # noqa: BLE001 - a forked child may not return into the test runner
+        except BaseException:  # noqa: BLE001 - a forked child must not return into the test runner
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(_FAILED)
@@ -129,4 +138,4 @@ def _raise() -> None:
 
 
 def _never() -> None:
-    raise AssertionError("no line was to end it")
+    raise AssertionError("end_at is 0, so no line calls this")

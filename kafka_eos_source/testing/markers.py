@@ -1,4 +1,4 @@
-"""Transaction markers, counted in a broker's own log files: nobody's opinion but the log's.
+"""Counts transaction markers in a broker's own log files, independently of any client.
 
 A transaction that ends leaves a control batch in every partition it wrote to, commit or abort, with the
 producer's id and epoch (KIP-98). Layout of a batch, message format 2::
@@ -24,7 +24,7 @@ _ABORT, _COMMIT = 0, 1
 
 @dataclass(frozen=True)
 class Marker:
-    """One control record."""
+    """One control record of a transaction."""
 
     partition: str
     offset: int
@@ -34,7 +34,7 @@ class Marker:
 
 
 def markers(log_dirs: Path) -> Iterator[Marker]:
-    """Every marker in the log segments under a broker's ``log.dirs``."""
+    """Yields every marker in the log segments under a broker's ``log.dirs``."""
     for segment in sorted(log_dirs.glob("*/*.log")):
         yield from _markers(segment.parent.name, segment.read_bytes())
 
@@ -47,7 +47,7 @@ def _markers(partition: str, segment: bytes) -> Iterator[Marker]:
         )
         end = at + _LENGTH_ENDS_AT + length
         if length <= 0 or end > len(segment):
-            return  # preallocated, or being written
+            return  # the rest is preallocated, or the broker is writing it
         if magic == 2 and attributes & _CONTROL and count:
             kind = _control_type(segment, at + _HEADER.size)
             if kind in (_ABORT, _COMMIT):
@@ -65,7 +65,7 @@ def _control_type(segment: bytes, at: int) -> int:
 
 
 def varint(segment: bytes, at: int) -> tuple[int, int]:
-    """A zigzag number of Kafka's records, and where it ends."""
+    """Decodes a zigzag number of Kafka's record format; returns it and the position after it."""
     value = shift = 0
     while True:
         byte = segment[at]

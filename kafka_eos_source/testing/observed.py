@@ -1,7 +1,7 @@
-"""What the readers of a run saw, put together to one log per partition; and what is wrong with it in itself.
+"""Combines what the readers of a run saw into one log per partition, and finds contradictions in it.
 
-A log may have gaps: control records and aborted records take offsets that no read_committed reader sees.
-So what a reader skipped is judged by what others saw there.
+A log may have gaps, because control records and aborted records take offsets that no read_committed reader
+sees. So whether a reader skipped a record is judged by what other readers saw there.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import TypeAlias
 from kafka_eos_source.testing.findings import Anomaly, Finding
 from kafka_eos_source.testing.history import READ_COMMITTED, History, Identity, Record
 
-#: Topic and partition. Not a `TopicPartition`: millions of them are made.
+#: Topic and partition. A plain tuple instead of a `TopicPartition`, because there are millions of them.
 _Partition: TypeAlias = tuple[str, int]
 Log: TypeAlias = dict[int, Identity]
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What was seen.
+    """What the readers saw.
 
     Attributes:
         logs: each partition's values by offset, as read_committed readers and transactions saw them.
         offsets: the offsets of each log, ascending.
-        seen_ns: every value in them, with the time of the first read that was over; inf = not known.
-        places: topic, partition and offset where each value comes first. A value that was only seen where
-            another one had been seen before has none.
-        findings: what is wrong with all this, whoever wrote it.
+        seen_ns: every value, with the time at which the first read of it ended; inf = unknown.
+        places: topic, partition and offset of the first occurrence of each value. A value that was only seen
+            at an offset where another value had been seen before has no place.
+        findings: contradictions in all this, whoever wrote the values.
     """
 
     logs: dict[_Partition, Log]
@@ -42,7 +42,7 @@ class Observed:
 
 
 def observe(history: History) -> Observed:
-    """Puts together what all readers saw."""
+    """Combines what all readers saw."""
     findings: list[Finding] = []
     logs: dict[_Partition, Log] = defaultdict(dict)
     seen_ns: dict[Identity, float] = {}
@@ -70,12 +70,12 @@ def observe(history: History) -> Observed:
 
 
 def show(identity: Identity) -> str:
-    """A value, as people are told of it."""
+    """Returns a value as text for a finding."""
     return f"{identity[2]!r} of key {identity[1]!r}"
 
 
 def _committed_reads(history: History) -> list[tuple[float, tuple[Record, ...]]]:
-    """What read_committed readers and transactions read, by the time at which it was over."""
+    """Returns what read_committed readers and transactions read, sorted by the end of the read."""
     reads: list[tuple[float, tuple[Record, ...]]] = []
     for poll in history.polls:
         if poll.what.isolation == READ_COMMITTED:
@@ -89,7 +89,7 @@ def _committed_reads(history: History) -> list[tuple[float, tuple[Record, ...]]]
 def _enter(
     logs: dict[_Partition, Log], seen_ns: dict[Identity, float], records: Iterable[Record], at_ns: float
 ) -> Iterator[Finding]:
-    """Adds records to the logs; finds those that contradict them."""
+    """Adds records to the logs; yields those that contradict them."""
     for topic, partition, offset, key, value in records:
         identity = (topic, key, value)
         known = logs[topic, partition].setdefault(offset, identity)
@@ -104,7 +104,7 @@ def _enter(
 def _pollers(
     history: History, isolation: str, offsets: dict[_Partition, list[int]], logs: dict[_Partition, Log]
 ) -> Iterator[Finding]:
-    """Every reader goes through the log of a partition record by record, wherever it starts."""
+    """Every reader must go through the log of a partition record by record, wherever it starts."""
     places: dict[tuple[str, str, int], int] = {}
     for poll in history.polls:
         if poll.what.isolation != isolation:

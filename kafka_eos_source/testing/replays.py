@@ -1,4 +1,4 @@
-"""A micro-batch that was tried several times is one transaction: what became of it, and with which rows."""
+"""Merges all attempts at a micro-batch into one transaction: its outcome and its rows."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class Transaction:
     """All attempts at one batch.
 
     Attributes:
-        query, batch_id: which batch.
-        outcome: ok if one attempt was; else unknown if that of one is (a later attempt that failed says
-            what itself did, not what the earlier one did); else failed.
-        attempts: how many there were.
-        invoked_ns: when the first one began; None = not recorded.
-        completed_ns: when it was known to have ended: the first attempt that was ok, else the last of them;
-            None = one that nobody knows the end of.
+        query, batch_id: identify the batch.
+        outcome: ok if one attempt was ok; else unknown if one attempt's outcome is unknown, because a later
+            attempt that failed does not show what the earlier one did; else failed.
+        attempts: number of attempts.
+        invoked_ns: when the first attempt began; None = not recorded.
+        completed_ns: when the end was known: of the first attempt that was ok, else of the last attempt; None
+            if the end of an attempt is unknown.
         txn: what it reads and writes.
-        discarded: what attempts meant to write and `txn` does not: nobody may ever see it.
+        discarded: values that other attempts meant to write and `txn` does not; nobody may ever read them.
     """
 
     query: str
@@ -39,50 +39,50 @@ class Transaction:
 
 
 def transactions(history: History, seen: Container[Identity]) -> list[Transaction]:
-    """The transactions of a run, by query and batch id.
+    """Returns the transactions of a run, by query and batch id.
 
     Args:
-        history: of the run.
-        seen: what readers saw. Where attempts differ in what they write (rows that are not
-            deterministic), the one that readers saw most of is the one that took place.
+        history: history of the run.
+        seen: values that readers saw. If attempts write different rows (a query that is not deterministic),
+            the attempt of which readers saw most is the one that took place.
     """
-    attempts: dict[tuple[str, int], list[Operation[Txn]]] = defaultdict(list)
+    by_batch: dict[tuple[str, int], list[Operation[Txn]]] = defaultdict(list)
     for each in history.txns:
-        attempts[each.what.query, each.what.batch_id].append(each)
-    return [_merge(tried, seen) for _, tried in sorted(attempts.items())]
+        by_batch[each.what.query, each.what.batch_id].append(each)
+    return [_merge(attempts, seen) for _, attempts in sorted(by_batch.items())]
 
 
-def _merge(tried: list[Operation[Txn]], seen: Container[Identity]) -> Transaction:
-    phases = {each.phase for each in tried}
+def _merge(attempts: list[Operation[Txn]], seen: Container[Identity]) -> Transaction:
+    phases = {each.phase for each in attempts}
     outcome = next(each for each in (Phase.OK, Phase.INFO, Phase.FAIL) if each in phases)
-    txn, discarded = _what_took_place(tried, outcome, seen)
+    txn, discarded = _what_took_place(attempts, outcome, seen)
     return Transaction(
         query=txn.query,
         batch_id=txn.batch_id,
         outcome=outcome,
-        attempts=len(tried),
-        invoked_ns=_least([each.invoked_ns for each in tried]),
-        completed_ns=_completed_ns(tried, outcome),
+        attempts=len(attempts),
+        invoked_ns=_least([each.invoked_ns for each in attempts]),
+        completed_ns=_completed_ns(attempts, outcome),
         txn=txn,
         discarded=discarded,
     )
 
 
 def _what_took_place(
-    tried: list[Operation[Txn]], outcome: Phase, seen: Container[Identity]
+    attempts: list[Operation[Txn]], outcome: Phase, seen: Container[Identity]
 ) -> tuple[Txn, frozenset[Identity]]:
-    """What one of the attempts writes, and what only the others would have written."""
-    txn = next(each.what for each in tried if each.phase is outcome)
-    if all(each.what.sends == txn.sends for each in tried):
+    """Returns the attempt that took place, and the values that only other attempts would have written."""
+    txn = next(each.what for each in attempts if each.phase is outcome)
+    if all(each.what.sends == txn.sends for each in attempts):
         return txn, frozenset()
-    possible = [each.what for each in tried if each.phase is not Phase.FAIL] or [txn]
+    possible = [each.what for each in attempts if each.phase is not Phase.FAIL] or [txn]
     txn = max(possible, key=lambda each: (sum(send.identity in seen for send in each.sends), len(each.sends)))
-    intended = {send.identity for each in tried for send in each.what.sends}
+    intended = {send.identity for each in attempts for send in each.what.sends}
     return txn, frozenset(intended.difference(send.identity for send in txn.sends))
 
 
-def _completed_ns(tried: list[Operation[Txn]], outcome: Phase) -> int | None:
-    ends = [each.completed_ns for each in tried if each.phase is outcome]
+def _completed_ns(attempts: list[Operation[Txn]], outcome: Phase) -> int | None:
+    ends = [each.completed_ns for each in attempts if each.phase is outcome]
     least = _least(ends)
     if outcome is Phase.OK or least is None:
         return least
@@ -90,6 +90,6 @@ def _completed_ns(tried: list[Operation[Txn]], outcome: Phase) -> int | None:
 
 
 def _least(times_ns: list[int | None]) -> int | None:
-    """None if one of them is not known."""
+    """Returns the earliest time; None if one of the times is unknown."""
     known = [each for each in times_ns if each is not None]
     return min(known) if known and len(known) == len(times_ns) else None

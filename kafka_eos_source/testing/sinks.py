@@ -1,15 +1,16 @@
-"""What every two-phase sink must stand, ours or a user's: the table of `sinks.contract`, call by call.
+"""Conformance tests for two-phase sinks: they check every rule of `sinks.contract`, for any sink.
 
-A sink is put to it by a class in a test file::
+To test a sink, derive a class in a test file::
 
     class TestMySink(SinkConformance):
         @pytest.fixture
         def system(self, tmp_path):
-            return System(sink=lambda: MySink(str(tmp_path)), visible=lambda: read_it_all(tmp_path))
+            return System(sink=lambda: MySink(str(tmp_path)), visible=lambda: read_all_rows(tmp_path))
 
-pytest runs what is inherited: each call twice, every order of calls, legal or not, against a model of four
-states; processes killed at every line of every call, then recovered both ways; zombies; two sinks on one
-target; batch ids that go back; round trips of values. Nothing here knows a sink's insides.
+pytest then runs the inherited tests: each call twice; every order of calls, legal or not, against a model of
+four states; a process killed at every line of every call, and recovered in both ways; zombie drivers; two
+sinks on one target; batch ids that go back; values of many types. The tests use only the sink's public
+contract.
 """
 
 from __future__ import annotations
@@ -19,10 +20,8 @@ import inspect
 import itertools
 import os
 import threading
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,134 +29,46 @@ import pyarrow as pa
 import pytest
 
 from kafka_eos_source.errors import RetriableError
-from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks import notes_folder
-from kafka_eos_source.sinks.contract import (
-    OK,
-    Fatal,
-    Outcome,
-    Retryable,
-    SinkContext,
-    SinkTxn,
-    StageContext,
-    TwoPhaseSink,
-)
-from kafka_eos_source.sinks.notes_folder import NotesFolder
-from kafka_eos_source.testing.kills import count_lines, killed_at, some_of
-
-_SECONDS = 60.0
-_APPLICATION = _SINK = "conformance"
-#: Spark's batch id of what tests stage; ids have sequence numbers instead.
-BATCH = 3
-
-#: A reader's view: rows as dicts, in any order.
-Rows = Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class System:
-    """The outside system, and how a test sees it.
-
-    Attributes:
-        sink: a new, closed sink, as a new process makes it; always for the same system.
-        visible: what a reader of the system sees, with nothing but committed rows; of a sink whose readers
-            tell batches apart by a manifest, what those see.
-        store: of the checkpoint, for sinks that keep what is prepared there: the path of a folder, in which
-            each sink has a folder of its own.
-        in_process: the system is this process's memory: a kill is an exception.
-        rows: those that are written; None = `ROWS`. Column ``id`` must be there and unique.
-    """
-
-    sink: Callable[[], TwoPhaseSink]
-    visible: Callable[[], Rows]
-    store: str | None = None
-    in_process: bool = False
-    rows: pa.Table | None = None
-
-
-ROWS = pa.table(
-    {
-        "id": pa.array(range(5), pa.int64()),
-        "name": pa.array(["a", "", None, "quote ' \" \\ , ; \n tab\t", "žluťoučký 🐎"], pa.string()),
-        "amount": pa.array([0.5, -1.25, None, 1e15, 0.0], pa.float64()),
-    }
+from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable, SinkTxn, TwoPhaseSink
+from kafka_eos_source.testing.kills import count_lines, killed_at, spread
+from kafka_eos_source.testing.sink_system import (
+    APPLICATION,
+    BATCH,
+    ROWS,
+    SINK,
+    Given,
+    Rows,
+    System,
+    deadline,
+    new_txn,
+    old_txn,
+    opened,
+    stage,
 )
 
-
-@dataclass
-class Given:
-    """`contract.Staged` over what tasks of the test staged."""
-
-    schema: pa.Schema
-    rows: int
-    tokens: list[Any]
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        for token in self.tokens:
-            yield from token
-
-
-@dataclass
-class _Parts:
-    """`Stage` in memory, in place of the checkpoint's staging."""
-
-    taken: list[pa.RecordBatch] = field(default_factory=list)
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        self.taken.append(batch)
-
-    def finish(self) -> list[pa.RecordBatch]:
-        return self.taken
-
-    def discard(self) -> None:
-        self.taken = []
-
-
-def new_txn(sequence: int = 7, application_id: str = _APPLICATION, sink: str = _SINK) -> SinkTxn:
-    """An id that nobody has used."""
-    return SinkTxn(application_id, sink, sequence, SinkTxn.new_attempt())
-
-
-def _old_txn(batch_id: int) -> SinkTxn:
-    """An id as it went with tokens of format 1."""
-    return SinkTxn(_APPLICATION, "", batch_id, uuid.uuid4().hex[:16])
-
-
-def deadline() -> Deadline:
-    return Deadline.after_seconds(_SECONDS)
-
-
-@contextmanager
-def opened(system: System, application_id: str = _APPLICATION, name: str = _SINK) -> Iterator[TwoPhaseSink]:
-    """A new sink, as a new process has it."""
-    sink = system.sink()
-    store = None if system.store is None else NotesFolder(os.path.join(system.store, name))
-    sink.open(SinkContext(name, application_id, store))
-    try:
-        yield sink
-    finally:
-        sink.close()
-
-
-def stage(sink: TwoPhaseSink, rows: pa.Table, batch_id: int = BATCH, tasks: int = 2) -> Given:
-    """The rows, staged by so many tasks."""
-    tokens = []
-    size = -(-rows.num_rows // tasks)
-    for start in range(0, rows.num_rows, size):
-        to_parts = sink.stage(StageContext(batch_id, uuid.uuid4().hex, rows.schema, _Parts))
-        for batch in rows.slice(start, size).to_batches():
-            to_parts.write(batch)
-        tokens.append(to_parts.finish())
-    return Given(rows.schema, rows.num_rows, tokens)
+__all__ = [
+    "BATCH",
+    "ROWS",
+    "Given",
+    "Rows",
+    "SinkConformance",
+    "System",
+    "deadline",
+    "new_txn",
+    "opened",
+    "stage",
+]
 
 
 class SinkConformance:
-    """Derive from it, with a fixture ``system``.
+    """The tests. Derive a class from it, with a fixture ``system``.
 
     Attributes:
-        depth: longest order of calls that is tried, of prepare, commit and abort.
-        most_kills: kills for each call; all lines if there are fewer.
-        upserts: the sink replaces rows of the same ``id``, so that they are there once however often written.
+        depth: longest sequence of prepare, commit and abort that is tried.
+        most_kills: number of lines at which each call is killed; all lines if there are fewer.
+        upserts: whether the sink replaces rows with the same ``id``, so that they exist once however often
+            they are written.
     """
 
     depth: ClassVar[int] = 3
@@ -169,15 +80,16 @@ class SinkConformance:
         raise NotImplementedError("a conformance test needs a fixture 'system'")
 
     def rows_of(self, system: System) -> pa.Table:
+        """Returns the rows to write."""
         return ROWS if system.rows is None else system.rows
 
     def times(self, system: System) -> int:
-        """How often the rows are visible: whole times, or the batch is torn."""
+        """Returns how often the rows are visible. Fails if only a part of a batch is visible."""
         seen = [row["id"] for row in system.visible()]
         wanted = self.rows_of(system)["id"].to_pylist()
         counts = {seen.count(each) for each in wanted}
-        assert len(counts) == 1, f"a torn batch: ids {sorted(seen)} of {wanted}"
-        assert set(seen) <= set(wanted), "rows that nobody wrote"
+        assert len(counts) == 1, f"a part of a batch is visible: ids {sorted(seen)} of {wanted}"
+        assert set(seen) <= set(wanted), "rows are visible that were never written"
         return counts.pop()
 
     def test_what_is_prepared_is_not_visible_and_what_is_committed_is(self, system: System) -> None:
@@ -212,11 +124,11 @@ class SinkConformance:
                 assert sink.prepare(txn, stage(sink, one, batch_id, tasks=1), deadline()) == OK
                 assert sink.commit(txn, deadline()) == OK
                 sink.tidy(batch_id, deadline())
-                assert sink.commit(txn, deadline()) == OK, "tidied up, it knows no more what it committed"
+                assert sink.commit(txn, deadline()) == OK, "after tidy, the sink forgot what it committed"
         assert sorted(row["id"] for row in system.visible()) == sorted(rows["id"].to_pylist()[:3])
 
     def test_every_order_of_calls(self, system: System) -> None:
-        """Each against the table; a new object for each call, as if a new process made it."""
+        """Each outcome follows the contract's table; each call uses a new sink object, like a new process."""
         rows = self.rows_of(system)
         expected = 0
         for length in range(1, self.depth + 1):
@@ -254,10 +166,10 @@ class SinkConformance:
 
     def test_it_recovers_its_own_query_and_no_other(self, system: System) -> None:
         rows = self.rows_of(system)
-        own, others = new_txn(), [new_txn(3, f"{_APPLICATION}-7"), new_txn(3, "conform")]
+        own, others = new_txn(), [new_txn(3, f"{APPLICATION}-7"), new_txn(3, "conform")]
         for number, txn in enumerate((own, *others)):
             with opened(system, txn.application_id) as sink:
-                # rows of its own: a database may lock those that it upserts
+                # Each id has its own rows, because a database may lock rows that it upserts.
                 staged = stage(sink, rows.slice(number, 1), tasks=1)
                 assert sink.prepare(txn, staged, deadline()) == OK
         for txn in (own, *others):
@@ -267,7 +179,10 @@ class SinkConformance:
         assert self.times(system) == 0
 
     def test_what_it_does_not_know_is_never_called_committed(self, system: System) -> None:
-        """The token names the id, whoever wrote it: an answer of OK would lose the batch without a word."""
+        """A commit of an unknown id is fatal.
+
+        The token names the id, so an answer of OK would lose the batch without an error.
+        """
         rows = self.rows_of(system)
         with opened(system) as sink:
             done = new_txn(6)
@@ -276,18 +191,18 @@ class SinkConformance:
             sink.tidy(2, deadline())
         same_attempt = SinkTxn(done.application_id, done.sink, 7, done.attempt)
         same_sequence = new_txn(6)
-        for unknown in (same_attempt, same_sequence, new_txn(7, sink="other"), _old_txn(7)):
-            with opened(system, name=unknown.sink or _SINK) as sink:
+        for unknown in (same_attempt, same_sequence, new_txn(7, sink="other"), old_txn(7)):
+            with opened(system, name=unknown.sink or SINK) as sink:
                 outcome = sink.commit(unknown, deadline())
-                assert isinstance(outcome, Fatal), f"commit of {unknown}, which nobody prepared: {outcome}"
-                assert outcome.why, "people must be told what is missing"
+                assert isinstance(outcome, Fatal), f"commit of {unknown}, which was never prepared: {outcome}"
+                assert outcome.why, "the outcome must say what is missing"
         with opened(system) as sink:
-            assert sink.commit(done, deadline()) == OK, "what it did commit it knows, after a restart too"
+            assert sink.commit(done, deadline()) == OK, "after a restart, the sink forgot what it committed"
 
     def test_what_the_lost_checkpoint_held_is_not_called_committed(
         self, system: System, tmp_path: Path
     ) -> None:
-        """Another checkpoint prepared what the token names."""
+        """Another checkpoint prepared the batch that the token names."""
         if system.store is None:
             pytest.skip("this sink keeps nothing in the checkpoint")
         txn = new_txn()
@@ -301,22 +216,22 @@ class SinkConformance:
         assert self.times(system) == 1
 
     def test_two_sinks_of_one_query_do_not_meet(self, system: System) -> None:
-        """Of the same type, on one target, with the same sequence, attempt and batch."""
+        """Two sinks of one type, on one target, with the same sequence, attempt and batch."""
         rows = self.rows_of(system)
         left = new_txn(sink="left")
         right = SinkTxn(left.application_id, "right", left.sequence, left.attempt)
         with opened(system, name="left") as one, opened(system, name="right") as two:
-            # rows of its own each: a database may lock those that it upserts
+            # Each sink has its own rows, because a database may lock rows that it upserts.
             of_one, of_two = stage(one, rows.slice(0, 2), tasks=1), stage(two, rows.slice(2), tasks=2)
             assert one.prepare(left, of_one, deadline()) == OK
-            assert list(two.recover(deadline())) == [], "it lists what the other one prepared"
-            assert isinstance(two.commit(right, deadline()), Fatal), "it commits what the other one prepared"
+            assert list(two.recover(deadline())) == [], "it lists what the other sink prepared"
+            assert isinstance(two.commit(right, deadline()), Fatal), "it commits what the other sink prepared"
             assert two.prepare(right, of_two, deadline()) == OK
             assert list(one.recover(deadline())) == [left]
             assert list(two.recover(deadline())) == [right]
             assert one.commit(left, deadline()) == OK
             one.tidy(BATCH, deadline())
-            assert list(two.recover(deadline())) == [right], "the other one's commit took it away"
+            assert list(two.recover(deadline())) == [right], "the other sink's commit removed it"
             assert self._ids(system) == rows["id"].to_pylist()[:2]
             assert two.commit(right, deadline()) == OK
             two.tidy(BATCH, deadline())
@@ -326,31 +241,33 @@ class SinkConformance:
             again = new_txn(8, sink="left")
             assert one.prepare(again, stage(one, rows, 4), deadline()) == OK
             assert two.abort(SinkTxn(again.application_id, "right", 8, again.attempt), deadline()) == OK
-            assert list(one.recover(deadline())) == [again], "the other one's abort took it away"
+            assert list(one.recover(deadline())) == [again], "the other sink's abort removed it"
             assert one.abort(again, deadline()) == OK
             assert self._ids(system) == rows["id"].to_pylist()
 
     def test_batch_ids_that_go_back_lose_nothing(self, system: System) -> None:
-        """A checkpoint was restored: the sequence goes on, Spark's batch ids begin again."""
+        """A checkpoint was restored: the sequence continues, but Spark's batch ids repeat."""
         rows = self.rows_of(system)
         with opened(system) as sink:
             for sequence, batch_id in ((5, 2), (6, 3), (7, 2), (8, 3)):
                 txn = new_txn(sequence)
                 one = rows.slice(sequence - 5, 1)
                 assert sink.prepare(txn, stage(sink, one, batch_id, tasks=1), deadline()) == OK
-                # a driver of the time before, which is late
+                # A zombie driver from before the restore tidies up late.
                 with opened(system) as zombie:
                     zombie.tidy(3, deadline())
-                assert sink.commit(txn, deadline()) == OK, "what was prepared was tidied up"
+                assert sink.commit(txn, deadline()) == OK, "tidy deleted what was prepared"
                 sink.tidy(batch_id, deadline())
                 assert list(sink.recover(deadline())) == []
         assert self._ids(system) == rows["id"].to_pylist()[:4]
 
     def test_what_an_older_version_prepared_is_finished(self, system: System) -> None:
-        """Ids without the name of the sink, `<application.id>-<batch>-<attempt>`."""
+        """An old id, `<application.id>-<batch>-<attempt>` without the sink's name, can be committed or
+        aborted.
+        """
         rows = self.rows_of(system)
         for number, end in enumerate(("commit", "abort")):
-            txn = _old_txn(7 + number)
+            txn = old_txn(7 + number)
             with opened(system) as sink:
                 staged = stage(sink, rows.slice(number, 1), tasks=1)
                 assert sink.prepare(txn, staged, deadline()) == OK
@@ -365,7 +282,7 @@ class SinkConformance:
         return sorted(row["id"] for row in system.visible())
 
     def test_two_commit_at_once(self, system: System) -> None:
-        """A zombie driver finishes the batch that the new one finishes."""
+        """A zombie driver and the new driver commit the same batch at once."""
         txn = new_txn()
         with opened(system) as sink:
             assert sink.prepare(txn, stage(sink, self.rows_of(system)), deadline()) == OK
@@ -390,7 +307,10 @@ class SinkConformance:
         assert self.times(system) == 1
 
     def test_a_zombie_prepares_beside_the_one_that_goes_on(self, system: System) -> None:
-        """Its id is never named by a token: the next start finds it and takes it back."""
+        """A zombie driver prepares after the new driver has committed.
+
+        No token names the zombie's id, so the next start aborts it.
+        """
         rows = self.rows_of(system)
         late, good = new_txn(), new_txn()
         with opened(system) as zombie, opened(system) as sink:
@@ -398,7 +318,7 @@ class SinkConformance:
             assert sink.prepare(good, staged, deadline()) == OK
             assert sink.commit(good, deadline()) == OK
             sink.tidy(BATCH, deadline())
-            # what it staged may be gone by now: then it fails, which is as well
+            # If tidy has deleted what the zombie staged, its prepare fails, which is correct too.
             prepared = _outcome(lambda: zombie.prepare(late, zombies, deadline())) == OK
             assert self.times(system) == 1
         with opened(system) as sink:
@@ -406,7 +326,7 @@ class SinkConformance:
             assert late in found if prepared else found in ([], [late])
             assert sink.abort(late, deadline()) == OK
             assert list(sink.recover(deadline())) == []
-            assert sink.abort(good, deadline()) == OK, "an abort that comes too late"
+            assert sink.abort(good, deadline()) == OK, "an abort after the commit must have no effect"
         assert self.times(system) == 1
 
     @pytest.mark.parametrize("then", ["abort", "prepare again"])
@@ -430,7 +350,9 @@ class SinkConformance:
                 found = list(sink.recover(deadline()))
                 assert found in ([], [txn]), (line, found)
                 if not found:
-                    assert self.times(system) == self._once_more(before), f"lost by a kill at line {line}"
+                    assert self.times(system) == self._once_more(before), (
+                        f"a kill at line {line} lost the batch"
+                    )
                 assert sink.commit(txn, deadline()) == OK, line
                 assert list(sink.recover(deadline())) == [], line
             assert self.times(system) == self._once_more(before), line
@@ -444,10 +366,10 @@ class SinkConformance:
             assert self.times(system) == before, line
 
     def _kills(self, system: System, call: str) -> Iterator[tuple[int, SinkTxn, int]]:
-        """Kills one such call after the other, each at another line, and hands over what is left of it.
+        """Kills the same call again and again, each time at another line.
 
         Yields:
-            The line's number, the id, and how often the rows were visible before.
+            The number of the line, the id, and how often the rows were visible before.
         """
         watched = _watched(system.sink())
         fork = not system.in_process
@@ -459,39 +381,39 @@ class SinkConformance:
                 else:
                     getattr(sink, call)(txn, deadline())
 
-        def given() -> SinkTxn:
+        def prepared_id() -> SinkTxn:
             txn = new_txn()
             if call != "prepare":
                 with opened(system) as sink:
                     assert sink.prepare(txn, stage(sink, self.rows_of(system)), deadline()) == OK
             return txn
 
-        whole = given()
+        whole = prepared_id()
         lines = count_lines(lambda: act(whole), watched, fork=fork)
         with opened(system) as sink:
             assert sink.abort(whole, deadline()) == OK
-        for line in some_of(lines, self.most_kills):
-            txn = given()
+        for line in spread(lines, self.most_kills):
+            txn = prepared_id()
             before = self.times(system)
             killed_at(functools.partial(act, txn), watched, line, fork=fork)
             yield line, txn, before
 
 
 def _next(state: str, call: str, outcome: Outcome, order: Sequence[str]) -> str:
-    """The table of the contract."""
-    told = f"{call} of what was {state} said {outcome} (order {order})"
+    """Checks an outcome against the table of the contract; returns the next state."""
+    text = f"{call} in state {state!r} returned {outcome} (order {order})"
     if call == "prepare":
         if state == "aborted" and isinstance(outcome, Fatal):
             return state
-        assert outcome == OK, told
+        assert outcome == OK, text
         return "committed" if state == "committed" else "prepared"
     if call == "commit":
         if state in ("unknown", "aborted"):
-            assert isinstance(outcome, Fatal), f"{told}: a lost batch would not be noticed"
+            assert isinstance(outcome, Fatal), f"{text}: a lost batch would go unnoticed"
             return state
-        assert outcome == OK, told
+        assert outcome == OK, text
         return "committed"
-    assert outcome == OK, told
+    assert outcome == OK, text
     return "committed" if state == "committed" else "aborted"
 
 
@@ -505,7 +427,7 @@ def _outcome(call: Callable[[], Outcome]) -> Outcome:
 
 
 def _watched(sink: TwoPhaseSink) -> list[str]:
-    """The sink's own files: its module, the package around it, modules of its base classes, notes folder."""
+    """Returns the sink's own files: module, package, modules of base classes, notes folder."""
     file = inspect.getfile(type(sink))
     folder = os.path.dirname(file)
     package = os.path.exists(os.path.join(folder, "__init__.py"))

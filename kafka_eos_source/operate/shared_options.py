@@ -1,0 +1,148 @@
+"""Command-line options that several commands share, and what the commands build from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from kafka_eos_source.operate.cluster import MetadataReader
+    from kafka_eos_source.operate.target import Target
+    from kafka_eos_source.runtime.deadline import Deadline
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+CONNECTION = (
+    click.option(
+        "--bootstrap-servers",
+        metavar="HOST:PORT,…",
+        help="Kafka brokers, as in the option kafka.bootstrap.servers.",
+    ),
+    click.option(
+        "--kafka",
+        "pairs",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="The query's option kafka.KEY; may be repeated. Do not put passwords here: other users of this "
+        "machine can read command lines.",
+    ),
+    click.option(
+        "--kafka-properties",
+        "properties",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="File with Kafka client properties, in the format of --command-config of Kafka's tools.",
+    ),
+    click.option(
+        "--timeout",
+        metavar="DURATION",
+        default="30s",
+        show_default=True,
+        help="How long to wait for answers from the brokers, for example 500ms or 2m.",
+    ),
+)
+YES = click.option(
+    "--yes", is_flag=True, help="Make the change. Without it, the command only shows what it would do."
+)
+
+#: Exit code when a person has to act: a restart would fail, a check failed, or Kafka did not answer.
+NEEDS_A_PERSON = 3
+
+
+def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Returns a decorator that adds the options to a command, in this order."""
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def deadline_of(timeout: str) -> Deadline:
+    """Returns the deadline that the option ``--timeout`` sets.
+
+    Raises:
+        InvalidOptionError: if the text is not a duration.
+    """
+    from kafka_eos_source.option_values import duration_ms
+    from kafka_eos_source.runtime.deadline import Deadline
+
+    return Deadline.after_ms(duration_ms("--timeout", timeout))
+
+
+def target_of(options: dict[str, Any]) -> Target:
+    """Returns the query and the cluster that the options of a command name.
+
+    Args:
+        options: values by parameter name; those of `CONNECTION` are required.
+
+    Raises:
+        InvalidOptionError: if the query would refuse one of them.
+    """
+    from kafka_eos_source.kafka.secrets import is_secret
+    from kafka_eos_source.operate.target import kafka_options, target_from_options
+
+    pairs = options["pairs"]
+    if any(is_secret(each.partition("=")[0]) for each in pairs):
+        click.echo(
+            "Warning: other users can read a secret on the command line. Use --kafka-properties.", err=True
+        )
+    file = options["properties"]
+    kafka = kafka_options(
+        options["bootstrap_servers"], pairs, file.read_text(encoding="utf-8") if file is not None else None
+    )
+    sink = {
+        "checkpointLocation": options.get("checkpoint"),
+        "application.id": options.get("application_id"),
+        "topic": options.get("topic"),
+        "staging.location": options.get("staging"),
+        "source.cluster": options.get("source_cluster"),
+    }
+    return target_from_options(sink, kafka)
+
+
+def require_option(name: str, value: str | None) -> str:
+    """Returns the value of an option.
+
+    Raises:
+        InvalidOptionError: if the option is not set.
+    """
+    from kafka_eos_source.errors import InvalidOptionError
+
+    if value is None:
+        raise InvalidOptionError(f"the option {name} is missing.", fix=f"add {name}.")
+    return value
+
+
+def require_brokers(target: Target) -> dict[str, str]:
+    """Returns the librdkafka properties of the target's cluster.
+
+    Raises:
+        InvalidOptionError: if the command line names no brokers.
+    """
+    from kafka_eos_source.errors import InvalidOptionError
+
+    if target.kafka is None:
+        raise InvalidOptionError(
+            "this command needs Kafka, but no brokers are set.",
+            fix="add --bootstrap-servers, or --kafka-properties with a file that sets bootstrap.servers.",
+        )
+    return dict(target.kafka)
+
+
+@contextmanager
+def open_reader(target: Target) -> Iterator[MetadataReader | None]:
+    """Opens a reader of the target's cluster; yields None if the target names no brokers."""
+    if target.kafka is None:
+        yield None
+        return
+    from kafka_eos_source.kafka.cluster_reader import ClusterReader
+    from kafka_eos_source.kafka.config import admin_config
+
+    with ClusterReader(admin_config(target.kafka)) as reader:
+        yield reader
