@@ -121,9 +121,9 @@ def source_partitions(
 ) -> set[TopicPartition]:
     """Returns the partitions that a group reads.
 
-    The group of a query also holds offsets that are no positions of a reader: those of changelog partitions,
-    and that of the anchor partition, which is the batch id. The anchor and one source partition carry the full
-    token; the other source partitions carry marks.
+    The group of a query also holds offsets that are no positions of a reader: those of changelog
+    partitions, and that of the anchor partition, which is the batch id. The anchor and one source partition
+    carry the full token; the other source partitions carry marks.
 
     Args:
         offsets: all committed offsets of the group.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from kafka_eos_source.operate.given import CONNECTION, deadline_of, target_of, with_options
+from kafka_eos_source.operate.shared_options import CONNECTION, deadline_of, target_of, with_options
 
 if TYPE_CHECKING:
     from kafka_eos_source.kafka.topic_reader import TopicRecord
