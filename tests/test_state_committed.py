@@ -12,6 +12,7 @@ from mock_cluster import Api, MockCluster
 
 from kafka_eos_source.errors import AuthorizationError, UnavailableError
 from kafka_eos_source.kafka.consumer import AssignedConsumer, ConsumerPool
+from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog import committed
@@ -171,6 +172,19 @@ def test_instability_is_told_apart(cluster: MockCluster, consumer: AssignedConsu
     cluster.fail(Api.OFFSET_FETCH, *[KafkaError.COORDINATOR_LOAD_IN_PROGRESS] * 3)
     assert look.offset(after()) == HELD
     assert len(settled) == 1, "a coordinator that moves is no transaction"
+
+
+def test_an_unfinished_transaction_is_not_reported_as_a_silent_broker(cluster: MockCluster) -> None:
+    """The driver's own look-up: at its deadline the error names the transaction, and the way out."""
+    cluster.fail(Api.OFFSET_FETCH, *[KafkaError.UNSTABLE_OFFSET_COMMIT] * 1000)
+    offsets = GroupOffsets({"bootstrap.servers": cluster.bootstrap_servers})
+    try:
+        with pytest.raises(UnavailableError, match="UNSTABLE_OFFSET_COMMIT") as refused:
+            offsets.fetch(GROUP, (), after(0.3))
+    finally:
+        cluster.clear_failures(Api.OFFSET_FETCH)
+    assert "no answer" not in refused.value.message
+    assert "Hanging transactions" in refused.value.fix
 
 
 def test_a_missing_acl_is_named(cluster: MockCluster, consumer: AssignedConsumer) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.errors import KafkaEosError, UnavailableError
 from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.runtime.deadline import Deadline
@@ -95,6 +95,8 @@ def request(
         return None
 
     def timed_out(failure: KafkaException) -> KafkaEosError:
+        if kafka_error(failure).code() == KafkaError.UNSTABLE_OFFSET_COMMIT:
+            return _unfinished_transaction(doing, deadline)
         reason = f"{doing}: {complaints.last or kafka_error(failure).str()}"
         return unreachable(bootstrap_servers, deadline.budget_seconds * 1000, reason)
 
@@ -111,3 +113,12 @@ def request(
     )
     complaints.login_refused = None
     return answer
+
+
+def _unfinished_transaction(doing: str, deadline: Deadline) -> UnavailableError:
+    return UnavailableError(
+        f"{doing}: a transaction that changes these offsets is not finished (UNSTABLE_OFFSET_COMMIT); waited "
+        f"{deadline.budget_seconds:.0f} s.",
+        fix="if another driver of this query runs, wait for it or stop it. If none runs and a restart does not "
+        "help, the brokers have lost track of the transaction: see 'Hanging transactions' in docs/runbooks.md.",
+    )
