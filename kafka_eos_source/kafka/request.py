@@ -119,6 +119,7 @@ def _unfinished_transaction(doing: str, deadline: Deadline) -> UnavailableError:
     return UnavailableError(
         f"{doing}: a transaction that changes these offsets is not finished (UNSTABLE_OFFSET_COMMIT); waited "
         f"{deadline.budget_seconds:.0f} s.",
-        fix="if another driver of this query runs, wait for it or stop it. If none runs and a restart does not "
-        "help, the brokers have lost track of the transaction: see 'Hanging transactions' in docs/runbooks.md.",
+        fix="if another driver of this query runs, wait for it or stop it. If none runs and a restart does "
+        "not help, the brokers have lost track of the transaction: see 'Hanging transactions' in "
+        "docs/runbooks.md.",
     )
