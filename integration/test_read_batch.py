@@ -272,7 +272,7 @@ def test_bad_options_are_named(reader: Reader, options: dict[str, str], said: st
 
 
 def test_nothing_to_read_and_no_brokers_named(spark: SparkSession) -> None:
-    with pytest.raises(Exception, match="nothing to read: none of subscribe"):
+    with pytest.raises(Exception, match="no topic to read: expected exactly one of the options subscribe"):
         spark.read.format(FORMAT).option("kafka.bootstrap.servers", "h:1").load()
     with pytest.raises(Exception, match=r"'kafka\.bootstrap\.servers' is missing"):
         spark.read.format(FORMAT).option("subscribe", "t").load()

@@ -355,7 +355,7 @@ def test_a_minimum_holds_a_batch_back(reader: Reader, topics: Topics) -> None:
 @pytest.mark.skipif(pyspark.__version__ >= "4.2", reason="limits work since 4.2")
 @pytest.mark.core
 def test_limits_say_which_pyspark_they_need(reader: Reader) -> None:
-    with pytest.raises(Exception, match=r"'maxOffsetsPerTrigger' needs PySpark 4\.2"):
+    with pytest.raises(Exception, match=r"'maxOffsetsPerTrigger' requires PySpark 4\.2"):
         reader.stream(subscribe="t", maxOffsetsPerTrigger="5")
 
 

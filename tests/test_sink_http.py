@@ -282,7 +282,7 @@ def test_what_is_prepared_cannot_be_told(service: HttpService, tmp_path: Path) -
         ({"url": "http://h/", "mode": "idempotency-key", "status.url": "http://h/"}, "with {id} in it"),
         ({"url": "http://h/", "auth.header": "a b"}, "the name of a header"),
         ({"url": "http://h/", "timeout": "0"}, "1ms or more"),
-        ({"url": "http://h/", "retries": "-1"}, "a whole number, 0 or more"),
+        ({"url": "http://h/", "retries": "-1"}, "an integer, 0 or more"),
     ],
 )
 def test_options_are_refused_at_the_start(options: dict[str, str], told: str) -> None:

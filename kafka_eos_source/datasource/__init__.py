@@ -36,7 +36,7 @@ class KafkaEosDataSource(DataSource):
     def schema(self) -> StructType:
         """Called by ``load()``: bad options are refused there. Spark does not say which read it will be."""
         from kafka_eos_source.datasource.reader import rows_of
-        from kafka_eos_source.options.parse import parse_read, tells_stream
+        from kafka_eos_source.options.parse import is_for_stream_only, parse_read
 
         try:
             options = parse_read(self.options, streaming=True)
@@ -44,7 +44,7 @@ class KafkaEosDataSource(DataSource):
             try:
                 options = parse_read(self.options, streaming=False)
             except InvalidOptionError as as_batch:
-                raise (as_stream if tells_stream(self.options) else as_batch) from None
+                raise (as_stream if is_for_stream_only(self.options) else as_batch) from None
         return rows_of(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
