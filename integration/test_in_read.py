@@ -76,7 +76,7 @@ def test_a_function_in_the_read_drops_and_routes(pipeline: Pipeline) -> None:
     frame = pipeline.read().selectExpr("CAST(value AS STRING) AS word", "key AS k")
     rows = pipeline.write(map_in_read(frame, pipeline.routed(), ROUTED))
     pipeline.check_routed()
-    assert 0 < sum(rows) < ROWS / 10, "Spark had parcels, not rows"
+    assert 0 < sum(rows) < ROWS / 10, "Spark counts packed batches, not rows"
 
 
 def test_after_steps_of_sparks_the_function_runs_behind_them(pipeline: Pipeline) -> None:
@@ -97,7 +97,7 @@ def test_rows_as_they_are_and_a_query_that_changes_to_it(pipeline: Pipeline) -> 
     assert values(read_back(pipeline.broker, pipeline.even)) == pipeline.wanted + more
 
 
-def test_at_least_once_and_foreach_batch_take_parcels_apart_too(pipeline: Pipeline) -> None:
+def test_at_least_once_and_foreach_batch_unpack_batches_too(pipeline: Pipeline) -> None:
     frame = map_in_read(pipeline.read().select("value", "key"))
     pipeline.write(frame, topic=pipeline.even, **{"processing.guarantee": "at_least_once"})
     assert values(read_back(pipeline.broker, pipeline.even)) == pipeline.wanted
