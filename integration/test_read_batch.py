@@ -100,7 +100,7 @@ def test_bounds_of_time(reader: Reader, topics: Topics) -> None:
     assert values(reader.batch(subscribe=topic, **by_partition)) == ["4", "b"]
     late = {"subscribe": topic, "startingTimestamp": "1700000003000"}
     assert values(reader.batch(**late, startingOffsetsByTimestampStrategy="latest")) == ["3", "4", "5"]
-    with pytest.raises(Exception, match=r"no record of .*-1 is at or after the starting time 1700000003000"):
+    with pytest.raises(Exception, match=r"-1 at time 1700000003000 .* no record at or after"):
         reader.batch(**late).collect()
 
 
@@ -285,7 +285,7 @@ def test_a_missing_topic_is_named(reader: Reader) -> None:
 
 def test_offsets_that_do_not_name_all_partitions(reader: Reader, topics: Topics) -> None:
     topic = topics.new(2)
-    with pytest.raises(Exception, match=f"missing {topic}-1; not there {topic}-7"):
+    with pytest.raises(Exception, match=f"missing: {topic}-1; unknown: {topic}-7"):
         reader.batch(subscribe=topic, startingOffsets=json.dumps({topic: {"0": 0, "7": 0}})).collect()
 
 

@@ -265,7 +265,9 @@ def test_a_start_past_the_end(reader: Reader, topics: Topics) -> None:
     topic = topics.new()
     topics.send(topic, range(10))
     options = {"subscribe": topic, "startingOffsets": json.dumps({topic: {"0": 50}})}
-    with pytest.raises(Exception, match=r"DATA_LOSS.*the query stands at 50, the log ends at 10"):
+    with pytest.raises(
+        Exception, match=r"DATA_LOSS.*the query is at offset 50, but the log ends at offset 10"
+    ):
         reader.run(**options)
     assert reader.run("again", **options, failOnDataLoss="false") == []
     topics.send(topic, ["next"])

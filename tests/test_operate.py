@@ -438,7 +438,7 @@ def test_what_else_is_said(made: Made) -> None:
     look.ids = {"in": "id-in"}
     found = look_at(made, look)
     texts = " ".join(each.text for each in found.findings)
-    assert "AGED_OUT: in-0: offsets 70 to 71 are gone" in texts
+    assert "AGED_OUT: in-0: offsets 70 to 71 no longer exist" in texts
     assert "an unfinished transaction holds the group's offsets" in texts
     assert "a transaction is open in in-0 from offset 90" in texts
     other = look_at(made, look, application_id="other")

@@ -42,7 +42,7 @@ def _table(where: tuple[str, ...]) -> list[str]:
     for option in OPTIONS:
         users = [each.split()[0] for each in option.where if each in where]
         if users:
-            default = option.shown_default or ("" if option.default is None else f"`{option.default}`")
+            default = option.shown_default or ("none" if option.default is None else f"`{option.default}`")
             meaning = option.meaning + (f" Requires PySpark {option.since} or newer." if option.since else "")
             cells = [f"`{option.name}`", option.kind, _as_text(default), meaning]
             if len(where) > 1:
