@@ -134,7 +134,7 @@ def test_what_cannot_work_is_refused_before_it_starts(pipeline: Pipeline) -> Non
     with pytest.raises(Exception, match="map_in_read already"):
         map_in_read(map_in_read(frame))
     mapped = map_in_read(frame.select("value"))
-    with pytest.raises(PySparkException, match="beside '__kafka_eos_rows'"):
+    with pytest.raises(PySparkException, match="in addition to '__kafka_eos_rows'"):
         pipeline.write(mapped.selectExpr("*", "'t' AS topic"), topic=pipeline.even)
     with pytest.raises(PySparkException, match="required column 'value' not found"):
         pipeline.write(map_in_read(frame.select("key")), topic=pipeline.even)
