@@ -300,7 +300,7 @@ def test_unreachable_brokers_are_an_error_and_no_hang(spark: SparkSession) -> No
 
 def test_a_schema_of_ones_own_is_refused(reader: Reader, spark: SparkSession, broker: str) -> None:
     frame = spark.read.format(FORMAT).schema("value string").option("kafka.bootstrap.servers", broker)
-    with pytest.raises(Exception, match="the schema of this source is fixed"):
+    with pytest.raises(Exception, match="this source always has the schema"):
         frame.option("subscribe", "t").load().collect()
 
 
