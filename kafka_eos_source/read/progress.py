@@ -85,7 +85,3 @@ class Progress:
         self._position[tp] = min(end, max(position, self._position[tp]))
         if position >= end:
             self._open.discard(tp)
-
-    def finish(self, tp: TopicPartition) -> None:
-        """Gives up what is left of a range."""
-        self.advance(tp, self._end[tp])

@@ -19,7 +19,7 @@ from kafka_eos_source.sinks.contract import SinkContext, Stage, StageContext, Tw
 from kafka_eos_source.sinks.registry import KAFKA, SinkSpec
 from kafka_eos_source.spark.schema import arrow_schema
 from kafka_eos_source.stage.files import StagingFolder
-from kafka_eos_source.stage.proved_parts import ProvedParts
+from kafka_eos_source.stage.verified_parts import VerifiedParts
 from kafka_eos_source.stage.spool import Spool
 
 #: Column with the destination of a row: the name of a sink, ``kafka``, or null for all of them.
@@ -251,7 +251,7 @@ class StagedForSink:
         self.schema = schema
         self.rows = sum(part.rows for part in parts)
         self.tokens = [part.token for part in parts]
-        self._parts = ProvedParts(
+        self._parts = VerifiedParts(
             folder, batch, [part.token for part in parts if isinstance(part.token, StagedPart)]
         )
 

@@ -10,7 +10,7 @@ from kafka_eos_source.model import ShardReport, StagedPart, TopicPartition
 from kafka_eos_source.protocol.packet import unpack
 from kafka_eos_source.spark.schema import CHANGES
 from kafka_eos_source.stage.files import StagingFolder
-from kafka_eos_source.stage.proved_parts import ProvedParts
+from kafka_eos_source.stage.verified_parts import VerifiedParts
 from kafka_eos_source.stage.shards import batch_of
 from kafka_eos_source.state.batch_record import encode_batch
 from kafka_eos_source.state.layout import BATCH_KEY
@@ -39,7 +39,7 @@ class StagedRows:
         """
         parts = list(parts)
         self.shards = tuple(shards)
-        self._parts = ProvedParts(folder, batch, parts)
+        self._parts = VerifiedParts(folder, batch, parts)
         packets = sum(len(shard.packets) for part in parts for shard in part.shards or ())
         changes = sum(shard.records + 1 for shard in self.shards if shard.records)  # and the batch record
         self.rows = sum(part.rows for part in parts) - packets + changes

@@ -12,7 +12,7 @@ from kafka_eos_source.stage.files import LocalCopies, StagingFolder
 from kafka_eos_source.stage.paths import RESTART
 
 
-class ProvedParts:
+class VerifiedParts:
     """Parts whose length, checksum and number of rows match the reports of their tasks.
 
     No file stays open between verification and reading, because a batch may have thousands of parts, and a
