@@ -82,7 +82,7 @@ def _schema_of_result(
         return frame.schema
     if function is None:
         raise InvalidSchemaError(
-            "map_in_read has a schema but no function; expected both or neither.",
+            "map_in_read has a schema but no function that returns rows of this schema.",
             fix="leave out the schema if the rows stay unchanged, or pass a function.",
         )
     if isinstance(schema, StructType):

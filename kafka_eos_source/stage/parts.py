@@ -10,8 +10,8 @@ from kafka_eos_source.model import ShardReport, StagedPart, TopicPartition
 from kafka_eos_source.protocol.packet import unpack
 from kafka_eos_source.spark.schema import CHANGES
 from kafka_eos_source.stage.files import StagingFolder
-from kafka_eos_source.stage.verified_parts import VerifiedParts
 from kafka_eos_source.stage.shards import batch_of
+from kafka_eos_source.stage.verified_parts import VerifiedParts
 from kafka_eos_source.state.batch_record import encode_batch
 from kafka_eos_source.state.layout import BATCH_KEY
 
