@@ -264,7 +264,7 @@ def test_a_staging_folder_that_executors_do_not_share_is_refused(cluster: Cluste
     assert list(directory.glob("staging/query-*/shared-path")), f"the driver made none where it runs:\n{said}"
     assert "KAFKA_EOS.INVALID_OPTION" in said, driver.tail()
     assert "the staging folder '/proc/self/cwd/staging/query-" in said
-    assert "is not shared: this executor" in said
+    assert "is not shared: the executor" in said
     assert cluster.nothing_visible()
 
 

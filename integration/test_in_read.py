@@ -76,7 +76,7 @@ def test_a_function_in_the_read_drops_and_routes(pipeline: Pipeline) -> None:
     frame = pipeline.read().selectExpr("CAST(value AS STRING) AS word", "key AS k")
     rows = pipeline.write(map_in_read(frame, pipeline.routed(), ROUTED))
     pipeline.check_routed()
-    assert 0 < sum(rows) < ROWS / 10, "Spark had parcels, not rows"
+    assert 0 < sum(rows) < ROWS / 10, "Spark counts packed batches, not rows"
 
 
 def test_after_steps_of_sparks_the_function_runs_behind_them(pipeline: Pipeline) -> None:
@@ -97,7 +97,7 @@ def test_rows_as_they_are_and_a_query_that_changes_to_it(pipeline: Pipeline) -> 
     assert values(read_back(pipeline.broker, pipeline.even)) == pipeline.wanted + more
 
 
-def test_at_least_once_and_foreach_batch_take_parcels_apart_too(pipeline: Pipeline) -> None:
+def test_at_least_once_and_foreach_batch_unpack_batches_too(pipeline: Pipeline) -> None:
     frame = map_in_read(pipeline.read().select("value", "key"))
     pipeline.write(frame, topic=pipeline.even, **{"processing.guarantee": "at_least_once"})
     assert values(read_back(pipeline.broker, pipeline.even)) == pipeline.wanted
@@ -119,24 +119,26 @@ def test_a_function_that_breaks_its_promise_leaves_nothing_behind(pipeline: Pipe
         for batch in rows:
             yield batch.rename_columns(["value", "name"])
 
-    with pytest.raises(PySparkException, match="with the columns value, name; its schema has value, key"):
+    with pytest.raises(
+        PySparkException, match="with the columns value, name; expected the columns of its schema, value, key"
+    ):
         pipeline.write(map_in_read(frame, wrong, "value BINARY, key BINARY"), topic=pipeline.even)
     assert read_back(pipeline.broker, pipeline.even) == []
 
 
 def test_what_cannot_work_is_refused_before_it_starts(pipeline: Pipeline) -> None:
     frame = pipeline.read()
-    for schema, said in (("value NOTYPE", "cannot be read"), ("string", "has no names")):
+    for schema, said in (("value NOTYPE", "is malformed"), ("string", "without column names")):
         with pytest.raises(Exception, match=f"INVALID_SCHEMA.*{said}"):
             map_in_read(frame, lambda rows: rows, schema)
-    with pytest.raises(Exception, match="no function that would give rows"):
+    with pytest.raises(Exception, match="has a schema but no function"):
         map_in_read(frame, None, "value STRING")
-    with pytest.raises(Exception, match="map_in_read already"):
+    with pytest.raises(Exception, match="to a frame that map_in_read returned"):
         map_in_read(map_in_read(frame))
     mapped = map_in_read(frame.select("value"))
-    with pytest.raises(PySparkException, match="beside '__kafka_eos_rows'"):
+    with pytest.raises(PySparkException, match="in addition to '__kafka_eos_rows'"):
         pipeline.write(mapped.selectExpr("*", "'t' AS topic"), topic=pipeline.even)
-    with pytest.raises(PySparkException, match="required column 'value' not found"):
+    with pytest.raises(PySparkException, match="the frame has no column 'value'"):
         pipeline.write(map_in_read(frame.select("key")), topic=pipeline.even)
 
 

@@ -100,7 +100,7 @@ def test_bounds_of_time(reader: Reader, topics: Topics) -> None:
     assert values(reader.batch(subscribe=topic, **by_partition)) == ["4", "b"]
     late = {"subscribe": topic, "startingTimestamp": "1700000003000"}
     assert values(reader.batch(**late, startingOffsetsByTimestampStrategy="latest")) == ["3", "4", "5"]
-    with pytest.raises(Exception, match=r"no record of .*-1 is at or after the starting time 1700000003000"):
+    with pytest.raises(Exception, match=r"-1 at time 1700000003000 .* no record at or after"):
         reader.batch(**late).collect()
 
 
@@ -198,7 +198,7 @@ def test_an_end_past_the_log(reader: Reader, topics: Topics) -> None:
     topic = topics.new()
     topics.send(topic, range(10))
     beyond = {"subscribe": topic, "endingOffsets": json.dumps({topic: {"0": 50}})}
-    with pytest.raises(Exception, match=r"DATA_LOSS.*offsets 10 to 50 .*the log ends at offset 10"):
+    with pytest.raises(Exception, match=r"DATA_LOSS.*offsets 10 to 49 .*the log now ends at offset 10"):
         reader.batch(**beyond).collect()
     assert values(reader.batch(**beyond, failOnDataLoss="false")) == texts(range(10))
 
@@ -272,7 +272,7 @@ def test_bad_options_are_named(reader: Reader, options: dict[str, str], said: st
 
 
 def test_nothing_to_read_and_no_brokers_named(spark: SparkSession) -> None:
-    with pytest.raises(Exception, match="nothing to read: none of subscribe"):
+    with pytest.raises(Exception, match="no topic to read: expected exactly one of the options subscribe"):
         spark.read.format(FORMAT).option("kafka.bootstrap.servers", "h:1").load()
     with pytest.raises(Exception, match=r"'kafka\.bootstrap\.servers' is missing"):
         spark.read.format(FORMAT).option("subscribe", "t").load()
@@ -285,7 +285,7 @@ def test_a_missing_topic_is_named(reader: Reader) -> None:
 
 def test_offsets_that_do_not_name_all_partitions(reader: Reader, topics: Topics) -> None:
     topic = topics.new(2)
-    with pytest.raises(Exception, match=f"missing {topic}-1; not there {topic}-7"):
+    with pytest.raises(Exception, match=f"missing: {topic}-1; unknown: {topic}-7"):
         reader.batch(subscribe=topic, startingOffsets=json.dumps({topic: {"0": 0, "7": 0}})).collect()
 
 
@@ -300,7 +300,7 @@ def test_unreachable_brokers_are_an_error_and_no_hang(spark: SparkSession) -> No
 
 def test_a_schema_of_ones_own_is_refused(reader: Reader, spark: SparkSession, broker: str) -> None:
     frame = spark.read.format(FORMAT).schema("value string").option("kafka.bootstrap.servers", broker)
-    with pytest.raises(Exception, match="the schema of this source is fixed"):
+    with pytest.raises(Exception, match="this source always has the schema"):
         frame.option("subscribe", "t").load().collect()
 
 
@@ -308,6 +308,6 @@ def test_an_absurd_timestamp_names_the_record(reader: Reader, topics: Topics) ->
     topic = topics.new(message_timestamp_after_max_ms="9223372036854775807")
     topics.send(topic, ["v"], timestamp_ms=1712345678123456789)
     with pytest.raises(
-        Exception, match=rf"INVALID_RECORD.*{topic}-0 offset 0 has timestamp 1712345678123456789"
+        Exception, match=rf"INVALID_RECORD.*offset 0 of {topic}-0 has the timestamp 1712345678123456789"
     ):
         reader.batch(subscribe=topic).collect()

@@ -265,7 +265,9 @@ def test_a_start_past_the_end(reader: Reader, topics: Topics) -> None:
     topic = topics.new()
     topics.send(topic, range(10))
     options = {"subscribe": topic, "startingOffsets": json.dumps({topic: {"0": 50}})}
-    with pytest.raises(Exception, match=r"DATA_LOSS.*the query stands at 50, the log ends at 10"):
+    with pytest.raises(
+        Exception, match=r"DATA_LOSS.*the query is at offset 50, but the log ends at offset 10"
+    ):
         reader.run(**options)
     assert reader.run("again", **options, failOnDataLoss="false") == []
     topics.send(topic, ["next"])
@@ -355,7 +357,7 @@ def test_a_minimum_holds_a_batch_back(reader: Reader, topics: Topics) -> None:
 @pytest.mark.skipif(pyspark.__version__ >= "4.2", reason="limits work since 4.2")
 @pytest.mark.core
 def test_limits_say_which_pyspark_they_need(reader: Reader) -> None:
-    with pytest.raises(Exception, match=r"'maxOffsetsPerTrigger' needs PySpark 4\.2"):
+    with pytest.raises(Exception, match=r"'maxOffsetsPerTrigger' requires PySpark 4\.2"):
         reader.stream(subscribe="t", maxOffsetsPerTrigger="5")
 
 

@@ -266,7 +266,7 @@ def test_the_checkpoint_must_be_an_option(query: Query, broker: str, tmp_path: P
     query.spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path))
     try:
         writer = query.frame().writeStream.format("kafka-eos").option("kafka.bootstrap.servers", broker)
-        with pytest.raises(PySparkException, match="the option 'checkpointLocation' is not set on the sink"):
+        with pytest.raises(PySparkException, match="option 'checkpointLocation' is not set on the sink"):
             writer.option("topic", query.sink).trigger(availableNow=True).start().awaitTermination(60)
     finally:
         query.spark.conf.unset("spark.sql.streaming.checkpointLocation")

@@ -1,6 +1,6 @@
 """Exactly-once Kafka for Spark Structured Streaming: ``format("kafka-eos")``.
 
-Spark finds the format by itself once the package is installed; `register` is for those who want to say so.
+Spark discovers the format once the package is installed. `register` registers it explicitly.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["KafkaEosDataSource", "local_checkpoints", "map_in_read", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Registers the format with a session; the same as ``spark.dataSource.register(KafkaEosDataSource)``."""
+    """Registers the format with a session, like ``spark.dataSource.register(KafkaEosDataSource)``."""
     from kafka_eos_source.datasource import KafkaEosDataSource
 
     spark.dataSource.register(KafkaEosDataSource)
 
 
 def __getattr__(name: str) -> Any:
-    """PySpark is imported when it is needed: ``kafka-eos broker`` starts without it."""
+    """Imports a public name on first use, so that ``kafka-eos broker`` starts without PySpark."""
     if name == "KafkaEosDataSource":
         from kafka_eos_source.datasource import KafkaEosDataSource
 

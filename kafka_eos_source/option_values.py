@@ -1,4 +1,7 @@
-"""From an option's text to its value; every error names the option, its value and what was expected."""
+"""Parsers that turn the text of an option into its value.
+
+Each error names the option, its value and what was expected.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,16 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import READ_COLUMNS, TopicPartition
 
 T = TypeVar("T")
-#: (option name, text) → value.
+#: A parser: takes the name and the text of an option, returns the value.
 Parse = Callable[[str, str], T]
 
 LATEST, EARLIEST = -1, -2
-#: In JSON of offsets: all partitions that are not named. No topic can have this name.
+#: Stands for all topics that the JSON of an offsets option does not name. No topic can have this name.
 OTHERS = "*"
 _LONG_MAX = 2**63 - 1
 _INT_MAX = 2**31 - 1
 
-#: Spark's units of time (``JavaUtils.timeStringAs``).
+#: Spark's units of time (``JavaUtils.timeStringAs``), in microseconds.
 _UNITS_US = {
     "us": 1,
     "ms": 1000,
@@ -36,28 +39,28 @@ _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 def invalid(name: str, value: str, expected: str, fix: str = "") -> InvalidOptionError:
-    """The one form of a bad value's message."""
+    """Returns the error for a bad value. All such messages have this form."""
     shown = value if len(value) <= 200 else f"{value[:200]}…"
     return InvalidOptionError(
         f"option {name!r} has the value {shown!r}; expected {expected}.",
-        fix=fix or f"give {name!r} such a value, or remove it.",
+        fix=fix or f"set {name!r} to such a value, or remove it.",
     )
 
 
 def text(name: str, value: str) -> str:
-    """Trimmed, not empty."""
+    """Returns the text without surrounding blanks; it must not be empty."""
     if not value.strip():
-        raise invalid(name, value, "some text")
+        raise invalid(name, value, "a non-empty text")
     return value.strip()
 
 
 def anything(_name: str, value: str) -> str:
-    """As it is."""
+    """Returns the text unchanged."""
     return value
 
 
 def boolean(name: str, value: str) -> bool:
-    """``true`` or ``false`` in any letter case, as Scala's ``toBoolean``."""
+    """Parses ``true`` or ``false``; letter case does not matter, as in Scala's ``toBoolean``."""
     found = {"true": True, "false": False}.get(value.strip().lower())
     if found is None:
         raise invalid(name, value, "true or false")
@@ -65,7 +68,7 @@ def boolean(name: str, value: str) -> bool:
 
 
 def choice(*values: str) -> Parse[str]:
-    """One of ``values``, in any letter case."""
+    """Returns a parser for one of ``values``; letter case does not matter."""
 
     def parse(name: str, value: str) -> str:
         found = value.strip().lower()
@@ -77,27 +80,27 @@ def choice(*values: str) -> Parse[str]:
 
 
 def integer(at_least: int) -> Parse[int]:
-    """A whole number from ``at_least`` to 2⁶³-1."""
+    """Returns a parser for an integer from ``at_least`` to 2⁶³-1."""
 
     def parse(name: str, value: str) -> int:
-        # no more digits than can be meant: Python refuses to read thousands of them
+        # int() raises a ValueError for thousands of digits, so the pattern limits their number
         if not re.fullmatch(r"[+-]?[0-9]{1,30}", value.strip()) or not at_least <= int(value) <= _LONG_MAX:
-            raise invalid(name, value, f"a whole number, {at_least} or more")
+            raise invalid(name, value, f"an integer, {at_least} or more")
         return int(value)
 
     return parse
 
 
 def minus_one_or_positive(name: str, value: str) -> int:
-    """A positive whole number, or -1 for "none of it"."""
+    """Parses a positive integer, or -1."""
     found = integer(-1)(name, value)
     if found == 0:
-        raise invalid(name, value, "a whole number, 1 or more, or -1")
+        raise invalid(name, value, "an integer, 1 or more, or -1")
     return found
 
 
 def duration_ms(name: str, value: str) -> int:
-    """Spark's time string: a number with us, ms, s, m, min, h or d; without a unit it is ms."""
+    """Parses Spark's time string, such as ``30s``, into ms; a number without a unit is in ms."""
     found = re.fullmatch(r"([0-9]{1,19})\s*([a-z]*)", value.strip().lower())
     if found is None or (found[2] or "ms") not in _UNITS_US:
         raise invalid(name, value, "a time such as 500ms, 30s, 15m or 1h")
@@ -105,55 +108,56 @@ def duration_ms(name: str, value: str) -> int:
 
 
 def application_id(name: str, value: str) -> str:
-    """What can be a transactional id, a group and the start of topic names."""
+    """Parses an id that is valid as transactional id, group id and topic name prefix."""
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", value.strip()):
-        raise invalid(name, value, "1 to 200 letters, digits, dots, dashes or underscores")
+        raise invalid(name, value, "1 to 200 letters, digits, dots, hyphens or underscores")
     return value.strip()
 
 
 def topic(name: str, value: str) -> str:
-    """A legal topic name (``Topic.validate`` in Kafka)."""
+    """Parses a topic name; the rules are those of Kafka's ``Topic.validate``."""
     found = value.strip()
     if not _TOPIC.fullmatch(found) or found in (".", ".."):
-        raise invalid(name, value, "a topic name: 1 to 249 letters, digits, dots, dashes or underscores")
+        raise invalid(name, value, "a topic name: 1 to 249 letters, digits, dots, hyphens or underscores")
     return found
 
 
 def topics(name: str, value: str) -> tuple[str, ...]:
-    """A comma list; blanks are dropped."""
+    """Parses a comma-separated list of topics; ignores empty items and repetitions."""
     found = tuple(dict.fromkeys(topic(name, each) for each in value.split(",") if each.strip()))
     if not found:
-        raise invalid(name, value, "one topic or several, with commas between")
+        raise invalid(name, value, "one or more topics, separated by commas")
     return found
 
 
 def read_columns(name: str, value: str) -> tuple[str, ...]:
-    """Columns of a read, in any letter case, each once."""
+    """Parses a comma-separated list of distinct columns of the source; letter case does not matter."""
     known = {column.lower(): column for column in READ_COLUMNS}
     asked = [each.strip() for each in value.split(",") if each.strip()]
     found = tuple(known.get(each.lower(), "") for each in asked)
     if not found or "" in found or len(set(found)) < len(found):
-        raise invalid(name, value, f"columns among {', '.join(READ_COLUMNS)}, each once")
+        raise invalid(name, value, f"some of the columns {', '.join(READ_COLUMNS)}, each at most once")
     return found
 
 
 def pattern(name: str, value: str) -> str:
-    """A regular expression; a topic belongs when it is *found* in its name, as with Java's ``find``.
+    """Checks a regular expression. It matches a topic if it is *found* in the name, as with Java's ``find``.
 
-    Java's is not Python's: what only Java knows is an error, and so is what Python warns of, such as the
-    nested sets and intersections ``[a-z&&[^b]]``, which it would read as something else.
+    Users know the syntax of Java's expressions. Syntax that Python lacks is an error. So is syntax that
+    Python warns about, such as nested sets and intersections (``[a-z&&[^b]]``), because it has another
+    meaning in Python.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             re.compile(text(name, value))
     except (re.error, Warning, OverflowError, RecursionError) as error:
-        raise invalid(name, value, f"a regular expression as Python's 're' has it ({error})") from error
+        raise invalid(name, value, f"a regular expression that Python's 're' accepts ({error})") from error
     return value.strip()
 
 
 def assignment(name: str, value: str) -> tuple[TopicPartition, ...]:
-    """``{"t":[0,1]}``."""
+    """Parses partitions by topic, such as ``{"t":[0,1]}``."""
     example = '{"topic":[0,1]}'
     partitions = []
     for each, numbers in _json_object(name, value, example).items():
@@ -162,13 +166,21 @@ def assignment(name: str, value: str) -> tuple[TopicPartition, ...]:
             or not numbers
             or not all(_is_whole(number, 0, _INT_MAX) for number in numbers)
         ):
-            raise invalid(name, value, f"lists such as {example}; topic {each!r} has {numbers!r}")
+            raise invalid(
+                name,
+                value,
+                f"a list of partitions for each topic, such as {example}; topic {each!r} has {numbers!r}",
+            )
         partitions += [TopicPartition(each, number) for number in numbers]
     return tuple(sorted(set(partitions)))
 
 
 def offsets(name: str, value: str) -> tuple[dict[TopicPartition, int], dict[str, int]]:
-    """``{"t":{"0":23,"1":-1},"u":"earliest","*":"latest"}`` as offsets per partition, and per whole topic."""
+    """Parses offsets such as ``{"t":{"0":23,"1":-1},"u":"earliest","*":"latest"}``.
+
+    Returns:
+        The offsets by partition, and the offsets for whole topics by topic.
+    """
     example = '{"topic":{"0":23,"1":-1}} (-1 = latest, -2 = earliest)'
     words = {"earliest": EARLIEST, "latest": LATEST, EARLIEST: EARLIEST, LATEST: LATEST}
     by_partition: dict[TopicPartition, int] = {}
@@ -178,7 +190,9 @@ def offsets(name: str, value: str) -> tuple[dict[TopicPartition, int], dict[str,
             whole = words.get(entry.lower() if isinstance(entry, str) else entry)
             if whole is None:
                 raise invalid(
-                    name, value, f'"earliest" or "latest" for a whole topic; {each!r} has {json.dumps(entry)}'
+                    name,
+                    value,
+                    f'"earliest" or "latest" for a whole topic; topic {each!r} has {json.dumps(entry)}',
                 )
             by_topic[each] = whole
         else:
@@ -188,7 +202,7 @@ def offsets(name: str, value: str) -> tuple[dict[TopicPartition, int], dict[str,
 
 
 def timestamps(name: str, value: str) -> dict[TopicPartition, int]:
-    """``{"t":{"0":1700000000000}}``, ms since 1970."""
+    """Parses times such as ``{"t":{"0":1700000000000}}`` (ms since 1970)."""
     example = '{"topic":{"0":1700000000000}} (ms since 1970)'
     found: dict[TopicPartition, int] = {}
     for each, entry in _json_object(name, value, example).items():
@@ -199,37 +213,46 @@ def timestamps(name: str, value: str) -> dict[TopicPartition, int]:
 def _per_partition(
     name: str, value: str, each: str, entry: object, at_least: int, expected: str
 ) -> dict[TopicPartition, int]:
-    """``{"0":23,"1":24}`` of one topic."""
+    """Parses the entry of one topic, such as ``{"0":23,"1":24}``."""
     if not isinstance(entry, dict) or not entry or each == OTHERS:
         raise invalid(name, value, f"{expected}; topic {each!r} has {json.dumps(entry)}")
     for number, found in entry.items():
         if not re.fullmatch("0|[1-9][0-9]{0,9}", number) or int(number) > _INT_MAX:
             raise invalid(name, value, f"{expected}; topic {each!r} has the partition {number!r}")
         if not _is_whole(found, at_least):
-            raise invalid(name, value, f"{expected}; {each}-{number} has {json.dumps(found)}")
+            raise invalid(name, value, f"{expected}; partition {each}-{number} has {json.dumps(found)}")
     return {TopicPartition(each, int(number)): found for number, found in entry.items()}
 
 
 def _json_object(name: str, value: str, example: str, *, others: bool = False) -> Mapping[str, Any]:
-    """A JSON object by topic; ``others`` = `OTHERS` may stand for all topics that are not named."""
+    """Parses a JSON object whose keys are topics.
+
+    Args:
+        name: name of the option.
+        value: its text.
+        example: a valid value, for the error.
+        others: whether the key `OTHERS` is allowed.
+    """
     try:
-        found = json.loads(value, object_pairs_hook=_no_name_twice)
+        found = json.loads(value, object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:
-        raise invalid(name, value, f"JSON such as {example}; it is malformed: {error}") from error
+        raise invalid(name, value, f"JSON such as {example}; it is malformed ({error})") from error
     if not isinstance(found, dict) or not found:
-        raise invalid(name, value, f"a JSON object with one topic at least, such as {example}")
+        raise invalid(name, value, f"a JSON object with at least one topic, such as {example}")
     for each in found:
         if not (_TOPIC.fullmatch(each) and each not in (".", "..")) and not (others and each == OTHERS):
-            raise invalid(name, value, f"names of topics, such as {example}; {each!r} can be none")
+            raise invalid(
+                name, value, f"topic names as keys, such as {example}; {each!r} is not a valid topic name"
+            )
     return found
 
 
-def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """JSON lets a name stand twice, and the last one win: offsets would be lost without a word."""
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns a JSON object and refuses duplicate keys, which ``json`` would accept silently."""
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"{name!r} stands in it twice")
+            raise ValueError(f"the key {name!r} occurs twice")
         found[name] = value
     return found
 

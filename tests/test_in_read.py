@@ -16,14 +16,20 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 
 from kafka_eos_source.commit import direct
 from kafka_eos_source.datasource import writer as stream_writer
-from kafka_eos_source.datasource.reader import rows_of
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.in_read import packed
 from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
 from kafka_eos_source.in_read.mapping import MapInRead
-from kafka_eos_source.in_read.packed import PACKED, pack, packed_rows, packed_schema, parcels_of, unpack
+from kafka_eos_source.in_read.packed import (
+    PACKED,
+    pack,
+    packed_batches_of,
+    packed_frame_schema,
+    schema_of_packed_rows,
+    unpack,
+)
 from kafka_eos_source.options.parse import parse_read, parse_write
-from kafka_eos_source.read.settings import task_read
+from kafka_eos_source.read.settings import schema_of, task_read
 from kafka_eos_source.spark.pickled import to_option
 from kafka_eos_source.spark.schema import arrow_schema, read_arrow_schema
 from kafka_eos_source.spark.task import StreamingTask
@@ -53,18 +59,18 @@ def rows_batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-@given(rows=batches(), parcel_bytes=st.sampled_from([1, 100, 2 << 20]), together=st.booleans())
-def test_rows_come_out_of_parcels_as_they_went_in(
-    rows: list[pa.RecordBatch], parcel_bytes: int, together: bool
+@given(rows=batches(), size_bytes=st.sampled_from([1, 100, 2 << 20]), together=st.booleans())
+def test_rows_come_out_of_packed_batches_as_they_went_in(
+    rows: list[pa.RecordBatch], size_bytes: int, together: bool
 ) -> None:
-    """However many parcels Spark puts into a batch of its own, and however large they are."""
+    """However many packed batches Spark puts into a batch of its own, and however large they are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed, "PARCEL_BYTES", parcel_bytes)
-        parcels = list(pack(rows, ROWS))
-    if together and parcels:
-        (whole,) = pa.Table.from_batches(parcels).combine_chunks().to_batches()
-        parcels = [whole]
-    found = list(unpack(parcels_of(parcels), ROWS))
+        patch.setattr(packed, "PACKED_BATCH_BYTES", size_bytes)
+        packed_batches = list(pack(rows, ROWS))
+    if together and packed_batches:
+        (whole,) = pa.Table.from_batches(packed_batches).combine_chunks().to_batches()
+        packed_batches = [whole]
+    found = list(unpack(packed_batches_of(packed_batches), ROWS))
     assert pa.Table.from_batches(found, arrow_schema(ROWS)) == pa.Table.from_batches(rows, arrow_schema(ROWS))
     assert all(each.num_rows for each in found)
 
@@ -82,17 +88,17 @@ def test_what_a_function_gives_is_taken_by_name_and_cast() -> None:
             "key": pa.array([b"k"]),
         }
     )
-    (found,) = unpack(parcels_of(pack([given], ROWS)), ROWS)
+    (found,) = unpack(packed_batches_of(pack([given], ROWS)), ROWS)
     assert found.to_pylist() == [{"key": b"k", "value": "v", "partition": 7}]
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"key": [b"k"], "value": ["v"]}, "has key, value, partition"),
+        ({"key": [b"k"], "value": ["v"]}, "expected the columns of its schema, key, value, partition"),
         ({"key": [b"k"], "value": ["v"], "partition": [1], "more": [1]}, "with the columns .*more"),
-        ({"key": [b"k"], "value": ["v"], "partition": [2**40]}, "'partition' .* does not fit int32"),
-        ({"key": [b"k"], "value": ["v"], "partition": ["x"]}, "'partition' .* does not fit int32"),
+        ({"key": [b"k"], "value": ["v"], "partition": [2**40]}, "'partition' .* cannot be cast to int32"),
+        ({"key": [b"k"], "value": ["v"], "partition": ["x"]}, "'partition' .* cannot be cast to int32"),
     ],
 )
 def test_rows_that_do_not_fit_the_schema_are_refused(given: dict[str, Any], said: str) -> None:
@@ -107,19 +113,19 @@ def test_what_is_no_batch_is_refused(given: Any) -> None:
 
 
 def test_the_frame_says_what_is_in_its_parcels() -> None:
-    schema = packed_schema(ROWS)
-    assert packed_rows(StructType.fromJson(json.loads(schema.json()))) == ROWS
-    assert packed_rows(ROWS) is None
+    schema = packed_frame_schema(ROWS)
+    assert schema_of_packed_rows(StructType.fromJson(json.loads(schema.json()))) == ROWS
+    assert schema_of_packed_rows(ROWS) is None
 
 
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        (StructType([StructField(PACKED, BinaryType())]), "lost its metadata"),
-        (StructType([*packed_schema(ROWS).fields, StructField("topic", StringType())]), "'topic'"),
+        (StructType([StructField(PACKED, BinaryType())]), "has no metadata with the schema"),
+        (StructType([*packed_frame_schema(ROWS).fields, StructField("topic", StringType())]), "'topic'"),
     ],
 )
-def test_a_frame_whose_parcels_cannot_be_taken_apart_is_refused(schema: StructType, said: str) -> None:
+def test_a_frame_whose_packed_batches_cannot_be_taken_apart_is_refused(schema: StructType, said: str) -> None:
     options = parse_write({"kafka.bootstrap.servers": "h:1", "topic": "out"}, streaming=True)
     with pytest.raises(InvalidSchemaError, match=said):
         stream_writer.stream_writer(options, schema)
@@ -127,10 +133,10 @@ def test_a_frame_whose_parcels_cannot_be_taken_apart_is_refused(schema: StructTy
         stream_writer.batch_writer(options, schema)
 
 
-def test_rows_in_parcels_are_held_against_the_sinks_contract() -> None:
+def test_rows_in_packed_batches_are_held_against_the_sinks_contract() -> None:
     options = parse_write({"kafka.bootstrap.servers": "h:1", "topic": "out"}, streaming=True)
-    schema = packed_schema(StructType([StructField("key", BinaryType())]))
-    with pytest.raises(InvalidSchemaError, match="required column 'value' not found"):
+    schema = packed_frame_schema(StructType([StructField("key", BinaryType())]))
+    with pytest.raises(InvalidSchemaError, match="the frame has no column 'value'"):
         stream_writer.stream_writer(options, schema)
 
 
@@ -153,7 +159,7 @@ def test_a_function_is_called_with_the_columns_of_the_frame() -> None:
         pa.RecordBatch.from_arrays([pa.array([b"ccc"]), pa.array([b"3"])], schema=source),
         pa.RecordBatch.from_arrays([pa.array([b"d"]), pa.array([None], pa.binary())], schema=source),
     ]
-    found = pa.Table.from_batches(unpack(parcels_of(step(read)), out)).to_pylist()
+    found = pa.Table.from_batches(unpack(packed_batches_of(step(read)), out)).to_pylist()
     a, d = {"key": b"1", "value": "a"}, {"key": None, "value": "d"}
     assert found == [a, a, d, d]
 
@@ -162,7 +168,7 @@ def test_without_a_function_rows_stay_as_they_are() -> None:
     out = StructType([StructField("word", StringType()), StructField("k", BinaryType())])
     source = read_arrow_schema(False, COLUMNS.of_source)
     read = pa.RecordBatch.from_arrays([pa.array([b"\xff"]), pa.array([b"1"])], schema=source)
-    (found,) = unpack(parcels_of(MapInRead(COLUMNS, out, None)([read])), out)
+    (found,) = unpack(packed_batches_of(MapInRead(COLUMNS, out, None)([read])), out)
     assert found["word"].view(pa.binary()).to_pylist() == [b"\xff"], "bytes that are no text stay"
     assert found["k"].to_pylist() == [b"1"]
 
@@ -170,7 +176,7 @@ def test_without_a_function_rows_stay_as_they_are() -> None:
 def test_the_option_says_all_that_the_read_must_know() -> None:
     written = MapInRead(COLUMNS, ROWS, to_option(short_words, "", fix="")).to_json()
     options = parse_read({**READ, "map.in.read": written}, streaming=True)
-    assert rows_of(options) == packed_schema(ROWS)
+    assert schema_of(options) == packed_frame_schema(ROWS)
     read = task_read(options)
     assert read.settings.columns == ("value", "key")
     assert read.step == ("map.in.read", written)
@@ -190,7 +196,7 @@ def test_the_option_says_all_that_the_read_must_know() -> None:
 def test_an_option_by_hand_is_refused_on_the_driver(written: str) -> None:
     options = parse_read({**READ, "map.in.read": written}, streaming=True)
     with pytest.raises(InvalidOptionError, match=r"map\.in\.read"):
-        rows_of(options)
+        schema_of(options)
 
 
 def test_two_steps_in_one_read_are_refused() -> None:
@@ -221,9 +227,11 @@ def test_the_sink_stages_the_rows_in_the_parcels(
         {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": str(tmp_path)},
         streaming=True,
     )
-    writer = stream_writer.stream_writer(options, packed_schema(ROWS))
-    parcels = list(pack([rows_batch([(b"k", "v", 1), (None, "w", None)])], ROWS))
-    given: Any = [(each["__kafka_eos_rows"][0].as_py(),) for each in parcels] if as_rows else parcels
+    writer = stream_writer.stream_writer(options, packed_frame_schema(ROWS))
+    packed_batches = list(pack([rows_batch([(b"k", "v", 1), (None, "w", None)])], ROWS))
+    given: Any = (
+        [(each["__kafka_eos_rows"][0].as_py(),) for each in packed_batches] if as_rows else packed_batches
+    )
     message: Any = writer.write(iter(given))
     assert message.part.rows == 2
     staged = pa.ipc.open_stream(message.part.inline).read_all().to_pylist()
@@ -251,7 +259,7 @@ def test_sinks_outside_kafka_get_the_rows_in_the_parcels(
         },
         streaming=True,
     )
-    writer = stream_writer.stream_writer(options, packed_schema(ROWS))
+    writer = stream_writer.stream_writer(options, packed_frame_schema(ROWS))
     given: Any = pack([rows_batch([(b"k", "v", 1), (None, "w", None)])], ROWS)
     message: Any = writer.write(given)
     assert message.part.rows == 2

@@ -229,7 +229,7 @@ def test_one_record_larger_than_a_column_is_named(
     writer.write(topic, [(None, b"a", None, 1), (None, b"abcdef", None, 1)])
     with (
         taking(kind, mock, whole(topic, 2)) as runs,
-        pytest.raises(InvalidRecordError, match=f"{topic}-0 offset 1 is larger than 5 bytes"),
+        pytest.raises(InvalidRecordError, match=f"offset 1 of {topic}-0 is larger than 5 bytes"),
     ):
         record_batches(runs, True, limit_bytes=5)
 
@@ -299,7 +299,7 @@ def test_a_timestamp_beyond_sparks_range_says_the_same(mock: MockCluster, writer
     said = []
     for kind in BOTH:
         with pytest.raises(
-            InvalidRecordError, match="offset 1 has timestamp 1712345678123456789 ms"
+            InvalidRecordError, match=r"offset 1 of .* has the timestamp 1712345678123456789 ms"
         ) as failure:
             read(kind, mock, [whole(topic, 2)])
         said.append(str(failure.value))
@@ -335,7 +335,7 @@ def test_what_is_lost_is_told_the_same(mock: MockCluster, writer: Writer) -> Non
     ranges = [OffsetRange(TopicPartition(topic, 0), 5, 9), whole(topic, 3, partition=1)]
     said = []
     for kind in BOTH:
-        with pytest.raises(DataLossError, match="offsets 5 to 9") as failure:
+        with pytest.raises(DataLossError, match="offsets 5 to 8") as failure:
             read(kind, mock, ranges)
         said.append(str(failure.value))
         rows = sorted_rows(read(kind, mock, ranges, fail_on_data_loss=False))
@@ -350,7 +350,7 @@ def test_a_topic_that_is_not_there_is_the_reason_of_the_time_out(
 ) -> None:
     """librdkafka puts an error for the client's callback into the partition's queue."""
     with pytest.raises(
-        UnavailableError, match=r"nothing arrived from never-0 .*: never \[0\]: .*Unknown topic"
+        UnavailableError, match=r"no records of never-0 arrived .*: never \[0\]: .*Unknown topic"
     ):
         read(kind, mock, [OffsetRange(TopicPartition("never", 0), 0, 4)], poll_timeout_ms=1500)
 

@@ -442,7 +442,7 @@ def test_what_else_is_said(made: Made) -> None:
     reader.ids = {"in": "id-in"}
     found = inspect_made(made, reader)
     texts = " ".join(each.text for each in found.findings)
-    assert "AGED_OUT: in-0: offsets 70 to 71 are gone" in texts
+    assert "AGED_OUT: in-0: offsets 70 to 71 no longer exist" in texts
     assert "an unfinished transaction is about to change the group's offsets" in texts
     assert "a transaction is open in in-0 from offset 90" in texts
     other = inspect_made(made, reader, application_id="other")

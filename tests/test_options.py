@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.options.docs import documentation
-from kafka_eos_source.options.parse import Bound, Subscription, parse_read, parse_write, tells_stream
+from kafka_eos_source.options.parse import Bound, Subscription, is_for_stream_only, parse_read, parse_write
 from kafka_eos_source.options.table import OPTIONS
 
 #: Texts that parsers stumble over.
@@ -134,7 +134,7 @@ def assert_says(error: InvalidOptionError, options: dict[str, str], message: str
     """Every message names an option that was given, its value where it can be shown, and a way out."""
     assert message in error.message or message in error.fix
     assert any(name.lower() in error.message.lower() for name in options)
-    no_one_value = ("unknown option", "cannot be used", "is set and", "letter case", "starts t-0 at 9")
+    no_one_value = ("unknown option", "not case-sensitive", "starts t-0 at 9")
     assert any(value in error.message for value in options.values()) or any(
         said in error.message for said in no_one_value
     )
@@ -157,7 +157,7 @@ BAD_READS: list[tuple[bool, dict[str, str], str]] = [
     (True, {"startingOffsets": '{"t":{"0":"1"}}'}, 't-0 has "1"'),
     (True, {"startingOffsets": '{"t":{"0":-3}}'}, "t-0 has -3"),
     (True, {"startingOffsets": '{"t":[0]}'}, "topic 't' has [0]"),
-    (True, {"startingOffsets": "{}"}, "one topic at least"),
+    (True, {"startingOffsets": "{}"}, "at least one topic"),
     (True, {"startingTimestamp": "yesterday"}, "'startingTimestamp' has the value 'yesterday'"),
     (True, {"startingTimestamp": "-1"}, "0 or more"),
     (True, {"startingOffsetsByTimestamp": '{"t":{"0":-5}}'}, "t-0 has -5"),
@@ -167,15 +167,15 @@ BAD_READS: list[tuple[bool, dict[str, str], str]] = [
     (True, {"endingOffsetsByTimestamp": '{"t":{"0":5}}'}, "cannot be used for a stream read"),
     (True, {"maxOffsetsPerTrigger": "0"}, "1 or more"),
     (True, {"maxOffsetsPerTrigger": "-1"}, "1 or more"),
-    (True, {"maxOffsetsPerTrigger": "abc"}, "a whole number"),
-    (True, {"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "5"}, "at most maxOffsetsPerTrigger (5)"),
-    (True, {"minPartitions": "1.0"}, "a whole number"),
+    (True, {"maxOffsetsPerTrigger": "abc"}, "an integer"),
+    (True, {"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "5"}, "value of 'maxOffsetsPerTrigger', 5"),
+    (True, {"minPartitions": "1.0"}, "an integer"),
     (True, {"minPartitions": "0"}, "1 or more"),
     (True, {"maxRecordsPerPartition": "0"}, "1 or more"),
     (True, {"maxTriggerDelay": "zz"}, "a time such as"),
     (True, {"maxTriggerDelay": "-5s"}, "a time such as"),
     (True, {"maxTriggerDelay": "5 weeks"}, "a time such as"),
-    (True, {"startingOffsets": '{"t":{"0":1},"t":{"1":2}}'}, "'t' stands in it twice"),
+    (True, {"startingOffsets": '{"t":{"0":1},"t":{"1":2}}'}, "the key 't' occurs twice"),
     (True, {"startingOffsets": '{"t":{"²":1}}'}, "the partition '²'"),
     (True, {"startingOffsets": '{"t":{"01":1}}'}, "the partition '01'"),
     (True, {"startingOffsets": '{"t":{"4294967296":1}}'}, "the partition '4294967296'"),
@@ -186,16 +186,16 @@ BAD_READS: list[tuple[bool, dict[str, str], str]] = [
     (True, {"startingOffsets": '{"t":"first"}'}, "'t' has \"first\""),
     (True, {"startingOffsets": '{"t":5}'}, "'t' has 5"),
     (True, {"startingOffsets": '{"*":{"0":5}}'}, "topic '*' has"),
-    (True, {"startingOffsets": '{"a b":{"0":5}}'}, "'a b' can be none"),
+    (True, {"startingOffsets": '{"a b":{"0":5}}'}, "'a b' is not a valid topic name"),
     (True, {"startingOffsets": '["t"]'}, "or JSON such as"),
-    (True, {"startingOffsetsByTimestamp": '{"*":{"0":5}}'}, "'*' can be none"),
+    (True, {"startingOffsetsByTimestamp": '{"*":{"0":5}}'}, "'*' is not a valid topic name"),
     (True, {"startingOffsetsByTimestamp": '{"t":5}'}, "topic 't' has 5"),
     (True, {"startingOffsetsByTimestamp": "5"}, "a JSON object"),
     (True, {"isolation.level": "read_committed", "kafka.isolation.level": "read_uncommitted"}, "keep one"),
-    (True, {"failondataloss": "false", "failOnDataLoss": "true"}, "letter case does not matter"),
-    (True, {"groupIdPrefix": ""}, "some text"),
+    (True, {"failondataloss": "false", "failOnDataLoss": "true"}, "not case-sensitive"),
+    (True, {"groupIdPrefix": ""}, "a non-empty text"),
     (True, {"fetchOffset.numRetries": "-1"}, "0 or more"),
-    (True, {"fetchOffset.retryIntervalMs": "1s"}, "a whole number"),
+    (True, {"fetchOffset.retryIntervalMs": "1s"}, "an integer"),
     (True, {"kafkaConsumer.pollTimeoutMs": "0"}, "1 or more"),
     (True, {"security.protocol": "SSL"}, "Did you mean 'kafka.security.protocol'"),
     (True, {"kakfa.security.protocol": "SSL"}, "Did you mean 'kafka.security.protocol'"),
@@ -205,30 +205,30 @@ BAD_READS: list[tuple[bool, dict[str, str], str]] = [
     (True, {"asyncProgressTrackingCheckpointIntervalMs": "5"}, "asynchronous progress tracking"),
     (True, {"failOnDataLoss": "maybe"}, "true or false"),
     (True, {"includeHeaders": "1"}, "true or false"),
-    (True, {"columns": "key,valeu"}, "columns among key, value, topic"),
-    (True, {"columns": "key, KEY"}, "each once"),
-    (True, {"columns": ","}, "columns among"),
+    (True, {"columns": "key,valeu"}, "some of the columns key, value, topic"),
+    (True, {"columns": "key, KEY"}, "each at most once"),
+    (True, {"columns": ","}, "some of the columns"),
     (False, {"aggregate.in.read": "{}"}, "cannot be used for a batch read"),
     (True, {"isolation.level": "zzz"}, "read_committed or read_uncommitted"),
     (True, {"kafka.isolation.level": "zzz"}, "read_committed or read_uncommitted"),
     (True, {"topic": "x"}, "cannot be used for a stream read"),
     (True, {"pushFilters": "true"}, "cannot be used for a stream read"),
     (True, {"asyncProgressTrackingEnabled": "true"}, "asynchronous progress tracking"),
-    (True, {"kafka.group.id": " "}, "some text"),
+    (True, {"kafka.group.id": " "}, "a non-empty text"),
     (True, {"application.id": "a b"}, "letters, digits"),
     (
         False,
         {"startingOffsets": "latest"},
         "'startingOffsets' has the value 'latest'; expected earliest, group",
     ),
-    (False, {"startingOffsets": '{"t":{"0":-1}}'}, "no -1 or latest"),
+    (False, {"startingOffsets": '{"t":{"0":-1}}'}, "offsets other than -1 (latest)"),
     (False, {"endingOffsets": "earliest"}, "'endingOffsets' has the value 'earliest'"),
-    (False, {"endingOffsets": '{"t":{"0":-2}}'}, "no -2 or earliest"),
+    (False, {"endingOffsets": '{"t":{"0":-2}}'}, "offsets other than -2 (earliest)"),
     (False, {"maxOffsetsPerTrigger": "0"}, "1 or more"),
     (
         False,
         {"startingOffsets": '{"t":{"0":9}}', "endingOffsets": '{"t":{"0":5}}'},
-        "starts t-0 at 9, 'endingOffsets' ends it at 5",
+        "starts t-0 at 9, but option 'endingOffsets' ends it at 5",
     ),
 ]
 
@@ -253,7 +253,9 @@ def test_bad_assignments(value: str) -> None:
 
 
 def test_nothing_to_read_and_no_brokers() -> None:
-    with pytest.raises(InvalidOptionError, match="none of subscribe, subscribePattern, assign"):
+    with pytest.raises(
+        InvalidOptionError, match="exactly one of the options subscribe, subscribePattern, assign, but none"
+    ):
         parse_read(SERVERS, streaming=True)
     for parse in (parse_read, parse_write):
         with pytest.raises(InvalidOptionError, match=r"'kafka\.bootstrap\.servers' is missing"):
@@ -263,16 +265,24 @@ def test_nothing_to_read_and_no_brokers() -> None:
 @pytest.mark.parametrize(
     ("what", "offsets", "message"),
     [
-        ({"assign": '{"t":[0,1]}'}, '{"t":{"0":1}}', "names the partitions t-0; 'assign' has t-0, t-1"),
+        (
+            {"assign": '{"t":[0,1]}'},
+            '{"t":{"0":1}}',
+            "names the partitions t-0, but option 'assign' has t-0, t-1",
+        ),
         ({"assign": '{"t":[0,1]}'}, '{"t":{"0":1,"2":1},"*":-2}', "names the partitions t-0, t-2"),
         (
             {"assign": '{"t":[0,1]}'},
             '{"t":"earliest","u":"earliest"}',
-            "names the topic 'u'; 'assign' does not",
+            "names the topic 'u', which option 'assign' does not include",
         ),
         ({"subscribe": "t,u"}, '{"t":{"0":1}}', "names no partition of 'u'"),
-        ({"subscribe": "t"}, '{"t":{"0":1},"u":{"0":1}}', "names the topic 'u'; 'subscribe' does not"),
-        ({"subscribePattern": "^t"}, '{"ut":{"0":1}}', "names the topic 'ut'; 'subscribePattern' does not"),
+        ({"subscribe": "t"}, '{"t":{"0":1},"u":{"0":1}}', "the topic 'u', which option 'subscribe' does not"),
+        (
+            {"subscribePattern": "^t"},
+            '{"ut":{"0":1}}',
+            "the topic 'ut', which option 'subscribePattern' does not",
+        ),
     ],
 )
 def test_offsets_of_a_batch_read_name_what_is_read(what: dict[str, str], offsets: str, message: str) -> None:
@@ -309,18 +319,19 @@ def test_the_start_of_a_stream_is_judged_when_it_is_used() -> None:
     [
         (
             {"startingOffsets": '{"t":{"0":1}}', "endingOffsets": '{"t":{"1":5}}'},
-            "only one of 'startingOffsets' and 'endingOffsets' names t-0, t-1",
+            "only one of the options 'startingOffsets' and 'endingOffsets' names the partition(s) t-0, t-1",
         ),
         (
             {"startingTimestamp": "9", "endingTimestamp": "5"},
-            "'startingTimestamp' starts every partition at 9, 'endingTimestamp' ends it at 5",
+            "'startingTimestamp' starts every partition at 9, but option 'endingTimestamp' ends it at 5",
         ),
         (
             {
                 "startingOffsetsByTimestamp": '{"t":{"0":9}}',
                 "endingOffsetsByTimestamp": '{"t":{"0":5}}',
             },
-            "'startingOffsetsByTimestamp' starts t-0 at 9, 'endingOffsetsByTimestamp' ends it at 5",
+            "'startingOffsetsByTimestamp' starts t-0 at 9, but option 'endingOffsetsByTimestamp' ends it at "
+            "5",
         ),
     ],
 )
@@ -351,7 +362,8 @@ def test_options_that_need_a_newer_pyspark(
     option: str, value: str, streaming: bool, works: str, fails: str
 ) -> None:
     read(streaming=streaming, pyspark_version=works, **{option: value})
-    with pytest.raises(InvalidOptionError, match=f"'{option}' needs PySpark 4.* this is {re.escape(fails)}"):
+    message = f"'{option}' requires PySpark 4.* this is PySpark {re.escape(fails)}"
+    with pytest.raises(InvalidOptionError, match=message):
         read(streaming=streaming, pyspark_version=fails, **{option: value})
 
 
@@ -364,8 +376,10 @@ def test_limits_of_streams_have_no_effect_on_batch_reads(caplog: pytest.LogCaptu
 
 
 def test_options_that_only_a_stream_has_tell_that_it_is_one() -> None:
-    assert tells_stream(["subscribe", "MAXTRIGGERDELAY"])
-    assert not tells_stream(["subscribe", "kafka.max.poll.records", "pushFilters", "checkpointLocation"])
+    assert is_for_stream_only(["subscribe", "MAXTRIGGERDELAY"])
+    assert not is_for_stream_only(
+        ["subscribe", "kafka.max.poll.records", "pushFilters", "checkpointLocation"]
+    )
 
 
 def test_what_spark_puts_into_the_map_is_let_be() -> None:
@@ -457,12 +471,12 @@ BAD_WRITES: list[tuple[bool, dict[str, str], str]] = [
     (True, {"onForeignQuery": "take"}, "fail or adopt"),
     (False, {"onForeignQuery": "adopt"}, "cannot be used for a batch write"),
     (True, {"txnAppId": "a", "txnVersion": "1"}, "foreachBatch"),
-    (False, {"txnAppId": "a"}, "'txnAppId' is set and 'txnVersion' is not"),
-    (False, {"txnVersion": "1"}, "'txnVersion' is set and 'txnAppId' is not"),
+    (False, {"txnAppId": "a"}, "'txnAppId' has the value 'a', but 'txnVersion' is not set"),
+    (False, {"txnVersion": "1"}, "'txnVersion' has the value '1', but 'txnAppId' is not set"),
     (False, {"txnAppId": "a", "txnVersion": "-1"}, "0 or more"),
     (False, {"txnAppId": "a", "txnVersion": "1", "processing.guarantee": "at_least_once"}, "exactly_once"),
-    (True, {"token.topic": "t", "processing.guarantee": "at_least_once"}, "exactly_once together"),
-    (True, {"token.topic": "out", "topic": "out"}, "takes only"),
+    (True, {"token.topic": "t", "processing.guarantee": "at_least_once"}, "exactly_once, because"),
+    (True, {"token.topic": "out", "topic": "out"}, "may contain only tokens"),
     (True, {"token.topic": "a topic"}, "a topic name"),
     (False, {"token.topic": "tokens"}, "'txnAppId' is not set"),
     (True, {"processing.guarantee": "best_effort"}, "exactly_once or at_least_once"),

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.options.parse import Bound
-from kafka_eos_source.plan.limits import backlog, held_back, rate_limit
+from kafka_eos_source.plan.limits import backlog, rate_limit, should_wait
 from kafka_eos_source.plan.loss import data_loss, reconcile
-from kafka_eos_source.plan.positions import Known, resolve, times
+from kafka_eos_source.plan.positions import BrokerOffsets, resolve, times
 from kafka_eos_source.plan.split import OFFSETS_PER_TASK, OFFSETS_SHARED, split
 
 A, B, C = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
-KNOWN = Known(earliest={A: 2, B: 0, C: 5}, latest={A: 20, B: 30, C: 5}, committed={A: 11})
+KNOWN = BrokerOffsets(earliest={A: 2, B: 0, C: 5}, latest={A: 20, B: 30, C: 5}, committed={A: 11})
 
 
 # -- positions
@@ -46,8 +46,8 @@ def test_times_are_per_partition_or_one_for_all() -> None:
 
 
 def test_a_time_without_a_record_is_an_error_or_the_end() -> None:
-    known = Known(KNOWN.earliest, KNOWN.latest, at_time={A: 9, B: None})
-    with pytest.raises(InvalidOptionError, match=r"no record of t-1 is at or after the starting time 77"):
+    known = BrokerOffsets(KNOWN.earliest, KNOWN.latest, at_time={A: 9, B: None})
+    with pytest.raises(InvalidOptionError, match=r"starts t-1 at time 77 .* no record at or after"):
         resolve(Bound("timestamp", timestamp_ms=77), [A, B], known)
     bound = Bound("timestamps", timestamps_ms={A: 1, B: 2}, no_match="latest")
     assert resolve(bound, [A, B], known) == {A: 9, B: 30}
@@ -55,7 +55,7 @@ def test_a_time_without_a_record_is_an_error_or_the_end() -> None:
 
 @pytest.mark.parametrize(
     ("offsets", "said"),
-    [({A: 1}, "missing t-1; not there none"), ({A: 1, B: 1, C: 1}, "missing none; not there u-0")],
+    [({A: 1}, "missing: t-1; unknown: none"), ({A: 1, B: 1, C: 1}, "missing: none; unknown: u-0")],
 )
 def test_offsets_must_name_exactly_the_partitions(offsets: dict[TopicPartition, int], said: str) -> None:
     with pytest.raises(InvalidOptionError, match=said):
@@ -103,11 +103,11 @@ def test_proportional_shares() -> None:
 
 
 def test_waiting_for_more() -> None:
-    assert held_back(5, 10, 100.0, 1000)
-    assert not held_back(10, 10, 100.0, 1000)
-    assert not held_back(5, 10, 1000.0, 1000)
-    assert not held_back(5, 10, None, 1000)
-    assert not held_back(5, None, 100.0, 1000)
+    assert should_wait(5, 10, 100.0, 1000)
+    assert not should_wait(10, 10, 100.0, 1000)
+    assert not should_wait(5, 10, 1000.0, 1000)
+    assert not should_wait(5, 10, None, 1000)
+    assert not should_wait(5, None, 100.0, 1000)
 
 
 # -- split
@@ -271,7 +271,8 @@ def test_nothing_is_skipped_unless_it_is_said(
         assert earliest[tp] <= start <= latest[tp]
         if tp not in position:
             assert start == earliest[tp]
-            assert start == 0 or not position or f"{tp} is new" in said or f"topic {tp.topic!r}" in said
+            new = f"{tp}: the partition is new"
+            assert start == 0 or not position or new in said or f"topic {tp.topic!r}" in said
         elif start != position[tp]:
             assert f"{tp}:" in said or f"topic {tp.topic!r}" in said
     assert all(str(tp) in said for tp in set(position) - set(logs))

@@ -205,7 +205,7 @@ def test_before_pyspark_4_2_a_source_never_jumps() -> None:
     """There it cannot tell Trigger.Once and AvailableNow, which ask once, from others."""
     made = cluster(*BEHIND)
     reader = _UnlimitedStreamReader(read_options(**JUMP))
-    reader._made = Planning(SourcePlan(reader._options, made), made)  # type: ignore[arg-type]
+    reader._opened = Planning(SourcePlan(reader._options, made), made)  # type: ignore[arg-type]
     reader.partitions(OLD.to_dict(), OLD.to_dict())
     assert "jump" not in reader.latestOffset()["@"]
 
@@ -219,7 +219,7 @@ def test_spark_says_read_all_with_trigger_once_only(limits: dict[str, str]) -> N
 
     def reader() -> Any:
         found = stream_reader(read_options(**{**JUMP, **limits}))
-        found._made = Planning(SourcePlan(found._options, made), made)  # type: ignore[attr-defined]
+        found._opened = Planning(SourcePlan(found._options, made), made)  # type: ignore[attr-defined]
         return found
 
     usual = reader()
@@ -240,7 +240,7 @@ def test_a_group_that_may_not_be_read_is_said_and_is_no_error(caplog: pytest.Log
     made.refusal = AuthorizationError("group denied")
     with caplog.at_level(logging.WARNING):
         assert source(made).latest(OLD).end == {A0: 10, A1: 20}
-    assert "may not read the offsets of group 'orders'" in caplog.text
+    assert "not authorized to read the offsets of consumer group 'orders'" in caplog.text
     assert "group denied" in caplog.text
 
 

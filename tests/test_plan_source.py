@@ -120,13 +120,17 @@ def test_standing_past_the_last_stable_offset_is_no_loss() -> None:
 @pytest.mark.parametrize(
     ("logs", "ids", "kind"),
     [
-        ({A0: (0, 4), A1: (0, 9)}, {}, "OFFSETS_WENT_BACK: a-0: the query stands at 8, the log ends at 4"),
+        (
+            {A0: (0, 4), A1: (0, 9)},
+            {},
+            "OFFSETS_WENT_BACK: a-0: the query is at offset 8, but the log ends at offset 4",
+        ),
         ({A0: (0, 9)}, {}, "PARTITIONS_GONE: a-1"),
         ({A0: (0, 9), A1: (0, 9)}, {"a": "new"}, "TOPIC_RECREATED: topic 'a'"),
         (
             {A0: (0, 9), A1: (0, 9), TopicPartition("a", 2): (3, 5)},
             {},
-            "NEW_PARTITION_NOT_AT_ZERO: a-2 is new and starts at offset 3",
+            "NEW_PARTITION_NOT_AT_ZERO: a-2: the partition is new, but starts at offset 3",
         ),
     ],
 )
@@ -161,14 +165,14 @@ def test_a_topic_that_the_user_dropped_is_no_deleted_one() -> None:
     [
         (
             {"startingOffsets": '{"a":{"0":1}}'},
-            "'startingOffsets' must name exactly.*missing a-1; not there none",
+            "'startingOffsets' must name exactly.*missing: a-1; unknown: none",
         ),
-        ({"startingOffsets": '{"a":{"0":1,"1":2,"2":3}}'}, "missing none; not there a-2"),
+        ({"startingOffsets": '{"a":{"0":1,"1":2,"2":3}}'}, "missing: none; unknown: a-2"),
         (
             {"startingOffsetsByTimestamp": '{"a":{"0":1}}'},
-            "'startingOffsetsByTimestamp' must name exactly.*missing a-1",
+            "'startingOffsetsByTimestamp' must name exactly.*missing: a-1",
         ),
-        ({"startingTimestamp": "5"}, "'startingTimestamp': no record of a-[01] is at or after"),
+        ({"startingTimestamp": "5"}, "'startingTimestamp' starts a-[01] at time 5 .* no record at or after"),
     ],
 )
 def test_a_start_that_does_not_fit_names_its_option(options: dict[str, str], message: str) -> None:
@@ -200,7 +204,7 @@ def test_a_topic_made_anew_is_read_from_its_beginning_once_loss_is_accepted() ->
     [
         (
             {A0: (0, 20)},
-            "TOPIC_RECREATED: topic 'a' was deleted and created again after the batch was planned",
+            "TOPIC_RECREATED: topic 'a' was deleted and recreated after the batch was planned",
         ),
         ({}, "PARTITIONS_GONE: a-0: the topic was deleted after the batch was planned"),
     ],
@@ -443,7 +447,7 @@ def test_batch_ranges() -> None:
 def test_a_batch_read_that_starts_past_its_end_is_refused() -> None:
     cluster = Cluster({A0: (0, 10)})
     options = {"startingOffsets": '{"a":{"0":12}}'}
-    with pytest.raises(InvalidOptionError, match="a-0 starts at offset 12, past its end 10"):
+    with pytest.raises(InvalidOptionError, match="a-0 starts at offset 12, which is after its end offset 10"):
         plan(cluster, streaming=False, **options).batch()
     assert plan(cluster, streaming=False, failOnDataLoss="false", **options).batch() == []
 
@@ -472,7 +476,7 @@ def test_before_4_2_the_start_is_fixed_before_the_end() -> None:
 
     def reader() -> _UnlimitedStreamReader:
         made = _UnlimitedStreamReader(read_options())
-        made._made = Planning(SourcePlan(made._options, cluster), cluster)
+        made._opened = Planning(SourcePlan(made._options, cluster), cluster)
         return made
 
     new = reader()

@@ -181,7 +181,7 @@ def test_before_pyspark_4_2_a_source_ticks_too() -> None:
     clock = Clock()
     reader = _UnlimitedStreamReader(read_options())
     cluster = Cluster({A0: (0, 5)})
-    reader._made = Planning(SourcePlan(reader._options, cluster, clock), cluster)  # type: ignore[arg-type]
+    reader._opened = Planning(SourcePlan(reader._options, cluster, clock), cluster)  # type: ignore[arg-type]
     position = reader.latestOffset()
     assert reader.partitions(reader.initialOffset(), position) == []
     ticks = []
@@ -194,7 +194,7 @@ def test_before_pyspark_4_2_a_source_ticks_too() -> None:
             ticks.append(end["@"]["tick"])
     assert ticks == [1, 2]
     restarted = _UnlimitedStreamReader(read_options())
-    restarted._made = Planning(SourcePlan(restarted._options, cluster, clock), cluster)  # type: ignore[arg-type]
+    restarted._opened = Planning(SourcePlan(restarted._options, cluster, clock), cluster)  # type: ignore[arg-type]
     assert restarted.partitions(position, position) == []
     assert restarted.latestOffset() == position
     clock.advance(MINUTE)

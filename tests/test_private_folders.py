@@ -94,8 +94,8 @@ def test_a_folder_of_another_user_gives_no_advice_and_takes_none(
             assert admission.read("app") is None
             admission.write("app", 9)
             admission.write("app", None)
-    assert "planned without it" in caplog.text
-    assert "does not adapt its batches" in caplog.text
+    assert "plans batches without the advice" in caplog.text
+    assert "does not adapt the size of its batches" in caplog.text
     assert len(caplog.records) == 2, "each loss is reported once, not once per batch"
     monkeypatch.setattr("os.getuid", lambda: UID)
     (shared / f"kafka-eos-batches-{UID + 1}").rename(theirs)

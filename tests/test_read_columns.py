@@ -96,7 +96,9 @@ def test_the_largest_timestamp_that_fits_passes() -> None:
 
 def test_a_timestamp_beyond_sparks_range_names_the_record() -> None:
     absurd = FakeMessage(timestamp_=(1, 1712345678123456789))
-    with pytest.raises(InvalidRecordError, match=r"t-2 offset 41 has timestamp 1712345678123456789 ms"):
+    with pytest.raises(
+        InvalidRecordError, match=r"offset 41 of t-2 has the timestamp 1712345678123456789 ms"
+    ):
         record_batch([run(FakeMessage()), run(FakeMessage(), absurd, partition=2, first=40)], False)
 
 
@@ -140,7 +142,7 @@ def test_a_header_name_that_is_not_utf8_names_the_record() -> None:
             b"\xff".decode()
             return None
 
-    with pytest.raises(InvalidRecordError, match="t-0 offset 1 has a header name that is not UTF-8"):
+    with pytest.raises(InvalidRecordError, match="offset 1 of t-0 has a header name that is not UTF-8"):
         record_batch([run(FakeMessage(), Broken())], True)
 
 

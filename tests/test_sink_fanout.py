@@ -98,7 +98,7 @@ def test_changes_of_state_go_to_kafka_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kafka", "name"), [(True, "nowhere"), (False, "kafka")])
 def test_an_unknown_name_is_refused(tmp_path: Path, kafka: bool, name: str) -> None:
-    with pytest.raises(InvalidRecordError, match=rf"'sink' is '{name}' \(row 1"):
+    with pytest.raises(InvalidRecordError, match=rf"'sink' is '{name}' in row 1 of"):
         fan(tmp_path, Plan.of(SINKS, FRAME, kafka=kafka), [rows([None, name])])
 
 
@@ -110,5 +110,5 @@ def test_columns_that_are_not_there() -> None:
 
 
 def test_a_column_sink_that_is_no_text() -> None:
-    with pytest.raises(InvalidSchemaError, match="'sink' has type int"):
+    with pytest.raises(InvalidSchemaError, match="'sink', the destination of each row, has type int"):
         Plan.of(SINKS, StructType([StructField("sink", IntegerType())]), kafka=False)

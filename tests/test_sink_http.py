@@ -287,7 +287,7 @@ def test_recover_raises_if_the_service_does_not_list_prepared_ids(
         ({"url": "http://h/", "mode": "idempotency-key", "status.url": "http://h/"}, "that contains {id}"),
         ({"url": "http://h/", "auth.header": "a b"}, "the name of an HTTP header"),
         ({"url": "http://h/", "timeout": "0"}, "1ms or more"),
-        ({"url": "http://h/", "retries": "-1"}, "a whole number, 0 or more"),
+        ({"url": "http://h/", "retries": "-1"}, "an integer, 0 or more"),
     ],
 )
 def test_options_are_refused_at_the_start(options: dict[str, str], told: str) -> None:

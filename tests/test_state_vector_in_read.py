@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from kafka_eos_source.datasource.reader import rows_of
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
 from kafka_eos_source.options.parse import parse_read
+from kafka_eos_source.read.settings import schema_of
 from kafka_eos_source.spark.schema import read_arrow_schema
 from kafka_eos_source.state import packed_batches
 from kafka_eos_source.state.encoding.spark_hash import shards_of
@@ -134,7 +134,7 @@ def test_the_option_says_all_that_the_read_must_know(window: Window | None) -> N
     found = AggregateInRead.from_json((options.step_in_read or ("", ""))[1])
     assert found.columns.of_source == ("key", "value", "timestamp", "offset")
     assert found.columns == COLUMNS
-    assert to_arrow_schema(rows_of(options)).names == PACKED_SCHEMA.names
+    assert to_arrow_schema(schema_of(options)).names == PACKED_SCHEMA.names
     assert found.to_json() == written
 
 
@@ -156,7 +156,7 @@ def test_an_option_by_hand_is_refused_on_the_driver(written: str) -> None:
         {"subscribe": "t", "kafka.bootstrap.servers": "h:1", "aggregate.in.read": written}, streaming=True
     )
     with pytest.raises(InvalidOptionError, match=r"aggregate\.in\.read"):
-        rows_of(options)
+        schema_of(options)
 
 
 def test_columns_are_named_once_each() -> None:

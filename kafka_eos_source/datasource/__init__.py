@@ -1,4 +1,4 @@
-"""The front door: names the format, gives its schema, readers and writers. Runs on the driver."""
+"""``format("kafka-eos")``: creates the readers and writers that Spark asks for, on the driver."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
+from kafka_eos_source.datasource.short_errors import short_errors
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import FORMAT_NAME
 
@@ -18,74 +19,92 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
+    from kafka_eos_source.options.checked import ReadOptions
+
 
 class KafkaEosDataSource(DataSource):
-    """``format("kafka-eos")``: Kafka for Spark, exactly once.
+    """The Spark data source ``format("kafka-eos")``: Kafka, exactly once.
 
-    Spark finds it by itself through the module ``pyspark_kafka_eos``;
-    ``spark.dataSource.register(KafkaEosDataSource)`` works too. Options: ``docs/options.md``.
+    Spark discovers it through the module ``pyspark_kafka_eos``.
+    ``spark.dataSource.register(KafkaEosDataSource)`` works too. ``docs/options.md`` lists the options.
 
-    Imports are made inside the methods: Spark loads this class in each of its Python processes, and
-    most of them need only one side.
+    The methods import what they use, because Spark loads this class in each of its Python processes and most
+    of them need only the reader or only the writer.
     """
 
     @classmethod
     def name(cls) -> str:
         return FORMAT_NAME
 
+    @short_errors
     def schema(self) -> StructType:
-        """Called by ``load()``: bad options are refused there. Spark does not say which read it will be."""
-        from kafka_eos_source.datasource.reader import rows_of
-        from kafka_eos_source.options.parse import parse_read, tells_stream
+        """Returns the schema for ``load()``, after checking the options.
+
+        Spark does not tell whether this is a stream or a batch read, so the options must be valid for one of
+        them.
+        """
+        from kafka_eos_source.options.parse import is_for_stream_only, parse_read
+        from kafka_eos_source.read.settings import schema_of
 
         try:
             options = parse_read(self.options, streaming=True)
-        except InvalidOptionError as as_stream:
+        except InvalidOptionError as stream_error:
             try:
                 options = parse_read(self.options, streaming=False)
-            except InvalidOptionError as as_batch:
-                raise (as_stream if tells_stream(self.options) else as_batch) from None
-        return rows_of(options)
+            except InvalidOptionError as batch_error:
+                raise (stream_error if is_for_stream_only(self.options) else batch_error) from None
+        return schema_of(options)
 
+    @short_errors
     def reader(self, schema: StructType) -> DataSourceReader:
-        from kafka_eos_source.datasource.reader import batch_reader, rows_of
-        from kafka_eos_source.options.parse import parse_read
+        from kafka_eos_source.datasource.reader import batch_reader
 
-        options = parse_read(self.options, streaming=False)
-        _refuse_other_schema(schema, rows_of(options))
-        return batch_reader(options)
+        return batch_reader(self._read_options(schema, streaming=False))
 
+    @short_errors
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from kafka_eos_source.datasource.reader import rows_of, stream_reader
-        from kafka_eos_source.options.parse import parse_read
+        from kafka_eos_source.datasource.reader import stream_reader
 
-        options = parse_read(self.options, streaming=True)
-        _refuse_other_schema(schema, rows_of(options))
-        return stream_reader(options)
+        return stream_reader(self._read_options(schema, streaming=True))
 
+    @short_errors
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from kafka_eos_source.datasource.writer import batch_writer
         from kafka_eos_source.options.parse import parse_write
 
         if overwrite:
             raise InvalidOptionError(
-                "save mode 'overwrite' cannot be used: records of a topic are never replaced.",
+                "save mode 'overwrite' is not supported, because a write cannot replace the records of a "
+                "topic; expected 'append'.",
                 fix="use .mode('append').",
             )
         return batch_writer(parse_write(self.options, streaming=False), schema)
 
+    @short_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """``overwrite`` is Spark's word for output mode *complete*: the whole result is sent each time."""
+        """Returns the sink. In output mode *complete*, Spark sets ``overwrite``; the sink appends anyway."""
         from kafka_eos_source.datasource.writer import stream_writer
         from kafka_eos_source.options.parse import parse_write
 
         return stream_writer(parse_write(self.options, streaming=True), schema)
 
+    def _read_options(self, schema: StructType, *, streaming: bool) -> ReadOptions:
+        """Returns the checked options of a read whose schema is the one that they define.
 
-def _refuse_other_schema(schema: StructType, ours: StructType) -> None:
-    """A user's ``.schema(…)`` reaches us as it is (Spark does not ask for ours then)."""
-    if [(f.name, f.dataType) for f in schema.fields] != [(f.name, f.dataType) for f in ours.fields]:
-        raise InvalidOptionError(
-            f"the schema of this source is fixed: {ours.simpleString()}; got {schema.simpleString()}.",
-            fix="remove .schema(…), name columns by the option 'columns', and cast after .load().",
-        )
+        Raises:
+            InvalidOptionError: if an option is wrong, or the user set another schema with ``.schema(…)``.
+                Spark passes such a schema on without calling `schema`.
+        """
+        from kafka_eos_source.options.parse import parse_read
+        from kafka_eos_source.read.settings import schema_of
+
+        options = parse_read(self.options, streaming=streaming)
+        expected = schema_of(options)
+        if [(f.name, f.dataType) for f in schema.fields] != [(f.name, f.dataType) for f in expected.fields]:
+            raise InvalidOptionError(
+                f"the schema is {schema.simpleString()}; this source always has the schema "
+                f"{expected.simpleString()}.",
+                fix="remove .schema(…), choose columns with the option 'columns', and cast them after "
+                ".load().",
+            )
+        return options

@@ -1,8 +1,9 @@
-"""Spark's reader interfaces, streaming and batch: `plan` on the driver, `read` in the tasks.
+"""Spark's reader interfaces for streams and batch reads.
 
-Of a stream there is one reader in one Python process of the driver, for the whole run. Spark pickles it to
-the tasks, so it holds no client: those are made where they are used. Nor do tasks import what only a driver
-uses: each executor's Python processes import what is here, before their first batch.
+The driver plans (package `plan`) and the tasks read (package `read`). A stream has one reader, which lives in
+a Python process of the driver for the whole run. Spark pickles it to the tasks, so it contains no Kafka
+client. Every Python worker imports this module before its first task, so code that only the driver needs is
+imported inside the functions that use it.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
+from kafka_eos_source.datasource.short_errors import short_errors, with_short_errors
 from kafka_eos_source.spark.worker import task_begins
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
-    from pyspark.sql.types import StructType
 
     from kafka_eos_source.options.checked import ReadOptions
     from kafka_eos_source.plan.driver import Planning
@@ -34,40 +35,33 @@ except ImportError:
     ReadLimit = ReadAllAvailable = ReadMaxRows = None  # type: ignore[misc,assignment]
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Older PySpark has no such trigger for Python sources: it reads all there is in one batch."""
+        """Stands in on older PySpark, where Trigger.AvailableNow reads everything in one batch."""
 
 
-#: The largest number of rows that Spark's limit can have.
+#: The largest number of rows that a `ReadLimit` of Spark can have.
 _NO_LIMIT = 2**63 - 1
 
 
-def rows_of(options: ReadOptions) -> StructType:
-    """The schema of what is read. Raises: InvalidOptionError: of an aggregate that is none."""
-    from kafka_eos_source.read.settings import schema_of
-
-    return schema_of(options)
-
-
 def stream_reader(options: ReadOptions) -> DataSourceStreamReader:
-    """The source of a streaming query. No broker is asked yet."""
+    """Returns the source of a streaming query, without contacting a broker."""
     return _StreamReader(options) if ReadLimit is not None else _UnlimitedStreamReader(options)
 
 
 def batch_reader(options: ReadOptions) -> DataSourceReader:
-    """The source of ``spark.read``. No broker is asked yet."""
+    """Returns the source of a batch read, without contacting a broker."""
     return _FilteringBatchReader(options) if options.push_filters else _BatchReader(options)
 
 
 class _Task(InputPartition):
-    """Ranges of one task."""
+    """Offset ranges that one task reads."""
 
     def __init__(self, ranges: Task) -> None:
         super().__init__(None)
         self.ranges = ranges
 
 
-class _Reading:
-    """What stream and batch readers share."""
+class _Reader:
+    """Base of all readers: what is pickled to the tasks."""
 
     def __init__(self, options: ReadOptions) -> None:
         from kafka_eos_source.read.settings import task_read
@@ -76,69 +70,76 @@ class _Reading:
         self._task_read = task_read(options)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What tasks need; a client cannot be pickled."""
+        """Pickles only what tasks need; Kafka clients cannot be pickled."""
         return {"_task_read": self._task_read}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """In a task, before its ranges have come."""
+        """Unpickles the reader in a task, before the task receives its ranges."""
         task_begins()
         self.__dict__.update(state)
 
 
-class _StreamReaderBase(_Reading, DataSourceStreamReader):
+class _StreamReaderBase(_Reader, DataSourceStreamReader):
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
-        self._made: Planning | None = None
+        self._opened: Planning | None = None
 
+    @short_errors
     def initialOffset(self) -> dict[str, Any]:
         return self._planning().initial()
 
+    @short_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         return [_Task(task) for task in self._planning().tasks(start, end)]
 
+    @short_errors
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Task)
-        return self._task_read(partition.ranges)
+        return with_short_errors(self._task_read(partition.ranges))
 
     def stop(self) -> None:
-        if self._made is not None:
-            self._made.close()
+        if self._opened is not None:
+            self._opened.close()
 
     def _planning(self) -> Planning:
-        if self._made is None:
-            self._made = _plan(self._options)
-        return self._made
+        if self._opened is None:
+            self._opened = _open_planning(self._options)
+        return self._opened
 
 
 class _StreamReader(SupportsTriggerAvailableNow, _StreamReaderBase):
-    """For PySpark 4.2 and newer, where Spark tells start and limit."""
+    """Stream reader for PySpark 4.2 and newer, which passes the start and a limit to `latestOffset`."""
 
+    @short_errors
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
         return self._planning().latest(start, once=isinstance(limit, ReadAllAvailable))
 
     def getDefaultReadLimit(self) -> Any:
-        """What Spark passes to `latestOffset`, which applies the limits of the options itself.
+        """Returns the limit that Spark passes to `latestOffset`, which applies the options itself.
 
-        It is never `ReadAllAvailable`: so Spark passes that with Trigger.Once only.
+        It is never `ReadAllAvailable`, so that `latestOffset` receives that only with Trigger.Once.
         """
         return ReadMaxRows(self._options.max_offsets_per_trigger or _NO_LIMIT)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return self._planning().available()
 
+    @short_errors
     def prepareForTriggerAvailableNow(self) -> None:
         self._planning().stop_at_latest()
 
 
 class _UnlimitedStreamReader(_StreamReaderBase):
-    """For PySpark 4.0 and 4.1, where Spark asks for the latest offset and does not say since when.
+    """Stream reader for PySpark 4.0 and 4.1, which call `latestOffset` without the start of the batch.
 
-    Seen on 4.0: a new query is asked ``latestOffset``, then ``initialOffset``; a restarted one is first told
-    the end of its last batch by ``partitions(end, end)``. So the first call tells which it is, and where a
-    new one begins is fixed before its end is looked up. A replay of batch 0 asks ``initialOffset`` between.
+    PySpark 4.0 calls ``latestOffset`` and then ``initialOffset`` on a new query. On a restarted query it
+    first calls ``partitions(end, end)`` with the end of the last batch. So the first call shows whether the
+    query is new, and the reader fixes the start of a new query before it determines the end. If Spark repeats
+    batch 0, it calls ``initialOffset`` in between.
 
-    Spark does not tell the trigger either. With Trigger.Once and Trigger.AvailableNow it asks only once, so a
-    jump would end the run before it read anything. The source never jumps here.
+    The reader does not know the trigger either. With Trigger.Once and Trigger.AvailableNow, Spark calls
+    ``latestOffset`` only once, so a jump would end the run before it reads anything. Therefore it never
+    jumps.
     """
 
     def __init__(self, options: ReadOptions) -> None:
@@ -146,13 +147,15 @@ class _UnlimitedStreamReader(_StreamReaderBase):
         self._initial: dict[str, Any] | None = None
         self._position: dict[str, Any] | None = None
 
+    @short_errors
     def initialOffset(self) -> dict[str, Any]:
-        return self._begin()
+        return self._start_of_query()
 
+    @short_errors
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
-        return self._planning().latest(self._position or self._begin(), may_jump=False)
+        return self._planning().latest(self._position or self._start_of_query(), may_jump=False)
 
-    def _begin(self) -> dict[str, Any]:
+    def _start_of_query(self) -> dict[str, Any]:
         if self._initial is None:
             self._initial = self._planning().initial()
         return self._initial
@@ -163,31 +166,38 @@ class _UnlimitedStreamReader(_StreamReaderBase):
         return planned
 
 
-class _BatchReader(_Reading, DataSourceReader):
+class _BatchReader(_Reader, DataSourceReader):
+    @short_errors
     def partitions(self) -> Sequence[InputPartition]:
-        planning = _plan(self._options)
+        planning = _open_planning(self._options)
         try:
             return [_Task(task) for task in planning.batch(self._pushed())]
         finally:
             planning.close()
 
+    @short_errors
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # a read of nothing gets no task of ours, but one from Spark
-        return self._task_read(partition.ranges if isinstance(partition, _Task) else ())
+        # if `partitions` returns no task, Spark still runs one, with its own partition
+        ranges = partition.ranges if isinstance(partition, _Task) else ()
+        return with_short_errors(self._task_read(ranges))
 
     def _pushed(self) -> Sequence[Filter]:
         return ()
 
 
 class _FilteringBatchReader(_BatchReader):
-    """Only with ``pushFilters``: Spark refuses any reader that has `pushFilters` while its conf is off."""
+    """Batch reader for the option ``pushFilters``.
+
+    It is a separate class, because Spark refuses a reader with the method `pushFilters` unless
+    ``spark.sql.python.filterPushdown.enabled`` is set.
+    """
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
         self._filters: list[Filter] = []
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
-        """Narrows what is fetched; Spark still applies every filter, so nothing here can lose a row."""
+        """Stores the filters to narrow the offset ranges. Spark still applies all of them to the rows."""
         self._filters = filters
         yield from filters
 
@@ -195,7 +205,7 @@ class _FilteringBatchReader(_BatchReader):
         return self._filters
 
 
-def _plan(options: ReadOptions) -> Planning:
+def _open_planning(options: ReadOptions) -> Planning:
     from kafka_eos_source.plan.driver import Planning
 
     return Planning.of(options)

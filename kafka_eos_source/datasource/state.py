@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from kafka_eos_source.datasource.short_errors import short_errors, with_short_errors
 from kafka_eos_source.model import STATE_FORMAT_NAME
 
 if TYPE_CHECKING:
@@ -18,19 +19,21 @@ if TYPE_CHECKING:
 
 
 class KafkaEosStateDataSource(DataSource):
-    """State, read while its query runs or when it is stopped; columns as Spark's ``statestore`` reader has.
+    """The Spark data source ``format("kafka-eos-state")``, with the columns of Spark's ``statestore`` reader.
 
-    Spark finds it by itself through the module ``pyspark_kafka_eos_state``;
-    ``spark.dataSource.register(KafkaEosStateDataSource)`` works too. Options: ``docs/options.md``; what is
-    read and how exact it is: ``docs/reading-state.md``.
+    It reads state while the query runs and after it has stopped. Spark discovers it through the module
+    ``pyspark_kafka_eos_state``. ``spark.dataSource.register(KafkaEosStateDataSource)`` works too.
+    ``docs/options.md`` lists the options; ``docs/reading-state.md`` describes what is read and how up to date
+    it is.
     """
 
     @classmethod
     def name(cls) -> str:
         return STATE_FORMAT_NAME
 
+    @short_errors
     def schema(self) -> StructType:
-        """Called by ``load()``. Unless ``raw`` is set, the store is asked what it holds."""
+        """Returns the schema for ``load()``. Opens the store to find it, unless the option ``raw`` is set."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
         from kafka_eos_source.state.reading.frames import columns
@@ -38,6 +41,7 @@ class KafkaEosStateDataSource(DataSource):
 
         return from_arrow_schema(columns(parse_state_read(self.options)))
 
+    @short_errors
     def reader(self, schema: StructType) -> DataSourceReader:
         from kafka_eos_source.state.reading.options import parse_state_read
 
@@ -45,7 +49,7 @@ class KafkaEosStateDataSource(DataSource):
 
 
 class _Partition(InputPartition):
-    """One shard."""
+    """One shard, read by one task."""
 
     def __init__(self, part: Part) -> None:
         super().__init__(None)
@@ -57,15 +61,17 @@ class _Reader(DataSourceReader):
         self._options = options
         self._schema = schema
 
+    @short_errors
     def partitions(self) -> Sequence[InputPartition]:
         from kafka_eos_source.state.reading.frames import plan
 
         return [_Partition(part) for part in plan(self._options)]
 
+    @short_errors
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from pyspark.sql.pandas.types import to_arrow_schema
 
         from kafka_eos_source.state.reading.frames import read
 
         assert isinstance(partition, _Partition)
-        return read(self._options, partition.part, to_arrow_schema(self._schema))
+        return with_short_errors(read(self._options, partition.part, to_arrow_schema(self._schema)))

@@ -1,8 +1,9 @@
-"""Spark's writer interfaces, streaming and batch: `stage` in the tasks, `commit` on the driver.
+"""Spark's writer interfaces for streams and batch writes.
 
-Spark makes a writer on the driver for every micro-batch, pickles it to the tasks (``write``), and makes
-another one to commit or abort. What only a driver uses is imported where it is used: tasks, which stage and
-talk to no broker, start without it.
+The tasks stage rows (package `stage`) and the driver commits them (package `commit`). For every micro-batch,
+Spark creates a writer on the driver, pickles it to the tasks, which call ``write``, and creates another
+writer to commit or abort. Tasks contact no broker, so code that only the driver needs is imported inside the
+functions that use it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from kafka_eos_source.datasource.short_errors import short_errors
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, RestartQueryError
-from kafka_eos_source.in_read.packed import packed_rows, parcels_of, unpack
+from kafka_eos_source.in_read.packed import packed_batches_of, schema_of_packed_rows, unpack
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.protocol.identity import derived_application_id
@@ -42,23 +44,28 @@ if TYPE_CHECKING:
 
     from kafka_eos_source.stage.fanout import Plan, SinkPart
 
-#: Arrow batches straight from Spark since PySpark 4.1; rows before.
+#: Since PySpark 4.1, a stream writer can receive Arrow batches. Before, it receives rows.
 _StreamArrowWriter: Any = getattr(spark_datasource, "DataSourceStreamArrowWriter", None)
 
 
 def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStreamWriter:
-    """The sink of a streaming query.
+    """Returns the sink of a streaming query.
+
+    Args:
+        options: of the sink.
+        schema: schema of the frame to write.
 
     Raises:
-        InvalidSchemaError: the frame does not fit the row contract.
-        InvalidOptionError: no ``checkpointLocation``.
-        UnavailableError: the topic or the brokers are not there, or the staging folder is not writable.
+        InvalidSchemaError: if the frame lacks a column that the sink needs, or a column has the wrong type.
+        InvalidOptionError: if ``checkpointLocation`` is not set.
+        UnavailableError: if the brokers or the topic cannot be reached, or the staging folder is not
+            writable.
     """
     task_begins()
     from kafka_eos_source.commit import direct, sink_session
     from kafka_eos_source.stage.fanout import Plan
 
-    packed = packed_rows(schema)
+    packed = schema_of_packed_rows(schema)
     schema = packed or schema
     kafka = not options.sinks or takes_records(schema, topic_option=options.topic)
     columns = (
@@ -67,7 +74,7 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
         else only_changelog(schema)
     )
     if columns.changelog is not None and options.guarantee == "at_least_once":
-        raise _stateless("processing.guarantee=at_least_once")
+        raise _cannot_commit_state("processing.guarantee=at_least_once")
     plan = Plan.of(options.sinks, schema, kafka=kafka) if options.sinks else None
     direct.check_target(options)
     if options.guarantee == "at_least_once":
@@ -81,15 +88,15 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
 
 
 def batch_writer(options: WriteOptions, schema: StructType) -> DataSourceWriter:
-    """The sink of ``df.write``. Raises as `stream_writer`."""
+    """Returns the sink of a batch write (``df.write``). Raises the errors of `stream_writer`."""
     from kafka_eos_source.commit import direct
 
-    packed = packed_rows(schema)
+    packed = schema_of_packed_rows(schema)
     columns = check_frame(
         packed or schema, topic_option=options.topic, include_timestamp=options.include_timestamp
     )
     if columns.changelog is not None:
-        raise _stateless("a batch write (df.write, foreachBatch)")
+        raise _cannot_commit_state("a batch write (df.write, foreachBatch)")
     direct.check_target(options)
     if options.guarantee == "at_least_once":
         return _BatchWriter(_DirectSink(options, columns), packed)
@@ -99,7 +106,7 @@ def batch_writer(options: WriteOptions, schema: StructType) -> DataSourceWriter:
 
 @dataclass
 class _Message(WriterCommitMessage):
-    """What one task attempt tells the driver."""
+    """Commit message that one task attempt sends to the driver."""
 
     part: StagedPart | None
     sinks: tuple[SinkPart, ...] = ()
@@ -107,16 +114,24 @@ class _Message(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class _StagedSink:
-    """Exactly once: tasks stage, the driver commits."""
+    """Exactly-once sink: tasks stage rows, the driver commits them.
+
+    Attributes:
+        options: options of the sink.
+        columns: positions of the columns in the frame.
+        folder: staging folder.
+        name: name of a batch write in the staging folder; "" for a stream, which uses the batch id.
+        plan: columns and rows that go to sinks outside Kafka; None if there are none.
+    """
 
     options: WriteOptions
     columns: SinkColumns
     folder: StagingFolder
-    name: str  #: of a batch write in the folder; "" = the micro-batch's id
-    plan: Plan | None = None  #: of the sinks outside Kafka
+    name: str
+    plan: Plan | None = None
 
     def write_frame(self, batches: Iterable[pa.RecordBatch]) -> _Message:
-        """Batches as Spark has them, with all columns of the frame."""
+        """Stages Arrow batches with all columns of the frame, for Kafka and for sinks outside Kafka."""
         if self.plan is None:
             return self.write(from_batches(batches, self.columns))
         from kafka_eos_source.stage.fanout import Fanout
@@ -137,10 +152,10 @@ class _StagedSink:
         return replace(message, sinks=fanout.finish())
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> _Message:
-        """Batches as they are staged for Kafka."""
+        """Stages batches that have the staged columns, for Kafka only."""
         task = _task()
         if not self.name:
-            # at the start of a query, and not when a batch is first too large for its messages
+            # fails at the start of the query, not when a batch is first too large for the commit messages
             self.folder.check_shared()
         part = stage(
             batches,
@@ -151,7 +166,7 @@ class _StagedSink:
             run_id=task.run_id,
             topic=self.options.topic,
         )
-        # an operator in this very task begins when its first row is asked for
+        # only now: an operator in this task starts when `stage` reads its first row
         return _Message(replace(part, operators=recorded_operators(task)))
 
     def commit_micro_batch(self, messages: Sequence[_Message], batch_id: int) -> None:
@@ -163,9 +178,10 @@ class _StagedSink:
         )
 
     def discard(self, name: str, messages: Sequence[_Message]) -> None:
-        """Spark calls this after a failed commit too: only what the messages name may go.
+        """Deletes the staged files that these messages name.
 
-        What sinks outside Kafka have prepared stays as it is: the token tells what becomes of it.
+        Spark also calls this after a failed commit, so it must not delete anything else. What sinks outside
+        Kafka have prepared stays: the commit token decides whether they commit or abort it.
         """
         from kafka_eos_source.stage.fanout import part_names
 
@@ -175,7 +191,7 @@ class _StagedSink:
 
 @dataclass(frozen=True)
 class _DirectSink:
-    """At least once: tasks produce, and nothing is left to commit."""
+    """At-least-once sink: tasks write to Kafka, and there is nothing to commit."""
 
     options: WriteOptions
     columns: SinkColumns
@@ -190,39 +206,48 @@ class _DirectSink:
         return self.write(from_batches(batches, self.columns))
 
     def commit_micro_batch(self, messages: Sequence[_Message], batch_id: int) -> None:
-        """Nothing to do: the tasks have flushed."""
+        """Does nothing, because the tasks have flushed their producers."""
 
     def discard(self, name: str, messages: Sequence[_Message]) -> None:
-        """Nothing can be taken back."""
+        """Does nothing, because records that were written cannot be taken back."""
 
 
 _Sink = _StagedSink | _DirectSink
 
 
 class _StreamWriter(DataSourceStreamWriter):
-    """``packed``: schema of the rows in the frame's parcels (`in_read.packed`); None = rows as they are."""
+    """Base of the stream writers.
+
+    Args:
+        sink: what writes and commits.
+        packed: schema of the rows if the frame has them in packed batches (`in_read.packed`), else None.
+    """
 
     def __init__(self, sink: _Sink, packed: StructType | None) -> None:
         self._sink = sink
         self._packed = packed
 
+    @short_errors
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._sink.commit_micro_batch(_of_every_task(messages), batchId)
 
+    @short_errors
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._sink.discard(str(batchId), _of_successful_tasks(messages))
 
 
 class _RowStreamWriter(_StreamWriter):
+    @short_errors
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
         task_begins()
         if self._packed is None:
             return self._sink.write(from_rows(iterator, self._sink.columns))
-        parcels = (pa.py_buffer(row[0]) for row in iterator if row[0] is not None)
-        return self._sink.write_frame(unpack(parcels, self._packed))
+        packed_batches = (pa.py_buffer(row[0]) for row in iterator if row[0] is not None)
+        return self._sink.write_frame(unpack(packed_batches, self._packed))
 
 
 class _ArrowStreamWriter(_StreamWriter, *(() if _StreamArrowWriter is None else (_StreamArrowWriter,))):  # type: ignore[misc]
+    @short_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         task_begins()
         return self._sink.write_frame(_rows(iterator, self._packed))
@@ -233,10 +258,12 @@ class _BatchWriter(DataSourceArrowWriter):
         self._sink = sink
         self._packed = packed
 
+    @short_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         task_begins()
         return self._sink.write_frame(_rows(iterator, self._packed))
 
+    @short_errors
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         from kafka_eos_source.commit import session
 
@@ -244,35 +271,36 @@ class _BatchWriter(DataSourceArrowWriter):
         if isinstance(self._sink, _StagedSink):
             session.commit_batch_write(self._sink.options, self._sink.folder, self._sink.name, _parts(found))
 
+    @short_errors
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         if isinstance(self._sink, _StagedSink):
             self._sink.discard(self._sink.name, _of_successful_tasks(messages))
 
 
 def _rows(batches: Iterable[pa.RecordBatch], packed: StructType | None) -> Iterable[pa.RecordBatch]:
-    return batches if packed is None else unpack(parcels_of(batches), packed)
+    return batches if packed is None else unpack(packed_batches_of(batches), packed)
 
 
 def _of_every_task(messages: Iterable[WriterCommitMessage | None]) -> list[_Message]:
-    """The messages of a batch whose tasks have all succeeded.
+    """Returns the messages of a batch in which every task succeeded.
 
     Raises:
-        RestartQueryError: a task's message is missing, and with it the rows that the task staged.
+        RestartQueryError: if the message of a task is missing, because its rows would be missing too.
     """
     found = list(messages)
     missing = [number for number, each in enumerate(found) if not isinstance(each, _Message)]
     if missing:
         raise RestartQueryError(
-            f"Spark asks to commit a batch without the messages of {len(missing)} of its {len(found)} tasks "
-            f"(the first is task {missing[0]}): {found[missing[0]]!r}. Their rows would be lost.",
-            fix="start the query, or this write, again: the batch is staged anew; nothing of it is visible "
-            "to readers.",
+            f"Spark asks to commit a batch, but {len(missing)} of its {len(found)} tasks (the first is task "
+            f"{missing[0]}) sent no commit message: Spark passed {found[missing[0]]!r}. The rows of these "
+            "tasks would be lost.",
+            fix="start the query or the write again, which repeats the batch. Readers see nothing of it yet.",
         )
     return _of_successful_tasks(found)
 
 
 def _of_successful_tasks(messages: Iterable[WriterCommitMessage | None]) -> list[_Message]:
-    """The messages of a batch that is given up: Spark passes None for each task that failed."""
+    """Returns the messages of the tasks that succeeded. Spark passes None for the others."""
     return [each for each in messages if isinstance(each, _Message)]
 
 
@@ -283,29 +311,32 @@ def _parts(messages: Iterable[_Message]) -> list[StagedPart]:
 def _task() -> StreamingTask:
     task = running_task()
     if task is None:
-        raise RuntimeError("write was called outside a Spark task")
+        raise RuntimeError("the sink's write method was called outside a Spark task")
     return task
 
 
-def _stateless(what: str) -> InvalidSchemaError:
+def _cannot_commit_state(what: str) -> InvalidSchemaError:
     return InvalidSchemaError(
-        f"the frame has the column {CHANGELOG!r}, the state changes of an operator, which {what} cannot "
-        "commit with the batch they belong to.",
-        fix="write it with writeStream.format('kafka-eos') and processing.guarantee=exactly_once.",
+        f"the frame has the column {CHANGELOG!r} with the state changes of an operator, but {what} cannot "
+        "commit them together with the batch.",
+        fix="write the frame with writeStream.format('kafka-eos') and processing.guarantee=exactly_once.",
     )
 
 
 def _staging_of_stream(options: WriteOptions) -> str:
     if options.checkpoint_location is None:
         raise InvalidOptionError(
-            "the option 'checkpointLocation' is not set on the sink. Spark does not hand on the session's "
-            "spark.sql.streaming.checkpointLocation, and exactly-once needs the checkpoint: it tells which "
-            "offsets belong to a batch.",
+            "option 'checkpointLocation' is not set on the sink. The sink reads from the checkpoint which "
+            "offsets belong to a batch, and Spark does not pass on the session's "
+            "spark.sql.streaming.checkpointLocation.",
             fix="add .option('checkpointLocation', …) to writeStream.",
         )
     return location_of_query(options.checkpoint_location, options.staging_location)
 
 
 def _staging_of_batch(options: WriteOptions) -> str:
-    """Batch writes have no checkpoint; their default is local, which the probe refuses on a real cluster."""
+    """Returns where a batch write stages rows: by default in a local folder, because it has no checkpoint.
+
+    On a cluster, `StagingFolder.check_shared` refuses the local folder.
+    """
     return options.staging_location or location_of_batch_writes()

@@ -1,5 +1,5 @@
-"""Steps of a query that the tasks that read Kafka do themselves, in Arrow, before Spark has a row.
+"""Query steps that run inside the read tasks, on Arrow batches, before Spark sees any row.
 
-`frame.map_in_read` is for users (``from kafka_eos_source import map_in_read``); an aggregation begins there
-by itself (`state.vector.in_read`).
+Users call `frame.map_in_read` (``from kafka_eos_source import map_in_read``). An aggregation starts in the
+read automatically (`state.vector.in_read`).
 """

@@ -1,4 +1,4 @@
-"""The columns of a frame that are the source's own, as a step in the read finds them."""
+"""Maps columns of the source to the columns of a frame that consists only of them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from kafka_eos_source.spark.schema import read_arrow_schema
 
 @dataclass(frozen=True)
 class ReadColumn:
-    """A column of a frame that is one of the source's.
+    """A column of a frame that comes from one column of the source.
 
     Attributes:
-        name: in the frame.
-        source: in the source.
-        as_text: whether bytes became a string: ``cast(key as string)``.
+        name: its name in the frame.
+        source: its name in the source.
+        as_text: whether the frame casts its bytes to a string, as in ``cast(key as string)``.
     """
 
     name: str
@@ -28,27 +28,35 @@ class ReadColumn:
 
 @dataclass(frozen=True)
 class ReadColumns:
-    """From batches of the source to batches of the frame."""
+    """Turns batches of the source into batches of the frame."""
 
     columns: tuple[ReadColumn, ...]
 
     def to_json(self) -> list[list[str | bool]]:
-        """As lists, for an option."""
+        """Returns lists that JSON can represent."""
         return [[each.name, each.source, each.as_text] for each in self.columns]
 
     @classmethod
     def from_json(cls, written: Iterable[tuple[str, str, bool]]) -> ReadColumns:
-        """Of `to_json`. Raises: ValueError, TypeError: it is not."""
+        """Returns the columns that `to_json` wrote.
+
+        Raises:
+            ValueError, TypeError: if `to_json` did not write this.
+        """
         return cls(tuple(ReadColumn(*each) for each in written))
 
     @property
     def of_source(self) -> tuple[str, ...]:
-        """What is read of each record."""
+        """Columns to read from the source."""
         return tuple(dict.fromkeys(each.source for each in self.columns))
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """Of the frame. Raises: KeyError: a column that no source has."""
+        """Arrow schema of the frame.
+
+        Raises:
+            KeyError: if the source has no such column.
+        """
         source = read_arrow_schema(True)
         return pa.schema(
             [
@@ -58,11 +66,11 @@ class ReadColumns:
         )
 
     def frame(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns of the frame, of a batch with the columns `of_source`."""
+        """Returns a batch of the frame for a batch with the columns `of_source`."""
         columns = [_as_text(batch.column(each.source), each.as_text) for each in self.columns]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
 def _as_text(column: pa.Array, as_text: bool) -> pa.Array:
-    """Bytes as they are: Spark's cast does not look whether they are UTF-8, nor does this."""
+    """Returns the bytes as text. Like Spark's cast, this does not check that they are UTF-8."""
     return column.view(pa.string()) if as_text else column

@@ -1,4 +1,4 @@
-"""`map_in_read`: a frame in, one whose rows only this package's sink unpacks, out."""
+"""`map_in_read`: applies a function to Arrow batches inside the read tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.in_read.lineage import lineage
 from kafka_eos_source.in_read.mapping import ArrowFunction, MapInRead
-from kafka_eos_source.in_read.packed import pack, packed_rows, packed_schema
+from kafka_eos_source.in_read.packed import pack, packed_frame_schema, schema_of_packed_rows
 from kafka_eos_source.spark.pickled import to_option
 from kafka_eos_source.spark.worker import task_begins
 
@@ -23,73 +23,78 @@ if TYPE_CHECKING:
 def map_in_read(
     frame: DataFrame, function: ArrowFunction | None = None, schema: StructType | str | None = None
 ) -> DataFrame:
-    """Maps a frame's rows in Arrow, and hands them to the sink without making Spark's rows of them.
+    """Maps the rows of a frame as Arrow batches that go to the sink without being converted to Spark rows.
 
-    Where the frame's columns come straight from this source (chosen, renamed, or ``cast(… as string)``) the
-    function runs in the tasks that read Kafka; anywhere else after Spark's own steps, as ``mapInArrow`` does.
-    Either way its rows travel in parcels, many in one row of Spark's, which ``format("kafka-eos")`` takes
-    apart, with any guarantee, on a stream and in ``foreachBatch``. Spark's ``numInputRows`` counts parcels.
+    If all columns of the frame come directly from this source (selected, renamed, or ``cast(… as string)``),
+    the function runs in the tasks that read Kafka. Otherwise it runs after Spark's steps, like
+    ``mapInArrow``. In both cases its rows travel in packed batches: one Spark row carries many of them. The
+    sink ``format("kafka-eos")`` unpacks them, with any guarantee, in a stream and in ``foreachBatch``.
+    Spark's ``numInputRows`` counts packed batches.
 
     Args:
-        frame: what the function is given; with columns of the source alone, the faster way.
-        function: from an iterator of record batches to an iterable of record batches, as that of
-            ``DataFrame.mapInArrow``: of one task, in the order of offsets within a partition. It may filter,
-            and give more rows than it got. Called again for a task that is repeated, so it must be free of
-            side effects. None = rows as they are.
-        schema: of what the function gives, as `StructType` or DDL, with the columns that the sink knows
-            (``value``, ``key``, ``topic``, …); batches' columns are taken by name. None = that of the frame.
+        frame: input of the function. It is faster if the frame has only columns of the source.
+        function: takes an iterator of record batches and returns an iterable of record batches, like the
+            function of ``DataFrame.mapInArrow``. It gets the batches of one task, in the order of offsets
+            within each partition. It may drop and add rows. Spark calls it again when it repeats a task, so
+            it must not have side effects. None leaves the rows unchanged.
+        schema: schema of the batches that the function returns, as `StructType` or DDL, with columns that the
+            sink accepts (``value``, ``key``, ``topic``, …). Columns are matched by name. None means the
+            frame's schema.
 
     Returns:
-        A frame to be written with ``format("kafka-eos")`` as it is.
+        A frame that must be written with ``format("kafka-eos")`` without changes.
 
     Raises:
-        InvalidSchemaError: ``schema`` is none, or is given without a function.
-        InvalidOptionError: the function cannot be pickled.
+        InvalidSchemaError: if ``schema`` is malformed, or given without a function.
+        InvalidOptionError: if the function cannot be pickled.
     """
-    rows = _rows(frame, function, schema)
-    found = lineage(frame, frame.columns)
-    if found is None:
-        return _after(frame, function, rows)
+    rows = _schema_of_result(frame, function, schema)
+    origin = lineage(frame, frame.columns)
+    if origin is None:
+        return _map_after_read(frame, function, rows)
     pickled = None
     if function is not None:
-        fix = "make clients, files and locks inside the function, not outside of it."
+        fix = "create clients, files and locks inside the function, not outside of it."
         pickled = to_option(function, f"the function of map_in_read, {function!r},", fix=fix)
-    step = MapInRead(found.columns, rows, pickled)
-    return found.read("map.in.read", step.to_json(), frame.sparkSession)
+    step = MapInRead(origin.columns, rows, pickled)
+    return origin.read("map.in.read", step.to_json(), frame.sparkSession)
 
 
-def _after(frame: DataFrame, function: ArrowFunction | None, rows: StructType) -> DataFrame:
-    """The same, by Spark's ``mapInArrow``."""
+def _map_after_read(frame: DataFrame, function: ArrowFunction | None, rows: StructType) -> DataFrame:
+    """Returns the frame mapped and packed by Spark's ``mapInArrow``."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task_begins()
         return pack(batches if function is None else function(batches), rows)
 
-    return frame.mapInArrow(run, packed_schema(rows))
+    return frame.mapInArrow(run, packed_frame_schema(rows))
 
 
-def _rows(frame: DataFrame, function: ArrowFunction | None, schema: StructType | str | None) -> StructType:
-    if packed_rows(frame.schema) is not None:
+def _schema_of_result(
+    frame: DataFrame, function: ArrowFunction | None, schema: StructType | str | None
+) -> StructType:
+    if schema_of_packed_rows(frame.schema) is not None:
         raise InvalidSchemaError(
-            "the frame is one of map_in_read already.", fix="make one function of the two."
+            "map_in_read is applied to a frame that map_in_read returned; expected a frame with plain rows.",
+            fix="combine the two functions into one.",
         )
     if schema is None:
         return frame.schema
     if function is None:
         raise InvalidSchemaError(
-            "map_in_read has a schema and no function that would give rows of it.",
-            fix="leave the schema out: rows stay as they are.",
+            "map_in_read has a schema but no function that returns rows of this schema.",
+            fix="leave out the schema if the rows stay unchanged, or pass a function.",
         )
     if isinstance(schema, StructType):
         return schema
     try:
-        found = StructType.fromDDL(schema)
-        if isinstance(found, StructType):
-            return found
-        why: Exception | str = "it is one type and has no names"
+        parsed = StructType.fromDDL(schema)
+        if isinstance(parsed, StructType):
+            return parsed
+        reason: Exception | str = "it is a single type without column names"
     except (ParseException, PySparkTypeError, ValueError) as error:
-        why = error
+        reason = error
     raise InvalidSchemaError(
-        f"the schema of map_in_read, {schema!r}, cannot be read: {why}.",
-        fix="write it as in DDL, for example 'key BINARY, value STRING'.",
+        f"the schema {schema!r} of map_in_read is malformed: {reason}.",
+        fix="write it in DDL, for example 'key BINARY, value STRING'.",
     )

@@ -1,8 +1,8 @@
-"""Whether a frame's columns come straight from this source: what may then be left to the read.
+"""Finds out whether all columns of a frame come directly from this source.
 
-Looks at Spark's analysed plan, through its JVM: source, and above it nothing but projections of plain
-columns, renamed ones and ``cast(… as string)`` of bytes. Anything else, and any plan that looks unfamiliar,
-means "no": then all is done after the read, as with any other source.
+Only then can a step run inside the read tasks. This module reads Spark's analysed plan through the JVM. The
+plan must consist of the source and of projections that select columns, rename them, or apply ``cast(… as
+string)`` to bytes. With any other or unknown plan, the step runs after the read, as with any other source.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from kafka_eos_source.spark.schema import read_schema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: Fields of a ``StreamingRelationV2`` that can have a name.
+#: Number of fields of a ``StreamingRelationV2`` in Spark versions that have named sources.
 _NAMED = 9
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """Where the columns of a frame come from.
+    """The source that the columns of a frame come from.
 
     Attributes:
-        options: of the source.
-        name: that ``readStream.name(…)`` gave the source; None = none.
-        columns: those that were asked for.
+        options: options of the source.
+        name: name of the source from ``readStream.name(…)``; None if it has none.
+        columns: the columns of the frame.
     """
 
     options: dict[str, str]
@@ -37,23 +37,24 @@ class Lineage:
     columns: ReadColumns
 
     def read(self, option: str, step: str, session: SparkSession) -> DataFrame:
-        """The source once more, with a step that its tasks do before Spark sees a row.
+        """Returns a frame that reads the source with a step that its tasks apply before Spark sees a row.
 
         Args:
-            option: of the source.
-            step: its value.
+            option: option of the source that carries the step.
+            step: the value of that option.
+            session: session of the frame.
         """
         reader: Any = session.readStream.format(FORMAT_NAME).options(**self.options)
         if self.name is not None:
             reader = reader.name(self.name)
-        read: DataFrame = reader.option(option, step).load()
-        return read
+        frame: DataFrame = reader.option(option, step).load()
+        return frame
 
 
 def lineage(frame: DataFrame, names: Sequence[str]) -> Lineage | None:
-    """Of the columns ``names`` of a streaming frame; None = they are not the source's own.
+    """Returns the lineage of columns of a frame; None if they do not all come directly from this source.
 
-    With Spark Connect there is no plan to look at.
+    With Spark Connect it is always None, because the client cannot read the plan.
     """
     jdf = getattr(frame, "_jdf", None)
     if jdf is None:
@@ -72,7 +73,7 @@ def _of_plan(plan: Any, names: Sequence[str]) -> Lineage | None:
     projection = list(_each(plan.projectList()))
     projected = {each.name(): each for each in projection}
     if len(projected) < len(projection):
-        return None  # a name that is there twice
+        return None  # two columns have the same name
     found = [_column(projected.get(name)) for name in names]
     wanted = [each.source for each in found if each is not None]
     beneath = _of_plan(plan.child(), list(dict.fromkeys(wanted))) if len(wanted) == len(names) else None
@@ -84,7 +85,7 @@ def _of_plan(plan: Any, names: Sequence[str]) -> Lineage | None:
         assert own is not None
         below = known[own.source]
         if own.as_text and not below.as_text and not _is_bytes(below.source):
-            return None  # a number's digits: Spark's to write
+            return None  # only Spark converts numbers to text
         columns.append(replace(below, name=own.name, as_text=own.as_text or below.as_text))
     return replace(beneath, columns=ReadColumns(tuple(columns)))
 
@@ -99,7 +100,7 @@ def _of_source(plan: Any, names: Sequence[str]) -> Lineage | None:
 
 
 def _column(expression: Any) -> ReadColumn | None:
-    """Of a projection: the column's own name, and that of the column beneath."""
+    """Returns the column that an expression of a projection selects; None for any other expression."""
     if expression is None:
         return None
     if _kind(expression) == "AttributeReference":
@@ -121,7 +122,7 @@ def _is_bytes(column: str) -> bool:
 
 
 def _name(plan: Any) -> str | None:
-    """Spark names sources since 4.2 or so (``UserProvided``); one that it numbers itself has none."""
+    """Returns the name that the user gave the source; None if it has none or Spark has no such names."""
     if plan.productArity() < _NAMED:
         return None
     found = plan.sourceIdentifyingName()
@@ -133,5 +134,5 @@ def _kind(node: Any) -> str:
 
 
 def _each(sequence: Any) -> Iterator[Any]:
-    """The elements of a Scala sequence."""
+    """Yields the elements of a Scala sequence."""
     return (sequence.apply(index) for index in range(sequence.size()))

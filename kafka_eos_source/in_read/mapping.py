@@ -1,4 +1,4 @@
-"""A function over the source's rows, called by the tasks that read them: what `map_in_read` puts there."""
+"""The step that `map_in_read` adds to the read tasks: a user's function over Arrow batches."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.in_read.columns import ReadColumns
-from kafka_eos_source.in_read.packed import pack, packed_schema
+from kafka_eos_source.in_read.packed import pack, packed_frame_schema
 from kafka_eos_source.spark.pickled import from_option
 
-#: From batches of rows to batches of rows, as Spark's ``mapInArrow`` takes it.
+#: A user's function, like that of Spark's ``mapInArrow``.
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
 class MapInRead:
-    """From batches of the source to parcels of a function's rows. Travels as an option of the source.
+    """Applies a function to batches of the source and packs its result; travels as an option of the source.
 
     Attributes:
-        columns: of the frame that the function is given.
-        rows: schema of what it gives.
-        function: pickled (`option_objects`); None = the frame's rows as they are.
+        columns: columns of the frame that the function takes.
+        rows: schema of the rows that it returns.
+        function: the pickled function (`spark.pickled`); None leaves the rows unchanged.
     """
 
     columns: ReadColumns
@@ -34,7 +34,7 @@ class MapInRead:
     function: str | None
 
     def to_json(self) -> str:
-        """For the option."""
+        """Returns the text of the option."""
         return json.dumps(
             {
                 "columns": self.columns.to_json(),
@@ -46,20 +46,28 @@ class MapInRead:
 
     @classmethod
     def from_json(cls, written: str) -> MapInRead:
-        """Of `to_json`. The function is not unpickled. Raises: ValueError, TypeError, KeyError: it is not."""
-        found: dict[str, Any] = json.loads(written)
-        made = cls(
-            ReadColumns.from_json(found["columns"]), StructType.fromJson(found["rows"]), found["function"]
+        """Returns the step that `to_json` wrote, without unpickling the function.
+
+        Raises:
+            ValueError, TypeError, KeyError: if `to_json` did not write this.
+        """
+        fields: dict[str, Any] = json.loads(written)
+        step = cls(
+            ReadColumns.from_json(fields["columns"]), StructType.fromJson(fields["rows"]), fields["function"]
         )
-        _ = made.columns.schema  # made now, so that it is refused now
-        return made
+        _ = step.columns.schema  # raises now if a column is unknown
+        return step
 
     @cached_property
     def schema(self) -> StructType:
-        """Of what is read."""
-        return packed_schema(self.rows)
+        """Schema of the frame that Spark gets."""
+        return packed_frame_schema(self.rows)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Rows of the source, of one task, in; parcels out. Raises: InvalidRecordError: as `pack`."""
+        """Returns the packed result of the function for the source's batches of one task.
+
+        Raises:
+            InvalidRecordError: as `pack`.
+        """
         frames = map(self.columns.frame, batches)
         return pack(frames if self.function is None else from_option(self.function)(frames), self.rows)

@@ -1,8 +1,9 @@
-"""Rows in parcels: many rows of a frame in one of Spark's, which hands it on without looking into it.
+"""Packed batches: one Spark row carries an Arrow batch of many rows in a binary column.
 
-Spark turns each row from Arrow into a row of its own and back, between a Python source and a Python sink.
-Rows that nothing in between looks at are spared that: a parcel is a record batch of Arrow IPC, without its
-schema, in the column `PACKED`; the column's metadata says which rows they are.
+Between a Python source and a Python sink, Spark converts every row from Arrow to its own format and back.
+Packing avoids that for rows that Spark itself does not process. A packed batch is a record batch in Arrow's
+IPC format, without the schema, in the column `PACKED`. The metadata of that column contains the schema of the
+rows.
 """
 
 from __future__ import annotations
@@ -17,56 +18,67 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.spark.schema import arrow_schema
 
-#: The column of parcels.
+#: Column of a packed frame.
 PACKED = "__kafka_eos_rows"
 
-#: Where its metadata has the rows' schema, as Spark's JSON.
+#: Key of the rows' schema (JSON of Spark) in the metadata of that column.
 _SCHEMA = "kafka_eos.rows"
 
-#: Bytes of rows in a parcel, about: Spark holds one, and hands a few at a time to Python.
-PARCEL_BYTES = 2 << 20
+#: Approximate size of a packed batch, in bytes. Spark holds one in memory and passes a few at a time to
+#: Python.
+PACKED_BATCH_BYTES = 2 << 20
 
-#: Where a parcel begins and ends in its column: Arrow's offsets.
+#: Arrow's offsets of a binary column with one value: where the value begins and ends.
 _OFFSETS = struct.Struct("=2i")
 
-_FIX = "write the frame as map_in_read gave it: what is to be done with its rows goes into the function."
+_FIX = "write the frame that map_in_read returned without changes; do all processing in its function."
 
 
-def packed_schema(rows: StructType) -> StructType:
-    """Of a frame whose rows, of schema ``rows``, are in parcels."""
+def packed_frame_schema(rows: StructType) -> StructType:
+    """Returns the schema of a frame that has its rows, of schema ``rows``, in packed batches."""
     return StructType([StructField(PACKED, BinaryType(), metadata={_SCHEMA: json.dumps(rows.jsonValue())})])
 
 
-def packed_rows(schema: StructType) -> StructType | None:
-    """The schema of the rows in a frame's parcels; None = it has rows as they are.
+def schema_of_packed_rows(schema: StructType) -> StructType | None:
+    """Returns the schema of the rows in the packed batches of a frame; None if the frame has none.
+
+    Args:
+        schema: schema of the frame.
 
     Raises:
-        InvalidSchemaError: there are other columns beside the parcels, or it is not known what is in them.
+        InvalidSchemaError: if the frame has other columns as well, or has lost the schema of the rows.
     """
     if PACKED not in schema.names:
         return None
     if schema.names != [PACKED]:
         others = ", ".join(repr(each) for each in schema.names if each != PACKED)
         raise InvalidSchemaError(
-            f"the frame has columns ({others}) beside {PACKED!r}, which has whole rows in it.", fix=_FIX
+            f"the frame has the column(s) {others} in addition to {PACKED!r}, which already contains whole "
+            "rows.",
+            fix=_FIX,
         )
     written = (schema.fields[0].metadata or {}).get(_SCHEMA)
     if written is None:
         raise InvalidSchemaError(
-            f"column {PACKED!r} has lost its metadata, which tells what is in it.", fix=_FIX
+            f"column {PACKED!r} has no metadata with the schema of its rows; a step of the query removed it.",
+            fix=_FIX,
         )
     return StructType.fromJson(json.loads(written))
 
 
 def pack(batches: Iterable[pa.RecordBatch], rows: StructType) -> Iterator[pa.RecordBatch]:
-    """Parcels of rows, each in an Arrow batch of its own: Spark can have it before the next is made.
+    """Packs the rows that a function returned.
+
+    Each packed batch comes in an Arrow batch of its own, so that Spark receives it before the next one
+    exists.
 
     Args:
-        batches: what a function gave: columns by name, of types that can be cast to those of ``rows``.
-        rows: the schema that was promised.
+        batches: result of the function. Columns are matched by name and cast to the types in ``rows``.
+        rows: declared schema of the rows.
 
     Raises:
-        InvalidRecordError: there are no batches, one has other columns, or a value does not fit.
+        InvalidRecordError: if the result is not an iterable of record batches, a batch has other columns, or
+            a value does not fit its type.
     """
     schema = arrow_schema(rows)
     column = pa.schema([pa.field(PACKED, pa.binary())])
@@ -78,45 +90,47 @@ def pack(batches: Iterable[pa.RecordBatch], rows: StructType) -> Iterator[pa.Rec
         if not batch.num_rows:
             continue
         fitted = _fitted(batch, schema)
-        at_once = max(1, PARCEL_BYTES * fitted.num_rows // max(1, fitted.nbytes))
-        for start in range(0, fitted.num_rows, at_once):
-            parcel = fitted.slice(start, at_once).serialize()
-            offsets = pa.py_buffer(_OFFSETS.pack(0, parcel.size))
-            packed = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, parcel])
+        size_rows = max(1, PACKED_BATCH_BYTES * fitted.num_rows // max(1, fitted.nbytes))
+        for start in range(0, fitted.num_rows, size_rows):
+            packed_batch = fitted.slice(start, size_rows).serialize()
+            offsets = pa.py_buffer(_OFFSETS.pack(0, packed_batch.size))
+            packed = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, packed_batch])
             yield pa.RecordBatch.from_arrays([packed], schema=column)
 
 
-def unpack(parcels: Iterable[pa.Buffer], rows: StructType) -> Iterator[pa.RecordBatch]:
-    """The rows that were packed. Buffers are not copied."""
+def unpack(packed_batches: Iterable[pa.Buffer], rows: StructType) -> Iterator[pa.RecordBatch]:
+    """Returns the rows in packed batches, without copying the buffers."""
     schema = arrow_schema(rows)
-    for parcel in parcels:
-        yield pa.ipc.read_record_batch(parcel, schema)
+    for packed_batch in packed_batches:
+        yield pa.ipc.read_record_batch(packed_batch, schema)
 
 
-def parcels_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Buffer]:
-    """The parcels in Spark's Arrow batches of a packed frame."""
+def packed_batches_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Buffer]:
+    """Returns the packed batches in the Arrow batches that Spark passes for a packed frame."""
     for batch in batches:
-        for parcel in batch.column(0):
-            if parcel.is_valid:
-                yield parcel.as_buffer()
+        for packed_batch in batch.column(0):
+            if packed_batch.is_valid:
+                yield packed_batch.as_buffer()
 
 
-def _no_batches(given: object) -> InvalidRecordError:
+def _no_batches(result: object) -> InvalidRecordError:
     return InvalidRecordError(
-        f"the function of map_in_read gave a {type(given).__name__}; expected an iterable of "
+        f"the function of map_in_read returned a {type(result).__name__}; expected an iterable of "
         "pyarrow.RecordBatch.",
-        fix="yield record batches; of a table, table.to_batches().",
+        fix="yield record batches; for a table, yield from table.to_batches().",
     )
 
 
 def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Returns the batch with its columns in the order and types of the schema."""
     if batch.schema.equals(schema):
         return batch
     if sorted(batch.schema.names) != sorted(schema.names):
         raise InvalidRecordError(
-            f"the function of map_in_read gave a batch with the columns {', '.join(batch.schema.names)}; its "
-            f"schema has {', '.join(schema.names)}.",
-            fix="give map_in_read the schema of what the function gives.",
+            "the function of map_in_read returned a batch with the columns "
+            f"{', '.join(batch.schema.names)}; expected the columns of its schema, "
+            f"{', '.join(schema.names)}.",
+            fix="pass map_in_read the schema of the batches that the function returns.",
         )
     columns = []
     for field in schema:
@@ -125,8 +139,8 @@ def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             columns.append(found if found.type.equals(field.type) else found.cast(field.type))
         except pa.ArrowException as error:
             raise InvalidRecordError(
-                f"column {field.name!r} of what the function of map_in_read gave has type {found.type}, "
-                f"which does not fit {field.type}, its type in the schema: {error}.",
-                fix="cast it in the function, or correct the schema.",
+                f"the function of map_in_read returned column {field.name!r} with type {found.type}, which "
+                f"cannot be cast to {field.type}, its type in the schema: {error}.",
+                fix="cast the column in the function, or correct the schema.",
             ) from error
     return pa.RecordBatch.from_arrays(columns, schema=schema)

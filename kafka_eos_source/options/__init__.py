@@ -1,1 +1,1 @@
-"""The options of the formats: one table, from which parsing, checks and documentation follow."""
+"""Options of the two formats: declaration, parsing, checks and generated documentation."""

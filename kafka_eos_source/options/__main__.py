@@ -1,4 +1,4 @@
-"""``python -m kafka_eos_source.options`` writes ``docs/options.md`` from the table of options."""
+"""Writes ``docs/options.md`` from the option tables: ``python -m kafka_eos_source.options``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to read, where to start and where to stop: options that only together mean something."""
+"""Subscription and bounds of a read: what to read, where to start and where to stop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from kafka_eos_source.model import TopicPartition
 
 @dataclass(frozen=True)
 class Subscription:
-    """What to read. ``kind``: ``subscribe``, ``subscribePattern`` or ``assign``."""
+    """Topics or partitions to read.
+
+    Attributes:
+        kind: name of the option that was set: ``subscribe``, ``subscribePattern`` or ``assign``.
+        topics: value of ``subscribe``.
+        pattern: value of ``subscribePattern``.
+        partitions: value of ``assign``.
+    """
 
     kind: str
     topics: tuple[str, ...] = ()
@@ -22,28 +29,28 @@ class Subscription:
     partitions: tuple[TopicPartition, ...] = ()
 
     def has_topic(self, topic: str) -> bool:
-        """Whether partitions of the topic can belong."""
+        """Returns whether the subscription can include partitions of the topic."""
         if self.kind == "subscribePattern":
             return re.search(self.pattern, topic) is not None
         return topic in (self.topics or {tp.topic for tp in self.partitions})
 
     def has(self, tp: TopicPartition) -> bool:
-        """Whether the partition belongs, if it exists."""
+        """Returns whether the subscription includes the partition if it exists."""
         return tp in self.partitions if self.kind == "assign" else self.has_topic(tp.topic)
 
 
 @dataclass(frozen=True)
 class Bound:
-    """Where to start or stop.
+    """Where a read starts or stops.
 
     Attributes:
         kind: ``earliest``, ``latest``, ``group``, ``offsets``, ``timestamps`` or ``timestamp``.
-        offsets: per partition; -1 latest, -2 earliest (kind ``offsets``).
-        topic_defaults: the same for whole topics; ``*`` = for all that are not named.
-        timestamps_ms: per partition (kind ``timestamps``).
-        timestamp_ms: for all (kind ``timestamp``).
-        no_match: when no record is at or after the time: ``error`` or ``latest``.
-        option: by which it was said.
+        offsets: offset per partition; -1 = latest, -2 = earliest (kind ``offsets``).
+        topic_defaults: offset for all partitions of a topic; ``*`` = all topics that are not named.
+        timestamps_ms: time per partition (kind ``timestamps``).
+        timestamp_ms: time for all partitions (kind ``timestamp``).
+        no_match: what to do if no record is at or after the time: ``error`` or ``latest``.
+        option: name of the option that sets this bound.
     """
 
     kind: str
@@ -55,102 +62,117 @@ class Bound:
     option: str = field(default="startingOffsets", compare=False)
 
     def default_of(self, topic: str) -> int | None:
-        """For partitions of a topic that are not named; None = they must be."""
+        """Returns the offset for unnamed partitions of the topic; None if they must be named."""
         return self.topic_defaults.get(topic, self.topic_defaults.get(values.OTHERS))
 
 
-def subscription(found: Mapping[str, Any]) -> Subscription:
-    """Exactly one of the three options.
+def subscription(values_of: Mapping[str, Any]) -> Subscription:
+    """Returns the subscription from the one of its three options that is set.
 
     Raises:
-        InvalidOptionError: none or several are set.
+        InvalidOptionError: if none of the options is set, or more than one.
     """
     names = ("subscribe", "subscribePattern", "assign")
-    stated = [name for name in names if found[name] is not None]
-    if not stated:
+    given = [name for name in names if values_of[name] is not None]
+    if not given:
         raise InvalidOptionError(
-            f"nothing to read: none of {', '.join(names)} is set; expected exactly one.",
+            f"no topic to read: expected exactly one of the options {', '.join(names)}, but none is set.",
             fix="set .option('subscribe', 'topic').",
         )
-    if len(stated) > 1:
-        said = " and ".join(repr(name) for name in stated)
+    if len(given) > 1:
         raise InvalidOptionError(
-            f"{said} are set; expected exactly one of {', '.join(names)}.",
-            fix="keep one of them; a pattern such as 'a|b' or a list 'a,b' can name several topics.",
+            f"the options {' and '.join(map(repr, given))} are set together; expected exactly one of "
+            f"{', '.join(names)}.",
+            fix="keep one of them. To read several topics, use a list 'a,b' or a pattern 'a|b'.",
         )
-    value = found[stated[0]]
+    kind = given[0]
+    value = values_of[kind]
     return Subscription(
-        stated[0],
-        topics=value if stated[0] == "subscribe" else (),
-        pattern=value if stated[0] == "subscribePattern" else "",
-        partitions=value if stated[0] == "assign" else (),
+        kind,
+        topics=value if kind == "subscribe" else (),
+        pattern=value if kind == "subscribePattern" else "",
+        partitions=value if kind == "assign" else (),
     )
 
 
-def starting(found: Mapping[str, Any], *, streaming: bool, has_group: bool) -> Bound:
-    """Where a query without a checkpoint begins. One time wins over times, those over offsets (as in Spark).
+def starting(values_of: Mapping[str, Any], *, streaming: bool, has_group: bool) -> Bound:
+    """Returns where a query without a checkpoint starts.
+
+    As in Spark, ``startingTimestamp`` takes precedence over ``startingOffsetsByTimestamp``, and that over
+    ``startingOffsets``.
+
+    Args:
+        values_of: value of each option.
+        streaming: whether the read is a stream.
+        has_group: whether a consumer group is known, for ``startingOffsets=group``.
 
     Raises:
-        InvalidOptionError: the offsets are malformed or cannot be a start.
+        InvalidOptionError: if the offsets are malformed or a read cannot start there.
     """
-    no_match = found["startingOffsetsByTimestampStrategy"]
-    if found["startingTimestamp"] is not None:
+    no_match = values_of["startingOffsetsByTimestampStrategy"]
+    if values_of["startingTimestamp"] is not None:
         return Bound(
             "timestamp",
-            timestamp_ms=found["startingTimestamp"],
+            timestamp_ms=values_of["startingTimestamp"],
             no_match=no_match,
             option="startingTimestamp",
         )
-    if found["startingOffsetsByTimestamp"] is not None:
+    if values_of["startingOffsetsByTimestamp"] is not None:
         return Bound(
             "timestamps",
-            timestamps_ms=found["startingOffsetsByTimestamp"],
+            timestamps_ms=values_of["startingOffsetsByTimestamp"],
             no_match=no_match,
             option="startingOffsetsByTimestamp",
         )
     bound = _offsets(
         "startingOffsets",
-        found["startingOffsets"] or ("latest" if streaming else "earliest"),
+        values_of["startingOffsets"] or ("latest" if streaming else "earliest"),
         ("earliest", "latest", "group") if streaming else ("earliest", "group"),
     )
     if bound.kind == "group" and not has_group:
         raise values.invalid(
-            "startingOffsets", "group", "a group to go with it", "set 'kafka.group.id' or 'application.id'."
+            "startingOffsets",
+            "group",
+            "a consumer group to be set as well",
+            "set 'kafka.group.id' or 'application.id'.",
         )
     if not streaming and values.LATEST in (*bound.offsets.values(), *bound.topic_defaults.values()):
         raise values.invalid(
             "startingOffsets",
-            found["startingOffsets"],
-            "no -1 or latest on a batch read: it would be empty",
-            "give offsets, or -2 for the earliest.",
+            values_of["startingOffsets"],
+            "offsets other than -1 (latest), with which a batch read would be empty",
+            "set an offset, or -2 for the earliest one.",
         )
     return bound
 
 
-def ending(found: Mapping[str, Any]) -> Bound:
-    """Where a batch read stops.
+def ending(values_of: Mapping[str, Any]) -> Bound:
+    """Returns where a batch read stops.
 
     Raises:
-        InvalidOptionError: the offsets are malformed or cannot be an end.
+        InvalidOptionError: if the offsets are malformed or a read cannot stop there.
     """
-    if found["endingTimestamp"] is not None:
+    if values_of["endingTimestamp"] is not None:
         return Bound(
-            "timestamp", timestamp_ms=found["endingTimestamp"], no_match="latest", option="endingTimestamp"
+            "timestamp",
+            timestamp_ms=values_of["endingTimestamp"],
+            no_match="latest",
+            option="endingTimestamp",
         )
-    if found["endingOffsetsByTimestamp"] is not None:
+    if values_of["endingOffsetsByTimestamp"] is not None:
         return Bound(
             "timestamps",
-            timestamps_ms=found["endingOffsetsByTimestamp"],
+            timestamps_ms=values_of["endingOffsetsByTimestamp"],
             no_match="latest",
             option="endingOffsetsByTimestamp",
         )
-    bound = _offsets("endingOffsets", found["endingOffsets"] or "latest", ("latest",))
+    bound = _offsets("endingOffsets", values_of["endingOffsets"] or "latest", ("latest",))
     if values.EARLIEST in (*bound.offsets.values(), *bound.topic_defaults.values()):
         raise values.invalid(
             "endingOffsets",
-            found["endingOffsets"],
-            "no -2 or earliest: nothing would be read",
-            "give offsets, or -1 for the latest.",
+            values_of["endingOffsets"],
+            "offsets other than -2 (earliest), with which nothing would be read",
+            "set an offset, or -1 for the latest one.",
         )
     return bound
 
@@ -159,18 +181,19 @@ def _offsets(name: str, value: str, words: Iterable[str]) -> Bound:
     if value.strip().lower() in words:
         return Bound(value.strip().lower(), option=name)
     if not value.strip().startswith("{"):
-        raise values.invalid(name, value, f"{', '.join(words)}, or JSON such as " + '{"topic":{"0":23}}')
+        raise values.invalid(name, value, f"{', '.join(words)} or JSON such as " + '{"topic":{"0":23}}')
     by_partition, by_topic = values.offsets(name, value)
     return Bound("offsets", offsets=by_partition, topic_defaults=by_topic, option=name)
 
 
 def check_names(what: Subscription, bound: Bound) -> None:
-    """What a bound names must be what is read, as far as that is known without a broker.
+    """Checks that a bound names the topics and partitions of the subscription, without asking a broker.
 
-    For batch reads: of a stream's start it is asked when it is used, which is not with a checkpoint.
+    Only batch reads are checked here. A stream checks its start when it uses it, which it does not do if
+    there is a checkpoint.
 
     Raises:
-        InvalidOptionError: it names something else, or leaves something out.
+        InvalidOptionError: if the bound names anything else, or leaves a topic or partition out.
     """
     if bound.kind not in ("offsets", "timestamps"):
         return
@@ -179,41 +202,48 @@ def check_names(what: Subscription, bound: Bound) -> None:
     for topic in sorted(topics):
         if not what.has_topic(topic):
             raise InvalidOptionError(
-                f"option {bound.option!r} names the topic {topic!r}; {what.kind!r} does not have it.",
-                fix=f"take it out of {bound.option!r}, or read it.",
+                f"option {bound.option!r} names the topic {topic!r}, which option {what.kind!r} does not "
+                "include.",
+                fix=f"remove the topic from {bound.option!r}, or add it to {what.kind!r}.",
             )
     missing = [each for each in what.topics if each not in topics and bound.default_of(each) is None]
     if missing:
         raise InvalidOptionError(
-            f"option {bound.option!r} names no partition of {', '.join(map(repr, missing))}; expected "
-            "those of every topic that is read.",
-            fix=_COMPLETE,
+            f"option {bound.option!r} names no partition of {', '.join(map(repr, missing))}; expected all "
+            "partitions of every topic to read.",
+            fix=f"add the missing partitions. {_COMPLETE}",
         )
     wanted = {tp for tp in what.partitions if tp in named or bound.default_of(tp.topic) is None}
     if what.kind == "assign" and named != wanted:
         shown = [", ".join(str(tp) for tp in sorted(each)) or "none" for each in (named, wanted)]
         raise InvalidOptionError(
-            f"option {bound.option!r} names the partitions {shown[0]}; 'assign' has {shown[1]}.",
-            fix=f"name exactly the assigned partitions. {_COMPLETE}",
+            f"option {bound.option!r} names the partitions {shown[0]}, but option 'assign' has {shown[1]}.",
+            fix=f"name the same partitions in both options. {_COMPLETE}",
         )
 
 
-_COMPLETE = 'In offsets, {"topic":"earliest"} stands for a whole topic and {"*":"latest"} for all not named.'
+_COMPLETE = (
+    'In offsets, {"topic":"earliest"} covers a whole topic, and {"*":"latest"} all topics that are not named.'
+)
 
 
 def check_order(start: Bound, end: Bound) -> None:
-    """A start past its end that can be seen without a broker; others are found when the read is planned.
+    """Checks that no partition starts after its end, as far as the options alone show that.
+
+    The planner finds the other cases when it knows the offsets of the partitions.
 
     Raises:
-        InvalidOptionError: naming both, as Spark's ``UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET``.
+        InvalidOptionError: if a partition starts after its end, or only one option names it; the equivalent
+            of Spark's ``UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET``.
     """
     named = (set(start.offsets), set(end.offsets))
     if start.kind == end.kind == "offsets" and not (start.topic_defaults or end.topic_defaults):
         lone = sorted(named[0] ^ named[1])
         if lone:
             raise InvalidOptionError(
-                f"only one of {start.option!r} and {end.option!r} names {', '.join(map(str, lone))}.",
-                fix=f"name the same partitions in both. {_COMPLETE}",
+                f"only one of the options {start.option!r} and {end.option!r} names the partition(s) "
+                f"{', '.join(map(str, lone))}; expected both to name them.",
+                fix=f"name the same partitions in both options. {_COMPLETE}",
             )
     pairs = [
         *((str(tp), at, end.offsets.get(tp)) for tp, at in start.offsets.items()),
@@ -227,6 +257,7 @@ def check_order(start: Bound, end: Bound) -> None:
     for what, starts, ends in pairs:
         if ends is not None and 0 <= ends < starts:
             raise InvalidOptionError(
-                f"option {start.option!r} starts {what} at {starts}, {end.option!r} ends it at {ends}.",
-                fix="let each partition end at or after its start.",
+                f"option {start.option!r} starts {what} at {starts}, but option {end.option!r} ends it at "
+                f"{ends}.",
+                fix="set an end that is not before the start.",
             )

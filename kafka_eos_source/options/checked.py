@@ -1,6 +1,7 @@
-"""Options as the rest of the package has them: checked, typed, and picklable to the tasks.
+"""Checked, typed options of a source or sink, as the rest of the package uses them.
 
-They are made by `options`, which tasks do without.
+`options.parse` creates these records on the driver. They are pickled to the tasks, which therefore do not
+import the option tables.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The options of a source, checked. Fields are named after the options.
+    """Checked options of a source; fields are named after the options.
 
-    ``kafka``: librdkafka properties of a consumer, without ``group.id``; may hold passwords, so not printed.
+    ``kafka`` contains librdkafka properties of a consumer, without ``group.id``. It may contain passwords and
+    is therefore excluded from the repr.
     """
 
     subscription: Subscription
@@ -48,9 +50,10 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """The options of a sink, checked. Fields are named after the options.
+    """Checked options of a sink; fields are named after the options.
 
-    ``kafka``: librdkafka properties of a producer, as the user gave them; may hold passwords, so not printed.
+    ``kafka`` contains librdkafka properties of a producer as the user set them. It may contain passwords and
+    is therefore excluded from the repr.
     """
 
     topic: str | None

@@ -1,4 +1,4 @@
-"""``docs/options.md``, made from the table of options."""
+"""Generates ``docs/options.md`` from the option tables."""
 
 from __future__ import annotations
 
@@ -10,50 +10,54 @@ from kafka_eos_source.sinks.options import COMMON, SinkOption
 
 
 def documentation() -> str:
-    """``docs/options.md``."""
+    """Returns the text of ``docs/options.md``."""
     lines = [
         "# Options",
         "",
-        "Made from `kafka_eos_source/options/table.py` by `./dev docs`; do not edit. Names are matched in "
-        "any letter case. An unknown option is refused, with the nearest names.",
+        "`./dev docs` generates this page from `kafka_eos_source/options/table.py`. Do not edit it. Option "
+        "names are not case-sensitive. An unknown option is an error that suggests similar names.",
         "",
-        "Every `kafka.*` option goes to librdkafka without its prefix; `kafka.bootstrap.servers` is "
-        "required, `kafka.group.id` names the consumer group. Names that only Java's client has are "
-        "translated or refused, with librdkafka's way named.",
+        "Every `kafka.*` option is passed to librdkafka without the prefix. `kafka.bootstrap.servers` is "
+        "required; `kafka.group.id` names the consumer group. Properties that only Kafka's Java client has "
+        "are translated if librdkafka has an equivalent. Otherwise they are an error that names the "
+        "alternative.",
     ]
     for title, where in (
         ("Source", READ),
         ("Sink", WRITE),
         ("Stateful operator", STATE),
-        ("State, read", (STATE_READ,)),
+        ("Reading state", (STATE_READ,)),
     ):
-        lines += [
-            "",
-            f"## {title}",
-            "",
-            "| option | for | value | default | meaning |",
-            "|---|---|---|---|---|",
-        ]
-        for option in OPTIONS:
-            here = [each for each in option.where if each in where]
-            if here:
-                default = option.shown_default or ("" if option.default is None else f"`{option.default}`")
-                which = "both" if len(here) == len(where) else here[0].split()[0]
-                default = default.replace("`True`", "`true`").replace("`False`", "`false`")
-                meaning = option.meaning + (f" PySpark {option.since} or newer." if option.since else "")
-                lines.append(f"| `{option.name}` | {which} | {option.kind} | {default} | {meaning} |")
-        idle = [f"`{option.name}`" for option in OPTIONS if set(option.idle) & set(where)]
-        lines += ["", f"Accepted where they have no effect: {', '.join(idle)}."] if idle else []
+        lines += ["", f"## {title}", "", *_table(where)]
+        for each in where:
+            ignored = ", ".join(f"`{option.name}`" for option in OPTIONS if each in option.idle)
+            lines += ["", f"A {each} accepts but ignores: {ignored}."] if ignored else []
     return "\n".join([*lines, *_sinks(), "", *config.documentation(), ""])
 
 
+def _table(where: tuple[str, ...]) -> list[str]:
+    """Returns the table of the options that these reads, or these writes, take."""
+    heads = ["option", *(["used by"] if len(where) > 1 else []), "value", "default", "meaning"]
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    for option in OPTIONS:
+        users = [each.split()[0] for each in option.where if each in where]
+        if users:
+            default = option.shown_default or ("none" if option.default is None else f"`{option.default}`")
+            meaning = option.meaning + (f" Requires PySpark {option.since} or newer." if option.since else "")
+            cells = [f"`{option.name}`", option.kind, _as_text(default), meaning]
+            if len(where) > 1:
+                cells.insert(1, "both" if len(users) == len(where) else users[0])
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def _sinks() -> list[str]:
-    """Tables of the options that each type of sink outside Kafka has."""
+    """Returns the option tables of the external sink types."""
     lines = [
         "",
         "## Sinks outside Kafka",
         "",
-        "For each name in `sinks`, as `sink.<name>.<option>`. Every type takes:",
+        "Set these as `sink.<name>.<option>` for each name in `sinks`. All types have:",
         *_sink_table(COMMON),
     ]
     for name, kind in sorted(registry.TYPES.items()):
@@ -74,10 +78,11 @@ def _sink_table(options: tuple[SinkOption, ...]) -> list[str]:
     lines = ["", "| option | value | default | meaning |", "|---|---|---|---|"]
     for option in options:
         default = option.shown_default or ("" if option.default is None else f"`{option.default}`")
-        default = (
-            "required"
-            if option.required
-            else default.replace("`True`", "`true`").replace("`False`", "`false`")
-        )
+        default = "required" if option.required else _as_text(default)
         lines.append(f"| `{option.name}` | {option.kind} | {default} | {option.meaning} |")
     return lines
+
+
+def _as_text(default: str) -> str:
+    """Returns a default as users write it: booleans in lower case."""
+    return default.replace("`True`", "`true`").replace("`False`", "`false`")

@@ -1,4 +1,4 @@
-"""What an option is, and the reads and writes that one may belong to."""
+"""Record that declares one option, and the kinds of reads and writes that take options."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ OPERATOR = "stateful operator"
 STATE = (OPERATOR,)
 STATE_READ = "state read"
 
-#: Options that have a step of a query which its reads do, and the function of ours that sets each.
+#: Options that carry a query step for the read tasks to run, and the function of this package that sets each.
 STEPS_IN_READ = {"aggregate.in.read": "aggregate_with_changelog_state", "map.in.read": "map_in_read"}
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option.
+    """Declaration of one option.
 
     Attributes:
-        name: as documented; matched in any letter case.
-        where: which reads and writes take it.
-        parse: from text to value.
-        default: when it is not set.
-        kind: type and unit, for people.
-        meaning: for people.
-        shown_default: for people, where ``default`` does not say it.
-        instead: what to do where it may not stand.
-        since: first PySpark in which it can work; "" = any that is supported.
-        idle: reads and writes that accept it, checked and without effect.
+        name: the documented name; not case-sensitive.
+        where: kinds of reads and writes that take the option.
+        parse: turns the text of the option into its value.
+        default: value if the option is not set.
+        kind: type and unit, for the documentation.
+        meaning: description, for the documentation.
+        shown_default: the default for the documentation; empty if ``default`` can be shown as it is.
+        instead: what to do if the option is set on another kind of read or write.
+        since: first PySpark version with the interfaces that it needs; empty if all supported versions have
+            them.
+        idle: kinds of reads and writes that check the option and then ignore it.
     """
 
     name: str

@@ -1,7 +1,6 @@
-"""From Spark's options to checked records, on the driver, before any broker is asked.
+"""Parses and checks the options that Spark passes to a source or sink.
 
-The options themselves are declared in `option_table`. ``python -m kafka_eos_source.options`` writes
-``docs/options.md``.
+This runs on the driver and contacts no broker. `options.table` declares the options.
 """
 
 from __future__ import annotations
@@ -36,27 +35,29 @@ from kafka_eos_source.sinks import registry
 __all__ = [
     "Bound",
     "Subscription",
+    "is_for_stream_only",
     "parse_read",
     "parse_write",
-    "tells_stream",
 ]
 
 _log = logging.getLogger(__name__)
 
-#: Options that Spark or its users put in every map, and that mean nothing here.
-_SPARKS = frozenset({"path", "paths"})
+#: Options that Spark adds for every format; they have no meaning here.
+_SPARK_OPTIONS = frozenset({"path", "paths"})
 
-#: A replayed batch would have another range of offsets.
+#: Prefixes of the options of asynchronous progress tracking. With it, a repeated batch may read other
+#: offsets.
 _ASYNCHRONOUS = ("asyncprogresstracking", "_asyncprogresstracking")
 
 
 def parse_read(
     options: Mapping[str, str], *, streaming: bool, pyspark_version: str = pyspark.__version__
 ) -> ReadOptions:
-    """The options of a read. No broker is asked.
+    """Returns the checked options of a read.
 
     Raises:
-        InvalidOptionError: an option is unknown, malformed, out of place, missing, or needs a newer PySpark.
+        InvalidOptionError: if an option is unknown, malformed, missing, not for this kind of read, or needs a
+            newer PySpark.
     """
     where = STREAM_READ if streaming else BATCH_READ
     found, kafka = parse_table(options, where, pyspark_version)
@@ -65,7 +66,7 @@ def parse_read(
     minimum, maximum = found["minOffsetsPerTrigger"], found["maxOffsetsPerTrigger"]
     if minimum is not None and maximum is not None and minimum > maximum:
         raise values.invalid(
-            "minOffsetsPerTrigger", str(minimum), f"at most maxOffsetsPerTrigger ({maximum})"
+            "minOffsetsPerTrigger", str(minimum), f"at most the value of 'maxOffsetsPerTrigger', {maximum}"
         )
     subscription = option_bounds.subscription(found)
     starting = option_bounds.starting(
@@ -73,7 +74,7 @@ def parse_read(
     )
     ending = option_bounds.ending(found)
     columns = found["columns"]
-    if not streaming:  # a stream with a checkpoint does not look at its starting option
+    if not streaming:  # a stream with a checkpoint ignores its starting options
         for bound in (starting, ending):
             option_bounds.check_names(subscription, bound)
         option_bounds.check_order(starting, ending)
@@ -105,10 +106,11 @@ def parse_read(
 
 
 def parse_write(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
-    """The options of a write. No broker is asked.
+    """Returns the checked options of a write.
 
     Raises:
-        InvalidOptionError: an option is unknown, malformed, out of place, missing, or breaks exactly-once.
+        InvalidOptionError: if an option is unknown, malformed, missing, not for this kind of write, or breaks
+            exactly-once.
     """
     found, kafka = parse_table(options, STREAM_WRITE if streaming else BATCH_WRITE, pyspark.__version__)
     group_id = take_group_id(kafka)
@@ -116,13 +118,15 @@ def parse_write(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         lone = "txnAppId" if found["txnVersion"] is None else "txnVersion"
         other = "txnVersion" if lone == "txnAppId" else "txnAppId"
         raise InvalidOptionError(
-            f"option {lone!r} is set and {other!r} is not.", fix=f"set both, or neither; add {other!r}."
+            f"option {lone!r} has the value {str(found[lone])!r}, but {other!r} is not set; expected both "
+            "or neither.",
+            fix=f"also set {other!r}, or remove {lone!r}.",
         )
     exactly_once = found["processing.guarantee"] == "exactly_once"
     if not exactly_once and found["txnAppId"] is not None:
-        raise values.invalid("processing.guarantee", "at_least_once", "exactly_once together with 'txnAppId'")
+        raise _needs_exactly_once("txnAppId")
     if not exactly_once and found["sinks"]:
-        raise values.invalid("processing.guarantee", "at_least_once", "exactly_once together with 'sinks'")
+        raise _needs_exactly_once("sinks")
     return WriteOptions(
         topic=found["topic"],
         application_id=found["application.id"],
@@ -148,31 +152,33 @@ def parse_write(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
 
 
 def _token_topic(found: Mapping[str, Any], *, streaming: bool) -> str | None:
-    """The option ``token.topic``, where the write has a token to keep and no other use for the topic."""
+    """Returns the option ``token.topic`` after checking that the write can use it; None if it is not set.
+
+    Raises:
+        InvalidOptionError: if the write commits no token, or also writes records to the topic.
+    """
     name: str | None = found["token.topic"]
     if name is None:
         return None
     if found["processing.guarantee"] != "exactly_once":
-        raise values.invalid(
-            "processing.guarantee", "at_least_once", "exactly_once together with 'token.topic'"
-        )
+        raise _needs_exactly_once("token.topic")
     if not streaming and found["txnAppId"] is None:
         raise InvalidOptionError(
-            f"option 'token.topic' has the value {name!r}, and 'txnAppId' is not set: a write without a "
-            "version has no token to keep.",
+            f"option 'token.topic' has the value {name!r}, but 'txnAppId' is not set: a batch write without "
+            "a version has no token to store.",
             fix="set 'txnAppId' and 'txnVersion', or remove 'token.topic'.",
         )
     if found["topic"] == name:
         raise InvalidOptionError(
-            f"options 'token.topic' and 'topic' have the same value {name!r}; the token topic takes only "
-            "tokens.",
-            fix="give 'token.topic' a topic of its own: kafka-eos token-topic create.",
+            f"options 'token.topic' and 'topic' have the same value {name!r}; expected two topics, because "
+            "the token topic may contain only tokens.",
+            fix="create a separate topic with 'kafka-eos token-topic create' and set 'token.topic' to it.",
         )
     return name
 
 
 def _of_sinks(options: Mapping[str, str]) -> dict[str, str]:
-    """The ``sink.*`` options, by their names in lower case: Spark hands them on so."""
+    """Returns the ``sink.*`` options with names in lower case, because Spark may change the case."""
     return {
         name.lower(): str(value)
         for name, value in options.items()
@@ -181,21 +187,21 @@ def _of_sinks(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_pyspark(option: Option, running: str) -> None:
-    """An option that needs interfaces which this PySpark has not.
+    """Checks that the running PySpark has the interfaces that an option needs.
 
     Raises:
-        InvalidOptionError: naming the version needed.
+        InvalidOptionError: if it is too old.
     """
     have, need = (tuple(int(n) for n in re.findall("[0-9]+", each)[:2]) for each in (running, option.since))
     if have < need:
         raise InvalidOptionError(
-            f"option {option.name!r} needs PySpark {option.since} or newer; this is {running}.",
+            f"option {option.name!r} requires PySpark {option.since} or newer; this is PySpark {running}.",
             fix=f"upgrade PySpark, or remove {option.name!r}.",
         )
 
 
-def tells_stream(options: Iterable[str]) -> bool:
-    """Whether there is an option among the names that means something on a stream read only."""
+def is_for_stream_only(options: Iterable[str]) -> bool:
+    """Returns whether one of these option names has an effect only on a stream read."""
     return any(BY_NAME[name.lower()].where == (STREAM_READ,) for name in options if name.lower() in BY_NAME)
 
 
@@ -206,63 +212,84 @@ def parse_table(
     *,
     needs_brokers: bool = True,
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Every option of the table with its value, and the ``kafka.*`` ones without their prefix.
+    """Parses all options.
+
+    Args:
+        options: as Spark passes them.
+        where: kind of read or write, such as `option.STREAM_READ`.
+        pyspark_version: version of the running PySpark.
+        needs_brokers: whether ``kafka.bootstrap.servers`` is required.
+
+    Returns:
+        The value of every option in the table, by name, and the ``kafka.*`` options without that prefix.
 
     Raises:
-        InvalidOptionError: an option is unknown, malformed, out of place, missing, or needs a newer PySpark.
+        InvalidOptionError: if an option is unknown, malformed, missing, not for this kind of read or write,
+            or needs a newer PySpark.
     """
     found = {option.name: option.default for option in OPTIONS}
-    stated: dict[str, str] = {}
+    keys: dict[str, str] = {}  # the spelling in `options` of each name in lower case
     kafka: dict[str, str] = {}
     for key, value in options.items():
         name = key.lower()
-        if options[stated.get(name, key)] != value:
+        if options[keys.get(name, key)] != value:
             raise InvalidOptionError(
-                f"options {stated[name]!r} and {key!r} are one option with two values: letter case does not "
-                "matter.",
+                f"options {keys[name]!r} and {key!r} are the same option with two different values: option "
+                "names are not case-sensitive.",
                 fix="keep one of them.",
             )
-        stated[name] = key
+        keys[name] = key
         if name.startswith("kafka.") and name != "kafka.":
             kafka[name.removeprefix("kafka.")] = str(value)
         elif name.startswith(registry.PREFIX) and where == STREAM_WRITE:
-            continue  # judged by its sink
+            continue  # `registry.parse` checks it
         elif name in BY_NAME:
             option = BY_NAME[name]
-            parsed = _in_place(option, str(value), where)
+            parsed = _parse_where_allowed(option, str(value), where)
             if option.since and parsed != option.default:
                 check_pyspark(option, pyspark_version)
             if where in option.where:
                 found[option.name] = parsed
             elif option.where == (STREAM_READ,):
                 _log.warning("option %r has no effect on a %s (as in Spark)", option.name, where)
-        elif not _may_stay(name, str(value)):
+        elif not _is_ignored(name, str(value)):
             raise _unknown(key, str(value), where)
     if needs_brokers and not has_brokers(kafka):
         raise InvalidOptionError(
-            "option 'kafka.bootstrap.servers' is missing; expected host:port, or several with commas.",
+            "option 'kafka.bootstrap.servers' is missing; expected host:port, or several separated by "
+            "commas.",
             fix="set .option('kafka.bootstrap.servers', 'host:9092').",
         )
     return found, kafka
 
 
 def has_brokers(kafka: Mapping[str, str]) -> bool:
-    """Whether the ``kafka.*`` options, without their prefix, name brokers."""
+    """Returns whether the ``kafka.*`` options (without prefix) name at least one broker."""
     return any(kafka.get(name, "").strip() for name in ("bootstrap.servers", "metadata.broker.list"))
 
 
-def _in_place(option: Option, value: str, where: str) -> Any:
-    """The value of an option that may stand there, with an effect or without one."""
+def _needs_exactly_once(option: str) -> InvalidOptionError:
+    return values.invalid(
+        "processing.guarantee", "at_least_once", f"exactly_once, because option {option!r} is set"
+    )
+
+
+def _parse_where_allowed(option: Option, value: str, where: str) -> Any:
+    """Returns the value of an option that this kind of read or write accepts.
+
+    Raises:
+        InvalidOptionError: if it does not accept the option, or the value is malformed.
+    """
     if where not in (*option.where, *option.idle):
         raise InvalidOptionError(
-            f"option {option.name!r} (value {value!r}) cannot be used for a {where}; "
-            f"it belongs to: {', '.join(option.where)}.",
-            fix=f"{option.instead or _elsewhere(option, where)}.",
+            f"option {option.name!r} (value {value!r}) cannot be used for a {where}, only for a "
+            f"{' or '.join(option.where)}.",
+            fix=f"{option.instead or _other_place(option, where)}.",
         )
     return option.parse(option.name, value)
 
 
-def _elsewhere(option: Option, where: str) -> str:
+def _other_place(option: Option, where: str) -> str:
     if set(option.where) <= set(WRITE) and where in READ:
         return "set it on the sink (df.writeStream or df.write)"
     if set(option.where) <= set(READ) and where in WRITE:
@@ -270,25 +297,29 @@ def _elsewhere(option: Option, where: str) -> str:
     return "remove it"
 
 
-def _may_stay(name: str, value: str) -> bool:
-    """Options of Spark that are none of ours.
+def _is_ignored(name: str, value: str) -> bool:
+    """Returns whether this is an option of Spark that has no meaning here.
 
     Raises:
-        InvalidOptionError: one that exactly-once cannot live with.
+        InvalidOptionError: if it is an option of Spark that breaks exactly-once.
     """
     if name.startswith(_ASYNCHRONOUS):
         if name.endswith("enabled") and value.strip().lower() == "false":
             return True
         raise InvalidOptionError(
-            f"option {name!r} cannot be used: with asynchronous progress tracking a replayed batch may "
-            "have another range of offsets, so it could not be exactly once.",
+            f"option {name!r} (value {value!r}) cannot be used: with asynchronous progress tracking, a "
+            "repeated batch may read other offsets, which breaks exactly-once.",
             fix="remove it.",
         )
-    return name in _SPARKS or name.startswith("__")
+    return name in _SPARK_OPTIONS or name.startswith("__")
 
 
 def _unknown(key: str, value: str, where: str) -> InvalidOptionError:
-    """The value is shown only beside a name of ours: under another it may be a password."""
+    """Returns the error for an unknown option, with similar names.
+
+    It shows the value only if all similar names are options of this package. Otherwise the value may be a
+    password.
+    """
     name = key.lower()
     bare = name.partition(".")[2]
     if config.is_known(name):
@@ -299,38 +330,48 @@ def _unknown(key: str, value: str, where: str) -> InvalidOptionError:
         here = {option.name.lower(): option.name for option in OPTIONS if where in option.where}
         here["kafka.bootstrap.servers"] = "kafka.bootstrap.servers"
         near = [here[each] for each in difflib.get_close_matches(name, here, n=2, cutoff=0.6)]
-    ours = bool(near) and all(each.lower() in BY_NAME for each in near) and not config.is_secret(name)
-    said = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    showable = bool(near) and all(each.lower() in BY_NAME for each in near) and not config.is_secret(name)
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     return InvalidOptionError(
-        f"unknown option {key!r}{f' (value {value!r})' if ours else ''}.{said}",
-        fix="correct or remove it; docs/options.md lists all options.",
+        f"unknown option {key!r}{f' (value {value!r})' if showable else ''}.{hint}",
+        fix="correct the name, or remove the option; docs/options.md lists all options.",
     )
 
 
 def take_group_id(kafka: dict[str, str]) -> str | None:
-    """``kafka.group.id``, which is no property of a client here."""
-    stated = kafka.pop("group.id", None)
-    return None if stated is None else values.text("kafka.group.id", stated)
+    """Removes ``group.id`` from the ``kafka.*`` options and returns it; None if it is not set.
+
+    The package passes the group to its clients itself, so it is not one of the user's client properties.
+    """
+    value = kafka.pop("group.id", None)
+    return None if value is None else values.text("kafka.group.id", value)
 
 
 def _step_in_read(found: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Each makes other rows of the source's (`read.steps`)."""
-    given = [(name, found[name]) for name in STEPS_IN_READ if found[name] is not None]
-    if len(given) > 1:
-        both = " and ".join(repr(name) for name, _ in given)
-        raise InvalidOptionError(f"the options {both} are both set.", fix="keep one of them.")
-    return given[0] if given else None
+    """Returns the option that carries a step for the read tasks (`read.steps`), and its value."""
+    steps = [(name, found[name]) for name in STEPS_IN_READ if found[name] is not None]
+    if len(steps) > 1:
+        both = " and ".join(repr(name) for name, _ in steps)
+        raise InvalidOptionError(
+            f"the options {both} are both set; expected at most one of them.", fix="keep one of them."
+        )
+    return steps[0] if steps else None
 
 
 def _isolation_level(options: Mapping[str, str], found: str, kafka: dict[str, str]) -> str:
-    """Kafka's name for it goes too; the two may not differ."""
-    stated = kafka.pop("isolation.level", None)
-    if stated is None:
+    """Returns the isolation level, set as ``isolation.level`` or as ``kafka.isolation.level``.
+
+    Raises:
+        InvalidOptionError: if the two options differ.
+    """
+    value = kafka.pop("isolation.level", None)
+    if value is None:
         return found
-    level = values.choice(*ISOLATION_LEVELS)("kafka.isolation.level", stated)
+    level = values.choice(*ISOLATION_LEVELS)("kafka.isolation.level", value)
     if level != found and "isolation.level" in {name.lower() for name in options}:
         raise InvalidOptionError(
-            f"option 'isolation.level' is {found!r} and 'kafka.isolation.level' is {level!r}.",
+            f"option 'isolation.level' is {found!r}, but 'kafka.isolation.level' is {level!r}; expected the "
+            "same value.",
             fix="keep one of them.",
         )
     return level

@@ -1,4 +1,4 @@
-"""The options of stateful operators, and of reads of their state: a part of `option_table`."""
+"""Options of stateful operators and of reading their state; part of `options.table`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ OPTIONS_OF_STATE: tuple[Option, ...] = (
         values.text,
         None,
         "local path",
-        "Where each executor keeps its shards' databases. Kept between runs; what is lost comes from the changelog.",
+        "Folder where each executor stores the databases of its shards. They stay there between runs. If "
+        "they are lost, tasks restore them from the changelog topic.",
         "`kafka-eos-state-<user id>` in the system's temporary folder",
     ),
     Option(
@@ -22,8 +23,9 @@ OPTIONS_OF_STATE: tuple[Option, ...] = (
         values.minus_one_or_positive,
         64 << 20,
         "bytes",
-        "Changes of one shard in one micro-batch that are kept in memory; beyond it a warning, beyond four times "
-        "of it an error that names the batch size that fits. -1 = no limit (KIP-892).",
+        "How many bytes of state one shard may change in one micro-batch. The changes stay in memory until "
+        "the commit. A larger change logs a warning. A change of more than four times the value fails the "
+        "query, with an error that names a batch size that fits. -1 removes the limit (KIP-892).",
     ),
     Option(
         "state.changelog.replication.factor",
@@ -31,7 +33,8 @@ OPTIONS_OF_STATE: tuple[Option, ...] = (
         values.minus_one_or_positive,
         -1,
         "number",
-        "Of changelog topics that are created; -1 = the broker's default. Three in production.",
+        "Replication factor of the changelog topics that the query creates. -1 uses the default of the "
+        "brokers. Use 3 in production.",
     ),
     Option(
         "state.changelog.min.insync.replicas",
@@ -39,8 +42,8 @@ OPTIONS_OF_STATE: tuple[Option, ...] = (
         values.integer(1),
         None,
         "number",
-        "Of changelog topics that are created. Two in production.",
-        "the broker's default",
+        "`min.insync.replicas` of the changelog topics that the query creates. Use 2 in production.",
+        "the default of the brokers",
     ),
     Option(
         "state.wal.sync",
@@ -48,7 +51,8 @@ OPTIONS_OF_STATE: tuple[Option, ...] = (
         values.boolean,
         False,
         "boolean",
-        "Wait for the disk at each commit of local state. Without it a power cut costs a restore of some batches.",
+        "Whether each commit of local state waits until the data is on disk. Without it, a task has to "
+        "restore a few batches from the changelog after a power failure.",
     ),
     Option(
         "state.lock.timeout.ms",
@@ -56,7 +60,7 @@ OPTIONS_OF_STATE: tuple[Option, ...] = (
         values.integer(0),
         30_000,
         "ms",
-        "How long a task waits for a shard's database that another process has open.",
+        "How long a task waits for the database of a shard while another process has it open.",
     ),
     Option(
         "state.timeout.ms",
@@ -64,7 +68,7 @@ OPTIONS_OF_STATE: tuple[Option, ...] = (
         values.integer(1000),
         600_000,
         "ms",
-        "How long a task waits for Kafka, restoring state included, before it fails.",
+        "How long a task waits for Kafka before it fails, including the time to restore state.",
     ),
     Option(
         "onMissingState",
@@ -72,8 +76,9 @@ OPTIONS_OF_STATE: tuple[Option, ...] = (
         values.choice("fail", "changelog"),
         "fail",
         "`fail`, `changelog`",
-        "When a query that has run finds no token on its changelog, or an older one: `changelog` goes on with what "
-        "the changelog holds. Needed once for an operator that is new to a query.",
+        "What happens if a query that has run before finds no commit token for its changelog topic, or one "
+        "that is too old. `changelog` continues with the state that the changelog contains. Set it once "
+        "when you add an operator to an existing query.",
     ),
     # reading state
     Option(
@@ -82,8 +87,8 @@ OPTIONS_OF_STATE: tuple[Option, ...] = (
         values.text,
         None,
         "text",
-        "Name of the store within its query, as it was given to the operator.",
-        "the only one in `state.dir`",
+        "Name of the state store, as passed to the operator.",
+        "the only store in `state.dir`",
     ),
     Option(
         "stateVarName",
@@ -91,8 +96,8 @@ OPTIONS_OF_STATE: tuple[Option, ...] = (
         values.text,
         None,
         "text",
-        "The state variable to read, as the processor's `init` named it.",
-        "the only one of the store",
+        "State variable to read, by the name that the processor's `init` method gave it.",
+        "the only variable of the store",
     ),
     Option(
         "readRegisteredTimers",
@@ -100,7 +105,7 @@ OPTIONS_OF_STATE: tuple[Option, ...] = (
         values.boolean,
         False,
         "boolean",
-        "The registered timers of the processor, in place of a variable.",
+        "Reads the registered timers of the processor instead of a state variable.",
     ),
     Option(
         "flattenCollectionTypes",
@@ -108,7 +113,8 @@ OPTIONS_OF_STATE: tuple[Option, ...] = (
         values.boolean,
         True,
         "boolean",
-        "A row for each element of a list, or entry of a map; false = one for each key, with an array or a map.",
+        "`true` returns one row for each list element or map entry. `false` returns one row for each key, "
+        "with an array or a map.",
     ),
     Option(
         "raw",
@@ -116,7 +122,7 @@ OPTIONS_OF_STATE: tuple[Option, ...] = (
         values.boolean,
         False,
         "boolean",
-        "Every entry of the store as it is kept: `key` and `value` binary.",
+        "Returns every entry of the store in its stored form: the binary columns `key` and `value`.",
     ),
     Option(
         "batchId",
@@ -124,7 +130,8 @@ OPTIONS_OF_STATE: tuple[Option, ...] = (
         values.integer(0),
         None,
         "number",
-        "The micro-batch whose state is wanted. Only that of the newest is kept: any other is an error.",
-        "the newest",
+        "Micro-batch whose state to read. Only the state of the newest one exists, so any other value is an "
+        "error.",
+        "the newest one",
     ),
 )

@@ -1,7 +1,7 @@
-"""Every option, declared once: name, where it may stand, type, default, check and meaning.
+"""Every option, declared once: its name, where it may be set, parser, default and description.
 
-Names and meanings are those of Spark's own connector wherever it has the option. ``docs/options.md`` is made
-from this table (`option_docs`).
+Names and meanings are those of Spark's own Kafka connector wherever it has the option. `options.docs`
+generates ``docs/options.md`` from this table.
 """
 
 from __future__ import annotations
@@ -23,18 +23,32 @@ from kafka_eos_source.sinks.registry import sink_names
 
 ISOLATION_LEVELS = ("read_committed", "read_uncommitted")
 
-_ONE_OF_THREE = "exactly one of the three"
+_ONE_OF_THREE = "set exactly one of the three"
+_STREAMS_DO_NOT_END = "remove it; to read what is in the topics now and then stop, use Trigger.AvailableNow"
+_STREAMS_USE_BATCH_ID = (
+    "remove it; a streaming sink recognises a repeated batch by its batch id. Inside foreachBatch, set it "
+    "on the batch write"
+)
 
 OPTIONS: tuple[Option, ...] = (
     # what to read
-    Option("subscribe", READ, values.topics, None, "topics, comma list", "Topics to read.", _ONE_OF_THREE),
+    Option(
+        "subscribe",
+        READ,
+        values.topics,
+        None,
+        "topics, comma-separated",
+        "Topics to read.",
+        _ONE_OF_THREE,
+    ),
     Option(
         "subscribePattern",
         READ,
         values.pattern,
         None,
         "regular expression",
-        "Topics whose name contains a match, looked up again for every batch. Internal topics never belong.",
+        "Reads every topic whose name contains a match. The source looks for new matching topics before each "
+        "micro-batch. Internal topics never match.",
         _ONE_OF_THREE,
     ),
     Option(
@@ -43,7 +57,7 @@ OPTIONS: tuple[Option, ...] = (
         values.assignment,
         None,
         'JSON `{"t":[0,1]}`',
-        "Partitions to read; partitions added later are not.",
+        "Partitions to read. The query does not read partitions that are added to the topic later.",
         _ONE_OF_THREE,
     ),
     # where to start and stop
@@ -53,9 +67,11 @@ OPTIONS: tuple[Option, ...] = (
         values.text,
         None,
         '`earliest`, `latest`, `group`, JSON `{"t":{"0":23,"1":-1}}`',
-        "Where a query without a checkpoint starts: -1 = latest, -2 = earliest in JSON, a whole topic may have "
-        '`"earliest"` or `"latest"`, and `"*"` stands for all that is not named. `group` = where the consumer group stands, earliest where it has no offset.',
-        "latest on a stream, earliest on a batch read",
+        "Where a query without a checkpoint starts. In JSON, -1 means latest and -2 means earliest; "
+        '`{"t":"earliest"}` covers all partitions of topic `t`, and `{"*":"latest"}` covers all topics that the '
+        "JSON does not name. `group` starts at the offsets that the consumer group has committed, and at the "
+        "earliest offset of a partition without one.",
+        "`latest` for a stream, `earliest` for a batch read",
     ),
     Option(
         "startingOffsetsByTimestamp",
@@ -63,7 +79,8 @@ OPTIONS: tuple[Option, ...] = (
         values.timestamps,
         None,
         'JSON `{"t":{"0":ms}}`',
-        "Start at the first record at or after a time, by partition. Wins over `startingOffsets`.",
+        "Starts each partition at its first record at or after the given time (ms since 1970). Takes "
+        "precedence over `startingOffsets`.",
     ),
     Option(
         "startingTimestamp",
@@ -71,7 +88,8 @@ OPTIONS: tuple[Option, ...] = (
         values.integer(0),
         None,
         "ms since 1970",
-        "The same time for all partitions. Wins over both.",
+        "Starts every partition at its first record at or after this time. Takes precedence over "
+        "`startingOffsetsByTimestamp` and `startingOffsets`.",
     ),
     Option(
         "startingOffsetsByTimestampStrategy",
@@ -79,7 +97,8 @@ OPTIONS: tuple[Option, ...] = (
         values.choice("error", "latest"),
         "error",
         "`error`, `latest`",
-        "When no record is at or after the time: fail, or start at the end.",
+        "What happens if a partition has no record at or after the starting time: `error` fails the query, "
+        "`latest` starts the partition at its end.",
     ),
     Option(
         "endingOffsets",
@@ -87,9 +106,9 @@ OPTIONS: tuple[Option, ...] = (
         values.text,
         None,
         "`latest`, JSON",
-        "Where a batch read stops (not included); -1 = latest.",
-        "latest",
-        "a stream has no end; stop it with Trigger.AvailableNow",
+        "Where a batch read stops. The end offset itself is not read. In JSON, -1 means latest.",
+        "`latest`",
+        _STREAMS_DO_NOT_END,
     ),
     Option(
         "endingOffsetsByTimestamp",
@@ -97,9 +116,10 @@ OPTIONS: tuple[Option, ...] = (
         values.timestamps,
         None,
         'JSON `{"t":{"0":ms}}`',
-        "Stop before the first record at or after a time; no such record = latest.",
+        "Stops each partition before its first record at or after the given time (ms since 1970). A "
+        "partition without such a record is read to its end. Takes precedence over `endingOffsets`.",
         "",
-        "a stream has no end; stop it with Trigger.AvailableNow",
+        _STREAMS_DO_NOT_END,
     ),
     Option(
         "endingTimestamp",
@@ -107,9 +127,10 @@ OPTIONS: tuple[Option, ...] = (
         values.integer(0),
         None,
         "ms since 1970",
-        "The same time for all partitions. Wins over both.",
+        "Stops every partition before its first record at or after this time. Takes precedence over "
+        "`endingOffsetsByTimestamp` and `endingOffsets`.",
         "",
-        "a stream has no end; stop it with Trigger.AvailableNow",
+        _STREAMS_DO_NOT_END,
     ),
     # how much at a time
     Option(
@@ -118,7 +139,8 @@ OPTIONS: tuple[Option, ...] = (
         values.integer(1),
         None,
         "offsets",
-        "Most offsets in one micro-batch, shared in proportion to what waits in each partition.",
+        "Maximum number of offsets in one micro-batch. Partitions share it in proportion to their backlog.",
+        "no limit",
         since="4.2",
         idle=(BATCH_READ,),
     ),
@@ -128,7 +150,8 @@ OPTIONS: tuple[Option, ...] = (
         values.integer(1),
         None,
         "offsets",
-        "Wait for this many, or for `maxTriggerDelay`.",
+        "The source waits until this many offsets are available, or until `maxTriggerDelay` has passed.",
+        "no minimum",
         since="4.2",
         idle=(BATCH_READ,),
     ),
@@ -138,8 +161,8 @@ OPTIONS: tuple[Option, ...] = (
         values.duration_ms,
         900_000,
         "time: `500ms`, `30s`, `15m`",
-        "Longest wait for `minOffsetsPerTrigger`.",
-        "15m",
+        "Longest time to wait for `minOffsetsPerTrigger`.",
+        "`15m`",
         idle=(BATCH_READ,),
     ),
     Option(
@@ -148,10 +171,12 @@ OPTIONS: tuple[Option, ...] = (
         values.integer(0),
         3_600_000,
         "ms",
-        "After this long without anything to read, the source causes an empty micro-batch, which renews the query's "
-        "token before Kafka forgets it: at the latest after a quarter of the brokers' `offsets.retention.minutes`, if "
-        "they tell it, and for the first time one minute after the start. Never with Trigger.Once or AvailableNow. "
-        "0 = never; set it if the sink is not `kafka-eos` and must not see empty batches.",
+        "If a query has had nothing to read for this long, the source starts an empty micro-batch. Its "
+        "commit renews the query's commit token before Kafka deletes it. The source shortens the interval "
+        "to a quarter of the brokers' `offsets.retention.minutes` if it can read that setting, and renews "
+        "for the first time one minute after the start. There is no renewal with Trigger.Once or "
+        "Trigger.AvailableNow. 0 disables it; use 0 if the sink is not `kafka-eos` and must not receive "
+        "empty batches.",
         idle=(BATCH_READ,),
     ),
     Option(
@@ -160,9 +185,11 @@ OPTIONS: tuple[Option, ...] = (
         values.choice("read", "jump"),
         "read",
         "`read`, `jump`",
-        "When the checkpoint is older than the offsets that the query committed in Kafka: `read` reads them again, and "
-        "the sink skips or refuses what the output holds; `jump` continues from the committed offsets. `jump` needs the "
-        "`application.id` of the query's own `kafka-eos` sink: with any other sink it would lose records.",
+        "What happens if the checkpoint is older than the offsets that the query has committed to Kafka. "
+        "`read`: the source reads the records again, and the sink skips batches that the output already "
+        "contains or fails the query. `jump`: the source continues from the committed offsets. `jump` needs "
+        "the `application.id` of the query's own `kafka-eos` sink; with any other sink, records would be "
+        "lost.",
         idle=(BATCH_READ,),
     ),
     Option(
@@ -171,11 +198,17 @@ OPTIONS: tuple[Option, ...] = (
         values.integer(1),
         None,
         "tasks",
-        "At least about this many tasks.",
-        "as many as fit the size of the batch",
+        "Approximate minimum number of Spark tasks that read a batch.",
+        "depends on the size of the batch",
     ),
     Option(
-        "maxRecordsPerPartition", READ, values.integer(1), None, "offsets", "Most offsets read by one task."
+        "maxRecordsPerPartition",
+        READ,
+        values.integer(1),
+        None,
+        "offsets",
+        "Maximum number of offsets that one task reads.",
+        "depends on the size of the batch",
     ),
     # how to read
     Option(
@@ -184,8 +217,9 @@ OPTIONS: tuple[Option, ...] = (
         values.boolean,
         True,
         "boolean",
-        "Fail when records were lost before they were read (aged out, or their topic was deleted or created again); "
-        "false = warn and continue without them.",
+        "Whether the query fails if records were lost before it read them, for example because retention "
+        "removed them or somebody deleted or recreated their topic. With `false`, the query logs a warning "
+        "and continues without them.",
     ),
     Option(
         "includeHeaders",
@@ -193,7 +227,8 @@ OPTIONS: tuple[Option, ...] = (
         values.boolean,
         False,
         "boolean",
-        "Adds the column `headers`. (A sink always writes that column.)",
+        "Adds the column `headers`. A sink needs no option: it always writes the column `headers` if there "
+        "is one.",
         idle=WRITE,
     ),
     Option(
@@ -201,8 +236,9 @@ OPTIONS: tuple[Option, ...] = (
         READ,
         values.read_columns,
         None,
-        "columns, comma list",
-        "Only these columns, in this order: the others are not made. `headers` among them needs no `includeHeaders`.",
+        "columns, comma-separated",
+        "Columns to read, in this order. The source does not build the others. If the list contains "
+        "`headers`, `includeHeaders` is not needed.",
         "all",
     ),
     Option(
@@ -211,7 +247,8 @@ OPTIONS: tuple[Option, ...] = (
         values.text,
         None,
         "JSON",
-        "Set by `aggregate_with_changelog_state`, not by hand: the first step of the aggregation, done by the read itself.",
+        "Internal: `aggregate_with_changelog_state` sets it so that the read tasks do the first step of the "
+        "aggregation. Do not set it yourself.",
     ),
     Option(
         "map.in.read",
@@ -219,7 +256,8 @@ OPTIONS: tuple[Option, ...] = (
         values.text,
         None,
         "JSON",
-        "Set by `map_in_read`, not by hand: a function that the read calls, pickled.",
+        "Internal: `map_in_read` sets it to the pickled function that the read tasks call. Do not set it "
+        "yourself.",
     ),
     Option(
         "isolation.level",
@@ -227,25 +265,40 @@ OPTIONS: tuple[Option, ...] = (
         values.choice(*ISOLATION_LEVELS),
         "read_committed",
         "`read_committed`, `read_uncommitted`",
-        "Which records are read; also as `kafka.isolation.level`. Committed reads end at the last stable offset.",
+        "Which records are read. `read_committed` reads up to the last stable offset (LSO) and skips aborted "
+        "transactions. `kafka.isolation.level` means the same.",
     ),
-    Option("groupIdPrefix", READ, values.text, "spark-kafka-eos", "text", "Start of made-up group ids."),
+    Option(
+        "groupIdPrefix",
+        READ,
+        values.text,
+        "spark-kafka-eos",
+        "text",
+        "Prefix of the consumer group id that the source generates if `kafka.group.id` is not set.",
+    ),
     Option(
         "fetchOffset.numRetries",
         READ,
         values.integer(0),
         3,
-        "times",
-        "How often the driver asks the brokers again.",
+        "count",
+        "How often the driver retries a failed request for offsets or topic metadata.",
     ),
-    Option("fetchOffset.retryIntervalMs", READ, values.integer(0), 1000, "ms", "Pause before it asks again."),
+    Option(
+        "fetchOffset.retryIntervalMs",
+        READ,
+        values.integer(0),
+        1000,
+        "ms",
+        "Pause between these retries.",
+    ),
     Option(
         "kafkaConsumer.pollTimeoutMs",
         READ,
         values.integer(1),
         120_000,
         "ms",
-        "Longest silence of the brokers before a task fails.",
+        "How long a task waits for data from the brokers before it fails.",
     ),
     Option(
         "pushFilters",
@@ -253,7 +306,7 @@ OPTIONS: tuple[Option, ...] = (
         values.boolean,
         False,
         "boolean",
-        "Filters on `partition`, `offset` and `timestamp` narrow what is fetched. Needs "
+        "Uses filters on `topic`, `partition`, `offset` and `timestamp` to fetch fewer records. Requires "
         "`spark.sql.python.filterPushdown.enabled=true`.",
         since="4.1",
     ),
@@ -264,11 +317,13 @@ OPTIONS: tuple[Option, ...] = (
         values.application_id,
         None,
         "text",
-        "Names the transactional id, the changelogs and, unless `kafka.group.id` is set, the consumer group; on "
-        "a read the group of `startingOffsets=group`. The same on an operator as on its sink. On a stream read, it "
-        "must be that of the query's own sink: a source whose checkpoint is an old copy then continues from the "
-        "offsets that this application committed (from PySpark 4.2; never with Trigger.Once).",
-        "from the checkpoint's query id; of a read of state: the only one in `state.dir`",
+        "Identifies the query in Kafka. It is the transactional id, the prefix of changelog topics and, "
+        "unless `kafka.group.id` is set, the consumer group. Set the same value on the sink, on stateful "
+        "operators and on the stream source. On a source, it also names the group for "
+        "`startingOffsets=group`, and lets `onRolledBackCheckpoint=jump` continue a query whose checkpoint "
+        "is an old copy (PySpark 4.2 or newer, not with Trigger.Once).",
+        "derived from the query id in the checkpoint; when reading state, the only application in "
+        "`state.dir`",
     ),
     # the sink
     Option(
@@ -277,8 +332,8 @@ OPTIONS: tuple[Option, ...] = (
         values.topic,
         None,
         "text",
-        "Topic of all records; wins over a column `topic`.",
-        "the column",
+        "Topic that receives all records. Takes precedence over a column `topic`.",
+        "the column `topic`",
     ),
     Option(
         "processing.guarantee",
@@ -286,7 +341,8 @@ OPTIONS: tuple[Option, ...] = (
         values.choice("exactly_once", "at_least_once"),
         "exactly_once",
         "`exactly_once`, `at_least_once`",
-        "`at_least_once` lets tasks write to Kafka themselves.",
+        "`exactly_once`: tasks stage their rows and the driver commits the batch in one Kafka transaction. "
+        "`at_least_once`: tasks write to Kafka directly, so a retry may write a record twice.",
     ),
     Option(
         "checkpointLocation",
@@ -294,8 +350,9 @@ OPTIONS: tuple[Option, ...] = (
         values.text,
         None,
         "URI",
-        "The query's checkpoint. On a streaming sink it must be an option, not only a session setting.",
-        "required on a stream write",
+        "Checkpoint of the query. A streaming sink needs it as an option of `writeStream`; the session "
+        "setting is not enough.",
+        "required for a stream write",
         idle=READ,
     ),
     Option(
@@ -304,7 +361,8 @@ OPTIONS: tuple[Option, ...] = (
         values.anything,
         None,
         "text",
-        "Spark's own name of the query.",
+        "Name of the query. Spark sets it for `writeStream.queryName(…)`.",
+        "none",
         idle=(*READ, BATCH_WRITE),
     ),
     Option(
@@ -313,7 +371,7 @@ OPTIONS: tuple[Option, ...] = (
         values.boolean,
         False,
         "boolean",
-        "The column `timestamp` becomes the time of the records.",
+        "Uses the column `timestamp` as the timestamp of the records. Otherwise Kafka sets it.",
     ),
     Option(
         "txnAppId",
@@ -321,9 +379,10 @@ OPTIONS: tuple[Option, ...] = (
         values.text,
         None,
         "text",
-        "With `txnVersion`: a write whose version is not above the last one committed is skipped.",
-        "",
-        "a streaming sink has the batch id for that; use it inside foreachBatch",
+        "Name under which a batch write records its `txnVersion`. A write whose version is not higher than "
+        "the last committed one is skipped. Set both options or neither.",
+        "none",
+        _STREAMS_USE_BATCH_ID,
     ),
     Option(
         "txnVersion",
@@ -331,9 +390,9 @@ OPTIONS: tuple[Option, ...] = (
         values.integer(0),
         None,
         "number",
-        "See `txnAppId`; the batch id in `foreachBatch`.",
-        "",
-        "a streaming sink has the batch id for that; use it inside foreachBatch",
+        "Version of this write; see `txnAppId`. In `foreachBatch`, use the batch id.",
+        "none",
+        _STREAMS_USE_BATCH_ID,
     ),
     Option(
         "staging.location",
@@ -341,7 +400,8 @@ OPTIONS: tuple[Option, ...] = (
         values.text,
         None,
         "URI",
-        "Where rows wait for the commit; driver and executors must share it. Queries may share one: each has its folder in it.",
+        "Folder for rows that wait for the commit. The driver and all executors must share it. Several "
+        "queries may use the same location: each creates its own folder there.",
         "`<checkpointLocation>/kafka-eos/staging`; a local folder for batch writes",
     ),
     Option(
@@ -350,7 +410,8 @@ OPTIONS: tuple[Option, ...] = (
         values.integer(0),
         262_144,
         "bytes",
-        "A task's rows up to this size travel in its commit message instead of a file.",
+        "A task whose rows need at most this many bytes sends them to the driver in its commit message. "
+        "Larger results go to a file in the staging folder.",
     ),
     Option(
         "commitTimeoutMs",
@@ -358,18 +419,19 @@ OPTIONS: tuple[Option, ...] = (
         values.integer(1000),
         300_000,
         "ms",
-        "How long the commit of a batch is tried again before the query fails.",
+        "How long the commit of a batch is retried before the query fails.",
     ),
     Option(
         "sinks",
         (STREAM_WRITE,),
         sink_names,
         (),
-        "names, comma list",
-        "Systems outside Kafka that take each batch with it, once: see [sinks.md](sinks.md). Each has its own "
-        "`sink.<name>.…` options.",
+        "names, comma-separated",
+        "External systems that also receive each batch, exactly once; see [sinks.md](sinks.md). Configure "
+        "each with `sink.<name>.…` options.",
         "none",
-        "two-phase sinks belong to a stream: its batch ids tell a replay",
+        "remove it; only a stream can write to external sinks, because they recognise a repeated batch by "
+        "its batch id",
         since="4.1",
     ),
     Option(
@@ -378,7 +440,9 @@ OPTIONS: tuple[Option, ...] = (
         values.choice("fail", "assume_committed", "assume_not_committed"),
         "fail",
         "`fail`, `assume_committed`, `assume_not_committed`",
-        "When Kafka forgot what it holds (the group was deleted or expired) and a batch is replayed.",
+        "What happens if Spark repeats a batch and Kafka no longer has the commit token, because the "
+        "consumer group was deleted or has expired. `fail` fails the query, `assume_committed` commits a "
+        "token but not the records of the batch, and `assume_not_committed` writes the batch.",
     ),
     Option(
         "onForeignQuery",
@@ -386,7 +450,8 @@ OPTIONS: tuple[Option, ...] = (
         values.choice("fail", "adopt"),
         "fail",
         "`fail`, `adopt`",
-        "When the `application.id` carries another query's token: `adopt` goes on where that one stopped.",
+        "What happens if the `application.id` has the commit token of another query. `adopt` continues from "
+        "where that query stopped.",
     ),
     Option(
         "onMovedOffsets",
@@ -394,8 +459,8 @@ OPTIONS: tuple[Option, ...] = (
         values.choice("fail", "overwrite"),
         "fail",
         "`fail`, `overwrite`",
-        "When another program, such as Kafka's reset tool, committed offsets in the query's consumer group: "
-        "`overwrite` continues from the checkpoint.",
+        "What happens if another program, such as Kafka's offset reset tool, has committed offsets to the "
+        "query's consumer group. `overwrite` continues from the checkpoint and replaces those offsets.",
     ),
     Option(
         "source.cluster",
@@ -403,8 +468,8 @@ OPTIONS: tuple[Option, ...] = (
         values.choice("auto", "same", "other"),
         "auto",
         "`auto`, `same`, `other`",
-        "Whether Spark's own Kafka source reads the cluster that is written (ours says so itself).",
-        "auto: same, if its topics are there",
+        "Whether Spark's built-in Kafka source reads from the cluster that the sink writes to. `auto` "
+        "assumes so if its topics exist there. A `kafka-eos` source reports its cluster itself.",
     ),
     Option(
         "anchor.topic",
@@ -412,8 +477,8 @@ OPTIONS: tuple[Option, ...] = (
         values.topic,
         None,
         "text",
-        "Topic whose partition 0 carries the token in the group's offsets.",
-        "`topic`, else `__consumer_offsets`",
+        "Topic whose partition 0 carries the commit token, as metadata of an offset in the consumer group.",
+        "`topic`, otherwise `__consumer_offsets`",
     ),
     Option(
         "token.topic",
@@ -421,8 +486,9 @@ OPTIONS: tuple[Option, ...] = (
         values.topic,
         None,
         "text",
-        "Compacted topic that also holds the token, and outlives the consumer group: see "
-        "[token-topic.md](token-topic.md). A batch write needs `txnAppId` with it.",
+        "Compacted topic that also stores the commit token. The token then survives the loss of the "
+        "consumer group; see [token-topic.md](token-topic.md). A batch write with this option also needs "
+        "`txnAppId`.",
         "none",
     ),
     *OPTIONS_OF_STATE,

@@ -1,1 +1,1 @@
-"""Which offsets make the next batch: pure functions, no clock, no broker."""
+"""Decides on the driver which offsets the next micro-batch reads, and splits them into tasks."""

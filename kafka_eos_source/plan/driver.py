@@ -1,4 +1,4 @@
-"""One source on the driver: its plan, the client that it asks, and positions in Spark's form (JSON)."""
+"""The planner of one source on the driver: takes and returns positions as JSON, as Spark has them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 
 class Planning:
-    """A plan and its client; methods raise as those of `SourcePlan`."""
+    """Plans the batches of one source; the methods raise the errors of `SourcePlan`."""
 
     def __init__(self, plan: SourcePlan, admin: SourceAdmin) -> None:
         self._plan = plan
@@ -29,7 +29,7 @@ class Planning:
 
     @classmethod
     def of(cls, options: ReadOptions) -> Planning:
-        """No broker is asked yet."""
+        """Returns the planner for these options, without contacting a broker."""
         admin = SourceAdmin(
             admin_config(options.kafka),
             options.isolation_level,
@@ -39,7 +39,7 @@ class Planning:
         return cls(SourcePlan(options, admin), admin)
 
     def close(self) -> None:
-        """Lets the client go."""
+        """Closes the Kafka client."""
         self._admin.close()
 
     def initial(self) -> Json:
@@ -59,6 +59,6 @@ class Planning:
         return self._plan.tasks(SourcePosition.from_dict(start), SourcePosition.from_dict(end))
 
     def batch(self, filters: Sequence[Filter] = ()) -> list[Task]:
-        """The tasks of a batch read, narrowed by what Spark filters."""
+        """Returns the tasks of a batch read, without offsets that the filters exclude."""
         ranges = self._plan.batch()
         return self._plan.split(narrowed(ranges, filters, self._admin.at_time) if filters else ranges)

@@ -1,4 +1,4 @@
-"""Whether a source with an old checkpoint can continue from the offsets that Kafka holds for its query."""
+"""Decides whether a source with an old checkpoint can continue from the query's committed offsets."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def is_comparable(
     topic_ids: Mapping[str, str],
     cluster_id: str | None,
 ) -> bool:
-    """Whether the position is one on these very topics, so that committed offsets can be compared with it.
+    """Returns whether the position is on the same topics, so that it can be compared with committed offsets.
 
     Args:
-        start: where the checkpoint stands.
-        partitions: what the source reads now.
-        topic_ids: their topics' ids now.
-        cluster_id: of the cluster that it reads now.
+        start: position in the checkpoint.
+        partitions: partitions that the source reads now.
+        topic_ids: ids of their topics now.
+        cluster_id: id of the cluster that the source reads now.
     """
     return (
         start.cluster_id is not None
@@ -38,32 +38,32 @@ def jump_target(
     topic_ids: Mapping[str, str],
     application_id: str,
 ) -> Offsets | None:
-    """Where the source continues if its checkpoint is an old copy.
+    """Returns where the source continues if its checkpoint is an old copy.
 
-    A partition that the group does not hold keeps its start. A partition that was added to a topic after the
-    checkpoint was copied is taken over from the group.
+    A partition without a committed offset keeps its start. A partition that was added to a topic after the
+    checkpoint was copied starts at its committed offset.
 
     Args:
-        start: where the checkpoint stands; comparable (`is_comparable`).
-        committed: what the group holds of the partitions that the source reads now.
-        topic_ids: their topics' ids now.
-        application_id: the application whose marks the offsets must carry.
+        start: position in the checkpoint; comparable (`is_comparable`).
+        committed: committed offsets of the partitions that the source reads now.
+        topic_ids: ids of their topics now.
+        application_id: the application that must have committed the offsets, as their marks show.
 
     Returns:
-        The offsets; None if the checkpoint is not behind, or if some offset was not committed by this
-        application, is lower than the checkpoint's, or belongs to a topic that the checkpoint does not know.
+        The offsets. None if no committed offset is higher than the checkpoint's; or if one is lower, was
+        committed by another application, or is on a topic that the checkpoint does not contain.
     """
     if not _same_topics(start, committed, topic_ids):
         return None
     ours = application_hash(application_id)
     ahead = False
     for tp, held in committed.items():
-        if _application(held) != ours:
+        if _application_of(held) != ours:
             return None
-        stood = start.end.get(tp)
-        if stood is not None and held.offset < stood:
+        read_to = start.end.get(tp)
+        if read_to is not None and held.offset < read_to:
             return None
-        ahead |= stood is None or held.offset > stood
+        ahead |= read_to is None or held.offset > read_to
     if not ahead:
         return None
     return {**start.end, **{tp: held.offset for tp, held in committed.items()}}
@@ -72,14 +72,14 @@ def jump_target(
 def _same_topics(
     start: SourcePosition, partitions: Collection[TopicPartition], topic_ids: Mapping[str, str]
 ) -> bool:
-    """Whether the position knows the topics of these partitions, and none was created again since then."""
+    """Returns whether the position contains the topics of these partitions, with their current ids."""
     return all(start.topic_ids.get(topic) == topic_ids[topic] for topic in {tp.topic for tp in partitions})
 
 
-def _application(held: GroupOffset) -> str | None:
-    """Whose mark the offset carries; None = nobody's, or one that this version cannot read."""
+def _application_of(held: GroupOffset) -> str | None:
+    """Returns the hash of the application in the offset's mark; None if there is no mark that can be read."""
     try:
         mark = Mark.decode(held.metadata)
-    except (OperatorError, StateError):  # the sink reports it
+    except (OperatorError, StateError):  # the sink reports a mark that cannot be read
         return None
     return None if mark is None else mark.application

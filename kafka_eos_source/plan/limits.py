@@ -1,4 +1,4 @@
-"""How much of what waits goes into the next batch."""
+"""Limits how many offsets of the backlog the next batch reads."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from kafka_eos_source.model import Offsets, TopicPartition
 
 
 def backlog(starts: Offsets, ends: Offsets) -> int:
-    """Offsets that wait, over all partitions."""
+    """Returns the number of offsets that wait to be read, over all partitions."""
     return sum(max(0, end - starts.get(tp, end)) for tp, end in ends.items())
 
 
 def rate_limit(starts: Offsets, ends: Offsets, limit: int, turn: int = 0) -> dict[TopicPartition, int]:
-    """Ends of a batch of at most ``limit`` offsets, shared in proportion to what waits (as in Spark).
+    """Returns the ends of a batch of at most ``limit`` offsets, shared in proportion to the backlog.
 
-    Spark rounds shares below 1 up, and so exceeds the limit when many partitions hold little. Here they
-    take turns: what rounding down leaves goes one by one to the partitions that got nothing, then to the
-    largest remainders.
+    Spark does the same, but rounds shares below 1 up, and therefore exceeds the limit if many partitions have
+    a small backlog. Here, shares are rounded down and partitions take turns: the rest goes one by one to
+    partitions that got nothing, then to those with the largest remainders.
 
     Args:
         starts: where the batch begins.
-        ends: where the log ends, for the same partitions.
-        limit: most offsets in the batch, at least 1.
+        ends: where the log of the same partitions ends.
+        limit: maximum number of offsets in the batch, at least 1.
         turn: a number that grows from batch to batch.
 
     Returns:
-        An end for every partition of ``ends``; their sum is ``min(limit, backlog)`` past the starts.
+        An end for every partition of ``ends``. Together they are ``min(limit, backlog)`` offsets after the
+        starts.
     """
     sizes = {tp: max(0, ends[tp] - starts.get(tp, ends[tp])) for tp in sorted(ends)}
     total = sum(sizes.values())
@@ -45,7 +46,7 @@ def _in_turn(
     total: int,
     turn: int,
 ) -> list[TopicPartition]:
-    """Who gets one of the offsets that rounding left, in order."""
+    """Returns the partitions that get one more offset each, in order of precedence."""
     without = [tp for tp, size in sizes.items() if size and not taken[tp]]
     rest = [tp for tp, size in sizes.items() if taken[tp] < size and taken[tp]]
     left = limit - sum(taken.values())
@@ -55,14 +56,16 @@ def _in_turn(
     return without + sorted(rest, key=lambda tp: -(limit * sizes[tp] % total))
 
 
-def held_back(waiting: int, min_offsets: int | None, since_last_ms: float | None, max_delay_ms: int) -> bool:
-    """Whether to wait for more (``minOffsetsPerTrigger``, ``maxTriggerDelay``).
+def should_wait(
+    waiting: int, min_offsets: int | None, since_last_ms: float | None, max_delay_ms: int
+) -> bool:
+    """Returns whether the source waits for more offsets before the next batch.
 
     Args:
-        waiting: offsets that wait.
-        min_offsets: the option; None = never wait.
-        since_last_ms: since the last batch of this run; None = there was none, and the first never waits.
-        max_delay_ms: the longest wait.
+        waiting: number of offsets in the backlog.
+        min_offsets: option ``minOffsetsPerTrigger``; None = never wait.
+        since_last_ms: time since the last batch of this run; None for the first batch, which never waits.
+        max_delay_ms: option ``maxTriggerDelay``.
     """
     return (
         min_offsets is not None

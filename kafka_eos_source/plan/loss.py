@@ -1,4 +1,4 @@
-"""What was lost between the query's position, or a planned batch, and what the brokers still have."""
+"""Detects records that were lost before the query could read them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _DROPPED = "NO_LONGER_SUBSCRIBED"
 
 @dataclass(frozen=True)
 class Loss:
-    """One thing that is not as the query left it.
+    """One loss of records, or of a partition, since the query's last batch.
 
     Attributes:
         kind: ``PARTITIONS_GONE``, ``NO_LONGER_SUBSCRIBED``, ``TOPIC_RECREATED``, ``AGED_OUT``,
             ``NEW_PARTITION_NOT_AT_ZERO`` or ``OFFSETS_WENT_BACK``.
-        text: names partitions and offsets.
+        text: description that names partitions and offsets.
     """
 
     kind: str
@@ -27,11 +27,11 @@ class Loss:
 
 @dataclass(frozen=True)
 class Reconciled:
-    """Where to go on.
+    """Where the next batch starts, and what was lost.
 
     Attributes:
-        starts: a start for every partition there is now.
-        losses: what was found on the way; empty = nothing is lost.
+        starts: start offset of every partition that exists now.
+        losses: empty if nothing was lost.
     """
 
     starts: dict[TopicPartition, int]
@@ -45,72 +45,80 @@ def reconcile(
     earliest: Offsets,
     latest: Offsets,
     current_ids: Mapping[str, str],
-    belongs: Callable[[TopicPartition], bool] = lambda _: True,
+    subscribed: Callable[[TopicPartition], bool] = lambda _: True,
 ) -> Reconciled:
-    """Compares where the query stands with what is there.
+    """Compares the position of the query with the partitions and offsets that exist now.
 
-    Partitions that the query has not seen start at their earliest offset, as in Spark.
+    Partitions that the query has not read before start at their earliest offset, as in Spark.
 
     Args:
-        position: next offset to read, per partition, as the last batch left it.
-        topic_ids: topic ids (KIP-516) then.
-        partitions: what is subscribed now.
-        earliest: where partitions begin that are new or were created again. Other partitions may be
-            missing: a task that finds its offsets gone reports it.
-        latest: end of the log, for all.
+        position: next offset to read per partition, after the last batch.
+        topic_ids: topic ids (KIP-516) at that time.
+        partitions: subscribed partitions that exist now.
+        earliest: first offset of partitions that are new or whose topic was recreated. Other partitions may
+            be missing; the task that reads such a partition reports it if its offsets are gone.
+        latest: end of the log of every partition.
         current_ids: topic ids now.
-        belongs: whether a partition, deleted or not, is among what the options name: one that is not was
-            dropped by the user, and nothing is lost of it.
+        subscribed: returns whether the options include a partition, whether it exists or not. If they do not,
+            the user removed it from the query.
     """
     losses: list[Loss] = []
     starts: dict[TopicPartition, int] = {}
     missing = sorted(set(position) - set(partitions))
-    gone = [tp for tp in missing if belongs(tp)]
-    dropped = [tp for tp in missing if not belongs(tp)]
+    gone = [tp for tp in missing if subscribed(tp)]
+    dropped = [tp for tp in missing if not subscribed(tp)]
     if gone:
-        losses.append(Loss("PARTITIONS_GONE", f"{_list(gone)}: read before, now deleted"))
+        losses.append(Loss("PARTITIONS_GONE", f"{_list(gone)}: deleted from the cluster"))
     if dropped:
-        losses.append(
-            Loss(_DROPPED, f"{_list(dropped)}: read before, no longer among what the options name to be read")
-        )
-    anew = remade(topic_ids, current_ids)
+        losses.append(Loss(_DROPPED, f"{_list(dropped)}: no longer included in the options of the source"))
+    changed = recreated(topic_ids, current_ids)
     losses += [
-        Loss("TOPIC_RECREATED", f"topic {topic!r} was deleted and created again (its id changed)")
-        for topic in sorted(anew)
+        Loss("TOPIC_RECREATED", f"topic {topic!r} was deleted and recreated (its id changed)")
+        for topic in sorted(changed)
     ]
     for tp in sorted(partitions):
-        end, stood = latest[tp], position.get(tp)
-        if stood is None or tp.topic in anew:
+        end, next_offset = latest[tp], position.get(tp)
+        if next_offset is None or tp.topic in changed:
             starts[tp] = first = earliest[tp]
-            if stood is None and position and first > 0:
-                losses.append(Loss("NEW_PARTITION_NOT_AT_ZERO", f"{tp} is new and starts at offset {first}"))
-        elif stood < earliest.get(tp, stood):
+            if next_offset is None and position and first > 0:
+                losses.append(
+                    Loss(
+                        "NEW_PARTITION_NOT_AT_ZERO",
+                        f"{tp}: the partition is new, but starts at offset {first}",
+                    )
+                )
+        elif next_offset < earliest.get(tp, next_offset):
             starts[tp] = earliest[tp]
-            losses.append(Loss("AGED_OUT", f"{tp}: offsets {stood} to {earliest[tp] - 1} are gone"))
-        elif stood > end:
+            losses.append(
+                Loss("AGED_OUT", f"{tp}: offsets {next_offset} to {earliest[tp] - 1} no longer exist")
+            )
+        elif next_offset > end:
             starts[tp] = end
             losses.append(
-                Loss("OFFSETS_WENT_BACK", f"{tp}: the query stands at {stood}, the log ends at {end}")
+                Loss(
+                    "OFFSETS_WENT_BACK",
+                    f"{tp}: the query is at offset {next_offset}, but the log ends at offset {end}",
+                )
             )
         else:
-            starts[tp] = stood
+            starts[tp] = next_offset
     return Reconciled(starts, losses)
 
 
-def remade(topic_ids: Mapping[str, str], current_ids: Mapping[str, str]) -> set[str]:
-    """Topics that were deleted and created again: they have another id under the same name."""
+def recreated(topic_ids: Mapping[str, str], current_ids: Mapping[str, str]) -> set[str]:
+    """Returns topics that were deleted and recreated: they have the same name and another id."""
     return {topic for topic, was in topic_ids.items() if topic in current_ids and current_ids[topic] != was}
 
 
 def lost_since_planned(
     reads: Collection[TopicPartition], planned_ids: Mapping[str, str], current_ids: Mapping[str, str]
 ) -> list[Loss]:
-    """Topics that were deleted, and perhaps created again, after a batch was planned.
+    """Returns topics that were deleted or recreated after a batch was planned.
 
-    The offsets of the batch mean nothing in a topic of another id: the records there are other records.
+    The planned offsets are meaningless in a topic with another id, because it contains other records.
 
     Args:
-        reads: partitions of which the batch reads something.
+        reads: partitions from which the batch reads records.
         planned_ids: topic ids when the batch was planned.
         current_ids: ids of the topics that exist now.
     """
@@ -119,28 +127,30 @@ def lost_since_planned(
         if topic not in current_ids:
             gone = [tp for tp in sorted(reads) if tp.topic == topic]
             losses.append(
-                Loss("PARTITIONS_GONE", f"{_list(gone)}: the topic was deleted after the batch was planned")
+                Loss(
+                    "PARTITIONS_GONE",
+                    f"{_list(gone)}: the topic was deleted after the batch was planned",
+                )
             )
         elif current_ids[topic] != planned_ids[topic]:
             losses.append(
                 Loss(
                     "TOPIC_RECREATED",
-                    f"topic {topic!r} was deleted and created again after the batch was planned (its id "
-                    "changed)",
+                    f"topic {topic!r} was deleted and recreated after the batch was planned (its id changed)",
                 )
             )
     return losses
 
 
 def data_loss(losses: Collection[Loss]) -> DataLossError:
-    """The error for ``failOnDataLoss=true``."""
-    look = "else look at the topic's retention and history."
+    """Returns the error that ends a query with ``failOnDataLoss=true``."""
+    otherwise = "Otherwise check the retention and the history of the topic."
     if any(loss.kind == _DROPPED for loss in losses):
-        look = "else name those topics again, in 'subscribe', 'subscribePattern' or 'assign'."
+        otherwise = "Otherwise add those topics to 'subscribe', 'subscribePattern' or 'assign' again."
     return DataLossError(
         f"{'; '.join(f'{loss.kind}: {loss.text}' for loss in losses)} (failOnDataLoss=true).",
-        fix="if that is expected, restart with .option('failOnDataLoss', 'false'), which goes on with what "
-        f"is there; {look}",
+        fix="if this is expected, restart with .option('failOnDataLoss', 'false'), which continues with the "
+        f"remaining records. {otherwise}",
     )
 
 

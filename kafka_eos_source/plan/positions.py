@@ -1,4 +1,4 @@
-"""From what the user asked and what the brokers know to offsets, partition by partition."""
+"""Resolves a bound of the options, such as ``earliest`` or a time, to an offset for each partition."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kafka_eos_source.options.bounds import Bound
 
 
 @dataclass(frozen=True)
-class Known:
-    """What the brokers said about the partitions to be read.
+class BrokerOffsets:
+    """Offsets that the brokers reported for the partitions to read.
 
     Attributes:
-        earliest: first offset still there.
-        latest: end of the log; the last stable offset for committed reads.
-        at_time: first offset at or after the time asked for; None = no such record.
-        committed: offsets of the consumer group.
+        earliest: first offset of the log.
+        latest: end of the log; the last stable offset (LSO) with ``isolation.level=read_committed``.
+        at_time: first offset at or after the requested time; None = no such record.
+        committed: committed offsets of the consumer group.
     """
 
     earliest: Offsets
@@ -29,10 +29,10 @@ class Known:
 
 
 def times(bound: Bound, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-    """The time (ms since 1970) to look up for each partition; empty when the bound is none of time.
+    """Returns the time (ms since 1970) to look up for each partition; empty if the bound is not a time.
 
     Raises:
-        InvalidOptionError: the times do not name exactly the partitions.
+        InvalidOptionError: if the option does not name exactly the partitions that exist.
     """
     if bound.kind == "timestamp" and bound.timestamp_ms is not None:
         return dict.fromkeys(partitions, bound.timestamp_ms)
@@ -42,24 +42,26 @@ def times(bound: Bound, partitions: Collection[TopicPartition]) -> dict[TopicPar
     return {}
 
 
-def resolve(bound: Bound, partitions: Collection[TopicPartition], known: Known) -> dict[TopicPartition, int]:
-    """The offset of every partition.
+def resolve(
+    bound: Bound, partitions: Collection[TopicPartition], known: BrokerOffsets
+) -> dict[TopicPartition, int]:
+    """Returns the offset of every partition.
 
     Args:
         bound: where to start or stop.
-        partitions: what is subscribed now.
-        known: what the brokers said; `Known.at_time` for bounds of time, `Known.committed` for ``group``.
+        partitions: subscribed partitions that exist now.
+        known: offsets from the brokers, with `at_time` for times and `committed` for ``group``.
 
     Raises:
-        InvalidOptionError: the offsets do not name exactly the partitions, or no record is at or after the
-            time and the strategy is ``error``.
+        InvalidOptionError: if the option does not name exactly the partitions that exist, or no record is at
+            or after the time and the strategy is ``error``.
     """
     if bound.kind == "offsets":
         _check_covers(bound, bound.offsets, partitions)
-    return {tp: _one(bound, tp, known) for tp in partitions}
+    return {tp: _offset(bound, tp, known) for tp in partitions}
 
 
-def _one(bound: Bound, tp: TopicPartition, known: Known) -> int:
+def _offset(bound: Bound, tp: TopicPartition, known: BrokerOffsets) -> int:
     if bound.kind == "earliest":
         return known.earliest[tp]
     if bound.kind == "latest":
@@ -78,26 +80,31 @@ def _one(bound: Bound, tp: TopicPartition, known: Known) -> int:
         return known.latest[tp]
     at_ms = bound.timestamp_ms if bound.kind == "timestamp" else bound.timestamps_ms[tp]
     raise InvalidOptionError(
-        f"option {bound.option!r}: no record of {tp} is at or after the starting time {at_ms} (ms since "
-        "1970).",
-        fix="set startingOffsetsByTimestampStrategy=latest to start such partitions at their end.",
+        f"option {bound.option!r} starts {tp} at time {at_ms} (ms since 1970), but the partition has no "
+        "record at or after that time.",
+        fix="set an earlier time, or startingOffsetsByTimestampStrategy=latest to start such partitions at "
+        "their end.",
     )
 
 
 def _check_covers(
     bound: Bound, named: Collection[TopicPartition], partitions: Collection[TopicPartition]
 ) -> None:
-    """As Spark: the JSON names exactly the partitions there are. A whole topic may be named instead."""
+    """Checks that an option names exactly the partitions that exist, as Spark does, or whole topics.
+
+    Raises:
+        InvalidOptionError: if partitions are missing, or do not exist.
+    """
     missing = {tp for tp in partitions if tp not in named and bound.default_of(tp.topic) is None}
     extra = set(named) - set(partitions)
     if missing or extra:
         raise InvalidOptionError(
-            f"option {bound.option!r} must name exactly the partitions that are read: "
-            f"missing {_list(missing)}; not there {_list(extra)}.",
-            fix='name them all; in offsets, {"topic":"earliest"} stands for a whole topic and {"*":"latest"} '
-            "for all not named."
+            f"option {bound.option!r} must name exactly the partitions to read (missing: {_list(missing)}; "
+            f"unknown: {_list(extra)}).",
+            fix='name all partitions, or use {"topic":"earliest"} for a whole topic and {"*":"latest"} for '
+            "all topics that are not named."
             if bound.kind == "offsets"
-            else "name them all, or give one time for all.",
+            else "name all partitions, or set one time for all with startingTimestamp or endingTimestamp.",
         )
 
 

@@ -1,7 +1,7 @@
-"""Filters on ``partition``, ``offset`` and ``timestamp``, turned into narrower ranges of a batch read.
+"""Narrows the offset ranges of a batch read by Spark's filters on topic, partition, offset and timestamp.
 
-Only narrowing that can lose no row is done; Spark applies every filter again. An upper bound of time
-narrows nothing: records need not be in order of time.
+It removes only offsets whose records no filter lets through, and Spark applies every filter again. An upper
+bound on the timestamp removes nothing, because records are not necessarily in order of time.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from kafka_eos_source.model import OffsetRange, TopicPartition
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
-#: Looks up the first offset at or after a time in ms, per partition; None = no such record.
+#: Returns the first offset at or after a time in ms, per partition; None = no such record.
 AtTime = Callable[[Mapping[TopicPartition, int]], Mapping[TopicPartition, int | None]]
 
 
 def narrowed(ranges: Iterable[OffsetRange], filters: Iterable[Filter], at_time: AtTime) -> list[OffsetRange]:
-    """The ranges, less what no row of passes the filters.
+    """Returns the ranges without offsets that the filters exclude.
 
     Args:
-        ranges: of the read.
-        filters: all of which must hold, as Spark pushes them.
-        at_time: asks the brokers, only when a lower bound of time is given.
+        ranges: offset ranges of the read.
+        filters: Spark's filters, all of which a row must pass.
+        at_time: asks the brokers; called only if a filter has a lower bound on the timestamp.
     """
     left = list(ranges)
     since_ms: int | None = None
@@ -77,5 +77,5 @@ def _cut(one: OffsetRange, kind: str, value: int) -> OffsetRange:
 
 
 def _from(one: OffsetRange, first: int | None) -> OffsetRange:
-    """No record at or after the time: none passes the filter."""
+    """Returns the range from offset ``first`` on; empty if no record is late enough (``first`` is None)."""
     return OffsetRange(one.tp, one.end if first is None else max(one.start, first), one.end)

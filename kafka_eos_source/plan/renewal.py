@@ -1,8 +1,8 @@
-"""When an idle source asks Spark for an empty micro-batch, so that the query's token does not expire.
+"""Decides when an idle source starts an empty micro-batch, so that the commit token does not expire.
 
-Kafka forgets the offsets of a consumer group, and the token with them, when nothing was committed for
-``offsets.retention.minutes``. The only process that lives between two micro-batches is that of the source, so
-the source keeps the time.
+Kafka deletes the offsets of a consumer group, and with them the token, if the group has committed nothing for
+``offsets.retention.minutes``. The process of the source is the only one that exists between two
+micro-batches, so it measures the time.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from kafka_eos_source.errors import KafkaEosError
 
 _log = logging.getLogger(__name__)
 
-#: The token may be old when a query starts after a long stop, and the source cannot see its age. So an idle
-#: source renews it this soon after the start of the run.
+#: An idle source renews the token for the first time this long after the start of a run, in ms. The query may
+#: have been stopped for long, and the source does not know how old the token is.
 FIRST_AFTER_MS = 60_000
-#: A quarter of the smallest retention that Kafka accepts, one minute: nothing is due before.
-_NEVER_SOONER_MS = 15_000
+#: Shortest interval, in ms: a quarter of one minute, the smallest retention that Kafka accepts.
+_SHORTEST_INTERVAL_MS = 15_000
 
 
 class Renewal:
-    """The clock of one source in one run of a query.
+    """Measures how long one source has been idle in one run of a query.
 
     Args:
         interval_ms: option ``token.renewal.interval.ms``; 0 = never renew.
-        retention_ms: asks a broker for ``offsets.retention.minutes``, in ms. Called at most once.
-        clock: seconds from any starting point.
+        retention_ms: returns ``offsets.retention.minutes`` of the brokers, in ms. Called at most once.
+        clock: returns seconds, such as ``time.monotonic``.
     """
 
     def __init__(self, interval_ms: int, retention_ms: Callable[[], int], clock: Callable[[], float]) -> None:
@@ -38,20 +38,20 @@ class Renewal:
         self._caused_a_batch = False
 
     def batch_caused(self) -> None:
-        """Starts the interval again: Spark is about to run a batch for this source, and commits a token."""
+        """Restarts the interval, because Spark now runs a batch for this source and commits a token."""
         self._since = self._clock()
         self._caused_a_batch = True
 
     def is_due(self) -> bool:
-        """Whether the source must cause an empty batch now.
+        """Returns whether the source must start an empty batch now.
 
-        The first call only starts the clock: with Trigger.Once there is no second one, and no renewal.
+        The first call only starts the clock. With Trigger.Once there is no second call, hence no renewal.
         """
         now = self._clock()
         if self._since is None:
             self._since = now
         idle_ms = (now - self._since) * 1000
-        if not self._interval_ms or idle_ms < min(self._interval_ms, _NEVER_SOONER_MS):
+        if not self._interval_ms or idle_ms < min(self._interval_ms, _SHORTEST_INTERVAL_MS):
             return False
         self._shorten_to_retention()
         return idle_ms >= (
@@ -59,7 +59,7 @@ class Renewal:
         )
 
     def _shorten_to_retention(self) -> None:
-        """Limits the interval to a quarter of the time that Kafka keeps offsets. Does so once."""
+        """Limits the interval to a quarter of the time that Kafka keeps offsets; does this only once."""
         if self._retention_ms is None:
             return
         ask, self._retention_ms = self._retention_ms, None
@@ -67,16 +67,16 @@ class Renewal:
             quarter_ms = ask() // 4
         except KafkaEosError as error:
             _log.info(
-                "cannot read offsets.retention.minutes from a broker. An idle query renews its token every "
-                "%d ms (token.renewal.interval.ms). %s",
+                "the source cannot read offsets.retention.minutes from a broker. While the query is idle, "
+                "it renews its token every %d ms (token.renewal.interval.ms). %s",
                 self._interval_ms,
                 error.message,
             )
             return
         if quarter_ms < self._interval_ms:
             _log.info(
-                "an idle query renews its token every %d ms, a quarter of the brokers' "
-                "offsets.retention.minutes, and not every %d ms (token.renewal.interval.ms)",
+                "while the query is idle, it renews its token every %d ms, which is a quarter of the "
+                "brokers' offsets.retention.minutes, instead of every %d ms (token.renewal.interval.ms)",
                 quarter_ms,
                 self._interval_ms,
             )

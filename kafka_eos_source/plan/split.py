@@ -1,4 +1,4 @@
-"""Ranges of a batch, dealt out to tasks."""
+"""Divides the offset ranges of a batch into tasks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from kafka_eos_source.model import OffsetRange
 
-#: Partitions share a task up to this many offsets. A task and its first fetch take 0.05 s to start; what the
-#: query does with 20,000 records (JSON: 0.5 s of a core) is worth a core of its own.
+#: Partitions share a task up to this many offsets in total. A task with its first fetch takes 0.05 s to
+#: start. Processing 20,000 records (0.5 s of CPU time for JSON) is worth a task of its own.
 OFFSETS_SHARED = 20_000
-#: A partition is cut into tasks of at most this many offsets, whatever the query does with them.
+#: A larger partition is divided into tasks of at most this many offsets.
 OFFSETS_PER_TASK = 250_000
 
 Task = tuple[OffsetRange, ...]
@@ -21,11 +21,16 @@ def split(
     min_partitions: int | None = None,
     max_records_per_partition: int | None = None,
 ) -> list[Task]:
-    """Tasks that together read every offset of ``ranges`` once; empty ranges are dropped.
+    """Returns tasks that together read every offset of ``ranges`` once; empty ranges are dropped.
 
-    With an option the pieces are Spark's (``KafkaOffsetRangeCalculator``), one a task. Without one, small
-    ranges share a task and large ones are cut: a task per partition, as Spark has it, costs more to start
-    than a small batch takes to read.
+    With one of the options, the pieces are those of Spark (``KafkaOffsetRangeCalculator``), one per task.
+    Without, small ranges share a task and large ones are divided, because starting a task for each partition,
+    as Spark does, can take longer than reading a small batch.
+
+    Args:
+        ranges: ranges to read.
+        min_partitions: option ``minPartitions``.
+        max_records_per_partition: option ``maxRecordsPerPartition``.
     """
     full = sorted((each for each in ranges if each.size > 0), key=lambda each: each.tp)
     if max_records_per_partition is not None:
@@ -34,10 +39,11 @@ def split(
         full = _at_least(full, min_partitions)
     if min_partitions is not None or max_records_per_partition is not None:
         return [(each,) for each in full]
-    return _packed(full)
+    return _shared(full)
 
 
-def _packed(ranges: list[OffsetRange]) -> list[Task]:
+def _shared(ranges: list[OffsetRange]) -> list[Task]:
+    """Returns tasks of which each reads one large range, or several small ones."""
     tasks: list[Task] = []
     shared: list[OffsetRange] = []
     room = OFFSETS_SHARED
@@ -55,7 +61,11 @@ def _packed(ranges: list[OffsetRange]) -> list[Task]:
 
 
 def _at_least(ranges: list[OffsetRange], min_partitions: int) -> list[OffsetRange]:
-    """Spark's: pieces in proportion to size; whole ranges are set aside, the others dealt again."""
+    """Returns at least ``min_partitions`` pieces, computed as in Spark.
+
+    Ranges are divided in proportion to their size. Those whose share is one piece stay whole, and the
+    remaining pieces are shared among the others.
+    """
     if len(ranges) >= min_partitions:
         return ranges
     total = sum(each.size for each in ranges)
@@ -68,12 +78,12 @@ def _at_least(ranges: list[OffsetRange], min_partitions: int) -> list[OffsetRang
 
 
 def _share(each: OffsetRange, total: int, pieces: int) -> int:
-    # Scala's math.round: halves go up
+    # rounds halves up, like math.round in Scala
     return max(int(each.size / total * pieces + 0.5), 1)
 
 
 def _cut(each: OffsetRange, pieces: int) -> list[OffsetRange]:
-    """By integer division of what remains, so that the last piece takes the remainder."""
+    """Divides a range by integer division of the rest, as Spark does; the last piece gets the remainder."""
     found = []
     start = each.start
     for left in range(pieces, 0, -1):

@@ -1,1 +1,1 @@
-"""One range, or many, of Kafka into Arrow: runs in executors' tasks."""
+"""Reads offset ranges of Kafka into Arrow batches, inside Spark tasks."""

@@ -1,7 +1,8 @@
-"""Messages into Arrow columns, by the C kernel or by its Python twin.
+"""Builds Arrow batches from Kafka messages.
 
-Only what is asked for is made. What is constant over a run of messages (topic, partition) is repeated by
-Arrow; what is in the messages comes from `message_columns` or `kernel_columns`.
+Only the requested columns are built. Values that are constant over a run of messages (topic, partition) are
+repeated here. The contents of the messages come from `kernel_columns` (C kernel) or `message_columns`
+(Python).
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from kafka_eos_source.read.message_columns import MessageContents
 from kafka_eos_source.read.runs import Run, halves, row_count, where
 from kafka_eos_source.spark.schema import HEADERS_ARROW, read_arrow_schema
 
-#: Milliseconds beyond which a timestamp does not fit Spark's microseconds in 64 bits.
+#: The largest timestamp, in ms, that fits Spark's 64-bit microseconds.
 MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
 
-#: Bytes of one column of a batch: Arrow's offsets, and Spark's, have 32 bits.
+#: The most bytes in one column of a batch, because offsets in Arrow and Spark have 32 bits.
 MAX_COLUMN_BYTES = 2**31 - 1
 
 
@@ -33,17 +34,17 @@ def record_batches(
     columns: tuple[str, ...] | None = None,
     limit_bytes: int = MAX_COLUMN_BYTES,
 ) -> list[pa.RecordBatch]:
-    """The rows of ``runs`` in their order: one batch, or more where a column has too many bytes for one.
+    """Returns the rows of ``runs`` in order, in one batch, or in several if a column would be too large.
 
     Args:
-        runs: at least one row.
-        include_headers: whether Spark's schema has the column ``headers``.
-        columns: names of those wanted, in their order; None = all.
-        limit_bytes: of the bytes of one column.
+        runs: runs with at least one row in total.
+        include_headers: whether the schema has the column ``headers``.
+        columns: names of the requested columns, in order; None = all.
+        limit_bytes: maximum size of one column of a batch.
 
     Raises:
-        InvalidRecordError: a timestamp too large for Spark, a header name that is not UTF-8, one record that
-            is larger than ``limit_bytes``.
+        InvalidRecordError: if a timestamp is too large for Spark, a header name is not UTF-8, or a single
+            record is larger than ``limit_bytes``.
     """
     try:
         return [record_batch(runs, include_headers, columns, limit_bytes)]
@@ -51,9 +52,9 @@ def record_batches(
         if row_count(runs) == 1:
             tp, offset = where(runs, 0)
             raise InvalidRecordError(
-                f"record {tp} offset {offset} is larger than {limit_bytes:,} bytes, the most that one column "
-                "of a batch holds.",
-                fix="skip it with startingOffsets.",
+                f"the record at offset {offset} of {tp} is larger than {limit_bytes:,} bytes, the maximum "
+                "size of one column of a batch.",
+                fix="skip the record with startingOffsets.",
             ) from failure
     return [
         batch
@@ -68,10 +69,10 @@ def record_batch(
     columns: tuple[str, ...] | None = None,
     limit_bytes: int = MAX_COLUMN_BYTES,
 ) -> pa.RecordBatch:
-    """`record_batches` as one batch.
+    """Returns the rows of ``runs`` in one batch; arguments as in `record_batches`.
 
     Raises:
-        ColumnTooLargeError: a column has more than ``limit_bytes``.
+        ColumnTooLargeError: if a column is larger than ``limit_bytes``.
     """
     kind = KernelContents if isinstance(runs[0].messages, KernelMessages) else MessageContents
     contents: Contents = kind(runs, limit_bytes)
@@ -99,13 +100,13 @@ def _topics(runs: Sequence[Run]) -> pa.Array:
 
 
 def _repeated(text: bytes, rows: int) -> pa.Array:
-    """Not `pa.repeat`, whose scalar lets PyArrow import pandas; see `_numbers`."""
+    """Repeats a text without `pa.repeat`, whose scalar makes PyArrow import pandas; see `_numbers`."""
     ends = np.arange(rows + 1, dtype=np.int32) * np.int32(len(text))
     return pa.StringArray.from_buffers(rows, pa.py_buffer(ends), pa.py_buffer(text * rows))
 
 
 def _numbers(values: npt.NDArray[np.int32] | npt.NDArray[np.int64], of: pa.DataType) -> pa.Array:
-    """Not `pa.array`, which asks whether it is a Series and so imports pandas: 0.2 s of a new worker."""
+    """Converts numbers without `pa.array`, which imports pandas: 0.2 s in a new Python worker."""
     return pa.Array.from_buffers(of, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
@@ -128,16 +129,16 @@ def _timestamps(runs: Sequence[Run], ms: npt.NDArray[np.int64]) -> pa.Array:
     if len(beyond):
         tp, offset = where(runs, int(beyond[0]))
         raise InvalidRecordError(
-            f"record {tp} offset {offset} has timestamp {int(ms[beyond[0]])} ms, "
-            f"beyond Spark's range of ±{MAX_TIMESTAMP_MS} ms.",
-            fix="its producer probably wrote micro- or nanoseconds; skip it with startingOffsets, "
-            "or mend the producer.",
+            f"the record at offset {offset} of {tp} has the timestamp {int(ms[beyond[0]])} ms, which is "
+            f"outside of Spark's range of ±{MAX_TIMESTAMP_MS} ms. Its producer probably set micro- or "
+            "nanoseconds.",
+            fix="skip the record with startingOffsets, and correct the producer.",
         )
     return _numbers(ms * 1000, pa.timestamp("us", tz="UTC"))
 
 
 def _headers(found: Headers) -> pa.Array:
-    """``array<struct<key,value>>``: order and repeats kept; no headers, or none in the list, is NULL."""
+    """Returns headers in their order, with repeated names; NULL for a message without headers."""
     starts = np.zeros(len(found.counts) + 1, np.int32)
     np.cumsum(found.counts, out=starts[1:])
     entries = pa.StructArray.from_arrays([found.names, found.values], fields=list(HEADERS_ARROW.value_type))

@@ -1,4 +1,4 @@
-"""What the two makers of columns have in common."""
+"""Interface of the two classes that build Arrow columns from messages."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from kafka_eos_source.read.runs import Run, where
 
 
 class ColumnTooLargeError(Exception):
-    """A column of the batch has more bytes than Arrow's 32-bit offsets, or a test, let it have."""
+    """A column of the batch is larger than the limit."""
 
 
 class Headers(NamedTuple):
-    """Attributes:
-    counts: how many each message has.
-    names, values: of all, one behind the other.
+    """Headers of several messages.
+
+    Attributes:
+        counts: number of headers of each message.
+        names: names of all headers, message by message.
+        values: their values.
     """
 
     counts: npt.NDArray[np.int32]
@@ -29,31 +32,33 @@ class Headers(NamedTuple):
 
 
 class Contents(Protocol):
-    """The contents of messages, column by column; each is made when it is asked for.
+    """Contents of messages as Arrow columns; each method builds its column.
 
     Raises:
-        ColumnTooLargeError: by all but `timestamps`.
+        ColumnTooLargeError: from all methods but `timestamps`, if the column is larger than the limit.
     """
 
     def keys(self) -> pa.Array:
-        """Binary; null and empty are two things."""
+        """Returns the keys as binary column, which distinguishes null from empty."""
 
     def values(self) -> pa.Array:
-        """As `keys`."""
+        """Returns the values, like `keys`."""
 
     def timestamps(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        """Milliseconds, -1 where there is none, and Spark's numbers of their types."""
+        """Returns timestamps in ms (-1 = none), and their types as Spark numbers them."""
 
     def headers(self) -> Headers:
-        """Raises:
-        InvalidRecordError: a name is not UTF-8.
+        """Returns the headers.
+
+        Raises:
+            InvalidRecordError: if a header name is not UTF-8.
         """
 
 
 def not_utf8(runs: Sequence[Run], index: int, failure: UnicodeDecodeError) -> InvalidRecordError:
-    """The message at ``index`` has a header with such a name."""
+    """Returns the error for the message at ``index``, which has a header name that is not UTF-8."""
     tp, offset = where(runs, index)
     return InvalidRecordError(
-        f"record {tp} offset {offset} has a header name that is not UTF-8: {failure}.",
+        f"the record at offset {offset} of {tp} has a header name that is not UTF-8: {failure}.",
         fix="set includeHeaders=false, or skip the record with startingOffsets.",
     )

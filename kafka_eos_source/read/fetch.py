@@ -1,7 +1,7 @@
-"""The ranges of one task, read from Kafka as Arrow batches of bounded size.
+"""Reads the offset ranges of one task from Kafka as Arrow batches of bounded size.
 
-`read_ranges` is the whole interface. Behind it are two twins with the same results, the C kernel and Python:
-they differ in the consumer that is borrowed and in what makes columns of its messages.
+The interface is `read_ranges`. It has two implementations with the same results, in C and in Python, which
+differ in the consumer and in how columns are built from its messages.
 """
 
 from __future__ import annotations
@@ -32,36 +32,38 @@ from kafka_eos_source.spark.worker import cycle_collection_paused
 
 _log = logging.getLogger(__name__)
 
-#: Rows of an Arrow batch at most: larger ones were not faster, smaller ones cost Spark more per row.
+#: Maximum number of rows in an Arrow batch. Larger batches were not faster; smaller ones cost Spark more per
+#: row.
 BATCH_ROWS = 10_000
 
-#: Bytes of values after which a batch is full (it overshoots by what one look at the queue gives).
+#: A batch is full when its values reach this many bytes. It may exceed this by the messages of one poll.
 BATCH_BYTES = 16 << 20
 
-#: Messages asked for at once while their size is not known.
+#: Number of messages to poll while their size is unknown.
 FIRST_TAKE = 500
 
-#: The longest single wait: between two of them the time-out and the client's complaints are looked at.
+#: Longest wait of one poll. Between two polls, the task checks its timeout and the errors of the client.
 WAIT_SECONDS = 0.5
 
-#: How long a log may look shorter than planned before that is believed: right after a change of leader a
-#: broker may answer with an older high watermark (KIP-207).
+#: A log must end before the end of the range for this long before the task checks for data loss. Right after
+#: a change of leader, a broker may report an old high watermark (KIP-207).
 SHORT_LOG_GRACE_SECONDS = 3.0
 
-#: For one look-up of a log's bounds.
+#: Timeout of one request for the first and last offset of a log.
 BOUNDS_TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class ReadSettings:
-    """What a read task needs besides its ranges; pickled with every task.
+    """Settings of a read that are pickled with every task.
 
     Attributes:
-        conf: of the consumer, from `kafka.config.consumer_config`.
-        include_headers: whether to fill the ``headers`` column.
-        fail_on_data_loss: raise when offsets are gone, else log and go on.
-        poll_timeout_ms: how long nothing at all may arrive (``kafkaConsumer.pollTimeoutMs``).
-        columns: names of the columns to make, None = all of the schema.
+        conf: configuration of the consumer, from `kafka.config.consumer_config`.
+        include_headers: whether to build the column ``headers``.
+        fail_on_data_loss: whether to raise if offsets no longer exist; otherwise the task logs it and
+            continues.
+        poll_timeout_ms: how long to wait for data before failing (``kafkaConsumer.pollTimeoutMs``).
+        columns: names of the columns to build; None = all.
     """
 
     conf: Mapping[str, str] = field(repr=False)  # may hold passwords
@@ -72,7 +74,7 @@ class ReadSettings:
 
 
 class RangeConsumer(Protocol):
-    """What `Reading` needs of `kafka.consumer.AssignedConsumer`; tests give it a model of a log."""
+    """The methods of `kafka.consumer.AssignedConsumer` that `Reading` uses; tests use a model of a log."""
 
     drains: ClassVar[bool]
     last_complaint: str
@@ -88,18 +90,18 @@ class RangeConsumer(Protocol):
 def read_ranges(settings: ReadSettings, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
     """Reads every range to its end.
 
-    Called once per task attempt, in an executor; reads several partitions at once. Memory is bounded by one
-    batch and by what librdkafka prefetches (``queued.max.messages.kbytes``).
+    Each task attempt calls this once. It reads several partitions at a time. One batch and the prefetch queue
+    of librdkafka (``queued.max.messages.kbytes``) bound its memory.
 
     Yields:
-        Batches of `schema.read_arrow_schema`, or of the columns wanted of it, in offset order within a
-        partition, none empty.
+        Non-empty batches with the schema of `read_arrow_schema`, or its requested columns, in offset order
+        within each partition.
 
     Raises:
-        DataLossError: offsets of a range are gone, with ``fail_on_data_loss``.
-        UnavailableError: nothing arrived for ``poll_timeout_ms`` although a range is not finished.
-        AuthorizationError: the principal may not read.
-        InvalidRecordError: see `record_batches`.
+        DataLossError: if offsets of a range no longer exist, with ``fail_on_data_loss``.
+        UnavailableError: if nothing arrived for ``poll_timeout_ms`` although a range is not finished.
+        AuthorizationError: if the principal is not authorized to read.
+        InvalidRecordError: as `record_batches`.
     """
     progress = Progress(ranges)
     if progress.done:
@@ -115,11 +117,12 @@ def read_ranges(settings: ReadSettings, ranges: Sequence[OffsetRange]) -> Iterat
 
 
 class Reading:
-    """One pass over the ranges of a task: takes, sorts by partition, notices what is finished or lost.
+    """Reads the ranges of one task: polls, divides by partition, detects finished and lost ranges.
 
     Args:
-        consumer: assigned here, to the unfinished ranges.
-        progress: of the task's ranges; ``progress.done`` ends the pass.
+        consumer: a consumer, which gets the unfinished ranges as its assignment.
+        progress: progress of the ranges; the read ends with ``progress.done``.
+        settings: settings of the read.
     """
 
     def __init__(self, consumer: RangeConsumer, progress: Progress, settings: ReadSettings) -> None:
@@ -129,9 +132,9 @@ class Reading:
         self._single = next(iter(progress.open)) if len(progress.open) == 1 else None
         self._one_topic = len({tp.topic for tp in progress.open}) == 1
         self._take_at_most = FIRST_TAKE
-        #: Taken and accepted, but not given out yet.
+        #: Messages that were polled, but are not in a batch yet.
         self._left: deque[Run] = deque()
-        #: Partitions whose log ended below their range's end, and since when (monotonic seconds).
+        #: Partitions whose log ends before the end of their range, and since when (monotonic seconds).
         self._short_since: dict[TopicPartition, float] = {}
         names = read_arrow_schema(settings.include_headers).names
         consumer.want(names if settings.columns is None else set(names).intersection(settings.columns))
@@ -140,21 +143,23 @@ class Reading:
 
     @property
     def done(self) -> bool:
-        """Every range is finished and everything was given out."""
+        """Whether every range is finished and all its messages were returned."""
         return self._progress.done and not self._left
 
     def next_runs(self) -> list[Run]:
-        """Messages for one Arrow batch; fewer, or none, only when every range is finished.
+        """Returns the messages of one Arrow batch; less than a full batch only if every range is finished.
 
         Raises:
             DataLossError, UnavailableError, AuthorizationError: as `read_ranges`.
         """
-        self._deadline = Deadline.after_ms(self._settings.poll_timeout_ms)  # Spark's time is not Kafka's
+        self._deadline = Deadline.after_ms(
+            self._settings.poll_timeout_ms
+        )  # excludes the time that Spark took
         runs: list[Run] = []
         rows = size_bytes = 0
         while not self.done and rows < BATCH_ROWS and size_bytes < BATCH_BYTES:
             if not self._left:
-                self._left.extend(self._step(BATCH_ROWS - rows))
+                self._left.extend(self._poll(BATCH_ROWS - rows))
                 continue
             run = self._left.popleft()
             count = run.messages.fitting(BATCH_ROWS - rows, BATCH_BYTES - size_bytes)
@@ -165,23 +170,23 @@ class Reading:
             rows += count
             size_bytes += run.messages.size_bytes
         if rows:
-            self._learn_size(size_bytes / rows)
+            self._adapt_poll_size(size_bytes / rows)
         return runs
 
-    def _learn_size(self, mean_bytes: float) -> None:
-        """Asks for as many messages at once as a quarter of a batch's bytes probably holds."""
+    def _adapt_poll_size(self, mean_bytes: float) -> None:
+        """Sets the number of messages per poll to what probably makes a quarter of a full batch."""
         self._take_at_most = max(1, int(BATCH_BYTES / 4 / max(mean_bytes, 1.0)))
 
-    def _step(self, at_most: int) -> list[Run]:
-        """One look at the queue."""
+    def _poll(self, at_most: int) -> list[Run]:
+        """Polls once, and returns the messages that belong to the ranges."""
         progress = self._progress
-        # never more than can be there: one event of a log's end per partition comes on top
+        # no more than can exist: the remaining offsets, and one event for the end of each log
         wanted = progress.remaining + len(progress.open)
         if not self._consumer.drains:
             wanted = min(wanted, at_most, self._take_at_most)
         taken = self._consumer.take(max(1, wanted), min(WAIT_SECONDS, self._deadline.remaining_seconds()))
         if taken.empty:
-            self._nothing_came()
+            self._check_silence()
             return []
         self._deadline = Deadline.after_ms(self._settings.poll_timeout_ms)
         open_before = progress.open
@@ -192,7 +197,7 @@ class Reading:
             self._out_of_range(tp)
         for tp in taken.gone:
             if progress.is_open(tp):
-                self._lost(tp, progress.end(tp), "the topic or partition was deleted")
+                self._skip_or_raise(tp, progress.end(tp), "the topic or partition was deleted")
         finished = open_before - progress.open
         if finished and not progress.done:
             self._consumer.drop(sorted(finished))
@@ -223,7 +228,13 @@ class Reading:
         if self._progress.is_open(tp):
             self._short_since.setdefault(tp, time.monotonic())
 
-    def _nothing_came(self) -> None:
+    def _check_silence(self) -> None:
+        """Handles a poll that returned nothing.
+
+        Raises:
+            DataLossError: if a log is too short for its range.
+            UnavailableError: if nothing has arrived for ``poll_timeout_ms``.
+        """
         before = time.monotonic() - SHORT_LOG_GRACE_SECONDS
         for tp, since in list(self._short_since.items()):
             if self._progress.is_open(tp) and since < before:
@@ -231,20 +242,20 @@ class Reading:
         if self._progress.done or not self._deadline.expired:
             return
         tp = min(self._progress.open)
-        reason = self._consumer.last_complaint or "the broker answers no fetches for it"
+        reason = self._consumer.last_complaint or "the broker does not answer fetch requests"
         if tp in self._short_since:
             reason = f"the log ends at {self._progress.position(tp)}"
         raise UnavailableError(
-            f"nothing arrived from {tp} at offset {self._progress.position(tp)} within "
-            f"{self._settings.poll_timeout_ms} ms (kafkaConsumer.pollTimeoutMs), wanted up to offset "
-            f"{self._progress.end(tp)}, excluded; {len(self._progress.open)} partition(s) unfinished. "
-            f"Last seen: {reason}.",
-            fix="check the partition's leader and the network; raise kafkaConsumer.pollTimeoutMs "
-            "if the cluster is merely slow.",
+            f"no records of {tp} arrived within {self._settings.poll_timeout_ms} ms "
+            f"(kafkaConsumer.pollTimeoutMs), at offset {self._progress.position(tp)} of a range that ends "
+            f"before offset {self._progress.end(tp)}. {len(self._progress.open)} partition(s) of the task "
+            f"are unfinished. Reason: {reason}.",
+            fix="check the leader of the partition and the network. If the cluster is only slow, increase "
+            "kafkaConsumer.pollTimeoutMs.",
         )
 
     def _check_short_log(self, tp: TopicPartition) -> None:
-        """A log that ended below the range's end, for longer than a change of leader explains."""
+        """Asks where a log ends that has been too short for longer than a change of leader explains."""
         self._short_since[tp] = time.monotonic()
         try:
             _, high = self._consumer.log_bounds(tp, self._bounds_timeout())
@@ -252,10 +263,10 @@ class Reading:
             self._consumer.last_complaint = str(failure)
             return
         if high < self._progress.end(tp):
-            self._lost(tp, self._progress.end(tp), f"the log ends at offset {high} now")
+            self._skip_or_raise(tp, self._progress.end(tp), f"the log now ends at offset {high}")
 
     def _out_of_range(self, tp: TopicPartition) -> None:
-        """The position is not in the log: aged out below it, or the log became shorter."""
+        """Handles a position that is not in the log: retention removed it, or the log became shorter."""
         if not self._progress.is_open(tp):
             return
         position = self._progress.position(tp)
@@ -263,29 +274,34 @@ class Reading:
             low, high = self._consumer.log_bounds(tp, self._bounds_timeout())
         except RetriableError as failure:
             self._consumer.last_complaint = str(failure)
-            self._consumer.move(tp, position)  # asks again; the deadline bounds it
+            self._consumer.move(tp, position)  # fetches again, until the timeout
             return
         if position < low:
-            self._lost(tp, low, f"the log starts at offset {low} now")
+            self._skip_or_raise(tp, low, f"the log now starts at offset {low}")
         elif position > high:
-            self._lost(tp, self._progress.end(tp), f"the log ends at offset {high} now")
+            self._skip_or_raise(tp, self._progress.end(tp), f"the log now ends at offset {high}")
         if self._progress.is_open(tp):
             self._consumer.move(tp, self._progress.position(tp))
 
     def _bounds_timeout(self) -> float:
         return max(0.1, self._deadline.remaining_seconds(BOUNDS_TIMEOUT_SECONDS))
 
-    def _lost(self, tp: TopicPartition, until: int, why: str) -> None:
+    def _skip_or_raise(self, tp: TopicPartition, until: int, why: str) -> None:
+        """Skips offsets that no longer exist, or raises.
+
+        Raises:
+            DataLossError: with ``fail_on_data_loss``.
+        """
         position, end = self._progress.position(tp), self._progress.end(tp)
         until = min(until, end)
-        text = f"offsets {position} to {until} (excluded) of {tp} cannot be read: {why}."
+        text = f"offsets {position} to {until - 1} of {tp} cannot be read: {why}."
         if self._settings.fail_on_data_loss:
             raise DataLossError(
                 text,
-                fix="set failOnDataLoss=false to go on with what is left, or start a new query; "
-                "raise the topic's retention if the query was too slow.",
+                fix="set failOnDataLoss=false to continue with the remaining records, or start a new query. "
+                "If the query was too slow, increase the retention of the topic.",
             )
-        _log.warning("%s failOnDataLoss=false: reading goes on at offset %d.", text, until)
+        _log.warning("%s The task continues at offset %d (failOnDataLoss=false).", text, until)
         self._progress.advance(tp, until)
 
 

@@ -1,4 +1,4 @@
-"""Columns from what the C kernel took, which is in Arrow's buffers already: the twin of `message_columns`."""
+"""Builds columns from messages that the C kernel has put into Arrow buffers; see also `message_columns`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Number = TypeVar("Number", np.int32, np.int64)
 
 
 class KernelContents:
-    """What `columns.record_batch` asks of the messages of ``runs``."""
+    """Contents of messages that the C kernel received (`contents.Contents`)."""
 
     def __init__(self, runs: Sequence[Run], limit_bytes: int) -> None:
         self._runs = runs
         self._limit_bytes = limit_bytes
-        #: Runs that follow each other in a block are one piece.
+        #: Messages of the runs; runs that are adjacent in a block are joined.
         self._pieces: list[KernelMessages] = []
         for run in runs:
             messages = cast(KernelMessages, run.messages)
@@ -48,7 +48,7 @@ class KernelContents:
         counts = self._numbers(lambda block: block.header_counts)
         broken = np.flatnonzero(counts < 0)
         if len(broken):
-            self._refuse(int(broken[0]))
+            self._raise_not_utf8(int(broken[0]))
         spans = [
             (each.block, int(each.block.header_starts[each.first]), int(each.block.header_starts[each.past]))
             for each in self._pieces
@@ -59,7 +59,7 @@ class KernelContents:
             self._joined([block.header_values.slice(first, past - first) for block, first, past in spans]),
         )
 
-    def _refuse(self, index: int) -> None:
+    def _raise_not_utf8(self, index: int) -> None:
         row = index
         for each in self._pieces:
             if row < len(each):
@@ -68,7 +68,7 @@ class KernelContents:
                 except UnicodeDecodeError as failure:
                     raise not_utf8(self._runs, index, failure) from failure
             row -= len(each)
-        raise AssertionError("the kernel takes a name for no UTF-8 that is")
+        raise AssertionError("the C kernel reported a header name as invalid that Python decodes as UTF-8")
 
     def _numbers(self, of: Callable[[Block], npt.NDArray[Number]]) -> npt.NDArray[Number]:
         parts = [of(each.block)[each.first : each.past] for each in self._pieces]

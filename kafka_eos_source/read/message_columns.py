@@ -1,4 +1,4 @@
-"""Columns from Python's messages, one list comprehension each: the twin of `kernel_columns`."""
+"""Builds columns from message objects of confluent-kafka; see also `kernel_columns`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ import pyarrow as pa
 from kafka_eos_source.read.contents import ColumnTooLargeError, Headers, not_utf8
 from kafka_eos_source.read.runs import MessageList, Run
 
-#: librdkafka's timestamp types are 0 none, 1 create, 2 append; Spark's -1, 0, 1.
+#: librdkafka numbers timestamp types 0 (none), 1 (create) and 2 (append); Spark numbers them -1, 0 and 1.
 _TYPE_SHIFT = 1
 
-#: confluent-kafka's ``headers()`` returns a list *and* leaves an exception behind when a name is not UTF-8. A
-#: call from C is checked for that at once; a call from Python is not, and some later line fails.
+#: If a header name is not UTF-8, confluent-kafka's ``headers()`` returns a list *and* leaves an exception
+#: set. Python checks for that after a call from C, such as this one. After a call from Python, a later line
+#: would fail.
 _headers_of = methodcaller("headers")
 
 
 class MessageContents:
-    """What `columns.record_batch` asks of the messages of ``runs``."""
+    """Contents of message objects (`contents.Contents`)."""
 
     def __init__(self, runs: Sequence[Run], limit_bytes: int) -> None:
         self._runs = runs
@@ -45,7 +46,7 @@ class MessageContents:
         types, ms = pairs[0::2] - _TYPE_SHIFT, pairs[1::2]
         none = types < 0
         if none.any():
-            ms = np.where(none, -1, ms)  # ConsumerRecord.NO_TIMESTAMP, as Spark shows it
+            ms = np.where(none, -1, ms)  # ConsumerRecord.NO_TIMESTAMP, as in Spark
         return ms, types.astype(np.int32)
 
     def headers(self) -> Headers:
@@ -67,7 +68,7 @@ class MessageContents:
 
     def _fitting(self, values: list[Any], kind: pa.DataType) -> pa.Array:
         array = pa.array(values, kind)
-        if isinstance(array, pa.ChunkedArray):  # that is what Arrow makes of more than 2 GiB
+        if isinstance(array, pa.ChunkedArray):  # Arrow returns this for more than 2 GiB
             raise ColumnTooLargeError
         data = array.buffers()[2]
         if data is not None and data.size > self._limit_bytes:

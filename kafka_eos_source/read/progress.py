@@ -1,8 +1,8 @@
-"""How far the ranges of a task have been read: pure bookkeeping, no client.
+"""Tracks how far a task has read its offset ranges.
 
-A range is finished when a message at or past its end was seen, when the last offset before its end was
-seen, or when the log's end at or past its end was reported. Never by counting: control markers, aborted
-records and compacted-away records take offsets and are not delivered.
+A range is finished when the task has received a message at or after its end, the message at its last offset,
+or the report that the log ends at or after its end. Counting messages would not work: control records,
+aborted records and records removed by compaction occupy offsets, but the broker does not deliver them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from kafka_eos_source.model import OffsetRange, TopicPartition
 
 
 class Progress:
-    """Positions of the ranges of one task, one range a partition.
+    """Positions in the ranges of one task, with one range per partition.
 
     Args:
-        ranges: what to read. Empty ranges are finished from the start.
+        ranges: ranges to read. Empty ranges count as finished.
 
     Raises:
-        ValueError: two ranges of one partition (they would fight over one fetch position).
+        ValueError: if two ranges have the same partition, because a consumer has one position per partition.
     """
 
     def __init__(self, ranges: Iterable[OffsetRange]) -> None:
@@ -30,7 +30,7 @@ class Progress:
         self._position: dict[TopicPartition, int] = {}
         for wanted in ranges:
             if wanted.tp in self._end:
-                raise ValueError(f"two ranges of {wanted.tp} in one task")
+                raise ValueError(f"the task has two ranges of {wanted.tp}; expected one")
             self._end[wanted.tp] = wanted.end
             self._position[wanted.tp] = wanted.start
         self._open = {tp for tp, end in self._end.items() if self._position[tp] < end}
@@ -46,11 +46,11 @@ class Progress:
 
     @property
     def remaining(self) -> int:
-        """Offsets still to be read: at least as many as there are records."""
+        """Number of offsets that remain: at least the number of records that remain."""
         return sum(self._end[tp] - self._position[tp] for tp in self._open)
 
     def position(self, tp: TopicPartition) -> int:
-        """Next offset to read."""
+        """Returns the next offset to read."""
         return self._position[tp]
 
     def end(self, tp: TopicPartition) -> int:
@@ -60,13 +60,14 @@ class Progress:
         return tp in self._open
 
     def accept(self, tp: TopicPartition, offsets: np.ndarray[Any, np.dtype[np.int64]]) -> slice:
-        """Takes messages of one partition.
+        """Registers messages of one partition.
 
         Args:
-            offsets: ascending, at least one.
+            tp: the partition.
+            offsets: offsets of the messages, ascending, at least one.
 
         Returns:
-            Those that belong to the range and were not taken before.
+            The messages that are in the range and were not accepted before.
         """
         if tp not in self._open:
             return slice(0, 0)
@@ -77,14 +78,10 @@ class Progress:
         return slice(first, past)
 
     def advance(self, tp: TopicPartition, position: int) -> None:
-        """Nothing below ``position`` is still to come: the log ends there, or what was before it is gone."""
+        """Moves the position forward, because no message before it will come."""
         if tp not in self._open:
             return
         end = self._end[tp]
         self._position[tp] = min(end, max(position, self._position[tp]))
         if position >= end:
             self._open.discard(tp)
-
-    def finish(self, tp: TopicPartition) -> None:
-        """Gives up what is left of a range."""
-        self.advance(tp, self._end[tp])

@@ -1,4 +1,4 @@
-"""Messages as a look at the queue gave them, cut into runs of one partition each."""
+"""Messages of a poll, divided into runs of one partition each."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from kafka_eos_source.model import TopicPartition
 
 
 class Messages(Protocol):
-    """Of any partitions, in offset order within each.
+    """Messages of any partitions, in offset order within each partition.
 
-    Two kinds: `MessageList` here, of confluent-kafka's objects, and `kafka.kernel_messages.KernelMessages`.
+    `MessageList` contains message objects of confluent-kafka, `kafka.kernel_messages.KernelMessages` those of
+    the C kernel.
     """
 
     def __len__(self) -> int: ...
@@ -28,23 +29,23 @@ class Messages(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all values."""
+        """Total size of the values."""
 
     def fitting(self, rows: int, size_bytes: int) -> int:
-        """How many of the first messages make that many rows or bytes of values; at least one."""
+        """Returns how many messages from the first on fit this number of rows and bytes; at least one."""
 
     def partition_ids(self, one_topic: bool) -> npt.NDArray[np.int64]:
-        """Numbers that differ where partitions do.
+        """Returns a number for each message that is equal for messages of the same partition.
 
         Args:
-            one_topic: all messages are of one topic.
+            one_topic: whether all messages belong to one topic.
         """
 
     def partition_at(self, index: int) -> TopicPartition: ...
 
 
 class MessageList:
-    """Messages as Python objects: the twin of `KernelMessages`."""
+    """Messages as objects of confluent-kafka."""
 
     def __init__(self, messages: Sequence[Any]) -> None:
         self._messages = messages
@@ -67,7 +68,7 @@ class MessageList:
         return sum(map(len, self._messages))
 
     def fitting(self, rows: int, size_bytes: int) -> int:  # noqa: ARG002
-        """All: no more were taken than rows were wanted, and their bytes are seen when they are there."""
+        """Returns all: the caller polled no more than it needs, and their size was unknown before."""
         return len(self)
 
     def partition_ids(self, one_topic: bool) -> npt.NDArray[np.int64]:
@@ -85,14 +86,14 @@ class MessageList:
 
     @staticmethod
     def joined(parts: Sequence[MessageList]) -> Sequence[Any]:
-        """The messages of all parts."""
+        """Returns the messages of all parts in one sequence."""
         if len(parts) == 1:
             return parts[0]._messages
         return list(chain.from_iterable(parts))
 
 
 class Run(NamedTuple):
-    """Successive messages of one partition, and their offsets."""
+    """Consecutive messages of one partition, and their offsets."""
 
     tp: TopicPartition
     messages: Messages
@@ -104,7 +105,7 @@ def row_count(runs: Sequence[Run]) -> int:
 
 
 def where(runs: Sequence[Run], index: int) -> tuple[TopicPartition, int]:
-    """Partition and offset of the message at ``index`` over all runs."""
+    """Returns partition and offset of the message at ``index``, counted over all runs."""
     for run in runs:
         if index < len(run.offsets):
             return run.tp, int(run.offsets[index])
@@ -113,7 +114,7 @@ def where(runs: Sequence[Run], index: int) -> tuple[TopicPartition, int]:
 
 
 def halves(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-    """The same rows in two parts, neither empty; there must be two rows."""
+    """Divides the rows into two non-empty parts. There must be at least two rows."""
     wanted = row_count(runs) // 2
     first: list[Run] = []
     second: list[Run] = []

@@ -1,4 +1,4 @@
-"""The read as the options have it, made on the driver: its schema, and what its tasks need."""
+"""Derives the schema of a read, and the settings of its tasks, from the options, on the driver."""
 
 from __future__ import annotations
 
@@ -13,27 +13,33 @@ from kafka_eos_source.spark.schema import read_schema
 
 
 def schema_of(options: ReadOptions) -> StructType:
-    """The schema of what is read. Raises: InvalidOptionError: of a step that is none."""
+    """Returns the schema that Spark gets.
+
+    Raises:
+        InvalidOptionError: if the option with a step for the read is malformed.
+    """
     if options.step_in_read is None:
         return read_schema(options.include_headers, options.columns)
     return step(*options.step_in_read).schema
 
 
 def task_read(options: ReadOptions) -> TaskRead:
-    """The group is never joined: librdkafka wants a name, and ACLs may ask for the user's.
+    """Returns the callable that the tasks of this read run.
 
-    No random part, unlike Spark's: workers find their open consumers again by their configuration.
+    The consumers never join the group. But librdkafka requires a group id, and ACLs may demand the user's.
+    Unlike Spark's, the id has no random part, because a Python worker reuses its open consumer if the
+    configuration is the same.
 
     Raises:
-        InvalidOptionError: of a step that is none.
+        InvalidOptionError: if the option with a step for the read is malformed.
     """
     group_id = options.group_id or f"{options.group_id_prefix}-read"
-    left = options.step_in_read
+    step_in_read = options.step_in_read
     settings = ReadSettings(
         conf=consumer_config(options.kafka, group_id, options.isolation_level),
         include_headers=options.include_headers,
-        columns=options.columns if left is None else step(*left).columns.of_source,
+        columns=options.columns if step_in_read is None else step(*step_in_read).columns.of_source,
         fail_on_data_loss=options.fail_on_data_loss,
         poll_timeout_ms=options.poll_timeout_ms,
     )
-    return TaskRead(settings, left)
+    return TaskRead(settings, step_in_read)

@@ -1,4 +1,4 @@
-"""Steps that a query leaves to its reads: which there are, and what a read must know of them."""
+"""Query steps that run inside the read tasks: an aggregation's first step, or a user's function."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kafka_eos_source.options.option import STEPS_IN_READ
 
 
 class Step(Protocol):
-    """From batches of the source's rows, of one task, to batches of what Spark gets.
+    """Turns the source's batches of one task into the batches that Spark gets.
 
     Attributes:
-        columns: of the source; no others are read.
-        schema: of what Spark gets.
+        columns: columns of the source to read.
+        schema: schema of the result.
     """
 
     @property
@@ -30,12 +30,16 @@ class Step(Protocol):
 
 
 def step(option: str, written: str) -> Step:
-    """The step that an option has. Few reads have one: it is imported here.
+    """Returns the step that an option carries.
+
+    Args:
+        option: name of the option.
+        written: its value.
 
     Raises:
-        InvalidOptionError: it is not what is set there.
+        InvalidOptionError: if the value is malformed.
     """
-    try:
+    try:  # imports only the step that is used, because most reads have none
         if option == "map.in.read":
             from kafka_eos_source.in_read.mapping import MapInRead
 
@@ -44,4 +48,4 @@ def step(option: str, written: str) -> Step:
 
         return AggregateInRead.from_json(written)
     except (ValueError, TypeError, KeyError, InvalidSchemaError) as error:
-        raise invalid(option, written, f"what {STEPS_IN_READ[option]} sets there") from error
+        raise invalid(option, written, f"the value that {STEPS_IN_READ[option]} sets") from error

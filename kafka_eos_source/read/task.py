@@ -1,4 +1,4 @@
-"""What a task does: it reads its ranges, and does what of the query was left to the read."""
+"""The callable that each read task runs: it reads the ranges and applies the step of the query, if any."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from kafka_eos_source.read.fetch import ReadSettings, read_ranges
 
 @dataclass(frozen=True)
 class TaskRead:
-    """Pickled to the tasks.
+    """Reads the ranges of one task; Spark pickles it to the tasks.
 
     Attributes:
-        settings: of the read.
-        step: an option of `read.steps` and its value; None = rows as they are.
+        settings: settings of the read.
+        step: name and value of an option with a step (`read.steps`); None leaves the rows unchanged.
     """
 
     settings: ReadSettings
     step: tuple[str, str] | None = None
 
     def __call__(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
-        """Yields and raises as `read_ranges`."""
+        """Returns Arrow batches for Spark; raises the errors of `read_ranges`."""
         rows = read_ranges(self.settings, ranges)
         if self.step is None:
             return rows
-        from kafka_eos_source.read.steps import step  # few reads need it
+        from kafka_eos_source.read.steps import step  # most reads do not need it
 
         return step(*self.step)(rows)

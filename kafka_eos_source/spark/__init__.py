@@ -1,1 +1,1 @@
-"""Facts about Spark that the packages below the data source need, and settings that make it faster."""
+"""Interfaces to Spark that the lower packages use: row schemas, the running task, settings, worker tuning."""

@@ -1,8 +1,7 @@
-"""Sinks and functions that were given as Python objects: how they get from the user's program into Spark's
-other processes.
+"""Passes Python objects of the user (sinks and functions) to Spark's other processes, pickled in an option.
 
-As options of the query, pickled. This is the one place of the package that unpickles: whoever sets options of
-a query can name a class of his own for a sink as well, and runs code here in any case.
+No other module of the package unpickles anything. Unpickling adds no risk here: a person who can set the
+options of a query can also name a class as a sink, and so run any code.
 """
 
 from __future__ import annotations
@@ -16,22 +15,23 @@ from pyspark import cloudpickle
 from kafka_eos_source.errors import InvalidOptionError
 
 
-def to_option(given: object, what: str, *, fix: str) -> str:
-    """The object as an option's text; cloudpickle, so that what a script defines travels too.
+def to_option(value: object, what: str, *, fix: str) -> str:
+    """Returns an object as text for an option. Uses cloudpickle, which also pickles functions of a script.
 
     Args:
-        what: it is, for the error.
-        fix: what to do about it.
+        value: the object.
+        what: description of the object, for the error.
+        fix: what the user can do if it cannot be pickled.
 
     Raises:
-        InvalidOptionError: it holds what cannot be pickled.
+        InvalidOptionError: if the object cannot be pickled.
     """
     try:
-        return base64.b64encode(cloudpickle.dumps(given)).decode()  # type: ignore[no-untyped-call]
+        return base64.b64encode(cloudpickle.dumps(value)).decode()  # type: ignore[no-untyped-call]
     except (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise InvalidOptionError(f"{what} cannot be pickled: {error}.", fix=fix) from error
 
 
 def from_option(text: str) -> Any:
-    """The object that `to_option` wrote."""
+    """Returns the object that `to_option` wrote."""
     return pickle.loads(base64.b64decode(text))

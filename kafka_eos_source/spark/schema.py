@@ -1,9 +1,9 @@
-"""Row schemas in Spark's and Arrow's terms, and the check of a frame to be written.
+"""Schemas of source and sink, for Spark and for Arrow, and the check of a frame to write.
 
-The read schema is that of Spark's own connector (``KafkaRecordToRowConverter.kafkaSchema``), column by
-column, so that a query changes the format's name and nothing else. The write contract is Spark's too
-(``KafkaWriter.validateQuery``): names are matched case-sensitively, a repeated name uses its first
-occurrence, other columns are ignored.
+The schema of the source is that of Spark's own connector (``KafkaRecordToRowConverter.kafkaSchema``), so that
+a query only has to change the name of the format. The rules of the sink are Spark's too
+(``KafkaWriter.validateQuery``): column names are case-sensitive, the first of several columns with the same
+name counts, and other columns are ignored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kafka_eos_source.protocol.packet import CHANGELOG
 HEADERS_TYPE = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 HEADERS_ARROW = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
-#: `StructField` name of every column the sink knows, in the order in which they are staged.
+#: Names of the columns that the sink uses, in the order in which they are staged.
 KEY, VALUE, TOPIC, PARTITION, HEADERS, TIMESTAMP = (
     "key",
     "value",
@@ -43,12 +43,17 @@ KEY, VALUE, TOPIC, PARTITION, HEADERS, TIMESTAMP = (
     "timestamp",
 )
 
-#: The staged column of the changes of operators' state (`CHANGELOG` in the frame).
+#: Staged column with state changes of operators (`CHANGELOG` in the frame).
 CHANGES = "changelog"
 
 
 def read_schema(include_headers: bool, columns: tuple[str, ...] | None = None) -> StructType:
-    """Spark's schema of a read: all columns nullable; ``headers``, and fewer columns, only when asked for."""
+    """Returns the schema of the source. All columns are nullable.
+
+    Args:
+        include_headers: whether it has the column ``headers``.
+        columns: names of the requested columns, in order; None = all.
+    """
     fields = [
         StructField(KEY, BinaryType()),
         StructField(VALUE, BinaryType()),
@@ -68,9 +73,9 @@ def read_schema(include_headers: bool, columns: tuple[str, ...] | None = None) -
 
 @lru_cache(maxsize=16)
 def read_arrow_schema(include_headers: bool, columns: tuple[str, ...] | None = None) -> pa.Schema:
-    """`read_schema` as the Arrow schema that PySpark compares a reader's batches with.
+    """Returns `read_schema` as the Arrow schema that PySpark expects of a reader's batches.
 
-    Timestamps are microseconds in UTC, as ``pyspark.sql.pandas.types.to_arrow_type`` makes them.
+    Timestamps are in microseconds in UTC, as in ``pyspark.sql.pandas.types.to_arrow_type``.
     """
     fields = [
         pa.field(KEY, pa.binary()),
@@ -87,8 +92,9 @@ def read_arrow_schema(include_headers: bool, columns: tuple[str, ...] | None = N
     return schema if columns is None else pa.schema([schema.field(name) for name in columns])
 
 
-#: What a row is staged as. ``timestamp`` is Kafka's: ms since the epoch, null = when it is sent. A row with
-#: a ``changelog`` is a packet of an operator's changes (`state.packet`) and has nothing else.
+#: Schema of staged rows. ``timestamp`` is in ms since 1970; null = the time at which the record is sent. A
+#: row with a ``changelog`` is a packet of an operator's state changes (`protocol.packet`), and its other
+#: columns are null.
 STAGED_ARROW = pa.schema(
     [
         pa.field(KEY, pa.binary()),
@@ -104,10 +110,10 @@ STAGED_ARROW = pa.schema(
 
 @dataclass(frozen=True)
 class SinkColumns:
-    """Position of each column of the contract in the frame to be written; None = not there.
+    """Positions in the frame of the columns that the sink uses; None = the frame does not have the column.
 
-    ``topic`` is None when the ``topic`` option is set, since the option wins over the column. All but
-    ``changelog`` are None when only sinks outside Kafka take the rows.
+    ``topic`` is also None if the option ``topic`` is set, because the option takes precedence. All but
+    ``changelog`` are None if the rows go only to sinks outside Kafka.
     """
 
     value: int | None
@@ -120,15 +126,15 @@ class SinkColumns:
 
 
 def check_frame(schema: StructType, *, topic_option: str | None, include_timestamp: bool) -> SinkColumns:
-    """Finds the contract's columns in ``schema`` and checks their types.
+    """Finds the columns of the sink in a frame and checks their types.
 
     Args:
-        schema: of the frame to be written.
-        topic_option: the ``topic`` option, which wins over a ``topic`` column (not even looked at then).
-        include_timestamp: whether a ``timestamp`` column is the record's time (option ``includeTimestamp``).
+        schema: schema of the frame to write.
+        topic_option: option ``topic``. If it is set, a column ``topic`` is ignored.
+        include_timestamp: option ``includeTimestamp``: the column ``timestamp`` is the time of the record.
 
     Raises:
-        InvalidSchemaError: a column is missing or of the wrong type.
+        InvalidSchemaError: if a column is missing or has the wrong type.
     """
     position: dict[str, int] = {}
     for index, field in enumerate(schema.fields):
@@ -142,7 +148,7 @@ def check_frame(schema: StructType, *, topic_option: str | None, include_timesta
         if not isinstance(found, accepted):
             raise InvalidSchemaError(
                 f"column {name!r} has type {found.simpleString()}; expected {wanted}.",
-                fix=f"cast it, for example .withColumn({name!r}, col({name!r}).cast({wanted.split()[0]!r})).",
+                fix=f"cast it with .withColumn({name!r}, col({name!r}).cast({wanted.split()[0]!r})).",
             )
         return index
 
@@ -150,15 +156,16 @@ def check_frame(schema: StructType, *, topic_option: str | None, include_timesta
     value = find(VALUE, (StringType, BinaryType), "string or binary")
     if value is None:
         raise InvalidSchemaError(
-            f"required column 'value' not found; the frame has {names}.",
-            fix="select the record's value as 'value' (names are case-sensitive), "
-            "for example df.selectExpr('to_json(struct(*)) AS value').",
+            f"the frame has no column 'value', which the sink requires; it has the columns {names}.",
+            fix="select the value of the record as 'value' (names are case-sensitive), "
+            "for example with df.selectExpr('to_json(struct(*)) AS value').",
         )
     topic = None if topic_option is not None else find(TOPIC, (StringType,), "string")
     if topic is None and topic_option is None:
         raise InvalidSchemaError(
-            f"no topic to write to: neither the option 'topic' nor a column 'topic'; the frame has {names}.",
-            fix="set .option('topic', …) or add a string column 'topic'.",
+            "no topic to write to: the option 'topic' is not set, and the frame has no column 'topic'; it "
+            f"has the columns {names}.",
+            fix="set .option('topic', …), or add a string column 'topic'.",
         )
     headers = position.get(HEADERS)
     if headers is not None:
@@ -168,8 +175,9 @@ def check_frame(schema: StructType, *, topic_option: str | None, include_timesta
         timestamp = find(TIMESTAMP, (TimestampType,), "timestamp")
         if timestamp is None:
             raise InvalidSchemaError(
-                f"option 'includeTimestamp' is true but there is no column 'timestamp'; found {names}.",
-                fix="add the column, or drop the option to let Kafka set the time.",
+                "option 'includeTimestamp' has the value 'true', but the frame has no column 'timestamp'; "
+                f"it has the columns {names}.",
+                fix="add the column, or remove the option to let Kafka set the time.",
             )
     if CHANGELOG in position:
         find(CHANGELOG, (BinaryType,), "binary")
@@ -185,30 +193,30 @@ def check_frame(schema: StructType, *, topic_option: str | None, include_timesta
 
 
 def takes_records(schema: StructType, *, topic_option: str | None) -> bool:
-    """Whether a frame of a query with other sinks is for Kafka too: it has a topic, by option or column."""
+    """Returns whether rows also go to Kafka: there is an option or a column ``topic``."""
     return topic_option is not None or TOPIC in schema.names
 
 
 def only_changelog(schema: StructType) -> SinkColumns:
-    """The columns of a frame whose rows all go to sinks outside Kafka: changes of state still go to Kafka.
+    """Returns the columns for a frame of which only the state changes go to Kafka.
 
     Raises:
-        InvalidSchemaError: the column of changes has the wrong type.
+        InvalidSchemaError: if the column with state changes has the wrong type.
     """
     position = schema.names.index(CHANGELOG) if CHANGELOG in schema.names else None
     if position is not None and not isinstance(found := schema.fields[position].dataType, BinaryType):
         raise InvalidSchemaError(
             f"column {CHANGELOG!r} has type {found.simpleString()}; expected binary.",
-            fix="hand it on as the operator made it.",
+            fix="select the column as the operator returned it, without changes.",
         )
     return SinkColumns(None, None, None, None, None, None, position)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Spark's schema as the Arrow batches of a writer have it: timestamps in UTC, every field nullable.
+    """Returns the Arrow schema of a writer's batches: timestamps in UTC, every field nullable.
 
     Raises:
-        InvalidSchemaError: a type has no Arrow form.
+        InvalidSchemaError: if Arrow has no equivalent of a type.
     """
     known = inspect.signature(to_arrow_schema).parameters
     zone = {"timezone": "UTC"} if "timezone" in known else {"timestamp_utc": True}  # until PySpark 4.1
@@ -216,14 +224,18 @@ def arrow_schema(schema: StructType) -> pa.Schema:
         found = to_arrow_schema(schema, **zone)
     except PySparkTypeError as error:
         raise InvalidSchemaError(
-            f"the frame has a type that sinks outside Kafka cannot take: {error}.",
-            fix="cast it, or leave the column out with sink.<name>.columns.",
+            f"the frame has a column whose type Arrow cannot represent: {error}.",
+            fix="cast the column, or exclude it with sink.<name>.columns.",
         ) from error
     return pa.schema([field.with_nullable(True) for field in found])
 
 
 def _check_headers(found: DataType) -> None:
-    """``array<struct<key:string,value:binary>>``; letter case and nullability do not matter, as in Spark."""
+    """Checks the type of the column `headers`. As in Spark, letter case and nullability do not matter.
+
+    Raises:
+        InvalidSchemaError: if it is not ``array<struct<key:string,value:binary>>``.
+    """
     fields = (
         found.elementType.fields
         if isinstance(found, ArrayType) and isinstance(found.elementType, StructType)
@@ -234,5 +246,5 @@ def _check_headers(found: DataType) -> None:
         raise InvalidSchemaError(
             f"column 'headers' has type {found.simpleString()}; "
             "expected array<struct<key:string,value:binary>>.",
-            fix="build it with array(struct(lit('k') AS key, CAST(v AS BINARY) AS value)).",
+            fix="create it with array(struct('k' AS key, CAST(v AS BINARY) AS value)).",
         )

@@ -1,4 +1,4 @@
-"""How Spark is to write a checkpoint's files where they are in a local folder."""
+"""Session setting with which Spark writes local checkpoints faster."""
 
 from __future__ import annotations
 
@@ -13,29 +13,31 @@ _PACKAGE = "org/apache/spark/sql/execution/streaming/"
 
 
 def local_checkpoints() -> dict[str, Any]:
-    """Settings of a session whose queries have their checkpoints in a local folder.
+    """Returns settings that make micro-batches faster if the checkpoints are in a local folder.
 
-    To be given before they start: ``SparkSession.builder.config(map=local_checkpoints())``, or
-    ``spark.conf.set`` for each. Spark writes two files a micro-batch. By its default, Hadoop's
-    ``FileContext``, each takes 40 ms, for without Hadoop's native library that starts ten processes
-    (``chmod``, ``readlink``) for a file and its checksum. The manager named here starts two and takes 11 ms:
-    it writes beside and renames, which a local file system does at once or not at all. Files and names are
-    the same, so a query may begin and cease to use it at any start.
+    Set them before the queries start: ``SparkSession.builder.config(map=local_checkpoints())``, or with
+    ``spark.conf.set``. Spark writes two files per micro-batch. Its default, Hadoop's ``FileContext``, takes
+    40 ms for
+    each: without Hadoop's native library, it starts ten processes (``chmod``, ``readlink``) for a file and
+        its
+    checksum. The file manager in this setting starts two and takes 11 ms. It writes a temporary file and
+    renames it, which is atomic on a local file system. The files are the same, so a query can switch at any
+    restart.
 
-    Not for HDFS, where the default is as quick and safer. For object stores Spark takes this manager by
-    itself.
+    Do not use it on HDFS; Spark's default is as fast and safer there. On object stores, Spark uses this
+    manager anyway.
 
     Returns:
-        One setting; none where PySpark brings no Spark along (pyspark-client).
+        One setting; empty if PySpark is installed without Spark (pyspark-client).
     """
     import pyspark
 
-    found = file_system_manager(Path(pyspark.__file__).parent / "jars")
-    return {SETTING: found} if found else {}
+    class_name = file_system_manager(Path(pyspark.__file__).parent / "jars")
+    return {SETTING: class_name} if class_name else {}
 
 
 def file_system_manager(jars: Path) -> str:
-    """The class by the name that it has in these jars, other since Spark 4.1; empty if it is in none."""
+    """Returns the class name of the file manager in these jars (Spark 4.1 changed it); "" if not found."""
     for jar in sorted(jars.glob("spark-sql_*.jar")):
         with ZipFile(jar) as archive:
             for name in archive.namelist():

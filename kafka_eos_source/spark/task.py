@@ -1,4 +1,4 @@
-"""Which query and batch a Spark task works for: local properties, which Spark's ``StreamExecution`` sets."""
+"""Query and micro-batch of the running task, from local properties that Spark's ``StreamExecution`` sets."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pyspark import TaskContext
 
 @dataclass(frozen=True)
 class StreamingTask:
-    """A running task. Each is "" where Spark did not set it: outside of a streaming query.
+    """A running task. Outside of a streaming query, the ids are "".
 
     Attributes:
-        query_id: of the checkpoint, the same in every run.
-        batch_id: number of the micro-batch, as text.
-        run_id: of this run of the query.
+        query_id: id of the query in the checkpoint, the same in every run.
+        batch_id: id of the micro-batch, as text.
+        run_id: id of this run of the query.
         partition: number of the task in its stage.
     """
 
@@ -25,17 +25,17 @@ class StreamingTask:
 
 
 def running_task() -> StreamingTask | None:
-    """The task that this process runs; None = it runs none, as on the driver."""
+    """Returns the task that this process runs; None if it runs no task, as on the driver."""
     context = TaskContext.get()
     if context is None:
         return None
 
-    def told(name: str) -> str:
+    def local_property(name: str) -> str:
         return context.getLocalProperty(name) or ""
 
     return StreamingTask(
-        query_id=told("sql.streaming.queryId"),
-        batch_id=told("streaming.sql.batchId"),
-        run_id=told("spark.jobGroup.id"),
+        query_id=local_property("sql.streaming.queryId"),
+        batch_id=local_property("streaming.sql.batchId"),
+        run_id=local_property("spark.jobGroup.id"),
         partition=context.partitionId(),
     )

@@ -16,7 +16,7 @@ _tasks = 0
 
 
 def task_begins() -> None:
-    """Tunes this worker process. Our code calls it first in each task, before it waits for the JVM's data."""
+    """Tunes this worker process. Each task calls it first, before it waits for data of the JVM."""
     acknowledge()
     freeze_loaded_objects()
 

@@ -1,1 +1,1 @@
-"""Spark's rows made durable, and invisible to every reader of Kafka until the commit forwards them."""
+"""Makes the rows of a batch durable before the commit; readers of Kafka cannot see them yet."""

@@ -1,4 +1,4 @@
-"""One task's rows to Kafka's staging and to every sink's: which rows, which columns, and what came of it."""
+"""Distributes the rows of a task to Kafka's staging and to the sinks outside Kafka."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from kafka_eos_source.sinks.contract import SinkContext, Stage, StageContext, Tw
 from kafka_eos_source.sinks.registry import KAFKA, SinkSpec
 from kafka_eos_source.spark.schema import arrow_schema
 from kafka_eos_source.stage.files import StagingFolder
-from kafka_eos_source.stage.proved_parts import ProvedParts
 from kafka_eos_source.stage.spool import Spool
+from kafka_eos_source.stage.verified_parts import VerifiedParts
 
-#: The column that says where a row goes: a sink's name, ``kafka``, or null = everywhere.
+#: Column with the destination of a row: the name of a sink, ``kafka``, or null for all of them.
 ROUTE = "sink"
 
 
 @dataclass(frozen=True)
 class Route:
-    """One sink, and the columns that go there.
+    """One sink and the columns that it receives.
 
     Attributes:
-        spec: the sink.
-        columns: positions in the frame.
-        schema: of those columns, as the sink gets them.
+        spec: name, type and options of the sink.
+        columns: positions of its columns in the frame.
+        schema: Arrow schema of these columns.
     """
 
     spec: SinkSpec
@@ -43,13 +43,13 @@ class Route:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where the rows of a frame go, beside or instead of Kafka. Picklable.
+    """Destinations of the rows of a frame. Picklable.
 
     Attributes:
-        routes: one for each sink, in the order of the option.
-        router: position of the column `sink`; None = every row goes everywhere.
-        changelog: position of the column with an operator's changes, which are Kafka's alone.
-        kafka: whether Kafka takes records.
+        routes: one for each sink outside Kafka, in the order of the option ``sinks``.
+        router: position of the column `sink`; None = every row goes to every sink.
+        changelog: position of the column with an operator's changes, which go to Kafka only.
+        kafka: whether rows also become records in Kafka.
     """
 
     routes: tuple[Route, ...]
@@ -59,18 +59,23 @@ class Plan:
 
     @classmethod
     def of(cls, specs: Sequence[SinkSpec], schema: StructType, *, kafka: bool) -> Plan:
-        """Of a query's sinks.
+        """Returns the plan for a query.
+
+        Args:
+            specs: sinks outside Kafka.
+            schema: schema of the frame.
+            kafka: whether rows also become records in Kafka.
 
         Raises:
-            InvalidOptionError: a sink's columns are not there.
-            InvalidSchemaError: the column `sink` is no string, or a type has no Arrow form.
+            InvalidOptionError: if the frame lacks a column of a sink.
+            InvalidSchemaError: if the column `sink` is not a string, or Arrow has no equivalent of a type.
         """
         names = schema.names
         router = names.index(ROUTE) if ROUTE in names else None
         if router is not None and not isinstance(found := schema.fields[router].dataType, StringType):
             raise InvalidSchemaError(
-                f"column {ROUTE!r} has type {found.simpleString()}; expected string: it says where a row "
-                "goes.",
+                f"column {ROUTE!r}, the destination of each row, has type {found.simpleString()}; expected "
+                "string.",
                 fix="rename it, or cast it to string.",
             )
         own = list(dict.fromkeys(each for each in names if each not in (ROUTE, CHANGELOG)))
@@ -80,9 +85,9 @@ class Plan:
             missing = ", ".join(repr(each) for each in wanted if each not in own)
             if missing or not wanted:
                 raise InvalidOptionError(
-                    f"option 'sink.{spec.name}.columns' names {missing or 'nothing'}; the frame has "
+                    f"option 'sink.{spec.name}.columns' names {missing or 'no columns'}; the frame has "
                     f"{', '.join(map(repr, own)) or 'no columns'}.",
-                    fix="correct it (names are case-sensitive), or select the columns.",
+                    fix="correct the option (names are case-sensitive), or select the columns in the frame.",
                 )
             at = tuple(names.index(each) for each in wanted)
             routes.append(Route(spec, at, arrow_schema(StructType([schema.fields[each] for each in at]))))
@@ -95,9 +100,9 @@ class SinkPart:
     """What one task attempt staged for one sink.
 
     Attributes:
-        sink: its name.
-        rows: how many.
-        token: of `contract.Stage.finish`.
+        sink: name of the sink.
+        rows: number of rows.
+        token: what the sink's `contract.Stage.finish` returned.
     """
 
     sink: str
@@ -106,7 +111,7 @@ class SinkPart:
 
 
 class Fanout:
-    """One task attempt. Rows for a sink are staged as they pass on their way to Kafka's staging."""
+    """Stages the rows of one task attempt for sinks outside Kafka, while they pass on to Kafka's staging."""
 
     def __init__(
         self, plan: Plan, application_id: str, batch: str, folder: StagingFolder, inline_bytes: int
@@ -122,10 +127,10 @@ class Fanout:
         self._rows: dict[str, int] = {}
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What is left for Kafka, an operator's changes among it.
+        """Stages rows for the sinks, and yields the rows for Kafka, including state changes of operators.
 
         Raises:
-            InvalidRecordError: a row names a sink that there is not.
+            InvalidRecordError: if a row names an unknown sink.
         """
         plan = self._plan
         for batch in batches:
@@ -139,14 +144,14 @@ class Fanout:
                 continue
             to = None if plan.router is None else batch.column(plan.router)
             if to is not None:
-                self._refuse_unknown(to)
+                self._check_destinations(to)
             for route in plan.routes:
-                self._write(route, batch if to is None else batch.filter(_meant(to, route.spec.name)))
+                self._write(route, batch if to is None else batch.filter(_destined(to, route.spec.name)))
             if plan.kafka:
-                yield batch if to is None else batch.filter(_meant(to, KAFKA))
+                yield batch if to is None else batch.filter(_destined(to, KAFKA))
 
     def finish(self) -> tuple[SinkPart, ...]:
-        """Every sink's rows are durable."""
+        """Makes the rows of every sink durable, and returns what was staged."""
         try:
             return tuple(
                 SinkPart(name, self._rows[name], stage.finish()) for name, stage in self._stages.items()
@@ -155,7 +160,7 @@ class Fanout:
             self._close()
 
     def discard(self) -> None:
-        """The attempt failed."""
+        """Discards what was staged, because the task attempt failed."""
         try:
             for each in self._stages.values():
                 each.discard()
@@ -185,14 +190,14 @@ class Fanout:
         while self._sinks:
             self._sinks.popitem()[1].close()
 
-    def _refuse_unknown(self, to: pa.Array) -> None:
+    def _check_destinations(self, to: pa.Array) -> None:
         known = [*([KAFKA] if self._plan.kafka else []), *(route.spec.name for route in self._plan.routes)]
         wrong = pc.and_kleene(to.is_valid(), pc.invert(pc.is_in(to, value_set=pa.array(known, to.type))))
         first = pc.index(wrong, True).as_py()
         if first >= 0:
             raise InvalidRecordError(
-                f"column {ROUTE!r} is {to[first].as_py()!r} (row {first} of its batch); expected "
-                f"{', '.join(map(repr, known))}, or null for everywhere.",
+                f"column {ROUTE!r} is {to[first].as_py()!r} in row {first} of the Arrow batch; expected "
+                f"{', '.join(map(repr, known))}, or null for all sinks.",
                 fix="correct the rows"
                 + (
                     "."
@@ -203,7 +208,7 @@ class Fanout:
 
 
 class PartStage:
-    """A sink's rows in the project's own staging: `StageContext.parts`. Its token is a `StagedPart`."""
+    """Stages the rows of a sink in the staging folder (`StageContext.parts`). Its token is a `StagedPart`."""
 
     def __init__(
         self, schema: pa.Schema, folder: StagingFolder | None, batch: str, inline_bytes: int
@@ -233,16 +238,20 @@ class PartStage:
 
 
 class StagedForSink:
-    """`contract.Staged` over the parts of the task attempts that count, proved whole as Kafka's are."""
+    """Implements `contract.Staged`: the verified rows of the successful task attempts, for one sink."""
 
     def __init__(
         self, folder: StagingFolder, batch: str, schema: pa.Schema, parts: Sequence[SinkPart]
     ) -> None:
-        """Raises: StagedPartError: a part is missing, or is not what its task wrote."""
+        """Verifies the parts.
+
+        Raises:
+            StagedPartError: if a part is missing or is not what its task wrote.
+        """
         self.schema = schema
         self.rows = sum(part.rows for part in parts)
         self.tokens = [part.token for part in parts]
-        self._parts = ProvedParts(
+        self._parts = VerifiedParts(
             folder, batch, [part.token for part in parts if isinstance(part.token, StagedPart)]
         )
 
@@ -251,16 +260,21 @@ class StagedForSink:
 
 
 def part_names(parts: Iterable[SinkPart]) -> list[str]:
-    """Files in the staging folder that a sink's rows are in."""
+    """Returns the names of the files in the staging folder that contain rows for sinks."""
     return [part.token.name for part in parts if isinstance(part.token, StagedPart) and part.token.name]
 
 
-def _meant(to: pa.Array, name: str) -> pa.Array:
+def _destined(to: pa.Array, name: str) -> pa.Array:
+    """Returns which rows go to the sink of this name."""
     return pc.or_kleene(to.is_null(), pc.fill_null(pc.equal(to, name), False))
 
 
 def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Spark may send another form of the same type: large strings, or a timestamp in the session's zone."""
+    """Casts a batch to the schema of its sink.
+
+    Spark may send another variant of a type, such as large strings or timestamps in the time zone of the
+    session.
+    """
     columns = [
         column if column.type.equals(field.type) else column.cast(field.type)
         for column, field in zip(batch.columns, schema, strict=True)

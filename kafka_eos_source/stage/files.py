@@ -1,13 +1,13 @@
-"""The staging folder: where parts lie, on whatever file system the checkpoint is on.
+"""The staging folder, on any file system that can hold a checkpoint.
 
 ::
 
-    <location>/shared-path            proof that executors see what the driver sees
-    <location>/<batch>/<uuid>.arrow   one task attempt's rows, an Arrow IPC stream
+    <location>/shared-path            shows that executors see the same folder as the driver
+    <location>/<batch>/<uuid>.arrow   rows of one task attempt, as an Arrow IPC stream
 
-``<location>`` is ``<checkpointLocation>/kafka-eos/staging``, or a folder of the query's own in the option
-``staging.location``: batches of two queries have the same names. Parts are Arrow data, proved by their
-checksum; nothing in them is executed or unpickled.
+``<location>`` is ``<checkpointLocation>/kafka-eos/staging``, or a folder per query in ``staging.location``,
+because batches of different queries have the same names. Parts are Arrow data, verified by a checksum.
+Nothing in them is executed or unpickled.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _log = logging.getLogger(__name__)
 
 
 class LocalCopies:
-    """Copies of parts from a file system that cannot be mapped into memory, in one nameless local file."""
+    """Local copies of remote parts, which cannot be mapped into memory, in one unnamed temporary file."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
         self._places: dict[str, tuple[int, int]] = {}
 
     def map(self, fs: pafs.FileSystem, path: str) -> pa.Buffer:
-        """The bytes of a file, fetched when they are first asked for."""
+        """Returns the bytes of a file, which is copied on the first call."""
         if self._file is None:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as this object
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - stays open as long as this object
         if path not in self._places:
             start = self._file.seek(0, os.SEEK_END)
             with fs.open_input_stream(path) as source:
@@ -59,11 +59,11 @@ class LocalCopies:
 
 @dataclass(frozen=True)
 class StagingFolder:
-    """One staging location. Picklable: file systems are opened where they are used.
+    """One staging location. It is picklable, because each method opens the file system.
 
     Attributes:
-        location: URI or path, made absolute on the driver.
-        probe: text of the probe file, written by the driver; "" = nothing to check.
+        location: URI or absolute path.
+        probe: text that the driver wrote to the probe file ``shared-path``; "" = tasks do not check it.
     """
 
     location: str
@@ -71,10 +71,10 @@ class StagingFolder:
 
     @classmethod
     def at(cls, location: str) -> StagingFolder:
-        """Called on the driver: makes the folder, and the probe that tasks look for.
+        """Creates the folder and its probe file; called on the driver.
 
         Raises:
-            UnavailableError: the folder cannot be made or written.
+            UnavailableError: if the folder cannot be created or written.
         """
         absolute = os.path.abspath(location) if not urlsplit(location).scheme else location
         fs, path = file_system(absolute)
@@ -83,7 +83,7 @@ class StagingFolder:
             probe = read_text(fs, f"{path}/{PROBE}")
             if probe is None:
                 probe = uuid.uuid4().hex
-                # another query may write here at this moment: whoever is renamed last is believed
+                # another query may do the same at this moment; both use the file that was renamed last
                 own = f"{path}/{PROBE}.{probe}"
                 with new_file(fs, own) as out:
                     out.write(probe.encode())
@@ -94,10 +94,10 @@ class StagingFolder:
         return cls(absolute, probe)
 
     def check_shared(self) -> None:
-        """Called in a task before it writes a file.
+        """Checks that this host sees the driver's folder; called in a task before it writes a file.
 
         Raises:
-            InvalidOptionError: this machine does not see the driver's folder.
+            InvalidOptionError: if the folder is not shared, or belongs to another user.
         """
         if not self.probe or (self.location, self.probe) in _seen:
             return
@@ -106,21 +106,21 @@ class StagingFolder:
             found = read_text(fs, f"{path}/{PROBE}")
         except PermissionError as error:
             raise InvalidOptionError(
-                f"the staging folder {self.location!r} belongs to another user: this executor "
-                f"({os.uname().nodename}) runs as user id {os.getuid()}, and may not read it.",
-                fix="run driver and executors as one user.",
+                f"the staging folder {self.location!r} belongs to another user: the executor on host "
+                f"{os.uname().nodename} runs as user id {os.getuid()} and cannot read it.",
+                fix="run the driver and the executors as the same user.",
             ) from error
         if found != self.probe:
             raise InvalidOptionError(
-                f"the staging folder {self.location!r} is not shared: this executor ({os.uname().nodename}) "
-                "does not find there what the driver wrote.",
-                fix="put checkpointLocation (or the option staging.location) on storage that driver and "
+                f"the staging folder {self.location!r} is not shared: the executor on host "
+                f"{os.uname().nodename} does not find the file that the driver wrote there.",
+                fix="set checkpointLocation or staging.location to storage that the driver and the "
                 "executors share.",
             )
         _seen.add((self.location, self.probe))
 
     def create(self, batch: str) -> tuple[str, pa.NativeFile]:
-        """A new part file of a batch: its name, and the stream to write it with."""
+        """Creates a part file for a batch; returns its name and a stream to write it."""
         name = f"{uuid.uuid4().hex}.arrow"
         fs, path = file_system(self.location)
         try:
@@ -130,18 +130,18 @@ class StagingFolder:
             raise unwritable(self.location, error) from error
 
     def read(self, batch: str, part: StagedPart, copies: LocalCopies | None = None) -> pa.Buffer:
-        """The bytes of a part, an Arrow IPC stream, with length and checksum proved.
+        """Returns the bytes of a part (an Arrow IPC stream) after verifying length and checksum.
 
-        A file stays on disk: its bytes are mapped into memory while the buffer or a slice of it is in use,
-        and no file descriptor is held meanwhile.
+        A file is mapped into memory as long as the buffer or a slice of it is in use, without an open file
+        descriptor.
 
         Args:
-            batch: name of the part's batch.
-            part: as its task reported it.
-            copies: where copies of remote files are kept; None = they are fetched for this call only.
+            batch: name of the batch.
+            part: the part, as its task reported it.
+            copies: copies of remote files; None = the file is copied for this call only.
 
         Raises:
-            StagedPartError: the part is missing, or is not what its task wrote.
+            StagedPartError: if the part is missing or is not what its task wrote.
         """
         what = f"staged part {part.name or '(inline)'} of batch {batch}"
         if part.inline is not None:
@@ -156,14 +156,14 @@ class StagingFolder:
         crc32 = zlib.crc32(memoryview(found))
         if found.size != part.size_bytes or crc32 != part.crc32:
             raise StagedPartError(
-                f"{what} is damaged: {found.size:,} bytes, checksum {crc32:08x}; "
-                f"its task wrote {part.size_bytes:,} bytes, {part.crc32:08x}.",
+                f"{what} is damaged: it has {found.size:,} bytes and CRC-32 {crc32:08x}; "
+                f"its task wrote {part.size_bytes:,} bytes with CRC-32 {part.crc32:08x}.",
                 fix=RESTART,
             )
         return found
 
     def remove_parts(self, batch: str, names: Iterable[str]) -> None:
-        """Deletes these files, whatever became of them already."""
+        """Deletes these parts; ignores those that no longer exist."""
         fs, path = file_system(self.location)
         for name in names:
             try:
@@ -171,20 +171,22 @@ class StagingFolder:
                 refuse_links(fs, path, relative)
                 fs.delete_file(f"{path}/{relative}")
             except (OSError, StagedPartError) as error:
-                _log.debug("staged part %s/%s: %s", batch, name, error)
+                _log.debug("staged part %s of batch %s was not deleted: %s", name, batch, error)
 
     def remove_batch(self, batch: str) -> None:
-        """Deletes all of one batch. What cannot be deleted now is swept later: it is never read again."""
+        """Deletes the folder of one batch. A later sweep deletes what cannot be deleted now."""
         fs, path = file_system(self.location)
         try:
             refuse_links(fs, path, legal(BATCH, batch))
             if fs.get_file_info(f"{path}/{batch}").type == pafs.FileType.Directory:
                 fs.delete_dir(f"{path}/{batch}")
         except (OSError, StagedPartError) as error:
-            _log.warning("staging of batch %s in %s was not removed: %s", batch, self.location, error)
+            _log.warning(
+                "the staged rows of batch %s in %s were not deleted: %s", batch, self.location, error
+            )
 
     def batches(self) -> list[int]:
-        """Batch ids that have a folder here, ascending."""
+        """Returns the ids of batches that have a folder here, in ascending order."""
         fs, path = file_system(self.location)
         found = fs.get_file_info(pafs.FileSelector(path, allow_not_found=True))
         return sorted(int(each.base_name) for each in found if each.base_name.isdigit())
@@ -198,13 +200,13 @@ class StagingFolder:
 
 
 def _mapped(path: str, start: int, size: int) -> pa.Buffer:
-    """A part of a file, mapped into memory until the buffer is dropped; the file is closed at once."""
+    """Maps a part of a file into memory until the buffer is released; closes the file at once."""
     if size == 0:
-        return pa.py_buffer(b"")  # nothing can be mapped
+        return pa.py_buffer(b"")  # an empty range cannot be mapped
     with pa.memory_map(path) as file:
         file.seek(start)
         return file.read_buffer(size)
 
 
-#: Probes this process has found already.
+#: Locations and probes that this process has already found.
 _seen: set[tuple[str, str]] = set()

@@ -1,4 +1,4 @@
-"""The staged parts of one batch on the driver: proved whole, then read as often as a commit is tried."""
+"""Reads the staged rows of one batch on the driver, as often as the commit is retried."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from kafka_eos_source.model import ShardReport, StagedPart, TopicPartition
 from kafka_eos_source.protocol.packet import unpack
 from kafka_eos_source.spark.schema import CHANGES
 from kafka_eos_source.stage.files import StagingFolder
-from kafka_eos_source.stage.proved_parts import ProvedParts
 from kafka_eos_source.stage.shards import batch_of
+from kafka_eos_source.stage.verified_parts import VerifiedParts
 from kafka_eos_source.state.batch_record import encode_batch
 from kafka_eos_source.state.layout import BATCH_KEY
 
 
 class StagedRows:
-    """All rows of a batch, in the order of its tasks, and the changes of operators' state.
+    """All staged rows of a batch, in the order of its tasks, and the state changes of its operators.
 
     Attributes:
-        rows: how many records they become.
-        topics: each topic that is written, with the highest partition asked for (-1 = none was).
-        shards: the reports of operators' shards (`stage.shards.reports`).
+        rows: number of records that the batch writes.
+        topics: each topic that the batch writes, with the highest partition that a row names (-1 = none).
+        shards: reports of the operators' shards (`stage.shards.reports`).
     """
 
     def __init__(
@@ -32,21 +32,21 @@ class StagedRows:
         parts: Iterable[StagedPart],
         shards: Sequence[ShardReport] = (),
     ) -> None:
-        """Proves length, checksum and number of rows of every part before anything is sent to Kafka.
+        """Verifies length, checksum and number of rows of every part, before anything is sent to Kafka.
 
         Raises:
-            StagedPartError: a part is missing or not what its task wrote.
+            StagedPartError: if a part is missing or is not what its task wrote.
         """
         parts = list(parts)
         self.shards = tuple(shards)
-        self._parts = ProvedParts(folder, batch, parts)
+        self._parts = VerifiedParts(folder, batch, parts)
         packets = sum(len(shard.packets) for part in parts for shard in part.shards or ())
         changes = sum(shard.records + 1 for shard in self.shards if shard.records)  # and the batch record
         self.rows = sum(part.rows for part in parts) - packets + changes
         self.topics: Mapping[str, int] = _highest(parts)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Every staged Arrow batch of records; may be called again."""
+        """Yields the staged Arrow batches of records; can be called again."""
         for each in self._parts.batches():
             if CHANGES not in each.schema.names:
                 yield each
@@ -54,10 +54,10 @@ class StagedRows:
                 yield each.drop_columns([CHANGES])
 
     def changes(self) -> Iterator[tuple[TopicPartition, pa.RecordBatch]]:
-        """The changes of operators' state, by changelog partition; may be called again.
+        """Yields the state changes of operators, by changelog partition; can be called again.
 
-        Columns ``key``, ``value`` (null = tombstone) and ``partition``. The last of each partition is its
-        batch record, so that whoever reads the changelog knows which batch it is at.
+        The columns are ``key``, ``value`` (null = tombstone) and ``partition``. The last change of each
+        partition is its batch record, which shows readers of the changelog which batch the state belongs to.
         """
         if not self.shards:
             return

@@ -1,8 +1,9 @@
-"""Paths of staged data: their file system, where a query's lie, who may look, and which names are believed.
+"""Locations and file names of staged data, and checks that protect them.
 
-On local file systems only their owner may read what is staged: folders are made with mode 0700, files with
-0600. Elsewhere the store's own rules decide. Names come from tasks, so each must be one that a task makes,
-and a file is opened only where it lies: nothing outside the location is ever read or deleted.
+On a local file system, only the owner can read staged data: folders have mode 0700 and files 0600. On other
+    file
+systems, their own access rules apply. The driver receives file names from tasks. It accepts only names that a
+task can create, and follows no links, so that it never reads or deletes a file outside of the location.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from kafka_eos_source.errors import InvalidOptionError, StagedPartError, Unavail
 from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.runtime.private_folders import ForeignFolderError, PrivateFolder
 
-#: What to do about a part that is not what its task wrote.
-RESTART = "restart the query: the batch is staged anew; nothing of it is visible to readers."
+#: Fix for a part that is not what its task wrote.
+RESTART = "restart the query, which stages the batch again. Readers see nothing of it yet."
 
-#: What a micro-batch or a batch write is called, and a part of it.
+#: Names of micro-batches or batch writes, and of parts.
 BATCH = re.compile(r"[0-9]+|write-[0-9a-f]{32}", re.ASCII)
 PART = re.compile(r"[0-9a-f]{32}\.arrow")
 
 
 def location_of_query(checkpoint: str, staging_location: str | None) -> str:
-    """Where the rows of a streaming query are staged.
+    """Returns where the rows of a streaming query are staged.
 
     Args:
         checkpoint: option ``checkpointLocation``.
-        staging_location: option ``staging.location``; None = not given.
+        staging_location: option ``staging.location``; None if it is not set.
     """
     if staging_location is None:
         return f"{checkpoint.rstrip('/')}/kafka-eos/staging"
@@ -40,11 +41,11 @@ def location_of_query(checkpoint: str, staging_location: str | None) -> str:
 
 
 def location_of_batch_writes() -> str:
-    """Where ``df.write`` stages its rows without ``staging.location``: a folder of this user on this host.
+    """Returns where ``df.write`` stages rows by default: a folder of this user on this host.
 
     Raises:
-        InvalidOptionError: another user owns the folder, and could exchange what is staged in it.
-        UnavailableError: the folder cannot be created.
+        InvalidOptionError: if another user owns the folder, who could replace the staged data.
+        UnavailableError: if the folder cannot be created.
     """
     folder = PrivateFolder.of_user("kafka-eos-staging")
     try:
@@ -52,45 +53,46 @@ def location_of_batch_writes() -> str:
     except ForeignFolderError as error:
         raise InvalidOptionError(
             f"the staging folder {error}.",
-            fix="set .option('staging.location', …) to a folder that driver and executors share.",
+            fix="set .option('staging.location', …) to a folder that the driver and the executors share.",
         ) from error
     except OSError as error:
         raise unwritable(folder.path, error) from error
 
 
 def legal(kind: re.Pattern[str], name: str) -> str:
-    """``name``, which came from elsewhere and is to become a part of a path.
+    """Returns ``name``, which another process sent, after checking that it is safe in a path.
 
     Raises:
-        StagedPartError: it is not of this kind: it might lead out of the folder.
+        StagedPartError: if the name does not match ``kind``, and might therefore lead out of the folder.
     """
     if not kind.fullmatch(name):
         raise StagedPartError(
-            f"the name {name!r} is none of a staged batch or part; expected {kind.pattern}.",
+            f"{name!r} is not the name of a staged batch or part; expected {kind.pattern}.",
             fix=RESTART,
         )
     return name
 
 
 def refuse_links(fs: pafs.FileSystem, path: str, relative: str) -> None:
-    """What is named in the folder ``path`` lies there, and not where a link in it leads.
+    """Checks that ``relative`` in the local folder ``path`` contains no symbolic link.
 
     Raises:
-        StagedPartError: it does not.
+        StagedPartError: if it contains a link.
     """
     if isinstance(fs, pafs.LocalFileSystem):
-        stated, found = f"{os.path.realpath(path)}/{relative}", os.path.realpath(f"{path}/{relative}")
-        if found != stated:
+        expected, found = f"{os.path.realpath(path)}/{relative}", os.path.realpath(f"{path}/{relative}")
+        if found != expected:
             raise StagedPartError(
-                f"staged {relative!r} is a link to {found!r}, outside its folder {path!r}.",
-                fix="find out who put it there and remove it; then restart the query. Nothing of the batch "
-                "is visible to readers.",
+                f"the staged file {relative!r} is a link to {found!r}, outside of its folder {path!r}.",
+                fix="find out who created the link, remove it and restart the query. Readers see nothing of "
+                "the batch yet.",
             )
 
 
 def unwritable(location: str, error: OSError) -> UnavailableError:
+    """Returns the error for a staging folder that cannot be written."""
     return UnavailableError(
         f"the staging folder {location!r} cannot be written: {error}.",
-        fix="free space there or allow writing, or set .option('staging.location', …); "
+        fix="free space there, grant write access, or set .option('staging.location', …); "
         "then restart the query. Nothing was sent to Kafka.",
     )

@@ -1,7 +1,7 @@
-"""Rows of a frame, in the shape in which they are staged: the sink's columns, checked, and no others.
+"""Checks the rows of a frame and converts them to the staged columns.
 
-What no Kafka record can be (a null topic, a negative partition, …) is refused here, in the task, before
-anything was sent: the transaction never starts for a batch that could not end.
+The task refuses rows that cannot become Kafka records (a null topic, a negative partition, …). So the driver
+does not begin a transaction for a batch that cannot succeed.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from kafka_eos_source.spark.schema import (
     SinkColumns,
 )
 
-#: Rows that the row-based writer of PySpark 4.0 turns into one Arrow batch.
+#: Number of rows that the row-based writer of PySpark 4.0 converts to one Arrow batch.
 ROWS_PER_BATCH = 2000
 
 
 def staged_schema(columns: SinkColumns) -> pa.Schema:
-    """The part of `STAGED_ARROW` that this frame has."""
+    """Returns the columns of `STAGED_ARROW` that the frame has."""
     return pa.schema([field for field in STAGED_ARROW if getattr(columns, field.name) is not None])
 
 
 def from_batches(batches: Iterable[pa.RecordBatch], columns: SinkColumns) -> Iterator[pa.RecordBatch]:
-    """Spark's Arrow batches, staged. Packets of an operator's changes come in batches of their own.
+    """Converts Spark's Arrow batches to staged batches; packets of state changes get separate batches.
 
     Raises:
         InvalidRecordError: as `from_arrow`.
@@ -52,16 +52,16 @@ def from_batches(batches: Iterable[pa.RecordBatch], columns: SinkColumns) -> Ite
 
 
 def from_arrow(batch: pa.RecordBatch, columns: SinkColumns) -> pa.RecordBatch:
-    """One Arrow batch of records of Spark's, staged.
+    """Converts one of Spark's Arrow batches, which contains only records, to a staged batch.
 
     Raises:
-        InvalidRecordError: a row cannot be a record; names the column and the row's number in the batch.
+        InvalidRecordError: if a row cannot become a record. It names the column and the number of the row.
     """
     return _staged({name: batch.column(index) for name, index in _present(columns)}, columns)
 
 
 def from_rows(rows: Iterable[Sequence[Any]], columns: SinkColumns) -> Iterator[pa.RecordBatch]:
-    """Spark's rows (`Row` or tuple) as staged batches, for the row-based writer of PySpark 4.0.
+    """Converts Spark's rows (`Row` or tuple) to staged batches, for the row-based writer of PySpark 4.0.
 
     Raises:
         InvalidRecordError: as `from_arrow`.
@@ -77,7 +77,7 @@ def from_rows(rows: Iterable[Sequence[Any]], columns: SinkColumns) -> Iterator[p
 
 
 def _packets(packets: pa.Array, columns: SinkColumns) -> pa.RecordBatch:
-    """Packets of an operator's changes as staged rows, which have nothing else."""
+    """Converts packets of an operator's changes to staged rows without records."""
     schema = staged_schema(columns)
     return pa.RecordBatch.from_arrays(
         [
@@ -115,38 +115,38 @@ def _staged(found: dict[str, pa.Array], columns: SinkColumns) -> pa.RecordBatch:
 
 
 def _binary(array: pa.Array) -> pa.Array:
-    """Strings become their UTF-8 bytes, which is a cast of the type alone."""
+    """Casts strings to their UTF-8 bytes, which does not copy them."""
     if pa.types.is_large_string(array.type) or pa.types.is_string_view(array.type):
         array = array.cast(pa.string())
     return array.cast(pa.binary())
 
 
 def _topic(array: pa.Array) -> pa.Array:
-    _refuse(array.is_null(), TOPIC, "is null", "set the option 'topic', or filter out or fill such rows")
+    _raise_if_any(array.is_null(), TOPIC, "is null", "set the option 'topic', or remove or fill such rows")
     array = array.cast(pa.string())
-    _refuse(pc.equal(array, ""), TOPIC, "is empty", "filter out or fill such rows")
+    _raise_if_any(pc.equal(array, ""), TOPIC, "is empty", "remove or fill such rows")
     return array
 
 
 def _partition(array: pa.Array) -> pa.Array:
-    _refuse(
+    _raise_if_any(
         pc.less(array, 0),
         PARTITION,
         "is negative",
-        "use null to let the partitioner choose, or a real partition",
+        "use a partition that exists, or null to let the partitioner choose one",
     )
     return array.cast(pa.int32())
 
 
 def _headers(array: pa.Array) -> pa.Array:
-    """Spark keeps the letter case of the user's field names; ours are lower case."""
+    """Converts headers by position, because the user's field names may be in another letter case."""
     if array.null_count == len(array):
         return pa.nulls(len(array), HEADERS_ARROW)
     entries = array.flatten()
     key = entries.field(0).cast(pa.string())
-    fix = "drop the header, or give it a key"
-    _refuse(entries.is_null(), HEADERS, "has a null entry", fix, what="entry")
-    _refuse(key.is_null(), HEADERS, "has an entry with a null key", fix, what="entry")
+    fix = "remove the header, or set its key"
+    _raise_if_any(entries.is_null(), HEADERS, "has a null entry", fix, what="entry")
+    _raise_if_any(key.is_null(), HEADERS, "has an entry with a null key", fix, what="entry")
     struct = pa.StructArray.from_arrays(
         [key, entries.field(1).cast(pa.binary())], fields=list(HEADERS_ARROW.value_type)
     )
@@ -157,19 +157,28 @@ def _headers(array: pa.Array) -> pa.Array:
 
 
 def _timestamp(array: pa.Array) -> pa.Array:
-    """Microseconds (Spark's) to milliseconds (Kafka's), rounded down."""
+    """Converts Spark's microseconds to Kafka's milliseconds, rounded down."""
     if pa.types.is_timestamp(array.type):
         array = array.cast(pa.timestamp("us", array.type.tz)).cast(pa.int64())
-    _refuse(pc.less(array, 0), TIMESTAMP, "is before 1970", "Kafka's timestamps are milliseconds since then")
+    _raise_if_any(
+        pc.less(array, 0),
+        TIMESTAMP,
+        "is before 1970",
+        "use a later timestamp, because Kafka's timestamps are milliseconds since 1970",
+    )
     return pc.divide(array, 1000)
 
 
-def _refuse(bad: pa.Array, column: str, what_is_wrong: str, fix: str, what: str = "row") -> None:
-    """Raises when any element of ``bad`` is true; null counts as false."""
+def _raise_if_any(bad: pa.Array, column: str, what_is_wrong: str, fix: str, what: str = "row") -> None:
+    """Raises an error if any element of ``bad`` is true; null counts as false.
+
+    Raises:
+        InvalidRecordError: names the column and the first such row or header entry.
+    """
     first = pc.index(pc.fill_null(bad, False), True).as_py()
     if first >= 0:
         raise InvalidRecordError(
-            f"column {column!r} {what_is_wrong} ({what} {first} of its batch).", fix=f"{fix}."
+            f"column {column!r} {what_is_wrong} in {what} {first} of the Arrow batch.", fix=f"{fix}."
         )
 
 

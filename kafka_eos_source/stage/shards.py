@@ -1,7 +1,8 @@
-"""The state changes of a batch on the driver: whole and of one attempt a shard, or nothing is committed.
+"""Checks on the driver that the state changes of a batch are complete and come from one attempt per shard.
 
-Rows with changes travel like any others, so a filter or a projection behind an operator can drop them, and
-after a lost shuffle file Spark may mix two attempts of a task. That is seen here, before Kafka is touched.
+State changes travel as rows of the frame. So a filter or a projection after the operator can drop them, and
+after the loss of a shuffle file Spark may mix the rows of two attempts of a task. This module detects both
+before anything is sent to Kafka.
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ from kafka_eos_source.state.model import BatchRecord
 
 
 def reports(parts: Iterable[StagedPart], query_id: str, batch_id: int) -> tuple[ShardReport, ...]:
-    """One report for each shard of each operator of the batch, sorted by changelog partition.
+    """Returns the report of each shard of each operator of the batch, sorted by changelog partition.
 
-    The event time in all reports of an operator is the largest of its shards'.
+    All reports of an operator get the largest event time of its shards.
+
+    Args:
+        parts: staged parts of the batch.
+        query_id: id of the query in the checkpoint.
+        batch_id: id of the micro-batch.
 
     Raises:
-        StateLostError: packets are missing.
-        StagedPartError: packets of two attempts came, or of another batch.
+        StateLostError: if packets of state changes are missing.
+        StagedPartError: if packets come from two attempts of a task, or from another batch.
     """
     found: dict[TopicPartition, list[ShardPart]] = {}
     carried = False
@@ -33,18 +39,21 @@ def reports(parts: Iterable[StagedPart], query_id: str, batch_id: int) -> tuple[
         for shard in part.shards or ():
             found.setdefault(shard.tp, []).append(shard)
     if carried and not found:
-        raise _lost("no shard reported", batch_id)
+        raise _state_lost("no shard of the operator sent a report", batch_id)
     silent = sorted(ran - {tp.topic for tp in found})
     if silent:
-        raise _lost(f"the operator of {', '.join(silent)} ran, and nothing of it came", batch_id)
+        raise _state_lost(
+            f"the operator of {', '.join(silent)} ran, but none of its state changes reached the sink",
+            batch_id,
+        )
     whole = {tp: _whole(tp, pieces, query_id, batch_id) for tp, pieces in sorted(found.items())}
     for topic in {tp.topic for tp in whole}:
-        _check_all_there([report for tp, report in whole.items() if tp.topic == topic])
+        _check_all_reported([report for tp, report in whole.items() if tp.topic == topic])
     return tuple(_with_common_event_time(list(whole.values())))
 
 
 def batch_of(report: ShardReport) -> BatchRecord:
-    """What the changelog says of the batch in this shard. The run is the token's business."""
+    """Returns the batch record for the changelog of a shard. Only the token records the run."""
     return BatchRecord(
         query_id=report.query_id,
         batch_id=report.batch_id,
@@ -59,35 +68,36 @@ def _whole(tp: TopicPartition, pieces: list[ShardPart], query_id: str, batch_id:
     attempts = {piece.attempt for piece in pieces}
     if len(attempts) > 1:
         raise StagedPartError(
-            f"the changes of {tp} in batch {batch_id} come from {len(attempts)} attempts of one task: Spark "
-            "made its rows again after a part of them had been read.",
-            fix="restart the query: the batch is made anew. Nothing was sent to Kafka.",
+            f"the state changes for {tp} in batch {batch_id} come from {len(attempts)} attempts of one "
+            "task; expected one. Spark computed its rows again after the sink had read some of them.",
+            fix="restart the query, which repeats the batch. Nothing was sent to Kafka.",
         )
     reported = [piece.report for piece in pieces if piece.report is not None]
     if not reported:
-        raise _lost(f"the report of shard {tp.partition} of {tp.topic!r} is missing", batch_id)
+        raise _state_lost(f"the report of shard {tp.partition} of {tp.topic!r} is missing", batch_id)
     report = reported[0]
     numbers = sorted(number for piece in pieces for number in piece.packets)
     if numbers != list(range(report.packets)):
-        raise _lost(
-            f"of the {report.packets} packets of {tp}, {len(set(numbers))} came, {len(numbers)} rows in all",
+        raise _state_lost(
+            f"{len(set(numbers))} of the {report.packets} packets of {tp} reached the sink, in "
+            f"{len(numbers)} rows",
             batch_id,
         )
     if (report.query_id, report.batch_id) != (query_id, batch_id):
         raise StagedPartError(
-            f"the changes of {tp} were made for batch {report.batch_id} of query {report.query_id}; this is "
-            f"batch {batch_id} of query {query_id}.",
-            fix="do not cache or persist the result of a stateful operator; write it as it is.",
+            f"the state changes for {tp} belong to batch {report.batch_id} of query {report.query_id}; "
+            f"expected batch {batch_id} of query {query_id}.",
+            fix="do not cache or persist the result of a stateful operator; write it directly.",
         )
     return report
 
 
-def _check_all_there(found: list[ShardReport]) -> None:
+def _check_all_reported(found: list[ShardReport]) -> None:
     shards = {report.shards for report in found}
     missing = sorted(set(range(max(shards))) - {report.tp.partition for report in found})
     if missing or len(shards) > 1:
-        raise _lost(
-            f"of the {max(shards)} shards of {found[0].tp.topic!r}, {missing} did not report",
+        raise _state_lost(
+            f"of the {max(shards)} shards of {found[0].tp.topic!r}, the shards {missing} sent no report",
             found[0].batch_id,
         )
 
@@ -102,11 +112,11 @@ def _with_common_event_time(found: list[ShardReport]) -> Iterable[ShardReport]:
         yield replace(report, event_time_ms=largest.get(report.tp.topic))
 
 
-def _lost(what: str, batch_id: int) -> StateLostError:
+def _state_lost(what: str, batch_id: int) -> StateLostError:
     return StateLostError(
-        f"batch {batch_id}: {what}. Rows with state changes, or their column {CHANGELOG!r}, were dropped "
-        "between the operator and the sink.",
-        fix="let them through: select the column, no limit() or sample(), filter with "
-        f"'… OR {CHANGELOG} IS NOT NULL', and one result of an operator goes to one sink. Nothing was sent "
-        "to Kafka.",
+        f"state changes of batch {batch_id} are lost: {what}. A step between the operator and the sink "
+        f"dropped their rows, or the column {CHANGELOG!r}.",
+        fix=f"select the column {CHANGELOG!r}, do not use limit() or sample(), extend filters by "
+        f"'… OR {CHANGELOG} IS NOT NULL', and write the result of an operator to one sink only. Nothing was "
+        "sent to Kafka.",
     )

@@ -1,4 +1,4 @@
-"""Bytes of one staged part: in memory while they are few, else in a file of the staging folder."""
+"""Holds the bytes of one staged part: in memory if they are few, else in a file of the staging folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kafka_eos_source.stage.paths import unwritable
 
 
 class Spool:
-    """A file-like that keeps bytes in memory until there are too many, and counts and sums them."""
+    """A file-like object that moves its bytes to a file if there are many; computes size and CRC-32."""
 
     def __init__(self, folder: StagingFolder | None, batch: str, inline_bytes: int) -> None:
         self._folder = folder
@@ -48,7 +48,7 @@ class Spool:
                 raise unwritable(self._folder.location, error) from error
 
     def discard(self) -> None:
-        """Leaves nothing behind of an attempt that failed."""
+        """Deletes the file of a failed task attempt."""
         if self._file is not None and self._folder is not None:
             try:
                 self._file.close()
@@ -69,7 +69,7 @@ class Spool:
         except OSError as error:
             raise unwritable(self._folder.location, error) from error
 
-    # what pyarrow asks of a Python file
+    # methods that pyarrow requires of a Python file
     def flush(self) -> None: ...
     def close(self) -> None: ...
     def writable(self) -> bool:

@@ -1,4 +1,4 @@
-"""One task attempt's rows into one staged part: in its message while they are few, else in a file."""
+"""Stages the rows of one task attempt as one part: in its commit message if they are few, else in a file."""
 
 from __future__ import annotations
 
@@ -25,22 +25,25 @@ def stage(
     run_id: str = "",
     topic: str | None = None,
 ) -> StagedPart:
-    """Writes every batch of one task attempt, and says what was written.
+    """Stages the batches of one task attempt.
 
     Args:
-        batches: of columns `schema`, as `stage.rows` makes them.
-        schema: the staged columns.
-        folder: where a file goes; None = all stays in the message.
-        batch: the micro-batch's name in the folder.
-        inline_bytes: largest part that travels inside the commit message.
-        run_id: of the streaming run.
-        topic: the ``topic`` option, when the rows do not say.
+        batches: batches with the staged columns, from `stage.rows`.
+        schema: schema of the staged columns.
+        folder: folder for a file; None = the rows always stay in the commit message.
+        batch: name of the micro-batch in the folder.
+        inline_bytes: maximum size of a part that stays in the commit message.
+        run_id: id of this run of the query.
+        topic: option ``topic``; None if the rows have a topic.
+
+    Returns:
+        The part, for the commit message.
 
     Raises:
-        InvalidRecordError: from ``batches``.
-        StateError: what is in the column of an operator's changes is no packet.
-        UnavailableError: the folder cannot be written (full, read-only).
-        InvalidOptionError: the folder is not the driver's.
+        InvalidRecordError: if ``batches`` raises it for a row.
+        StateError: if the column with state changes of an operator contains anything else.
+        UnavailableError: if the folder cannot be written, for example because the disk is full.
+        InvalidOptionError: if the folder is not shared with the driver.
     """
     spool = Spool(folder, batch, inline_bytes)
     rows = 0
@@ -55,7 +58,7 @@ def stage(
                     if shards is not None and each.column(CHANGES).null_count == 0:
                         shards += shard_parts(each)
                         continue
-                    # so that the driver can check them before it begins
+                    # the driver checks the topics before it begins the transaction
                     for name, partition in highest_partitions(each, topic).items():
                         topics[name] = max(partition, topics.get(name, partition))
         failpoints.reach("stage.before_close")
@@ -77,7 +80,7 @@ def stage(
 
 
 def shard_parts(packets: pa.RecordBatch) -> list[ShardPart]:
-    """What a staged batch of packets brings, by shard and attempt."""
+    """Returns the state changes in a staged batch of packets, by shard and task attempt."""
     numbers: dict[tuple[TopicPartition, str], list[int]] = {}
     reports: dict[tuple[TopicPartition, str], ShardReport] = {}
     for each in packets.column(CHANGES):
@@ -92,7 +95,7 @@ def shard_parts(packets: pa.RecordBatch) -> list[ShardPart]:
 
 
 def highest_partitions(batch: pa.RecordBatch, topic: str | None) -> dict[str, int]:
-    """Each output topic of a staged batch, with the highest partition that a row names (-1 = none does)."""
+    """Returns each topic of a staged batch with the highest partition in its rows; -1 if no row has one."""
     partition = (
         batch.column(PARTITION) if PARTITION in batch.schema.names else pa.nulls(batch.num_rows, pa.int32())
     )

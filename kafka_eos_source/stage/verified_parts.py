@@ -1,4 +1,4 @@
-"""The staged parts of one batch: proved whole, then opened one at a time as often as they are read."""
+"""Verifies the staged parts of one batch, and opens them one at a time."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from kafka_eos_source.stage.files import LocalCopies, StagingFolder
 from kafka_eos_source.stage.paths import RESTART
 
 
-class ProvedParts:
-    """Parts whose length, checksum and number of rows are those that their tasks reported.
+class VerifiedParts:
+    """Parts whose length, checksum and number of rows match the reports of their tasks.
 
-    No file stays open between the proof and the reading: a batch may have thousands of parts, and many
-    processes may open only a thousand files. A part that is opened again is therefore proved again.
+    No file stays open between verification and reading, because a batch may have thousands of parts, and a
+    process can often open only a thousand files. Therefore a part is verified again whenever it is opened.
     """
 
     def __init__(self, folder: StagingFolder, batch: str, parts: Iterable[StagedPart]) -> None:
-        """Proves every part that has rows, before anything is sent to Kafka or a sink.
+        """Verifies every part that has rows, before the driver sends anything to Kafka or another sink.
 
         Raises:
-            StagedPartError: a part is missing or not what its task wrote.
+            StagedPartError: if a part is missing or is not what its task wrote.
         """
         self._folder = folder
         self._batch = batch
@@ -33,17 +33,17 @@ class ProvedParts:
             _check_rows(self._read(part), part, batch)
 
     def batches(self, *, with_changes: bool = False) -> Iterator[pa.RecordBatch]:
-        """The Arrow batches of all parts, in order. May be called again.
+        """Yields the Arrow batches of all parts, in order; can be called again.
 
         Args:
-            with_changes: only of the parts that hold changes of operators' state.
+            with_changes: whether to read only the parts with state changes of operators.
 
         Raises:
-            StagedPartError: a part was removed or changed since it was proved.
+            StagedPartError: if a part was removed or changed since it was verified.
         """
         for part in self._parts:
             if part.shards or not with_changes:
-                # the proof read these very bytes if they are in memory; a file may have been replaced
+                # a file may have been replaced since it was verified; bytes in memory cannot change
                 found = self._read(part) if part.inline is None else pa.py_buffer(part.inline)
                 yield from pa.ipc.open_stream(found)
 
@@ -57,10 +57,11 @@ def _check_rows(found: pa.Buffer, part: StagedPart, batch: str) -> None:
         rows = sum(each.num_rows for each in pa.ipc.open_stream(found))
     except pa.ArrowInvalid as error:
         raise StagedPartError(
-            f"staged part {name} of batch {batch} is no Arrow stream: {error}.", fix=RESTART
+            f"staged part {name} of batch {batch} is not an Arrow IPC stream: {error}.", fix=RESTART
         ) from error
     if rows != part.rows:
         raise StagedPartError(
-            f"staged part {name} of batch {batch} has {rows:,} rows; its task counted {part.rows:,}.",
+            f"staged part {name} of batch {batch} has {rows:,} rows; expected {part.rows:,}, as its task "
+            "reported.",
             fix=RESTART,
         )
