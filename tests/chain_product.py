@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 from unittest.mock import patch
 
-from kafka_eos_source.commit import direct, session, sink_session, sinks, transaction
+from kafka_eos_source.commit import direct, machine, session, sink_session, sinks
 from kafka_eos_source.datasource import writer as writer_module
 from kafka_eos_source.datasource.writer import batch_writer, stream_writer
 from kafka_eos_source.model import GroupOffset, OffsetRange, Offsets, TopicPartition
@@ -105,7 +105,7 @@ def installed(clients: Callable[[], Any], seams: Mapping[str, Any]) -> Iterator[
     """Replaces the clients of Kafka by the model.
 
     Args:
-        clients: makes the `parties.Clients` of the process that runs now.
+        clients: makes the `commit.interfaces.Clients` of the process that runs now.
         seams: what stands for the names that `state.operator.shard` imports.
     """
     with ExitStack() as stack:
@@ -117,7 +117,7 @@ def installed(clients: Callable[[], Any], seams: Mapping[str, Any]) -> Iterator[
         replace(direct, "check_target", lambda _options: None)
         replace(writer_module, "task_begins", lambda: None)
         replace(sink_session, "WatchedSink", lambda sink: sink)
-        for module in (transaction, sinks):
+        for module in (machine, sinks):
             replace(module, "_FIRST_PAUSE_SECONDS", 0.0)
             replace(module, "_LONGEST_PAUSE_SECONDS", 0.0)
         for name, value in seams.items():

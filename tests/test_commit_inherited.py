@@ -8,11 +8,11 @@ import pytest
 from model_broker import Fault, ModelBroker, ModelRows
 from test_commit_transaction import IN, OUT, begun, commit, request, rows
 
+from kafka_eos_source.commit.facts import Batch
 from kafka_eos_source.commit.interfaces import ProducerSession
+from kafka_eos_source.commit.machine import Commit
 from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.commit.transaction import Commit
-from kafka_eos_source.commit.verdict import Batch
 from kafka_eos_source.errors import OutcomeUnknownError
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.identity import Predecessor

@@ -8,11 +8,11 @@ import pytest
 from model_broker import Fault, ModelBroker, ModelRows
 from test_commit_transaction import IN, OUT, begun, request, rows
 
+from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.commit.interfaces import ProducerSession
+from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.request import Cluster, inherited_shards
 from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.commit.transaction import Commit, Result
-from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.errors import (
     AbortableError,
     RestartQueryError,

@@ -14,9 +14,9 @@ from model_broker import Fault, ModelBroker, ModelRows
 from test_commit_transaction import Killed, begun, committed, request, rows
 
 from kafka_eos_source.commit.interfaces import ProducerSession, UndecidedSinks
+from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.sinks import SinkWork
 from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.commit.transaction import Commit, Result
 from kafka_eos_source.errors import (
     FencedError,
     InvalidOptionError,

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from model_broker import TOKENS, Fault, ModelBroker, ModelRows
 from test_commit_transaction import IN, OUT, Killed, begun, committed, request, rows
 
+from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile
 from kafka_eos_source.commit.interfaces import ProducerSession
+from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.commit.transaction import Commit, Result
-from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.errors import (
     AbortableError,
     FencedError,

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_broker import CLUSTER_ID, TOKENS, Fault, ModelBroker, ModelRows
 
+from kafka_eos_source.commit.context import Progress
+from kafka_eos_source.commit.facts import Batch, Digests
 from kafka_eos_source.commit.interfaces import ProducerSession
+from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.sources import SourceRange
 from kafka_eos_source.commit.steps import MOVES, Step, diagram
-from kafka_eos_source.commit.transaction import Commit, Result
-from kafka_eos_source.commit.verdict import Batch, Digests
 from kafka_eos_source.errors import (
     AbortableError,
     FencedError,
@@ -163,7 +164,7 @@ def test_an_unknown_outcome_is_never_aborted_and_settled_by_the_token(after: boo
     assert "abort" not in broker.calls
     assert broker.log == rows(0)
     assert result.step is (Step.SKIPPED if after else Step.COMMITTED)
-    assert result.settled_by_token is after
+    assert result.confirmed_by_token is after
 
 
 def test_a_row_that_was_not_enqueued_fails_the_transaction() -> None:
@@ -256,7 +257,7 @@ def test_a_write_whose_token_another_write_replaced_is_not_written_again(is_comm
         return True
 
     machine._pause.wait = pause  # type: ignore[method-assign,assignment]
-    with pytest.raises(OutcomeUnknownError, match="own token cannot be looked for"):
+    with pytest.raises(OutcomeUnknownError, match="no longer shows whether this write was committed"):
         machine.run()
     assert broker.log == (rows(1) if is_committed else []) + rows(2)
 
@@ -376,9 +377,8 @@ def test_every_step_can_be_left_and_no_end_can() -> None:
 
 
 def test_a_move_that_is_not_listed_is_refused() -> None:
-    machine = Commit(request(0), ModelRows([]), begun(), ProducerSession(), Deadline.after_seconds(1))
     with pytest.raises(AssertionError, match="from OPEN to COMMIT"):
-        machine._move(Step.COMMIT)
+        Progress().move(Step.COMMIT)
 
 
 _CALLS = st.sampled_from(

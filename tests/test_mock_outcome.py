@@ -26,8 +26,8 @@ from mock_commit import (
 )
 
 from kafka_eos_source.commit.interfaces import ProducerSession
+from kafka_eos_source.commit.machine import Result
 from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.commit.transaction import Result
 from kafka_eos_source.errors import OutcomeUnknownError, UnavailableError
 
 ONCE = ["init", "token", "begin", "flush", "offsets", "commit"]

@@ -8,9 +8,10 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from kafka_eos_source.commit.facts import Batch, Held
 from kafka_eos_source.commit.recovered import TokenRecords
 from kafka_eos_source.commit.request import Cluster
-from kafka_eos_source.commit.verdict import Batch, Held, Verdict
+from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
 from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
@@ -83,7 +84,7 @@ class NoCheckpoint:
         return
 
 
-class Staged(Protocol):
+class StagedBatch(Protocol):
     """The rows of a batch, proved whole before the machine starts."""
 
     rows: int

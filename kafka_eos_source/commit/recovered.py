@@ -38,7 +38,7 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
-from kafka_eos_source.commit.verdict import Held
+from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.errors import OperatorError, TokenMissingError
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.protocol.token_record import TokenRecord

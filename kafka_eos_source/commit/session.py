@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 import pyarrow.fs as pafs
 
 from kafka_eos_source.commit import sink_session
+from kafka_eos_source.commit.facts import Batch, Digests
 from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile
 from kafka_eos_source.commit.interfaces import ProducerSession, Sinks
+from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.recovered import TokenRecords
 from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.sources import SourceRange, ranges
 from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.commit.transaction import Commit, Result
-from kafka_eos_source.commit.verdict import Batch, Digests
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.group import GroupOffsets

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kafka_eos_source.commit.verdict import Held
+from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.errors import RestartQueryError, StatefulProcessorError, StateLostError
 from kafka_eos_source.model import ShardReport
 from kafka_eos_source.protocol.token import Token

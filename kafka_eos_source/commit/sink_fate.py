@@ -31,7 +31,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from kafka_eos_source.commit.verdict import Batch, Verdict
+from kafka_eos_source.commit.facts import Batch
+from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.protocol.token import UNDECIDED, Token
 from kafka_eos_source.sinks.contract import SinkTxn
 

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
+from kafka_eos_source.commit.facts import Batch
 from kafka_eos_source.commit.interfaces import missing_sinks
 from kafka_eos_source.commit.sink_fate import Fate, fate, named_by
-from kafka_eos_source.commit.verdict import Batch, Verdict
+from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.errors import (
     KafkaEosError,
     OperatorError,
