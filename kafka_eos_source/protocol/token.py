@@ -30,7 +30,8 @@ _READABLE = (1, FORMAT)
 _TOKEN_START = '{"kafka-eos":'
 _MARK = re.compile(r"kafka-eos:([0-9a-f]{12}):([0-9]{1,19})")
 
-#: Key of what stands in place of a token while an operator's state moves: nobody else may commit then.
+#: Key of the text that replaces the token while an operator's state is moved to other shards. No query may
+#: commit then.
 MOVING = "moving"
 
 
@@ -65,7 +66,8 @@ class PreparedSinks:
     names: tuple[str, ...]
 
 
-#: In a token that a person had written (``onMissingToken``, ``kafka-eos adopt``): it says nothing of sinks.
+#: The sinks of a token that a person wrote (``onMissingToken``, ``kafka-eos adopt``). It decides nothing in
+#: sinks.
 UNDECIDED = PreparedSinks("?", ())
 
 
@@ -139,8 +141,8 @@ class Token:
             None if the metadata holds no full token: a mark, or another program's text.
 
         Raises:
-            OperatorError: the token has a newer format or is damaged. It never counts as "no token".
-            StateError: the state of an operator is being moved to other shards (`state.changelog.move`).
+            OperatorError: if the token has a newer format or is damaged. It never counts as "no token".
+            StateError: if the state of an operator is being moved to other shards (`state.changelog.move`).
         """
         text = metadata.rstrip("\0")
         if not text.startswith(_TOKEN_START):
@@ -185,7 +187,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Mark:
-    """Says that an offset was committed by one of our transactions, and by which one.
+    """Proof that a transaction of this package committed an offset.
 
     Attributes:
         application: hash of the application id, 12 hex digits (`application_hash`).
@@ -206,13 +208,13 @@ class Mark:
 
     @classmethod
     def decode(cls, metadata: str) -> Mark | None:
-        """Reads the mark of an offset, short or as part of a full token.
+        """Reads the mark of an offset, or derives it from a full token.
 
         Returns:
-            None if neither is there: another program committed the offset.
+            None if the metadata holds neither, because another program committed the offset.
 
         Raises:
-            OperatorError, StateError: as `Token.decode`.
+            OperatorError, StateError: see `Token.decode`.
         """
         text = metadata.rstrip("\0")
         found = _MARK.fullmatch(text)
@@ -224,16 +226,19 @@ class Mark:
 
 @lru_cache(maxsize=64)
 def application_hash(application_id: str) -> str:
-    """A short name of an application in marks: the first 48 bits of the SHA-256 of its id, in hex."""
+    """Returns the name of an application in marks: the first 48 bits of the SHA-256 of its id, in hex."""
     return hashlib.sha256(application_id.encode()).hexdigest()[:12]
 
 
 def newest(offsets: Iterable[GroupOffset], application_id: str | None = None) -> Token | None:
-    """The token of the last transaction. Partitions that it did not touch carry older tokens.
+    """Returns the newest token. Partitions that the last transaction did not touch carry older tokens.
 
     Args:
-        offsets: of a consumer group.
-        application_id: only tokens of this application count; None = any.
+        offsets: the committed offsets of a consumer group.
+        application_id: only tokens of this application count; None means any application.
+
+    Returns:
+        None if there is no token.
     """
     tokens = [token for each in offsets if (token := Token.decode(each.metadata)) is not None]
     own = [token for token in tokens if application_id in (None, token.application_id)]
@@ -242,7 +247,7 @@ def newest(offsets: Iterable[GroupOffset], application_id: str | None = None) ->
 
 
 def digest(parts: Iterable[str]) -> str:
-    """64 bits of SHA-256 over these texts, in hex: enough to tell two plans of one batch apart."""
+    """Returns 64 bits of SHA-256 over these texts, in hex: enough to distinguish two plans of one batch."""
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
