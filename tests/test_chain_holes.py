@@ -143,7 +143,7 @@ MUTATIONS: dict[str, tuple[Callable[[], Any], str]] = {
         "adopted_from_the_wrong_start",
     ),
     "the shards' sequence numbers are not compared": (
-        lambda: _patched((machine, "check_shards", _nothing), (ownership, "stand_at", _yes)),
+        lambda: _patched((machine, "check_shards", _nothing), (ownership, "shards_match", _yes)),
         "stale_token_for_a_shard",
     ),
     "there is no genesis token": (

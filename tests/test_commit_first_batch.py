@@ -46,7 +46,10 @@ def test_a_file_of_format_1_promises_nothing_for_its_first_batch(tmp_path: Path)
 
 def test_another_application_id_is_refused(tmp_path: Path) -> None:
     FirstBatchFile(str(tmp_path), OURS).write()
-    with pytest.raises(InvalidOptionError, match=r"committed with application\.id='app'"):
+    with pytest.raises(
+        InvalidOptionError,
+        match=r"committed with application\.id='app', but the query now has application\.id='other'",
+    ):
         FirstBatchFile(str(tmp_path), FirstBatch("other", "query", 0))
 
 

@@ -129,7 +129,7 @@ def test_sequence_numbers_are_compared_and_not_batch_ids() -> None:
 
 
 def test_a_contradiction_is_refused() -> None:
-    with pytest.raises(OperatorError, match=r"batch 9 of query query-1.*sequence number 1; .*batch 5.*forg"):
+    with pytest.raises(OperatorError, match=r"batch 9 of query query-1.*sequence number 1, .*batch 5.*forg"):
         recovered(group(token(1, batch_id=9)), Topic(quick=record(token(5, batch_id=5))))
 
 
@@ -161,8 +161,8 @@ def test_offsets_that_others_committed_after_the_loss_stay_visible() -> None:
     assert [found.is_marked(tp) for tp in (IN, OTHER, OUT)] == [False, False, True]
 
 
-COPIED = pytest.param("id-0", True, "is a copy: .* id-0, and this one has id-1", id="copied")
-INCOMPLETE = pytest.param(TOPIC_ID, False, "committed without a record since", id="incomplete")
+COPIED = pytest.param("id-0", True, "is a copy, .* id id-0, and the id of this topic is id-1", id="copied")
+INCOMPLETE = pytest.param(TOPIC_ID, False, "committed batches without a record since", id="incomplete")
 
 
 @pytest.mark.parametrize(("topic_id", "is_complete", "doubt"), [COPIED, INCOMPLETE])

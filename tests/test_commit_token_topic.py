@@ -301,7 +301,7 @@ def test_a_record_that_may_be_out_of_date_restores_nothing() -> None:
     broker = begun()
     commit(broker, ProducerSession(), 0)
     broker.group.clear()
-    with pytest.raises(TokenMissingError, match="committed without a record"):
+    with pytest.raises(TokenMissingError, match="committed batches without a record"):
         restored(broker, is_complete=False)
     assert not broker.group
     broker.records.clear()

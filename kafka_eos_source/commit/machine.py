@@ -185,7 +185,7 @@ class Commit:
         changed = [str(shard.tp) for shard in self._context.staged.shards if shard.records]
         if changed:
             raise StateLostError(
-                f"onMissingToken=assume_committed cannot be used for batch {batch.batch_id}: its state changes "
+                f"onMissingToken=assume_committed is refused for batch {batch.batch_id}: its state changes "
                 f"are missing in the changelog ({', '.join(changed)}).",
                 fix="start with .option('onMissingToken', 'assume_not_committed').",
             )

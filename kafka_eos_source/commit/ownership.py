@@ -18,7 +18,7 @@ from kafka_eos_source.commit.facts import Batch, Held
 from kafka_eos_source.commit.interfaces import Producer
 from kafka_eos_source.commit.recovered import recover
 from kafka_eos_source.commit.request import Cluster
-from kafka_eos_source.commit.shard_checks import stand_at
+from kafka_eos_source.commit.shard_checks import shards_match
 from kafka_eos_source.commit.sources import OwnOffsets
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.commit.verdict import Verdict, batch_verdict, continues
@@ -58,7 +58,7 @@ def reuse_producer(context: CommitContext, progress: Progress) -> Decision | Non
     else:
         follows = continues(batch, held.token) and not any(each.jump for each in request.sources)
     # a shard whose state is newer than what this process knows proves that another process has committed
-    if not follows or not stand_at(context.staged.shards, held) or not producer.is_clean():
+    if not follows or not shards_match(context.staged.shards, held) or not producer.is_clean():
         return None
     own = request.own(session.cluster)
     resolved = request.batch_on(own, session.topic_ids)
