@@ -1,4 +1,7 @@
-"""Each hole that the chain closes, as a schedule; and each rule of the chain, broken, against one of them."""
+"""Every hole that the chain of tokens closes stays closed, and every rule of the chain is needed.
+
+Each rule is switched off and run against a schedule that must then fail.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.protocol.token import Token, newest
 
-#: What becomes of each schedule: an error that the query is refused with, or nothing if it heals.
+#: The outcome of each schedule: the error that refuses the query, or None if the query heals.
 OUTCOMES = {
     "rolled_back_with_another_limit": None,
     "rolled_back_without_a_jump": None,
@@ -116,7 +119,7 @@ def _skip(*_: object, **__: object) -> Verdict:
     return Verdict.SKIP
 
 
-#: A rule of the chain, how it is broken, and the schedule that shows it.
+#: Rules of the chain, each with a way to break it and the schedule that reveals it.
 MUTATIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "a batch continues by its number instead of its digest": (
         lambda: _patched((verdict, "continues", _by_number), (ownership, "continues", _by_number)),
@@ -126,7 +129,7 @@ MUTATIONS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: _patched((verdict, "is_batch_of", _same_number)),
         "rolled_back_opaque_source",
     ),
-    "offsets without our mark are trusted": (
+    "offsets without a mark are trusted": (
         lambda: _patched((Held, "is_marked", _yes)),
         "moved_offsets",
     ),
@@ -182,11 +185,11 @@ def test_the_model_notices_a_broken_rule(mutation: str) -> None:
 
 def test_every_schedule_has_an_outcome() -> None:
     assert set(OUTCOMES) == set(HOLES)
-    assert shard_checks.check_shards is machine.check_shards, "the mutation breaks what the commit uses"
+    assert shard_checks.check_shards is machine.check_shards, "the mutation patches this function"
 
 
 def test_a_token_that_is_not_the_newest_decides_nothing_in_sinks() -> None:
-    """The newest token is lost, a newer mark says so, and an older token lies under a former anchor."""
+    """The newest token is lost, as a newer mark shows, and a former anchor still carries an older token."""
     world = World()
     try:
         world.start(Query(sinks=(("one", "a"), ("two", "b"))))
