@@ -1,4 +1,4 @@
-"""What the parts of a commit share: the work to do, the decision about it, and the progress so far."""
+"""The records that the parts of a commit share: the work to do, the decision about it, and the progress."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 
 @dataclass(frozen=True)
 class CommitContext:
-    """Everything that the commit of one batch works with, the same for every try.
+    """The inputs of the commit of one batch, the same for every try.
 
     Attributes:
         request: the batch to commit, and how.
@@ -50,7 +50,7 @@ class CommitContext:
 
 @dataclass(frozen=True)
 class Decision:
-    """What one try to commit the batch is going to do, and what it knows.
+    """The verdict of one try to commit the batch, with the facts on which it is based.
 
     Attributes:
         producer: an initialised producer with no open transaction.
@@ -72,7 +72,7 @@ class Decision:
 
 @dataclass
 class Progress:
-    """How far the commit is, and what it remembers from one try to the next.
+    """The progress of a commit, and the facts that it keeps from one try to the next.
 
     Attributes:
         step: the current step.

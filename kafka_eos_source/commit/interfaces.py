@@ -112,7 +112,7 @@ class Sinks(Protocol):
     def resolve_prepared(
         self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline
     ) -> None:
-        """Commits or aborts the work that `list_prepared` found, as the token says."""
+        """Commits or aborts the work that `list_prepared` found, as the token decides."""
 
     def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | None:
         """Prepares the batch in the sinks, with a new sink transaction id.

@@ -1,4 +1,4 @@
-"""The commit of one batch as a state machine: the only place that begins, commits or aborts a transaction.
+"""The commit of one batch as a state machine, which retries until the batch is committed.
 
 The rules, explained in `docs/guarantees.md`:
 
@@ -154,6 +154,7 @@ class Commit:
         Returns:
             None if it committed the genesis token, and the batch itself comes next.
         """
+        # 1. Take ownership and decide. Crash here ⇒ nothing has happened.
         decision = reuse_producer(self._context, self._progress)
         if decision is None:
             self._context.session.drop()
@@ -162,12 +163,14 @@ class Commit:
             return self._skip()
         if decision.batch.once:
             self._refuse_hidden_outcome(decision)
+        # 2. The genesis token begins the chain. Crash here ⇒ the next start finds it, if it was committed.
         if self._needs_genesis(decision):
             self._write_genesis(decision)
             return None
+        # 3. The first-batch file. Crash here ⇒ the next start finds the token, and writes the file.
         if not (decision.batch.versioned or decision.batch.once):
-            # Crash here ⇒ the next start finds the token, and writes the file if it is missing.
             self._context.first_batch.write()
+        # 4. The batch. Crash here ⇒ see the steps of the function.
         if decision.verdict is Verdict.WRITE_TOKEN_ONLY:
             return self._write_token_only(decision)
         return self._write(decision)
@@ -190,8 +193,7 @@ class Commit:
                 fix="start with .option('onMissingToken', 'assume_not_committed').",
             )
         token = replace(self._token(decision, rows=0), sinks=UNDECIDED)
-        # 1. The transaction. Crash before its commit ⇒ nothing is visible, and the query fails again without
-        #    a token.
+        # 1. The transaction. Crash before its commit ⇒ the next start still needs the person's declaration.
         shards = self._context.staged.shards
         self._transaction(decision, token, batch.ends or {}, shards=shards).commit()
         # 2. Sinks have nothing to commit. Crash here ⇒ the next start finds the token.

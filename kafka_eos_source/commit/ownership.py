@@ -113,7 +113,7 @@ def take_ownership(context: CommitContext, progress: Progress) -> Decision:
 
 
 def topics_of(context: CommitContext, own: OwnOffsets) -> set[str]:
-    """The topics whose ids matter: those that the batch read on this cluster, and those that it writes."""
+    """Returns the topics whose ids matter: those that the batch read on this cluster, and its outputs."""
     records = context.session.token_records
     return {*own.topic_ids, *context.staged.topics, *(() if records is None else (records.name,))}
 
@@ -155,7 +155,7 @@ def refuse_changed(
 def _proved_offsets(context: CommitContext) -> Mapping[TopicPartition, GroupOffset] | None:
     """Reads the committed offsets from a coordinator that just accepted an offset commit from this process.
 
-    A sink commits or aborts what the token says, and it does so before a transaction of the batch can prove
+    Sinks commit or abort as the token decides, and they do so before a transaction of the batch can prove
     that the token is up to date (`transaction.Transaction._confirm`). So if a sink holds something prepared,
     which is rare, the proof comes first: a transaction commits an offset and is aborted. Its producer is not
     used again, because a late request to end this transaction could end the next one.

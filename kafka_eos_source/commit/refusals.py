@@ -1,4 +1,7 @@
-"""The errors with which a verdict refuses a batch, each with the facts and a way out."""
+"""The errors with which a verdict refuses a batch.
+
+Each function returns one error; its docstring states the reason for it.
+"""
 
 from __future__ import annotations
 

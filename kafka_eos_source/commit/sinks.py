@@ -233,7 +233,7 @@ class SinkWork:
                 sink.tidy(self._batch_id, _at_least(deadline))
                 if sink.context.store is not None:
                     sink.context.store.sweep()
-            except Exception as error:  # noqa: BLE001 - a user's class may raise anything, and the batch is complete without this
+            except Exception as error:  # noqa: BLE001 - a user's class may raise anything
                 _log.warning(
                     "sink %r could not delete the staged rows of batch %d: %s",
                     name,

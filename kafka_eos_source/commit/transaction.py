@@ -71,16 +71,16 @@ class Transaction:
             KafkaEosError: if a step failed; the caller aborts the transaction if it is open.
         """
         session, deadline, producer = self._session, self._deadline, self._producer
-        # Crash before step 6 ⇒ nothing is visible, and the next owner's init aborts the transaction.
-        # 1. The transaction begins. The client sends nothing yet.
+        # 1. The client begins the transaction, and sends nothing yet. Crash here ⇒ nothing has happened.
         failpoints.reach(f"{point}.before_begin")
         self._progress.move(Step.BEGIN)
         producer.begin()
         self._progress.transactions += 1
         self._progress.begun_at = time.monotonic()
-        # 2. Records and state changes go to Kafka. Without state changes all offsets are known already, so
-        #    the record for the token topic travels with the records. Offsets of a topic that was deleted mean
-        #    nothing in the topic that was created in its place, so they are left out.
+        # 2. Records and state changes go to Kafka. Crash here ⇒ the next owner's init aborts the transaction.
+        #    Without state changes all offsets are known already, so the record for the token topic travels
+        #    with the records. Offsets of a topic that was deleted mean nothing in the topic that was created
+        #    in its place, so they are left out.
         recreated = _recreated(session.topic_ids, self._own)
         offsets = _without(self._offsets, recreated & self._own.lossy_topics)
         written: list[GroupOffset] | None = None
@@ -90,14 +90,14 @@ class Transaction:
         elif self._rows:
             self._produce(None)
         failpoints.reach(f"{point}.after_flush")
-        # 3. Every topic is still the same one.
+        # 3. No topic was replaced. Crash here ⇒ as in step 2.
         self._progress.move(Step.OFFSETS)
         left = _without(offsets, self._check_topic_ids())
         if left != offsets:
             if session.token_records is not None and written is not None:
                 raise AbortableError("a source topic was created again after the offsets had been recorded")
             offsets, written = left, None
-        # 4. Offsets and token join the transaction.
+        # 4. Offsets and token join the transaction. Crash here ⇒ as in step 2.
         try:
             if written is None:
                 written = self._group_offsets(offsets)
@@ -111,10 +111,10 @@ class Transaction:
                 raise
             # a topic was deleted: the next try lists the remaining topics
             raise AbortableError(error.message) from error
-        # 5. The coordinator that accepted them proves that the decision was made on current offsets.
+        # 5. The coordinator that accepted them confirms the facts of the decision. Crash here ⇒ as in step 2.
         self._confirm()
         failpoints.reach(f"{point}.before_commit")
-        # 6. Kafka commits. Crash here ⇒ the outcome is unknown, and the next owner believes the token.
+        # 6. Kafka commits. Crash here ⇒ the next owner finds the outcome in the token.
         self._progress.move(Step.COMMIT)
         self._progress.anchor_before = self._decision.in_group.get(self._request.anchor)
         producer.commit(deadline)
@@ -279,10 +279,10 @@ class Transaction:
 
 
 def _recreated(topic_ids: Mapping[str, str], own: OwnOffsets) -> set[str]:
-    """The source topics that have another id now than when the batch was planned."""
+    """Returns the source topics that have another id now than when the batch was planned."""
     return {topic for topic, planned in own.topic_ids.items() if topic_ids.get(topic, planned) != planned}
 
 
 def _without(offsets: Offsets, topics: Collection[str]) -> dict[TopicPartition, int]:
-    """The offsets of all partitions that do not belong to these topics."""
+    """Returns the offsets of all partitions that do not belong to these topics."""
     return {tp: offset for tp, offset in offsets.items() if tp.topic not in topics}

@@ -129,7 +129,7 @@ def _check_adoption(batch: Batch, token: Token, held: Held, foreign_query: str) 
 
 
 def _refuse_moved_offsets(batch: Batch, held: Held, token: Token) -> None:
-    """Raises OffsetsMovedError if an offset that our last batch committed lacks our mark."""
+    """Raises OffsetsMovedError if another program has committed an offset since the last batch."""
     moved = sorted(tp for tp in batch.starts or {} if tp in held.offsets and not held.is_marked(tp))
     if moved:
         raise refusals.offsets_moved(batch, token, held, moved)

@@ -1,6 +1,6 @@
 """The commit token: the last link of a query's chain of transactions, stored as offset metadata in Kafka.
 
-Each transaction commits its token together with its records, so the token, and not Spark's log, says what
+Each transaction commits its token together with its records, so the token, and not Spark's log, shows what
 Kafka holds. Two forms are stored in the consumer group of the query:
 
 * The **full token** is stored on the anchor partition, on the first source partition and on the changelog
@@ -107,7 +107,7 @@ class Token:
     format: int = FORMAT
 
     def encode(self) -> str:
-        """Compact JSON of less than 1 KB, or 2 KB with counts. A broker accepts 4096 bytes of metadata."""
+        """Returns compact JSON of less than 1 KB, or 2 KB with counts. Brokers accept up to 4096 bytes."""
         return json.dumps(
             {
                 "kafka-eos": FORMAT,
@@ -199,11 +199,11 @@ class Mark:
 
     @classmethod
     def of(cls, token: Token) -> Mark:
-        """The mark of the transaction that a token describes."""
+        """Returns the mark of the transaction that a token describes."""
         return cls(application_hash(token.application_id), token.sequence)
 
     def encode(self) -> str:
-        """Less than 50 bytes: thousands of partitions of one group fit into one request."""
+        """Returns text of less than 50 bytes, so that one request can commit thousands of partitions."""
         return f"kafka-eos:{self.application}:{self.sequence}"
 
     @classmethod

@@ -48,7 +48,7 @@ _LONG_MAX = 2**63 - 1
 
 @dataclass(frozen=True)
 class TokenRecord:
-    """What the token topic holds of one query.
+    """The record of one query in the token topic.
 
     Attributes:
         token: the token of the newest transaction.
@@ -111,7 +111,7 @@ class TokenRecord:
         return self.token.application_id.encode()
 
     def encode(self) -> bytes:
-        """Value of the record."""
+        """Returns the value of the record."""
         fields: dict[str, Any] = {
             _FORMAT_KEY: FORMAT,
             "token": self.token.encode(),
