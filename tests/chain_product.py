@@ -128,7 +128,7 @@ def installed(clients: Callable[[], Any], seams: Mapping[str, Any]) -> Iterator[
 def shard_task(
     query_id: str, batch_id: int, run_id: str, attempt: str, changelog: Any, options: Any, shard: int
 ) -> Any:
-    """Returns the `state.operator.shard.Task` of one task attempt for one shard."""
+    """`state.operator.shard.Task` of one attempt at one shard."""
     return shard_module.Task(
         spark=shard_module.Spark(query_id, batch_id),
         run_id=run_id,
