@@ -113,7 +113,7 @@ class StateWorld:
         return {
             "changelog_client": lambda _kafka, _group: nullcontext(object()),
             "CommittedShard": self._committed_shard,
-            "end_open_transaction": lambda _kafka, transactional_id, _deadline: self.cluster.settle(
+            "end_open_transaction": lambda _kafka, transactional_id, _deadline: self.cluster.initialise(
                 transactional_id
             ),
             "open_restored": self._open_restored,
