@@ -218,7 +218,9 @@ def test_another_application_id_on_the_same_checkpoint_is_refused(query: Query, 
     produce(broker, query.source, rows(0, 50))
     query.run()
     produce(broker, query.source, rows(50, 60))
-    with pytest.raises(PySparkException, match=r"this checkpoint was committed with application\.id"):
+    with pytest.raises(
+        PySparkException, match=r"batches of this checkpoint were committed with application\.id"
+    ):
         query.run(application__id="another")
     assert values(read_back(broker, query.sink)) == rows(0, 50)
 

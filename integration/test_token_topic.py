@@ -302,7 +302,9 @@ def test_the_option_may_come_later_and_go_again(
     assert held(tokens, query).token.batch_id == 1
     query.forget_commit(2)
     admin.delete_group(query.group)
-    with pytest.raises(PySparkException, match=r"TOKEN_MISSING.*batch 1.*committed without a record since"):
+    with pytest.raises(
+        PySparkException, match=r"TOKEN_MISSING.*batch 1.*committed batches without a record since"
+    ):
         restart(query, token__topic=tokens.topic.name)
     assert values(read_back(broker, query.sink)) == rows(0, 60)
 

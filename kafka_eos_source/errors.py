@@ -1,47 +1,47 @@
-"""Every error this package raises, sorted by what the caller should do next.
+"""All errors that this package raises, organised by what the caller should do next.
 
 ::
 
     KafkaEosError
-    ├── RetriableError              call the same thing again
+    ├── RetriableError              make the same call again
     │   ├── StateLockedError        another process has the state open
-    │   ├── SinkRetryableError      a sink outside Kafka cannot do it now
-    │   ├── NotUpToBoundError       the state is not as far yet as the reader asked for
-    │   └── ViewInvalidatedError    what a read_uncommitted view showed was rolled back
-    ├── AbortableError              abort the transaction, begin it again with a new producer
-    ├── OutcomeUnknownError         a commit was sent and not answered: read the token, believe it
-    ├── RestartQueryError           this query (or driver) is done; start it again
+    │   ├── SinkRetryableError      a sink outside Kafka cannot do what was asked now
+    │   ├── NotUpToBoundError       the state has not reached the position that the reader asked for
+    │   └── ViewInvalidatedError    changes that a read_uncommitted view showed were rolled back
+    ├── AbortableError              abort the transaction and begin it again with a new producer
+    ├── OutcomeUnknownError         a commit was sent and not answered: read the token, which decides
+    ├── RestartQueryError           this run of the query cannot continue; start the query again
     │   ├── FencedError             another owner of the transactional id took over
-    │   ├── StagedPartError         a staged part is missing or damaged; a replay stages it anew
-    │   ├── SinkUnfinishedError     a batch is in Kafka, and a sink has not taken it yet: a start finishes it
+    │   ├── StagedPartError         a staged part is missing or damaged; a replay stages it again
+    │   ├── SinkUnfinishedError     Kafka committed a batch, and a sink did not; the next start finishes it
     │   └── StateCorruptedError     a local database is damaged; it is restored from the changelog
-    └── OperatorError               a person must look: nothing will change by trying again
+    └── OperatorError               a person must act; retries do not help
         ├── InvalidOptionError      an option is unknown, malformed or out of range
-        ├── InvalidSchemaError      the frame does not fit the sink's row contract
-        ├── InvalidRecordError      one row cannot become a Kafka record
-        ├── UnavailableError        brokers, topic or staging folder cannot be reached
+        ├── InvalidSchemaError      the frame does not have the columns that the sink needs
+        ├── InvalidRecordError      a row cannot become a Kafka record
+        ├── UnavailableError        brokers, a topic or the staging folder cannot be reached
         ├── SinkUnavailableError    a sink outside Kafka cannot be reached; nothing of the batch is visible
         ├── SinkFailedError         a sink outside Kafka refuses a batch, or lost one
-        ├── SinkUndecidedError      a sink holds a prepared batch, and Kafka forgot what became of it
+        ├── SinkUndecidedError      a sink holds a prepared batch, and no token decides its fate
         ├── AuthorizationError      the cluster refuses the principal
-        ├── DataLossError           offsets the query has not read are gone
-        ├── TokenMissingError       Kafka forgot which batch it holds
+        ├── DataLossError           records that the query has not read are gone
+        ├── TokenMissingError       Kafka lost the token, so it does not show which batch was committed last
         ├── ForeignQueryError       the application.id belongs to another checkpoint
         ├── OffsetsMovedError       another program moved the offsets of the query's consumer group
         ├── CheckpointRolledBackError  the checkpoint is older than what Kafka holds, and overlaps it
         ├── CheckpointAheadError    the checkpoint is newer than what Kafka holds
-        └── StateError              the state of an operator, and how it is used
+        └── StateError              the state of an operator is not usable, or is used wrongly
             ├── StoreClosedError    a store or view was used after it was closed
-            ├── StateFormatError    the database was written by a newer version
+            ├── StateFormatError    a newer version wrote the database
             ├── StateMismatchError  the state belongs to another query, store, schema or number of shards
-            ├── ChangelogError      the changelog topic is not what a changelog must be, or lost its beginning
-            ├── StateLostError      a batch was committed without the state that it made
-            ├── OffsetWentBackError a changelog offset was to become smaller
-            ├── UncommittedBytesError  one micro-batch changes more state than memory may hold
+            ├── ChangelogError      the changelog topic has wrong settings, or lost its first records
+            ├── StateLostError      a batch was committed without its state changes
+            ├── OffsetWentBackError a changelog offset would become smaller
+            ├── UncommittedBytesError  one micro-batch changes more state than the limit allows
             └── StatefulProcessorError  a StatefulProcessor used its handle, state or timers wrongly
 
-The classes follow KIP-1050 (one category, one action) rather than Kafka's error codes. Each message
-starts with a stable condition name in brackets, because Spark hands Python errors on as text only.
+The classes follow KIP-1050 (one category, one action) and not Kafka's error codes. Each message starts with a
+stable condition name in brackets, because Spark passes Python errors on as text only.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from typing import ClassVar
 
 
 class KafkaEosError(Exception):
-    """Root of all errors of this package.
+    """Base class of all errors of this package.
 
     Args:
-        message: what happened, naming the option, column, topic or file and its value.
-        fix: what the reader can do about it; printed after the message.
+        message: what happened, with the option, column, topic or file and its value.
+        fix: what the reader can do about it. It is printed after the message.
     """
 
     condition: ClassVar[str] = "KAFKA_EOS"
@@ -70,91 +70,91 @@ class KafkaEosError(Exception):
 
 
 class RetriableError(KafkaEosError):
-    """The same call may succeed when made again."""
+    """The same call may succeed if it is made again."""
 
     condition = "KAFKA_EOS.RETRIABLE"
 
 
 class AbortableError(KafkaEosError):
-    """The transaction is lost, its rows are not: abort it and begin again with a new producer."""
+    """The transaction failed, but its rows are still staged: abort it and begin again with a new producer."""
 
     condition = "KAFKA_EOS.TRANSACTION_ABORTED"
 
 
 class OutcomeUnknownError(KafkaEosError):
-    """A commit was sent and its answer is not known. Never abort on it: read the token."""
+    """A commit was sent, and its outcome is not known. Do not abort; the token shows the outcome."""
 
     condition = "KAFKA_EOS.OUTCOME_UNKNOWN"
 
 
 class RestartQueryError(KafkaEosError):
-    """This run of the query cannot go on; starting it again is safe and enough."""
+    """This run of the query cannot continue. It is safe to start the query again, and that is enough."""
 
     condition = "KAFKA_EOS.RESTART_QUERY"
 
 
 class FencedError(RestartQueryError):
-    """Another owner of the transactional id initialised after us (KIP-98 fencing)."""
+    """Another owner has initialised the transactional id since, and fenced this one (KIP-98)."""
 
     condition = "KAFKA_EOS.FENCED"
 
 
 class StagedPartError(RestartQueryError):
-    """A staged part is missing, truncated or fails its checksum. Nothing of the batch is visible."""
+    """A staged part is missing, truncated, or has a wrong checksum. Nothing of the batch is visible."""
 
     condition = "KAFKA_EOS.STAGED_PART_DAMAGED"
 
 
 class SinkUnfinishedError(RestartQueryError):
-    """A batch is in Kafka, and a sink did not take it in time. The next start finishes it first."""
+    """Kafka committed a batch, but a sink did not commit it in time. The next start finishes it first."""
 
     condition = "KAFKA_EOS.SINK_UNFINISHED"
 
 
 class OperatorError(KafkaEosError):
-    """Trying again changes nothing: a person must look."""
+    """A person must act, because retries do not help."""
 
     condition = "KAFKA_EOS.OPERATOR"
 
 
 class InvalidOptionError(OperatorError):
-    """An option is unknown, malformed, out of range, or does not go with another."""
+    """An option is unknown, malformed, out of range, or conflicts with another option."""
 
     condition = "KAFKA_EOS.INVALID_OPTION"
 
 
 class InvalidSchemaError(OperatorError):
-    """A frame to be written lacks a column or has one of the wrong type."""
+    """The frame to write lacks a column, or a column has the wrong type."""
 
     condition = "KAFKA_EOS.INVALID_SCHEMA"
 
 
 class InvalidRecordError(OperatorError):
-    """A row cannot become a Kafka record (null topic, partition out of range, too large, ...)."""
+    """A row cannot become a Kafka record (null topic, partition out of range, too large, …)."""
 
     condition = "KAFKA_EOS.INVALID_RECORD"
 
 
 class UnavailableError(OperatorError):
-    """Brokers, a topic or the staging folder cannot be reached within the time allowed."""
+    """Brokers, a topic or the staging folder could not be reached in time."""
 
     condition = "KAFKA_EOS.UNAVAILABLE"
 
 
 class SinkUnavailableError(OperatorError):
-    """A sink outside Kafka could not prepare within the time allowed. Nothing of the batch is visible."""
+    """A sink outside Kafka could not prepare in time. Nothing of the batch is visible."""
 
     condition = "KAFKA_EOS.SINK_UNAVAILABLE"
 
 
 class SinkFailedError(OperatorError):
-    """A sink outside Kafka refuses a batch, or does not have what it had prepared."""
+    """A sink outside Kafka refuses a batch, or no longer has the batch that it prepared."""
 
     condition = "KAFKA_EOS.SINK_FAILED"
 
 
 class SinkUndecidedError(OperatorError):
-    """A sink holds a prepared batch, and the token that would tell what becomes of it is gone."""
+    """A sink holds a prepared batch, and the token that decides its fate is lost."""
 
     condition = "KAFKA_EOS.SINK_UNDECIDED"
 
@@ -166,71 +166,74 @@ class AuthorizationError(OperatorError):
 
 
 class DataLossError(OperatorError):
-    """Offsets that the query has not read are gone (``failOnDataLoss=true``)."""
+    """Records that the query has not read are gone (``failOnDataLoss=true``)."""
 
     condition = "KAFKA_EOS.DATA_LOSS"
 
 
 class TokenMissingError(OperatorError):
-    """The checkpoint says that batches were committed, and Kafka holds no token of them."""
+    """The checkpoint shows that batches were committed, but Kafka holds no token of them."""
 
     condition = "KAFKA_EOS.TOKEN_MISSING"
 
 
 class ForeignQueryError(OperatorError):
-    """The ``application.id`` carries the token of another query (another checkpoint)."""
+    """The newest token of the ``application.id`` belongs to another query (another checkpoint)."""
 
     condition = "KAFKA_EOS.FOREIGN_QUERY"
 
 
 class OffsetsMovedError(OperatorError):
-    """Another program committed offsets in the query's consumer group, such as Kafka's own reset tool."""
+    """Another program, such as Kafka's reset tool, committed offsets in the query's consumer group."""
 
     condition = "KAFKA_EOS.OFFSETS_MOVED"
 
 
 class CheckpointRolledBackError(OperatorError):
-    """The checkpoint is older than what Kafka holds, and the replayed range overlaps it in part."""
+    """The checkpoint is older than what Kafka holds, and Kafka holds a part of the replayed batch."""
 
     condition = "KAFKA_EOS.CHECKPOINT_ROLLED_BACK"
 
 
 class CheckpointAheadError(OperatorError):
-    """The checkpoint starts behind a gap after the token: batches went elsewhere or were lost."""
+    """There is a gap between the token and the batch: batches were written elsewhere or lost."""
 
     condition = "KAFKA_EOS.CHECKPOINT_AHEAD"
 
 
 class StateLockedError(RetriableError):
-    """The database of a shard is open in another process, which the message names."""
+    """Another process, which the message names, has the database of a shard open."""
 
     condition = "KAFKA_EOS.STATE_LOCKED"
 
 
 class SinkRetryableError(RetriableError):
-    """A sink outside Kafka cannot do now what is asked of it."""
+    """A sink outside Kafka cannot do what was asked now; a later call may succeed."""
 
     condition = "KAFKA_EOS.SINK_RETRIABLE"
 
 
 class NotUpToBoundError(RetriableError):
-    """The state does not hold the input yet up to the position that the reader asked for (KIP-796)."""
+    """The state does not yet include the input up to the position that the reader asked for (KIP-796)."""
 
     condition = "KAFKA_EOS.STATE_NOT_UP_TO_BOUND"
 
 
 class ViewInvalidatedError(RetriableError):
-    """What a read_uncommitted view showed was rolled back, or put by until the transaction is decided."""
+    """Changes that a read_uncommitted view showed were rolled back, or set aside until the token decides."""
 
     condition = "KAFKA_EOS.STATE_VIEW_INVALIDATED"
 
 
 class StateCorruptedError(RestartQueryError):
-    """A local database is damaged. Its folder is set aside; the changelog has all that was in it.
+    """A local database is damaged. Its folder is set aside, and the state is restored from the changelog.
 
     Args:
-        reason: ``corrupt``, ``no-offset`` (data that does not say how far it is) or ``topic`` (the changelog
-            topic was deleted and made anew), for metrics and for what to do with the folder.
+        message: what happened.
+        fix: what the reader can do about it.
+        reason: ``corrupt``, ``no-offset`` (the data does not include its changelog offset) or ``topic`` (the
+            changelog topic was deleted and created again). It is a label in metrics and decides what happens
+            to the folder.
     """
 
     condition = "KAFKA_EOS.STATE_CORRUPTED"
@@ -241,7 +244,7 @@ class StateCorruptedError(RestartQueryError):
 
 
 class StateError(OperatorError):
-    """Something about the state of an operator that no retry mends."""
+    """The state of an operator has a problem that no retry can fix."""
 
     condition = "KAFKA_EOS.STATE"
 
@@ -265,19 +268,19 @@ class StateMismatchError(StateError):
 
 
 class ChangelogError(StateError):
-    """The changelog topic is not compacted, has the wrong number of partitions, or lost records."""
+    """The changelog topic is not compacted, has a wrong number of partitions, or lost records."""
 
     condition = "KAFKA_EOS.CHANGELOG"
 
 
 class StateLostError(StateError):
-    """A batch is in Kafka without the state that it made, which was dropped on the way to the sink."""
+    """A batch was committed without its state changes, which were dropped on the way to the sink."""
 
     condition = "KAFKA_EOS.STATE_LOST"
 
 
 class OffsetWentBackError(StateError):
-    """A changelog offset was to become smaller than the one stored."""
+    """A changelog offset would become smaller than the stored one."""
 
     condition = "KAFKA_EOS.STATE_OFFSET"
 
@@ -289,6 +292,6 @@ class UncommittedBytesError(StateError):
 
 
 class StatefulProcessorError(StateError):
-    """A `StatefulProcessor` did what Spark's handle refuses; the message begins with Spark's condition."""
+    """A `StatefulProcessor` did what Spark's handle refuses. The message begins with Spark's condition."""
 
     condition = "KAFKA_EOS.STATEFUL_PROCESSOR"

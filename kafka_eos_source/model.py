@@ -1,4 +1,4 @@
-"""Small frozen records that cross a stage or a process. No behaviour beyond arithmetic on themselves."""
+"""Small immutable records that packages and processes exchange."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STATE_FORMAT_NAME = "kafka-eos-state"
 
 
 class TopicPartition(NamedTuple):
-    """One partition of one topic. Sorts by topic, then number."""
+    """One partition of one topic. Sorts by topic, then by number."""
 
     topic: str
     partition: int
@@ -21,19 +21,19 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
-#: Columns of a read, in their order; ``headers`` only when asked for.
+#: Columns of a read, in their order. ``headers`` is present only with ``includeHeaders=true``.
 READ_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 
-#: Next offset to read, per partition ("end" is excluded, "start" is included, always).
+#: Next offset to read, per partition. A "start" offset is included in a range, an "end" offset is not.
 Offsets = Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True)
 class OffsetRange:
-    """Offsets ``start`` (included) to ``end`` (excluded) of one partition.
+    """The offsets of one partition from ``start`` (included) to ``end`` (excluded).
 
-    The number of *records* in it is at most ``size``: control markers, aborted and compacted-away
-    records take offsets too.
+    The range holds at most ``size`` *records*: control records, aborted records and records that compaction
+    removed take up offsets too.
     """
 
     tp: TopicPartition
@@ -42,28 +42,19 @@ class OffsetRange:
 
     @property
     def size(self) -> int:
+        """Number of offsets in the range."""
         return self.end - self.start
 
 
 @dataclass(frozen=True)
-class SourceOffsets:
-    """What one Kafka source of a micro-batch has read up to, as written in Spark's offset log.
-
-    Attributes:
-        end: next offset to read, per partition.
-        cluster_id: Kafka's id of the cluster read, or None when the source did not say (Spark's own).
-    """
-
-    end: Offsets
-    cluster_id: str | None = None
-
-
-@dataclass(frozen=True)
 class GroupOffset:
-    """One offset of a consumer group: the next one to read, and what was written beside it.
+    """One committed offset of a consumer group.
 
     Attributes:
-        metadata: free text committed atomically with the offset; the token, in our case.
+        tp: the partition.
+        offset: the next offset to read.
+        metadata: text that was committed together with the offset: a token or mark of this package, or the
+            text of another program.
     """
 
     tp: TopicPartition
@@ -73,24 +64,27 @@ class GroupOffset:
 
 @dataclass(frozen=True)
 class ShardReport:
-    """What one task attempt of an operator says of its shard, for the commit of the batch.
+    """The report of one task attempt of an operator about its shard, for the commit of the batch.
 
     Attributes:
-        tp: partition of the changelog, whose number is the shard's.
-        attempt: the task attempt (UUID, hex).
-        shards: how many shards the operator has.
-        query_id, batch_id: Spark's.
-        next_offset: where the shard's changelog ended before this batch: next offset to read, 0 = empty.
-        time_ms: processing time of the batch in this shard, ms since the epoch.
-        event_time_ms: largest event time known to the shard; None = none yet.
-        packets, records: how many packets and changes there are, this report's packet included.
-        sequence: sequence number of the token that the shard's state stands at; -1 = there is no token.
-        skipped: the changelog holds the batch already although Kafka has no token, so the shard made nothing.
+        tp: partition of the changelog; its number is the number of the shard.
+        attempt: id of the task attempt (UUID, hex).
+        shards: number of shards of the operator.
+        query_id, batch_id: Spark's ids of the query and the batch.
+        next_offset: end offset of the shard's changelog before this batch; 0 if the changelog is empty.
+        time_ms: processing time of the batch in this shard, in ms since the epoch.
+        event_time_ms: largest event time that the shard has seen; None if there is none.
+        packets: number of packets, including the packet of this report.
+        records: number of state changes.
+        sequence: sequence number of the token from whose state the shard started; -1 if there is no token.
+        skipped: whether the shard changed nothing because its changelog already holds the batch, although
+            Kafka has no token of it.
         accepts_gap: whether the user accepts that batches were committed without their state
             (``onMissingState=changelog``).
-        failure: why the processor failed on a batch that may be in Kafka already; "" = it did not.
-        pressure: bytes of uncommitted state, as a part of ``statestore.uncommitted.max.bytes``; 0 = no limit.
-        counts: what the shard's processor has counted in all batches, this one included.
+        failure: why the processor failed on a batch that Kafka may already hold; "" if it did not fail.
+        pressure: bytes of uncommitted state as a fraction of ``statestore.uncommitted.max.bytes``; 0 if there
+            is no limit.
+        counts: the counters of the shard's processor over all batches, including this one.
     """
 
     tp: TopicPartition
@@ -113,13 +107,13 @@ class ShardReport:
 
 @dataclass(frozen=True)
 class ShardPart:
-    """The packets of one shard that came in one staged part.
+    """The packets of one shard in one staged part.
 
     Attributes:
         tp: partition of the changelog.
-        attempt: the operator's task attempt that made them.
-        packets: their numbers.
-        report: when its packet is among them.
+        attempt: id of the operator's task attempt that created the packets.
+        packets: numbers of the packets.
+        report: the shard's report, if its packet is among them.
     """
 
     tp: TopicPartition
@@ -130,18 +124,18 @@ class ShardPart:
 
 @dataclass(frozen=True)
 class StagedPart:
-    """One task attempt's rows, made durable and invisible to readers.
+    """The rows of one task attempt, stored durably where readers of Kafka cannot see them.
 
     Attributes:
-        name: file name inside the batch's staging folder, or "" when ``inline`` holds the bytes.
-        rows: rows in it.
+        name: file name in the staging folder of the batch; "" if ``inline`` holds the bytes.
+        rows: number of rows.
         size_bytes: length of the Arrow IPC stream.
-        crc32: CRC-32 (zlib) of those bytes.
-        topics: each output topic in it with the highest partition asked for (-1 = none was).
-        inline: the bytes themselves, when there are few.
-        run_id: the streaming run that the task belonged to ("" in batch writes).
-        shards: changes of operators' state among the rows; None = the frame has no column for them.
-        operators: changelog topics of the operators that ran for the batch on the task's machine.
+        crc32: CRC-32 (zlib) of that stream.
+        topics: each output topic with the highest partition that a row names (-1 if no row names one).
+        inline: the bytes of the stream, if they are few.
+        run_id: Spark's id of the streaming run; "" in batch writes.
+        shards: state changes of operators among the rows; None if the frame has no column for them.
+        operators: changelog topics of the operators that ran for the batch on the host of the task.
     """
 
     name: str

@@ -1,9 +1,9 @@
-"""A model of a Kafka cluster for the chain model: topics, groups, transactional ids, all in memory.
+"""An in-memory Kafka cluster for the chain model: topics, groups and transactional ids.
 
-The model follows the rules of Kafka that exactly-once depends on: a transactional id has one owner at a time,
-a transaction becomes visible as a whole, a topic that was recreated is another topic, and the offsets of a
-group disappear together with their topic. `Process` counts every call that a driver makes, so that a schedule
-can kill it, fail it, or let something else happen at any of them.
+The model follows the rules of Kafka on which exactly-once depends: a transactional id has one owner at a
+time, a transaction becomes visible as a whole, a recreated topic is another topic, and the offsets of a group
+disappear together with their topic. `Process` counts every call that a driver makes, so that at each of them
+a schedule can kill the driver, let the call fail, or let something else happen.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RETENTION_MS = 7 * 24 * 3_600_000
 
 
 class Killed(BaseException):
-    """The driver process died: nothing that it would still do has any effect."""
+    """The driver process died. Nothing that its code still does has any effect."""
 
 
 class Record(NamedTuple):
@@ -37,11 +37,11 @@ class Record(NamedTuple):
 
 @dataclass
 class Interruption:
-    """Something that happens at one call of a driver.
+    """An event that happens at one call of a driver.
 
     Attributes:
         at: the number of the call, counted from the start of the batch, or its name (``commit:after``).
-        action: what happens there; it may raise.
+        action: the event; it may raise.
     """
 
     at: int | str
@@ -53,8 +53,8 @@ class Process:
     """One driver process. Its pooled commit workers keep their producers between batches.
 
     Attributes:
-        stale: how many transactions the next answer about committed offsets is behind: it comes from a group
-            coordinator that was cut off.
+        stale: number of transactions that the next answer about committed offsets lacks, because it comes
+            from a group coordinator that was cut off.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Process:
     workers: dict[int, dict[str, object]] = field(default_factory=dict)
 
     def reach(self, call: str) -> None:
-        """Marks a call of this process; whatever the schedule wants at this moment happens here."""
+        """Records a call of this process, and runs the events that the schedule plans for it."""
         if self.dead:
             raise Killed
         self.calls.append(call)
@@ -83,7 +83,7 @@ class Process:
 
 @dataclass
 class Topic:
-    """One incarnation of a topic. A record of None is an offset without a record, as of a control record."""
+    """One incarnation of a topic. None in a log is an offset without a record, such as a control record."""
 
     name: str
     topic_id: str
@@ -92,11 +92,11 @@ class Topic:
 
 @dataclass
 class Transaction:
-    """What one owner has sent and not committed.
+    """What one owner has sent and not yet committed.
 
     Attributes:
-        seen_ids: ids of topics that the owner was told after it had sent something. A topic that is deleted
-            after that could as well have been deleted after the commit: its records count as written.
+        seen_ids: ids of topics that the owner read after it had sent records. If a topic is deleted after
+            that, it could as well have been deleted after the commit, so its records count as written.
     """
 
     process: Process
@@ -115,7 +115,7 @@ class Written(NamedTuple):
 
 
 class Backwards(NamedTuple):
-    """One of our commits moved an offset back."""
+    """A commit of this package that moved an offset back."""
 
     group: str
     tp: TopicPartition
@@ -167,8 +167,8 @@ class Cluster:
 
     # -- transactions
 
-    def settle(self, transactional_id: str) -> int:
-        """Initialises a transactional id: aborts its open transaction and returns a new epoch."""
+    def initialise(self, transactional_id: str) -> int:
+        """Aborts the open transaction of a transactional id, and returns a new epoch."""
         self.open.pop(transactional_id, None)
         self.epochs[transactional_id] = self.epochs.get(transactional_id, 0) + 1
         return self.epochs[transactional_id]
@@ -194,32 +194,32 @@ class Cluster:
             topic = self.topics.get(tp.topic)
             if topic is not None and topic.topic_id == topic_id:
                 before = self.groups.setdefault(group, {}).get(tp)
-                # an offset that another program moved may be overwritten: the checkpoint is the truth
+                # an offset that another program moved may be overwritten, because the checkpoint is right
                 if before is not None and is_ours(before.metadata) and before.offset > offset.offset:
                     self.backwards.append(Backwards(group, tp, before.offset, offset.offset))
                 self.groups[group][tp] = offset
 
     def offsets(self, group: str, process: Process) -> dict[TopicPartition, GroupOffset]:
-        """What the coordinator that this process asks says of a group."""
+        """Returns the answer of a coordinator to this process; it may be outdated (`Process.stale`)."""
         behind, process.stale = process.stale, 0
         if 0 < behind <= len(self.history):
             return dict(self.history[-behind].get(group, {}))
         return dict(self.groups.get(group, {}))
 
     def is_unstable(self, group: str) -> str | None:
-        """The transactional id of an open transaction that is about to change offsets of the group."""
+        """Returns the id of an open transaction that will change offsets of the group, if there is one."""
         for transactional_id, transaction in self.open.items():
             if any(each == group for each, _ in transaction.offsets):
                 return transactional_id
         return None
 
     def ours(self, group: str) -> dict[TopicPartition, int]:
-        """The offsets that our own transactions committed."""
+        """Returns the offsets that transactions of this package committed."""
         return {tp: each.offset for tp, each in self.groups.get(group, {}).items() if is_ours(each.metadata)}
 
 
 class ModelKafka:
-    """`commit.interfaces.Clients` over the model, as the current driver process uses them."""
+    """The `commit.interfaces.Clients` of one driver process in the model."""
 
     def __init__(self, cluster: Cluster, process: Process) -> None:
         self.cluster = cluster
@@ -244,7 +244,7 @@ class ModelKafka:
 
 
 class ModelProducer:
-    """`commit.interfaces.Producer` over the model."""
+    """The `commit.interfaces.Producer` of the model."""
 
     def __init__(self, cluster: Cluster, process: Process, transactional_id: str) -> None:
         self._cluster = cluster
@@ -255,7 +255,7 @@ class ModelProducer:
 
     def init(self, deadline: Deadline) -> None:
         self._process.reach("init")
-        self._epoch = self._cluster.settle(self._id)
+        self._epoch = self._cluster.initialise(self._id)
         self._process.reach("init:after")
 
     def is_clean(self) -> bool:
@@ -332,7 +332,7 @@ class ModelProducer:
             self._cluster.open.pop(self._id, None)
 
     def close(self) -> None:
-        """The client goes; an open transaction stays until the next owner initialises."""
+        """Does nothing: an open transaction stays until the next owner initialises."""
 
     def _transaction(self) -> Transaction:
         self._fence()
@@ -344,7 +344,7 @@ class ModelProducer:
 
 
 class ModelTopics(NamedTuple):
-    """`kafka.admin.Topics`."""
+    """The `kafka.admin.Topics` of the model."""
 
     partitions: tuple[TopicPartition, ...]
     ids: Mapping[str, str]
@@ -352,7 +352,7 @@ class ModelTopics(NamedTuple):
 
 
 class ModelAdmin:
-    """`plan.source.Admin` over the model."""
+    """The `plan.source.Admin` of the model."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -383,7 +383,7 @@ class ModelAdmin:
         if rival is not None and not self._cluster.open[rival].process.dead:
             raise UnavailableError(f"an open transaction of {rival} holds offsets of group {group_id}")
         if rival is not None:
-            self._cluster.settle(rival)  # by its time-out, for which the client waits
+            self._cluster.initialise(rival)  # the client waits until the transaction times out
         found = self._cluster.groups.get(group_id, {})
         return {tp: each for tp, each in found.items() if tp in partitions}
 
@@ -399,7 +399,7 @@ class ModelAdmin:
 
 
 def records(topic: Topic) -> Iterator[tuple[TopicPartition, int, Record]]:
-    """Every record of a topic with its offset."""
+    """Yields every record of a topic with its partition and offset."""
     for at, log in enumerate(topic.logs):
         for offset, record in enumerate(log):
             if record is not None:

@@ -1,7 +1,7 @@
-"""One schedule for each hole that the chain was built to close, as small as the model finds them.
+"""One schedule for each hole that the chain of tokens closes, as small as the model finds it.
 
-Each runs in a fresh `World` and returns what became of the query. In the code before the chain, all but the
-last few end in a `Violation`: rows lost or doubled without an error.
+Each schedule runs in a new `World`. In the code before the chain of tokens, all but the last few end in a
+`Violation`: rows are lost or duplicated without an error.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ IN = TopicPartition("in", 0)
 
 
 def rolled_back_with_another_limit(world: World) -> None:
-    """A checkpoint is restored from a backup, and the next start reads fewer offsets in one batch."""
+    """A checkpoint is restored from a backup, and the next run reads fewer offsets in one batch."""
     _two_batches(world, Query())
     world.roll_back("q", 1, limit=2)
 
 
 def rolled_back_without_a_jump(world: World) -> None:
-    """The same, but the source does not know the application, so it cannot jump."""
-    _two_batches(world, Query(told=False))
+    """The same, but the source does not know the application.id, so it cannot jump."""
+    _two_batches(world, Query(jumps=False))
     world.roll_back("q", 1, limit=2)
 
 
 def rolled_back_with_more_input_and_no_jump(world: World) -> None:
-    """The next batch after a rollback reaches over the committed offsets."""
-    _two_batches(world, Query(told=False))
+    """After a rollback, the next batch reads beyond the committed offsets, and the source cannot jump."""
+    _two_batches(world, Query(jumps=False))
     world.produce(number=2)
     world.roll_back("q", 1)
 
@@ -48,20 +48,20 @@ def recreated_source_after_the_read(world: World) -> None:
 
 
 def rolled_back_with_more_input(world: World) -> None:
-    """A checkpoint is restored from a backup, and its next batch reaches over the committed offsets."""
+    """A checkpoint is restored from a backup, and its next batch reads beyond the committed offsets."""
     _two_batches(world, Query())
     world.produce(number=2)
     world.roll_back("q", 1)
 
 
 def rolled_back_two_sources_on_one_partition(world: World) -> None:
-    """Two sources read one partition; the checkpoint goes back to where one was faster."""
+    """Two sources read one partition, and the checkpoint is rolled back to where one of them was ahead."""
     _two_batches(world, Query(sources=("eos:in", "eos:in")))
     world.roll_back("q", 1, limit=1)
 
 
 def rolled_back_opaque_source(world: World) -> None:
-    """After a rollback, the same counter of a file source stands for one file more."""
+    """After a rollback, the same offset of a file source stands for one more file."""
     world.start(Query(sources=("files",)))
     for _ in range(2):
         world.add_file()
@@ -77,7 +77,7 @@ def rolled_back_stateful(world: World) -> None:
 
 
 def moved_offsets(world: World) -> None:
-    """Somebody resets the group's offsets, and the checkpoint is rolled back."""
+    """A person resets the offsets of the group, and the checkpoint is rolled back."""
     _two_batches(world, Query())
     world.produce(number=4)
     world.reset("app", IN, 12)
@@ -85,7 +85,7 @@ def moved_offsets(world: World) -> None:
 
 
 def lost_token_of_the_first_batch(world: World) -> None:
-    """The group is deleted after the first batch was committed and before Spark logged that."""
+    """The group is deleted after the first batch was committed, and before Spark logged the commit."""
     world.start(Query())
     world.produce(number=2)
     world.batch("q", interruptions=[("committed", world.kill)])
@@ -102,7 +102,7 @@ def recreated_source_during_a_replay(world: World) -> None:
 
 
 def adopted_after_a_recreated_source(world: World) -> None:
-    """As before, but the checkpoint is lost after the replay, and a new one starts from the group."""
+    """A topic is recreated before a replay; then a new checkpoint starts from the group."""
     world.start(Query(tolerant=True))
     world.produce(number=2)
     world.batch("q", interruptions=[("planned", world.kill)])
@@ -130,7 +130,7 @@ def recreated_output_during_a_commit(world: World) -> None:
 
 
 def adopted_without_fencing(world: World) -> None:
-    """A query with another transactional id adopts a shared group, and the first query runs on."""
+    """A query with another transactional id adopts a shared group, and the first query keeps running."""
     world.start(Query(group_id="shared"))
     world.produce(number=2)
     world.batch("q")
@@ -160,7 +160,7 @@ def two_sinks_on_one_target(world: World) -> None:
 
 
 def names_of_batch_writes_that_collide(world: World) -> None:
-    """Two batch writers whose composed names are alike."""
+    """Two batch writers have composed names that look alike."""
     world.write("orders", "eu-west", 3)
     world.write("orders-eu", "west", 2)
 
@@ -173,7 +173,7 @@ def expired_start_of_an_adoption(world: World) -> None:
 
 
 def adopted_with_two_sources_on_one_partition(world: World) -> None:
-    """Two sources read one partition, one got further, and a new checkpoint starts both from the group."""
+    """Two sources read one partition, one is ahead, and a new checkpoint starts both from the group."""
     world.start(Query(sources=("eos:in", "eos:in")))
     world.produce(number=2)
 
@@ -186,7 +186,7 @@ def adopted_with_two_sources_on_one_partition(world: World) -> None:
 
 
 def rolled_back_one_source_of_two(world: World) -> None:
-    """A checkpoint is restored; one source must jump, and the other one has new records and need not."""
+    """A checkpoint is restored; one source must jump, and the other one only has new records."""
     world.start(Query(sources=("eos:in", "eos:in2")))
     for topic in ("in2", "in"):
         world.produce(topic, number=2)
@@ -202,7 +202,7 @@ def adopted_from_the_wrong_start(world: World) -> None:
 
 
 def killed_before_the_first_commit(world: World) -> None:
-    """The driver dies when it is about to commit its very first batch."""
+    """The driver dies just before it commits the first batch of the query."""
     world.start(Query())
     world.produce(number=2)
     world.batch("q", interruptions=[("send_offsets:after", world.kill), ("flush:after", world.kill)])
@@ -210,7 +210,7 @@ def killed_before_the_first_commit(world: World) -> None:
 
 
 def stale_token_for_the_owner(world: World) -> None:
-    """A fresh owner reads its token from a coordinator that was cut off one transaction ago."""
+    """A new owner reads its token from a coordinator that was cut off one transaction ago."""
     _two_batches(world, Query())
     world.produce(number=4)
     world.batch("q", interruptions=[("committed", world.kill)])
@@ -218,7 +218,7 @@ def stale_token_for_the_owner(world: World) -> None:
 
 
 def stale_token_for_prepared_sinks(world: World) -> None:
-    """The token that names a batch prepared in sinks is younger than the one that a fresh owner is told."""
+    """A new owner reads an old token, and a newer one names a batch that is prepared in sinks."""
     _two_batches(world, Query(sinks=(("one", "a"), ("two", "b"))))
     world.produce(number=2)
     world.batch("q", interruptions=[("sink_commit", world.kill)])
@@ -226,7 +226,7 @@ def stale_token_for_prepared_sinks(world: World) -> None:
 
 
 def shared_group_behind_a_stale_coordinator(world: World) -> None:
-    """A second query shares the group, and a coordinator that was cut off says that the group is empty."""
+    """A second query shares the group, and a coordinator that was cut off returns no offsets."""
     world.start(Query(group_id="shared"))
     world.produce(number=2)
     world.batch("q")
@@ -235,14 +235,14 @@ def shared_group_behind_a_stale_coordinator(world: World) -> None:
 
 
 def stale_token_for_a_shard(world: World) -> None:
-    """A shard reads its token from such a coordinator, and counts on from an older state."""
+    """A shard reads its token from a coordinator that was cut off, and continues from an older state."""
     _two_batches(world, Query(stateful=True))
     world.produce(number=4)
     world.batch("q", interruptions=[("shard_offset", world.stale(1))], host=1)
 
 
 def rival_while_a_first_shard_opens(world: World) -> None:
-    """Another driver commits the first batch after a shard of a slower one has found no token."""
+    """Another driver commits the first batch after a shard of a slower driver has found no token."""
     world.start(Query(stateful=True))
     world.produce(number=4)
     world.batch("q", interruptions=[("restore", world.rival("q"))])
@@ -284,7 +284,11 @@ HOLES: dict[str, Callable[[World], None]] = {
 
 
 def play(hole: Callable[[World], None]) -> World:
-    """Runs a schedule to its end and lets every query catch up; raises `Violation`."""
+    """Runs a schedule to its end, and lets every query catch up.
+
+    Raises:
+        Violation: if a record is lost or duplicated, or a query is refused without a reason.
+    """
     world = World()
     try:
         hole(world)

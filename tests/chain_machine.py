@@ -1,4 +1,4 @@
-"""The state machine of the chain model: hypothesis chooses what happens, and shrinks what goes wrong."""
+"""The state machine of the chain model: Hypothesis chooses the events, and shrinks failing schedules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUERIES = (
     Query(),
     Query(sources=("eos:in", "eos:in2")),
     Query(tolerant=True),
-    Query(told=False),
+    Query(jumps=False),
     Query(sources=("eos:in", "eos:in")),
     Query(sources=("spark:in",)),
     Query(sources=("eos:in", "files")),
@@ -32,7 +32,7 @@ QUERIES = (
     Query(group_id="shared"),
 )
 
-#: What may go wrong. A machine without perils still kills drivers and restarts them.
+#: Kinds of events that may go wrong. A machine without any of them still kills and restarts drivers.
 PERILS = frozenset(
     {
         "faults",
@@ -71,7 +71,7 @@ _INTERRUPTIONS = st.one_of(_kills, _kills, _faults, _faults, _rivals, _recreatio
 
 
 class ChainMachine(RuleBasedStateMachine):
-    """Perils and queries can be narrowed by a subclass, to look for one kind of hole."""
+    """Generates schedules. A subclass can narrow ``perils`` and ``queries``."""
 
     perils: ClassVar[frozenset[str]] = PERILS
     queries: ClassVar[tuple[Query, ...]] = QUERIES
@@ -84,7 +84,7 @@ class ChainMachine(RuleBasedStateMachine):
 
     @initialize(number=st.integers(0, 50), active=st.tuples(*[st.sampled_from(sorted(PERILS))] * 3))
     def start(self, number: int, active: tuple[str, ...]) -> None:
-        """Only a few perils at a time: with all of them, most queries are refused before they get far."""
+        """Starts a query with a few perils. With all of them, most queries would be refused early."""
         self.active = self.perils & frozenset(active)
         query = self.queries[number % len(self.queries)]
         self.world.start(query)
@@ -112,7 +112,7 @@ class ChainMachine(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 1))
     def idle(self, at: int) -> None:
-        """Nothing arrives for so long that the query has to renew its token."""
+        """No record arrives for so long that the query has to renew its token."""
         self.world.idle()
         self.world.batch(self.name(at))
 
@@ -139,7 +139,7 @@ class ChainMachine(RuleBasedStateMachine):
     def roll_back(self, at: int, age: int, limit: int) -> None:
         self.world.roll_back(self.name(at), age, limit=limit)
 
-    @precondition(lambda self: "loss" in self.active and self.query().is_kafka_only and self.query().told)
+    @precondition(lambda self: "loss" in self.active and self.query().is_kafka_only and self.query().jumps)
     @rule(at=st.integers(0, 1), adopt=st.booleans(), from_group=st.booleans())
     def lose_checkpoint(self, at: int, adopt: bool, from_group: bool) -> None:
         self.world.lose(self.name(at), adopt=adopt, from_group=from_group)
@@ -208,7 +208,7 @@ class ChainMachine(RuleBasedStateMachine):
         finally:
             self.world.close()
 
-    # -- inner
+    # -- private
 
     def query(self) -> Query:
         return self.world.places[self.names[0]].query

@@ -1,4 +1,4 @@
-"""The world of the chain model: what may happen to a query, and the multiset that must come of it."""
+"""The world of the chain model: the events that may happen to queries."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ KEYS = (b"a", b"b", b"c")
 
 
 class World(Oracle):
-    """Everything there is."""
+    """A cluster, outside systems, and the queries that run on them."""
 
     def __init__(self) -> None:
         super().__init__()
         self._stack = ExitStack()
         root = "/dev/shm" if os.path.isdir("/dev/shm") else None
         self.root = Path(self._stack.enter_context(tempfile.TemporaryDirectory(dir=root)))
-        #: Whether schedules leave out adoptions that meet a hole which is still open.
+        #: Whether schedules leave out adoptions that run into a known open hole.
         self.worker = 0
         self._numbers = count()
         self.state = StateWorld(self.cluster, self.current)
@@ -53,7 +53,7 @@ class World(Oracle):
         self._stack.close()
 
     def current(self) -> Process:
-        """The process that runs now."""
+        """The process that is running."""
         return self._running[-1]
 
     # -- input
@@ -75,20 +75,20 @@ class World(Oracle):
         self.outside.ticks += number
 
     def idle(self) -> None:
-        """Time passes, nearly as much as the brokers keep the offsets of a group."""
+        """Lets time pass, nearly as long as the brokers keep the offsets of a group."""
         EVENTS["idle for long"] += 1
         self.outside.clock_ms += RETENTION_MS - 60_000
 
     # -- queries
 
     def start(self, query: Query) -> Place:
-        """Creates the query's checkpoint and driver; nothing runs yet."""
+        """Creates the checkpoint and the driver of a query. Nothing runs yet."""
         place = Place(query, Checkpoint(self.root / query.name), self._process())
         self.places[query.name] = place
         return place
 
     def restart(self, name: str, *, new_process: bool = True, **settings: object) -> None:
-        """The next micro-batch is run by a new start of the query."""
+        """Restarts the query before its next micro-batch."""
         place = self.places[name]
         if new_process:
             place.process.dead = True
@@ -137,7 +137,7 @@ class World(Oracle):
         elif outcome in ("failed", "refused"):
             self.restart(name, new_process=False)
         if outcome == "done" and place.settings.adopt:
-            place.settings = replace(place.settings, adopt=False)  # no later start needs it
+            place.settings = replace(place.settings, adopt=False)  # later starts do not need it
         EVENTS[f"batch {outcome}"] += 1
         if outcome == "done":
             place.backups.append(place.checkpoint.snapshot())
@@ -149,7 +149,7 @@ class World(Oracle):
         self.current().kill()
 
     def fail(self, error: type[KafkaEosError]) -> Callable[[], None]:
-        """A call of a client that raises."""
+        """Lets a call of a client raise."""
 
         def action() -> None:
             self.faulted = True
@@ -159,7 +159,7 @@ class World(Oracle):
         return action
 
     def stale(self, behind: int) -> Callable[[], None]:
-        """The next answer about committed offsets comes from a coordinator that was cut off a while ago."""
+        """Lets a coordinator that was cut off give the next answer about committed offsets."""
 
         def action() -> None:
             self._excuse("stale coordinator")
@@ -168,7 +168,7 @@ class World(Oracle):
         return action
 
     def rival(self, name: str, batches: int = 1) -> Callable[[], None]:
-        """While the driver is stopped at a call, another one takes over the query and runs some batches."""
+        """Stops the driver at a call while another driver takes over the query and runs some batches."""
 
         def action() -> None:
             EVENTS["rival"] += 1
@@ -199,25 +199,25 @@ class World(Oracle):
         """Deletes the checkpoint; the query starts again with a new one."""
         place = self.places[name]
         if not self.cluster.ours(place.query.group):
-            return  # nothing that remembers the query would be left, so nothing could refuse it
+            return  # nothing would show that the query ever ran, so nothing could refuse it
         if set(self.cluster.groups[place.query.group]) != set(self.cluster.ours(place.query.group)):
-            return  # to adopt offsets that a person moved is that person's decision
+            return  # whether to adopt offsets that a person moved is that person's decision
         place.checkpoint.restore({})
         place.backups.clear()
         self._excuse("lost checkpoint")
         self.restart(name, adopt=adopt, from_group=from_group)
 
     def copy(self, name: str, to: str) -> None:
-        """A second driver starts from a copy of the checkpoint while the first one lives on."""
+        """Starts a second driver from a copy of the checkpoint while the first one keeps running."""
         place = self.places[name]
         if not place.checkpoint.promises():
-            return  # a copy of nothing is a new query, and which one of the two goes on nobody can say
+            return  # a copy of an empty checkpoint is a new query, and it is open which of the two continues
         twin = self.start(replace(place.query, name=to))
         twin.checkpoint.restore(place.checkpoint.snapshot())
         self._excuse("copied")
 
     def share(self, query: Query, *, adopt: bool) -> None:
-        """Another query starts with the consumer group of the first one, if that group holds anything."""
+        """Starts another query with the consumer group of the first one, if that group holds offsets."""
         if not self.remembered(query.group):
             return
         self._excuse("shared group")
@@ -226,14 +226,14 @@ class World(Oracle):
     # -- what happens to Kafka
 
     def reset(self, group: str, tp: TopicPartition, offset: int) -> None:
-        """Somebody sets an offset of the group with Kafka's own tool."""
+        """Sets an offset of the group, as a person does with Kafka's own tool."""
         adopted = all(each.checkpoint.promises() for each in self.places.values())
         if tp in self.cluster.groups.get(group, {}) and adopted:
             self._excuse("reset")
             self.cluster.groups[group][tp] = GroupOffset(tp, min(offset, self.cluster.end(tp)), "")
 
     def forget(self, group: str, partitions: Collection[TopicPartition] | None = None) -> None:
-        """The group is deleted, or the offsets of some partitions expire."""
+        """Deletes the group, or the offsets of some partitions."""
         offsets = self.cluster.groups.get(group, {})
         gone = [tp for tp in offsets if partitions is None or tp in partitions]
         if not gone or self._would_be_forgotten(lambda tp: tp in gone):
@@ -256,7 +256,7 @@ class World(Oracle):
     # -- batch writes
 
     def write(self, series: str, topic: str, version: int, at: int | str = 0) -> None:
-        """A versioned batch write, written again after a kill."""
+        """Runs a versioned batch write, and repeats it after a kill."""
         EVENTS["batch write"] += 1
         newest = max((v for s, t, v in self.versions if (s, t) == (series, topic)), default=-1)
         rows = self.versions.setdefault((series, topic, version), Counter())
@@ -268,7 +268,7 @@ class World(Oracle):
                 write_once(process, self.root / "staging", series, topic, version, [value])
                 rows[value] = max(
                     rows[value], int(version >= newest)
-                )  # older versions are skipped: versions only grow
+                )  # older versions are skipped, because versions only grow
                 break
             except Killed:
                 process = self._process()
@@ -279,10 +279,10 @@ class World(Oracle):
     # -- the end
 
     def catch_up(self, batches: int = 40) -> None:
-        """Starts every query anew and without faults until it has read everything or is refused.
+        """Restarts every query without faults until it has read everything or is refused.
 
         Args:
-            batches: more than any query needs for what it has not read.
+            batches: an upper bound of the batches that a query needs.
         """
         for name, place in list(self.places.items()):
             for system in SYSTEMS.values():
@@ -301,7 +301,7 @@ class World(Oracle):
             elif outcome != "refused":
                 raise Violation(f"{name} never catches up: {outcome}, {place.refused}")
 
-    # -- inner
+    # -- private
 
     def _process(self, interruptions: Iterable[Interruption] = ()) -> Process:
         return Process(f"driver-{next(self._numbers)}", list(interruptions))

@@ -1,4 +1,4 @@
-"""What must hold in the chain model: a multiset of effects, and a reason for every refusal."""
+"""The oracle of the chain model: every record takes effect once, and every refusal has a reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from kafka_eos_source.errors import KafkaEosError
 
 EVENTS: Counter[str] = Counter()
 
-#: What can be a reason for a refusal. Any of `ALWAYS`, or a fault, is one for a condition not named here.
+#: Events that justify a refusal, by error condition. For other conditions, any event in `ALWAYS` or a fault
+#: does.
 ALWAYS = frozenset(
     {"rival", "copied", "shared group", "recreated", "expired", "reset", "rolled back", "stale coordinator"}
 )
@@ -32,12 +33,12 @@ EXCUSES = {
 
 
 class Violation(AssertionError):
-    """A row was lost, doubled or torn, or a query was refused for no reason."""
+    """A row was lost, duplicated or torn, or a query was refused without a reason."""
 
 
 @dataclass
 class Place:
-    """One checkpoint and the driver that runs on it."""
+    """One checkpoint, and the driver that uses it."""
 
     query: Query
     checkpoint: Checkpoint
@@ -49,11 +50,11 @@ class Place:
 
 
 class Oracle:
-    """Compares what is visible with what was read.
+    """Compares the visible rows with the records that were read.
 
     Attributes:
-        excuses: what happened that may be a reason for a refusal.
-        faulted: whether a client or a sink failed, which a restart may have to mend.
+        excuses: events that may justify a refusal.
+        faulted: whether a client or a sink failed, so that a restart may be necessary.
     """
 
     def __init__(self) -> None:
@@ -66,44 +67,50 @@ class Oracle:
         self._running: list[Process] = []
 
     def check(self) -> None:
-        """What must hold at any moment."""
+        """Checks what must hold at any moment.
+
+        Raises:
+            Violation: if something does not hold.
+        """
         if self._running:
             return
         for group, tp, before, after in self.cluster.backwards:
             readers = [each.query for each in self.places.values() if tp.topic in each.query.topics]
-            # an offset committed at the very moment of an accepted recreation is right again one batch later
+            # an offset that is committed while a topic is recreated, which the user accepts, is right one
+            # batch later
             if not readers or ("recreated" in self.excuses and all(each.tolerant for each in readers)):
                 continue
-            raise Violation(f"group {group}: our commit moved {tp} back from {before} to {after}")
+            raise Violation(f"group {group}: a commit moved {tp} back from {before} to {after}")
         for group in {place.query.group for place in self.places.values()}:
             self._check_group(group)
         self._check_versions()
 
     def effects(self, group: str) -> Counter[str]:
-        """What the queries of one group made visible in the output, by source record."""
+        """Counts how often the queries of one group made each source record visible in the output."""
         found = (each for each in self.cluster.written if each.group == group and each.topic == OUTPUT)
         return Counter(each.record.value.decode().partition("#")[0] for each in found if each.record.value)
 
     def _check_group(self, group: str) -> None:
         effects = self.effects(group)
-        doubled = sorted(effect for effect, times in effects.items() if times > 1)
-        if doubled:
-            raise Violation(f"doubled: {doubled}")
+        duplicated = sorted(effect for effect, times in effects.items() if times > 1)
+        if duplicated:
+            raise Violation(f"duplicated: {duplicated}")
         committed = self.cluster.ours(group)
         query = next(place.query for place in self.places.values() if place.query.group == group)
-        # after a recreation that the user accepts, the group's offsets are right again one batch later
+        # after a topic is recreated, which the user accepts, the offsets of the group are right one batch
+        # later
         accepted = query.tolerant and "recreated" in self.excuses
         for number, source in enumerate(() if accepted else query.sources):
             topic = self.cluster.topics.get(source.partition(":")[2])
             for tp, offset, record in () if topic is None else records(topic):
                 assert record.value is not None
                 if offset < committed.get(tp, 0) and f"{number}|{record.value.decode()}" not in effects:
-                    raise Violation(f"lost: {record.value!r}, which the group's offsets say was read")
+                    raise Violation(f"lost: {record.value!r}, although its offset is committed")
         for name, system in query.sinks:
             mine = Counter({row: n for row, n in SYSTEMS[system].visible().items() if row.startswith(name)})
             for row, times in mine.items():
                 if times > 1:
-                    raise Violation(f"doubled in sink {name}: {row}")
+                    raise Violation(f"duplicated in sink {name}: {row}")
                 if row.partition(":")[2].partition("#")[0] not in effects:
                     raise Violation(f"torn: sink {name} shows {row}, Kafka does not")
         if query.stateful:
@@ -149,11 +156,11 @@ class Oracle:
             return list(self.outside.files)
         if kind == "rate":
             return [f"tick/{tick}" for tick in range(self.outside.ticks)]
-        there = self.cluster.topics.get(topic)
+        existing = self.cluster.topics.get(topic)
         return (
             []
-            if there is None
-            else [record.value.decode() for _, _, record in records(there) if record.value]
+            if existing is None
+            else [record.value.decode() for _, _, record in records(existing) if record.value]
         )
 
     def _check_excuse(self, error: KafkaEosError) -> None:
@@ -164,16 +171,16 @@ class Oracle:
             raise Violation(f"refused without a reason: {error}") from error
 
     def _would_be_forgotten(self, goes: Callable[[TopicPartition], bool]) -> bool:
-        """Whether neither Kafka nor the checkpoint of a query would remember that it ever ran.
+        """Whether neither Kafka nor the checkpoint of a query would show that it ever ran.
 
-        It then is a new query to everybody, and to start from the beginning is what it was told. A token
-        topic (`token.topic`) would be needed to refuse it.
+        Such a query is a new one, and correctly starts from the beginning. Only a token topic
+        (`token.topic`) could refuse it.
         """
         unpromised = (place.query.group for place in self.places.values() if not place.checkpoint.promises())
         return any(all(map(goes, ours)) for group in unpromised if (ours := self.remembered(group)))
 
     def remembered(self, group: str) -> list[TopicPartition]:
-        """Where the group still says whose it is, to queries that do not share its state."""
+        """Returns the partitions whose offsets show queries without its state to whom the group belongs."""
         return [tp for tp in self.cluster.ours(group) if not tp.topic.endswith("-changelog")]
 
     def _excuse(self, what: str) -> None:

@@ -1,7 +1,7 @@
-"""The places where the chain model enters the product, gathered so that a moved module changes one file.
+"""All places where the chain model replaces a part of the product, so that a moved module changes one file.
 
-Everything between these seams is the real code: source planning, staging, packets of state changes, the
-identity file, the offset log, the order of a commit, its verdict and its state machine, the sinks' recovery.
+Everything else is the real code: planning of sources, staging, packets of state changes, the first-batch
+file, the offset log, the state machine of the commit, its verdict, and the recovery of sinks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 from unittest.mock import patch
 
-from kafka_eos_source.commit import direct, session, sink_session, sinks, transaction
+from kafka_eos_source.commit import direct, machine, session, sink_session, sinks
 from kafka_eos_source.datasource import writer as writer_module
 from kafka_eos_source.datasource.writer import batch_writer, stream_writer
 from kafka_eos_source.model import GroupOffset, OffsetRange, Offsets, TopicPartition
@@ -46,7 +46,7 @@ _BROKERS = {"kafka.bootstrap.servers": "model:1"}
 
 
 def is_ours(metadata: str) -> bool:
-    """Whether one of our transactions committed an offset."""
+    """Whether a transaction of this package committed the offset with this metadata."""
     return Mark.decode(metadata) is not None
 
 
@@ -74,14 +74,14 @@ def state_options(options: Mapping[str, str]) -> Any:
 
 @contextmanager
 def task(query_id: str, batch_id: str, run_id: str, partition: int) -> Iterator[None]:
-    """The Spark task that runs now."""
+    """Sets the Spark task that is running."""
     running = StreamingTask(query_id, batch_id, run_id, partition)
     with patch.object(writer_module, "_task", lambda: running):
         yield
 
 
 def worker_globals() -> dict[str, Any]:
-    """What a pooled commit worker keeps between batches; empty, as in a new process."""
+    """Returns the module globals of a new commit worker."""
     return {
         "_sessions": type(session._sessions)(),
         "_opened": type(sink_session._opened)(),
@@ -91,7 +91,7 @@ def worker_globals() -> dict[str, Any]:
 
 @contextmanager
 def worker(kept: Mapping[str, Any]) -> Iterator[None]:
-    """The driver's Python process in which the product runs now."""
+    """Sets the module globals of the commit worker that is running."""
     with (
         patch.object(session, "_sessions", kept["_sessions"]),
         patch.object(sink_session, "_opened", kept["_opened"]),
@@ -102,11 +102,11 @@ def worker(kept: Mapping[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def installed(clients: Callable[[], Any], seams: Mapping[str, Any]) -> Iterator[None]:
-    """Replaces the clients of Kafka by the model.
+    """Replaces the Kafka clients of the product by those of the model.
 
     Args:
-        clients: makes the `parties.Clients` of the process that runs now.
-        seams: what stands for the names that `state.operator.shard` imports.
+        clients: returns the `commit.interfaces.Clients` of the process that is running.
+        seams: replacements for names that `state.operator.shard` imports.
     """
     with ExitStack() as stack:
 
@@ -117,7 +117,7 @@ def installed(clients: Callable[[], Any], seams: Mapping[str, Any]) -> Iterator[
         replace(direct, "check_target", lambda _options: None)
         replace(writer_module, "task_begins", lambda: None)
         replace(sink_session, "WatchedSink", lambda sink: sink)
-        for module in (transaction, sinks):
+        for module in (machine, sinks):
             replace(module, "_FIRST_PAUSE_SECONDS", 0.0)
             replace(module, "_LONGEST_PAUSE_SECONDS", 0.0)
         for name, value in seams.items():

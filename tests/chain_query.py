@@ -1,4 +1,4 @@
-"""A query of the chain model: its options, the writer that Spark would make of them, and its operator."""
+"""A query of the chain model: its options, its writer and its operator."""
 
 from __future__ import annotations
 
@@ -37,16 +37,17 @@ _STATEFUL_ARROW = pa.schema([*_ARROW, (CHANGELOG, pa.binary())])
 
 @dataclass(frozen=True)
 class Query:
-    """A query, as its program states it.
+    """The definition of a query.
 
     Attributes:
-        name: of its checkpoint.
+        name: name of its checkpoint.
         sources: ``eos:<topic>``, ``spark:<topic>``, ``files`` or ``rate``.
-        application_id, group_id: the options; the group is the application by default.
+        application_id, group_id: the options; the group id defaults to the application id.
         stateful: whether it counts records by key in an operator with a changelog.
         sinks: name and system of each external sink.
         tolerant: ``failOnDataLoss=false``.
-        told: whether the source has ``onRolledBackCheckpoint=jump`` and the ``application.id`` it needs.
+        jumps: whether the source has ``onRolledBackCheckpoint=jump`` and the ``application.id`` that it
+            needs.
     """
 
     name: str = "q"
@@ -56,7 +57,7 @@ class Query:
     stateful: bool = False
     sinks: tuple[tuple[str, str], ...] = ()
     tolerant: bool = False
-    told: bool = True
+    jumps: bool = True
 
     @property
     def group(self) -> str:
@@ -64,7 +65,7 @@ class Query:
 
     @property
     def topics(self) -> list[str]:
-        """Those that its Kafka sources read."""
+        """The topics that its Kafka sources read."""
         return [each.partition(":")[2] for each in self.sources if ":" in each]
 
     @property
@@ -90,7 +91,7 @@ def make_sources(
         log = checkpoint.folder / "sources" / str(number)
         if kind == "eos":
             jumps = {**query.names(), "onRolledBackCheckpoint": "jump"}
-            names = jumps if query.told else {}
+            names = jumps if query.jumps else {}
             options = {"startingOffsets": "earliest", "failOnDataLoss": str(not query.tolerant).lower()}
             found.append(EosSource(cluster, process, topic, settings, outside, **options, **names))
         elif kind == "spark":
@@ -103,7 +104,7 @@ def make_sources(
 
 
 class QuerySink:
-    """`chain_spark.Sink`: the real writer in tasks and commit."""
+    """The `chain_spark.Sink` that runs the real writer, in tasks and in the commit."""
 
     def __init__(
         self,
@@ -175,7 +176,7 @@ class QuerySink:
 def write_once(
     process: Process, staging: Path, series: str, topic: str, version: int, rows: Sequence[bytes]
 ) -> None:
-    """One ``df.write`` with ``txnAppId`` and ``txnVersion``, as ``foreachBatch`` makes it."""
+    """One ``df.write`` with ``txnAppId`` and ``txnVersion``, as in ``foreachBatch``."""
     stated = {
         "txnAppId": series,
         "txnVersion": str(version),
@@ -203,7 +204,7 @@ def _key(record: Record) -> bytes:
 
 
 def _tagged(source: int, record: Record) -> bytes:
-    """The effect of one record of one source: the same record read by two sources has two effects."""
+    """Returns the effect of one record of one source. A record that two sources read has two effects."""
     assert record.value is not None
     return b"%d|%s" % (source, record.value)
 

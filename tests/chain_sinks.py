@@ -1,4 +1,4 @@
-"""External two-phase systems for the chain model: what they hold outlives every process that uses them."""
+"""External two-phase systems for the chain model. Their content outlives every process."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from kafka_eos_source.sinks.options import SinkOption
 
 @dataclass
 class System:
-    """One outside system. Two sinks may share it, as two sinks share a folder.
+    """One external system. Two sinks may share it, as two sinks can share a folder.
 
     Attributes:
-        answers: what the next calls of a name answer before anything happens.
+        answers: outcomes of the next calls, by name of the call; such a call has no effect.
     """
 
     process: Callable[[], Process]
@@ -36,7 +36,7 @@ SYSTEMS: dict[str, System] = {}
 
 
 class ModelSink(TwoPhaseSink):
-    """The contract's table of answers over a `System`. Rows are tagged with the name of the sink."""
+    """A sink that follows the table of the contract. It tags rows with its name."""
 
     OPTIONS: ClassVar[tuple[SinkOption, ...]] = (
         SinkOption("system", values.text, "a", "text", "Which of the model's systems."),
@@ -47,8 +47,8 @@ class ModelSink(TwoPhaseSink):
 
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         system = self._reach("prepare")
-        if told := self._told("prepare"):
-            return told
+        if answer := self._scripted("prepare"):
+            return answer
         rows = [row["value"] for batch in staged.batches() for row in batch.to_pylist()]
         if self._key(txn) not in system.committed:
             tagged = [f"{self.context.name}:{row.decode()}" for row in rows if row is not None]
@@ -58,8 +58,8 @@ class ModelSink(TwoPhaseSink):
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         system = self._reach("sink_commit")
-        if told := self._told("commit"):
-            return told
+        if answer := self._scripted("commit"):
+            return answer
         key = self._key(txn)
         if key in system.committed:
             return OK
@@ -73,14 +73,14 @@ class ModelSink(TwoPhaseSink):
         system = SYSTEMS[self.system]
         if system.process().dead:
             raise Killed
-        if told := self._told("abort"):
-            return told
+        if answer := self._scripted("abort"):
+            return answer
         system.prepared.pop(self._key(txn), None)
         return OK
 
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
         system = self._reach("recover")
-        if self._told("recover") is not None:
+        if self._scripted("recover") is not None:
             raise ConnectionError("the system does not answer")
         mine = [txn for txn, _ in system.prepared.values()]
         named = [txn for txn in mine if getattr(txn, "sink", self.context.name) in ("", self.context.name)]
@@ -94,7 +94,7 @@ class ModelSink(TwoPhaseSink):
         system.process().reach(call)
         return system
 
-    def _told(self, call: str) -> Outcome | None:
+    def _scripted(self, call: str) -> Outcome | None:
         waiting = SYSTEMS[self.system].answers.get(call)
         return waiting.pop(0) if waiting else None
 

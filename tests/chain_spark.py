@@ -1,8 +1,8 @@
-"""Spark for the chain model: the micro-batch loop over a checkpoint on disk, and the sources of a query.
+"""A model of Spark for the chain model: the micro-batch loop, its checkpoint on disk, and sources.
 
-The loop follows Spark's ``MicroBatchExecution``: plan, write ``offsets/N``, run the tasks, let the sink
-commit, write ``commits/N``. A restart plans nothing new before it has replayed the last planned batch, and
-it asks the source of batch 0 for its initial offset again.
+The loop follows Spark's ``MicroBatchExecution``: it plans a batch, writes ``offsets/N``, runs the tasks, lets
+the sink commit, and writes ``commits/N``. A restart first replays the last planned batch, and for batch 0 it
+asks the source for its initial offset again.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Row = tuple[bytes, bytes]
 
 
 class SparkConflictError(Exception):
-    """Another driver wrote this entry of the checkpoint's log: Spark stops the query."""
+    """Another driver wrote this entry of the log in the checkpoint, so Spark stops the query."""
 
 
 @dataclass
 class Outside:
-    """What the sources read that are not on the cluster, and the clock."""
+    """The clock, and the input of sources that do not read Kafka."""
 
     files: list[str] = field(default_factory=list)
     ticks: int = 0
@@ -43,13 +43,13 @@ class Outside:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a start of the query may change.
+    """Settings that a restart of the query may change.
 
     Attributes:
-        limit: offsets, files or ticks in one micro-batch; 0 = no limit.
-        adopt: whether the sink and the operator adopt what another checkpoint left.
-        from_group: whether a new checkpoint starts from the group's offsets.
-        missing: ``onMissingToken``.
+        limit: offsets, files or ticks in one micro-batch; 0 means no limit.
+        adopt: whether the sink and the operator adopt the work of another checkpoint.
+        from_group: whether a new checkpoint starts from the offsets of the group.
+        missing: option ``onMissingToken``.
     """
 
     limit: int = 0
@@ -59,7 +59,7 @@ class Settings:
 
 
 class Source(Protocol):
-    """One source of a query, as Spark sees it: offsets are JSON text, None = no offset yet."""
+    """One source of a query, as Spark sees it. Offsets are JSON text; None means no offset yet."""
 
     def initial(self) -> str | None: ...
     def latest(self, start: str | None) -> str | None: ...
@@ -67,7 +67,7 @@ class Source(Protocol):
 
 
 class EosSource:
-    """Ours: the real `SourcePlan` over the model's brokers."""
+    """The source of this package: the real `SourcePlan`, with the brokers of the model."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class EosSource:
 
 
 class SparkKafkaSource:
-    """Spark's own Kafka source: no ``"@"``, and the start of batch 0 is kept in the checkpoint."""
+    """Spark's own Kafka source: it logs no ``"@"``, and keeps the start of batch 0 in the checkpoint."""
 
     def __init__(self, cluster: Cluster, process: Process, topic: str, settings: Settings, log: Path) -> None:
         self._cluster, self._process, self._topic = cluster, process, topic
@@ -151,7 +151,7 @@ class SparkKafkaSource:
 
 
 class FileSource:
-    """Spark's file source: the offset is a counter, and a log in the checkpoint says which files it means."""
+    """Spark's file source: its offset is a counter, and a log in the checkpoint lists the files."""
 
     def __init__(self, outside: Outside, process: Process, settings: Settings, log: Path) -> None:
         self._outside, self._process, self._limit, self._log = outside, process, settings.limit, log
@@ -184,7 +184,7 @@ class FileSource:
 
 
 class RateSource:
-    """A counter that grows with time."""
+    """Spark's rate source: a counter that grows with time."""
 
     def __init__(self, outside: Outside, process: Process, settings: Settings) -> None:
         self._outside, self._process, self._limit = outside, process, settings.limit
@@ -204,7 +204,7 @@ class RateSource:
 
 
 class Sink(Protocol):
-    """The tasks of one micro-batch, and the commit of what they made."""
+    """Runs the tasks of one micro-batch, and commits their rows."""
 
     def run(
         self, query_id: str, batch_id: int, run_id: str, rows: Sequence[tuple[int, Record]]
@@ -244,11 +244,11 @@ class Checkpoint:
         return [None if line == "-" else line for line in lines]
 
     def promises(self) -> bool:
-        """Whether the checkpoint says that Kafka must hold a token."""
+        """Whether the checkpoint records that Kafka must hold a token."""
         return (self.folder / "kafka-eos" / "identity.json").exists()
 
     def snapshot(self) -> dict[str, bytes]:
-        """The folder as a backup has it."""
+        """Returns the content of the folder, for a backup."""
         files = (each for each in self.folder.rglob("*") if each.is_file())
         return {str(each.relative_to(self.folder)): each.read_bytes() for each in files}
 
@@ -261,7 +261,7 @@ class Checkpoint:
 
 
 class Run:
-    """One start of a query: Spark's ``MicroBatchExecution``."""
+    """One run of a query: Spark's ``MicroBatchExecution``."""
 
     def __init__(
         self,
@@ -289,7 +289,7 @@ class Run:
             self._batch_id, self._committed, self._planned = last + 1, list(self._available), False
 
     def batch(self) -> bool:
-        """Runs one micro-batch; False if there is nothing to do."""
+        """Runs one micro-batch. Returns False if there is nothing to do."""
         if not self._planned and not self._plan():
             return False
         rows: list[tuple[int, Record]] = []

@@ -1,8 +1,7 @@
-"""The stateful part of the chain model: shards whose store is a dict, under the operator's real decisions.
+"""The stateful part of the chain model: the operator's real decisions, with a dict as the database.
 
-`state.operator.shard.open_shard` runs as it is. Only its clients are replaced: the committed offset comes
-from the model cluster, the database is a dict with pending attempts, and a restore reads the changelog from
-the model cluster.
+`state.operator.shard.open_shard` is the real code. The model replaces its clients: the committed offset and
+the changelog come from the model cluster, and the database is a dict with pending changes of task attempts.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ SHARDS = 2
 
 @dataclass
 class Disk:
-    """What one executor keeps of one shard."""
+    """The local data of one shard on one executor."""
 
     topic_id: str
     data: dict[bytes, bytes] = field(default_factory=dict)
@@ -40,7 +39,7 @@ class Disk:
 
 
 class ModelStore:
-    """`TransactionalStateStore`, as far as `open_shard` uses it."""
+    """The part of `TransactionalStateStore` that `open_shard` uses."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
@@ -90,7 +89,7 @@ class ModelStore:
         return 0
 
     def close(self) -> None:
-        """A dict has nothing to close."""
+        """Does nothing, because a dict needs no closing."""
 
 
 Disks = dict[tuple[int, str, str, int], Disk]
@@ -98,10 +97,10 @@ Disks = dict[tuple[int, str, str, int], Disk]
 
 @dataclass
 class StateWorld:
-    """Executors with their disks.
+    """The executors and their disks.
 
     Attributes:
-        host: the executor on which tasks run now.
+        host: the executor that runs the tasks.
     """
 
     cluster: Cluster
@@ -110,11 +109,11 @@ class StateWorld:
     host: int = 0
 
     def seams(self) -> dict[str, Any]:
-        """What stands for the names that the operator imports."""
+        """Returns replacements for the names that the operator imports."""
         return {
             "changelog_client": lambda _kafka, _group: nullcontext(object()),
             "CommittedShard": self._committed_shard,
-            "end_open_transaction": lambda _kafka, transactional_id, _deadline: self.cluster.settle(
+            "end_open_transaction": lambda _kafka, transactional_id, _deadline: self.cluster.initialise(
                 transactional_id
             ),
             "open_restored": self._open_restored,
@@ -201,10 +200,10 @@ class _Committed:
 def count_rows(
     task: shard_module.ShardTask, rows: Collection[tuple[bytes, bytes]]
 ) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-    """Runs one shard over one micro-batch: counts records by key.
+    """Runs one shard for one micro-batch. The operator counts records by key.
 
     Returns:
-        The output rows, each numbered within its key, and the packets of changes.
+        The output rows, each with its number within its key, and the packets of state changes.
     """
     with shard_module.open_shard(task) as opened:
         if not isinstance(opened, shard_module.OpenShard):
@@ -219,7 +218,7 @@ def count_rows(
 
 
 def changelog_state(cluster: Cluster, topic: str) -> dict[bytes, int]:
-    """The state that the committed changelog holds."""
+    """Returns the state that the committed changelog holds."""
     state: dict[bytes, int] = {}
     for log in cluster.topics[topic].logs:
         for record in log:
@@ -232,7 +231,7 @@ def changelog_state(cluster: Cluster, topic: str) -> dict[bytes, int]:
 
 @contextmanager
 def on_host(world: StateWorld, host: int) -> Iterator[None]:
-    """Tasks run on this executor."""
+    """Runs the next tasks on this executor."""
     before, world.host = world.host, host
     try:
         yield

@@ -17,13 +17,13 @@ from confluent_kafka import TopicPartition as ClientTopicPartition
 from mock_cluster import MockCluster
 from mock_log import Entry, commits, committed, read
 
+from kafka_eos_source.commit.facts import Batch, Digests
 from kafka_eos_source.commit.interfaces import ProducerSession
+from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.recovered import TokenRecords
 from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.session import KafkaClients
 from kafka_eos_source.commit.sources import SourceRange
-from kafka_eos_source.commit.transaction import Commit, Result
-from kafka_eos_source.commit.verdict import Batch, Digests
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Token, newest
@@ -65,7 +65,7 @@ class MockKafka:
         genesis = Token(APPLICATION_ID, "query", "run", 0, -1, "", "d0", 0).encode()
         self.hold([GroupOffset(SOURCE, 0, genesis), GroupOffset(TopicPartition(OUTPUT, 0), 0, genesis)])
 
-    # parties.Clients
+    # commit.interfaces.Clients
     def producer(self, transactional_id: str) -> WatchedProducer:
         return WatchedProducer(self._clients.producer(transactional_id), self)
 

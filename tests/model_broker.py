@@ -49,7 +49,7 @@ class ModelBroker:
     lose_records: int = 0
     dead: bool = False
 
-    # parties.Clients
+    # commit.interfaces.Clients
     def producer(self, transactional_id: str) -> ModelProducer:
         return ModelProducer(self)
 

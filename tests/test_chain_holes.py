@@ -1,4 +1,7 @@
-"""Each hole that the chain closes, as a schedule; and each rule of the chain, broken, against one of them."""
+"""Every hole that the chain of tokens closes stays closed, and every rule of the chain is needed.
+
+Each rule is switched off and run against a schedule that must then fail.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,13 @@ from chain_product import TopicPartition
 from chain_query import OUTPUT, Query
 from chain_sinks import SYSTEMS
 
-from kafka_eos_source.commit import shard_checks, transaction, verdict
-from kafka_eos_source.commit.verdict import Batch, Held, Verdict
+from kafka_eos_source.commit import machine, ownership, shard_checks, transaction, verdict
+from kafka_eos_source.commit.facts import Batch, Held
+from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.protocol.token import Token, newest
 
-#: What becomes of each schedule: an error that the query is refused with, or nothing if it heals.
+#: The outcome of each schedule: the error that refuses the query, or None if the query heals.
 OUTCOMES = {
     "rolled_back_with_another_limit": None,
     "rolled_back_without_a_jump": None,
@@ -115,17 +119,17 @@ def _skip(*_: object, **__: object) -> Verdict:
     return Verdict.SKIP
 
 
-#: A rule of the chain, how it is broken, and the schedule that shows it.
+#: Rules of the chain, each with a way to break it and the schedule that reveals it.
 MUTATIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "a batch continues by its number instead of its digest": (
-        lambda: _patched((verdict, "continues", _by_number), (transaction, "continues", _by_number)),
+        lambda: _patched((verdict, "continues", _by_number), (ownership, "continues", _by_number)),
         "rolled_back_without_a_jump",
     ),
     "a batch is the token's by its number instead of its digest": (
         lambda: _patched((verdict, "is_batch_of", _same_number)),
         "rolled_back_opaque_source",
     ),
-    "offsets without our mark are trusted": (
+    "offsets without a mark are trusted": (
         lambda: _patched((Held, "is_marked", _yes)),
         "moved_offsets",
     ),
@@ -142,11 +146,11 @@ MUTATIONS: dict[str, tuple[Callable[[], Any], str]] = {
         "adopted_from_the_wrong_start",
     ),
     "the shards' sequence numbers are not compared": (
-        lambda: _patched((transaction, "check_shards", _nothing), (transaction, "stand_at", _yes)),
+        lambda: _patched((machine, "check_shards", _nothing), (ownership, "shards_match", _yes)),
         "stale_token_for_a_shard",
     ),
     "there is no genesis token": (
-        lambda: _patched((transaction.Commit, "_needs_genesis", _no)),
+        lambda: _patched((machine.Commit, "_needs_genesis", _no)),
         "killed_before_the_first_commit",
     ),
     "tokens of any application count": (
@@ -154,7 +158,7 @@ MUTATIONS: dict[str, tuple[Callable[[], Any], str]] = {
         "adopted_without_fencing",
     ),
     "ids of source topics are not compared": (
-        lambda: _patched((transaction.Commit, "_check_topic_ids", _no_topics)),
+        lambda: _patched((transaction.Transaction, "_check_topic_ids", _no_topics)),
         "recreated_source_after_the_read",
     ),
     "offsets of a recreated topic are committed": (
@@ -162,11 +166,11 @@ MUTATIONS: dict[str, tuple[Callable[[], Any], str]] = {
         "recreated_source_while_rows_are_written",
     ),
     "ids of output topics are not compared": (
-        lambda: _patched((transaction.Commit, "_check_topic_ids", _no_topics)),
+        lambda: _patched((transaction.Transaction, "_check_topic_ids", _no_topics)),
         "recreated_output_during_a_commit",
     ),
     "the token is not read again before the commit": (
-        lambda: _patched((transaction.Commit, "_confirm", _nothing)),
+        lambda: _patched((transaction.Transaction, "_confirm", _nothing)),
         "stale_token_for_the_owner",
     ),
 }
@@ -181,11 +185,11 @@ def test_the_model_notices_a_broken_rule(mutation: str) -> None:
 
 def test_every_schedule_has_an_outcome() -> None:
     assert set(OUTCOMES) == set(HOLES)
-    assert shard_checks.check_shards is transaction.check_shards, "the mutation breaks what the commit uses"
+    assert shard_checks.check_shards is machine.check_shards, "the mutation patches this function"
 
 
 def test_a_token_that_is_not_the_newest_decides_nothing_in_sinks() -> None:
-    """The newest token is lost, a newer mark says so, and an older token lies under a former anchor."""
+    """The newest token is lost, as a newer mark shows, and a former anchor still carries an older token."""
     world = World()
     try:
         world.start(Query(sinks=(("one", "a"), ("two", "b"))))

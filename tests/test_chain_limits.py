@@ -1,4 +1,4 @@
-"""T44 for every limit: a restored checkpoint whose batches have other boundaries, with and without state."""
+"""T44: a restored checkpoint whose next batches have other boundaries, for every limit."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from chain_query import Query
 
 from kafka_eos_source.errors import CheckpointRolledBackError
 
-#: Records before the copy of the checkpoint, after it, and after it was restored.
+#: Number of records before the backup of the checkpoint, after it, and after the restore.
 BEFORE, AFTER, LATER = 50, 200, 50
 LIMITS = range(1, BEFORE + AFTER + LATER + 1)
 
 
 def restored(query: Query, limit: int) -> BaseException | None:
-    """Runs the query over a restored checkpoint; raises `Violation` if a row is lost or doubled.
+    """Runs a query on a restored checkpoint.
 
     Returns:
-        The error that the query was refused with; None if it caught up.
+        The error that refused the query; None if it caught up.
+
+    Raises:
+        Violation: if a row is lost or duplicated.
     """
     world = World()
     try:
@@ -36,10 +39,10 @@ def restored(query: Query, limit: int) -> BaseException | None:
 @pytest.mark.parametrize("stateful", [False, True], ids=["stateless", "stateful"])
 @pytest.mark.parametrize("first", range(1, 11))
 def test_t44_with_every_limit_from_1_to_300(first: int, stateful: bool) -> None:
-    """A source that jumps heals with every limit; one that reads again heals where a batch ends as before."""
+    """A source that jumps heals with every limit; another one only if a batch ends where one ended before."""
     for limit in LIMITS[first - 1 :: 10]:
         assert restored(Query(stateful=stateful), limit) is None, limit
-        refused = restored(Query(stateful=stateful, told=False), limit)
+        refused = restored(Query(stateful=stateful, jumps=False), limit)
         heals = AFTER % limit == 0
         assert (refused is None) is heals, (limit, refused)
         assert heals or isinstance(refused, CheckpointRolledBackError)

@@ -1,7 +1,7 @@
-"""The chain model, explored: whatever happens, each record takes effect once or the query is refused by name.
+"""Explores the chain model: each record takes effect once, or a named error refuses the query.
 
-``KAFKA_EOS_MODEL_EXAMPLES`` sets how many schedules are tried; each run with it tries others. Without it, the
-same schedules are tried every time.
+``KAFKA_EOS_MODEL_EXAMPLES`` sets the number of schedules; with it, each run tries other ones. Without it,
+every run tries the same schedules.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 EXAMPLES = int(os.environ.get("KAFKA_EOS_MODEL_EXAMPLES", "0"))
-#: Two sinks on one target share the ids of their prepared work (`test_chain_holes.OPEN`).
+#: Queries whose sinks do not share a target.
 _SAFE = tuple(query for query in QUERIES if len({system for _, system in query.sinks}) == len(query.sinks))
 _SETTINGS = settings(
     max_examples=max(1, EXAMPLES // len(_SAFE)) if EXAMPLES else 30,
@@ -29,14 +29,14 @@ _SETTINGS = settings(
 
 
 def _explore(perils: frozenset[str]) -> Counter[str]:
-    """Explores each kind of query for itself; raises what was found, with the schedule that shows it."""
+    """Explores each kind of query, and returns how often each event happened."""
     before = Counter(EVENTS)
     for number, query in enumerate(_SAFE):
         machine: type[ChainMachine] = type(
             "Machine", (ChainMachine,), {"perils": perils, "queries": (query,)}
         )
         if not EXAMPLES:
-            machine = seed(number)(machine)  # the same schedules every time, others for each query
+            machine = seed(number)(machine)  # each query has its own schedules, the same every time
         run_state_machine_as_test(machine, settings=_SETTINGS)
     return Counter(EVENTS) - before
 
@@ -50,7 +50,7 @@ def test_crashes_and_restarts_alone_never_refuse_lose_or_double() -> None:
 
 @pytest.fixture(scope="module")
 def reached() -> Counter[str]:
-    """What happened in a run with everything that can go wrong."""
+    """The events of a run with every peril."""
     return _explore(PERILS)
 
 

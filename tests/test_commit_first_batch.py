@@ -1,4 +1,4 @@
-"""The first-batch file, which says in a checkpoint that Kafka must hold a token."""
+"""The first-batch file, which records in a checkpoint that Kafka must hold a token."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_first_one_stays(tmp_path: Path) -> None:
 
 
 def test_a_file_of_format_1_promises_nothing_for_its_first_batch(tmp_path: Path) -> None:
-    """It was written before the first batch was committed, so that batch may have no token."""
+    """Format 1 wrote the file before it committed the first batch, so that batch may have no token."""
     (tmp_path / "kafka-eos").mkdir()
     old = {"application_id": "app", "query_id": "query", "first_batch": 3}
     (tmp_path / "kafka-eos/identity.json").write_text(json.dumps(old))
@@ -46,7 +46,10 @@ def test_a_file_of_format_1_promises_nothing_for_its_first_batch(tmp_path: Path)
 
 def test_another_application_id_is_refused(tmp_path: Path) -> None:
     FirstBatchFile(str(tmp_path), OURS).write()
-    with pytest.raises(InvalidOptionError, match=r"committed with application\.id='app'"):
+    with pytest.raises(
+        InvalidOptionError,
+        match=r"committed with application\.id='app', but the query now has application\.id='other'",
+    ):
         FirstBatchFile(str(tmp_path), FirstBatch("other", "query", 0))
 
 
@@ -79,7 +82,7 @@ def test_a_batch_without_a_record_withdraws_the_token_topic_before_it_is_written
     again = FirstBatchFile(str(tmp_path), with_topic("tokens"))
     assert not again.has_all_tokens("tokens")
     again.write()
-    assert not again.has_all_tokens("tokens"), "only a transaction with a record brings it back"
+    assert not again.has_all_tokens("tokens"), "only a transaction with a record confirms the topic again"
     again.confirm_token_topic()
     found = FirstBatchFile(str(tmp_path), with_topic("tokens"))
     assert found.has_all_tokens("tokens")
@@ -104,7 +107,7 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
 
 
 class Meanwhile:
-    """A file system on which another driver writes the file just before this one moves its own there."""
+    """A file system on which another driver writes the file just before this one moves its own."""
 
     def __init__(self, checkpoint: str) -> None:
         self._fs: Any = file_system(checkpoint)[0]
@@ -121,7 +124,7 @@ class Meanwhile:
 def test_two_drivers_that_write_at_the_same_moment_agree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark's log stops one of them; that none fails here leaves it to that."""
+    """Neither driver fails here; Spark's log stops one of them later."""
     real = file_system(str(tmp_path))
     file = FirstBatchFile(str(tmp_path), OURS)
     answers = iter([(Meanwhile(str(tmp_path)), real[1])])

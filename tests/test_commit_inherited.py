@@ -1,4 +1,4 @@
-"""A group that another query wrote before: none of its tokens outlives the first batch of the new session."""
+"""The first batch of a new query replaces all tokens of the query that used the group before."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 from model_broker import Fault, ModelBroker, ModelRows
 from test_commit_transaction import IN, OUT, begun, commit, request, rows
 
+from kafka_eos_source.commit.facts import Batch
 from kafka_eos_source.commit.interfaces import ProducerSession
+from kafka_eos_source.commit.machine import Commit
 from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.commit.transaction import Commit
-from kafka_eos_source.commit.verdict import Batch
 from kafka_eos_source.errors import OutcomeUnknownError
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.identity import Predecessor
@@ -24,7 +24,7 @@ OLD = TopicPartition("old", 0)
 
 @pytest.fixture
 def broker() -> ModelBroker:
-    """Batches 0 to 3 of ``query``, which wrote another topic in its youth."""
+    """A broker with batches 0 to 3 of ``query``, which also wrote another topic earlier."""
     broker = begun()
     broker.topics["old"] = 1
     session = ProducerSession()
@@ -41,7 +41,7 @@ def run(broker: ModelBroker, what: CommitRequest, staged: list[str]) -> Step:
 
 
 def of_new_query(batch_id: int) -> CommitRequest:
-    """Its batch 0 starts where batch 3 of the other one ended."""
+    """Returns a batch of the new query, whose batch 0 starts where batch 3 of the other query ended."""
     later = request(4 + batch_id)
     return replace(later, batch=replace(later.batch, query_id="new", batch_id=batch_id))
 
@@ -49,7 +49,7 @@ def of_new_query(batch_id: int) -> CommitRequest:
 def test_an_adopting_query_is_known_to_its_next_driver(broker: ModelBroker) -> None:
     adopting = replace(of_new_query(0), foreign_query="adopt")
     assert run(broker, adopting, rows(4)) is Step.COMMITTED
-    assert broker.group[OLD].offset == 77, "where the other query stood there"
+    assert broker.group[OLD].offset == 77, "the offset of the other query is kept"
     for again in (of_new_query(0), adopting):
         assert run(broker, again, rows(4)) is Step.SKIPPED
     assert run(broker, of_new_query(1), rows(5)) is Step.COMMITTED
@@ -59,7 +59,7 @@ def test_an_adopting_query_is_known_to_its_next_driver(broker: ModelBroker) -> N
 
 @pytest.mark.parametrize("anchors", [("old", "out"), ("out", "old")])
 def test_batch_writes_of_one_application_id_to_two_topics(anchors: tuple[str, str]) -> None:
-    """The answer of the second one's commit is lost: it must find its own token, not the first one's."""
+    """The commit of the second write is not answered: it must find its own token, not that of the first."""
     broker = ModelBroker()
     broker.topics["old"] = 1
     for number, topic in enumerate(anchors):
@@ -73,7 +73,7 @@ def test_batch_writes_of_one_application_id_to_two_topics(anchors: tuple[str, st
 
 @pytest.mark.parametrize("application_id", ["app", "kafka-eos-jobs-out"])
 def test_a_series_of_writes_knows_the_versions_that_format_1_committed(application_id: str) -> None:
-    """Under its own application.id, which stays the same, and under the name that was made up for it."""
+    """The series has the same application.id as before, or had a derived one."""
     broker, former = ModelBroker(), Predecessor(application_id, "txnAppId:jobs-out")
     old = Token(application_id, former.query_id, "run", 7, 7, "", "", 5)
     text = old.encode().replace('"kafka-eos":2', '"kafka-eos":1').replace('"txn"', '"attempt"')

@@ -1,4 +1,4 @@
-"""Group or token topic: which of the two tells what Kafka holds of a query."""
+"""Whether the commit uses the group or the record in the token topic."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.commit.recovered import recover
-from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.errors import OperatorError, TokenMissingError
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Token
@@ -35,17 +35,17 @@ def group(of: Token) -> dict[TopicPartition, GroupOffset]:
 
 @dataclass
 class Topic:
-    """The token topic: what each kind of look finds."""
+    """A token topic, with the record that each kind of read returns."""
 
     certain: TokenRecord | None = None
     quick: TokenRecord | None = None
     name: str = "tokens"
     topic_id: str = TOPIC_ID
-    looks: list[bool] = field(default_factory=list)
+    reads: list[bool] = field(default_factory=list)
 
     def last(self, application_id: str, deadline: Deadline, *, certain: bool) -> TokenRecord | None:
         assert application_id == APP
-        self.looks.append(certain)
+        self.reads.append(certain)
         return self.certain if certain else self.quick
 
 
@@ -74,20 +74,20 @@ def test_a_lost_group_is_replaced_by_the_record() -> None:
     found = recovered({}, topic)
     assert found == held(group(token(3)))
     assert found.token == token(3)
-    assert topic.looks == [True], "a missing token is looked for with certainty"
-    assert all(found.is_marked(tp) for tp in (IN, OTHER, OUT)), "every offset carries our mark"
+    assert topic.reads == [True], "a missing token needs a certain read"
+    assert all(found.is_marked(tp) for tp in (IN, OTHER, OUT)), "every offset carries a mark"
 
 
 def test_a_new_query_has_neither() -> None:
     topic = Topic()
     assert recovered({}, topic) == held({})
-    assert topic.looks == [True]
+    assert topic.reads == [True]
 
 
 def test_the_group_counts_while_it_is_there_and_nobody_is_waited_for() -> None:
     topic = Topic(quick=record(token(3)))
     assert recovered(group(token(3)), topic) == held(group(token(3)))
-    assert topic.looks == [False]
+    assert topic.reads == [False]
 
 
 def test_a_token_topic_that_is_new_to_the_query_has_no_record() -> None:
@@ -103,7 +103,7 @@ def test_a_group_that_lost_its_newest_state_is_replaced_by_the_record() -> None:
 
 
 def without_token(of: Token) -> dict[TopicPartition, GroupOffset]:
-    """The anchor's topic was deleted, and with it the full token; the marks of the sources are left."""
+    """Returns the group after the anchor's topic and its full token were deleted; the marks remain."""
     return {tp: offset for tp, offset in group(of).items() if tp != OUT}
 
 
@@ -112,11 +112,11 @@ def test_a_token_that_was_lost_with_its_anchor_is_replaced_by_the_record() -> No
     assert recovered(without_token(token(3)), topic).token == token(3)
     older = {**without_token(token(3)), OUT: group(token(2))[OUT]}
     assert recovered(older, topic).token == token(3)
-    assert topic.looks == [True, True]
+    assert topic.reads == [True, True]
 
 
 def test_a_record_that_is_older_than_a_mark_does_not_replace_a_lost_token() -> None:
-    """Transactions after it were committed while the query had no token topic."""
+    """Later transactions were committed while the query had no token topic."""
     lost = without_token(token(5))
     assert recovered(lost, Topic(certain=record(token(4)))) == held(lost)
 
@@ -129,7 +129,7 @@ def test_sequence_numbers_are_compared_and_not_batch_ids() -> None:
 
 
 def test_a_contradiction_is_refused() -> None:
-    with pytest.raises(OperatorError, match=r"batch 9 of query query-1.*sequence number 1; .*batch 5.*forg"):
+    with pytest.raises(OperatorError, match=r"batch 9 of query query-1.*sequence number 1, .*batch 5.*forg"):
         recovered(group(token(1, batch_id=9)), Topic(quick=record(token(5, batch_id=5))))
 
 
@@ -139,7 +139,7 @@ def test_a_record_of_another_query_does_not_replace_the_group() -> None:
 
 
 def test_a_record_of_another_query_replaces_a_lost_group() -> None:
-    """So that a new checkpoint under an application.id in use is refused though the group is gone."""
+    """So a new checkpoint with an application.id in use is refused, although the group is gone."""
     foreign = token(50, query_id="query-0")
     assert recovered({}, Topic(certain=record(foreign))).token == foreign
 
@@ -149,7 +149,7 @@ def test_the_token_of_another_application_in_a_shared_group_is_none_of_ours() ->
     shared = {elsewhere: GroupOffset(elsewhere, 1, token(90, app="invoices").encode())}
     topic = Topic(certain=record(token(3)))
     found = recovered(shared, topic)
-    assert (found.token, topic.looks) == (token(3), [True])
+    assert (found.token, topic.reads) == (token(3), [True])
     assert found.offsets[elsewhere] == shared[elsewhere]
 
 
@@ -161,8 +161,8 @@ def test_offsets_that_others_committed_after_the_loss_stay_visible() -> None:
     assert [found.is_marked(tp) for tp in (IN, OTHER, OUT)] == [False, False, True]
 
 
-COPIED = pytest.param("id-0", True, "is a copy: .* id-0, and this one has id-1", id="copied")
-INCOMPLETE = pytest.param(TOPIC_ID, False, "committed without a record since", id="incomplete")
+COPIED = pytest.param("id-0", True, "is a copy, .* id id-0, and the id of this topic is id-1", id="copied")
+INCOMPLETE = pytest.param(TOPIC_ID, False, "committed batches without a record since", id="incomplete")
 
 
 @pytest.mark.parametrize(("topic_id", "is_complete", "doubt"), [COPIED, INCOMPLETE])
@@ -175,8 +175,8 @@ def test_a_record_that_may_not_be_the_newest_proves_nothing(
     for offsets in ({}, without_token(token(3)), older):
         with pytest.raises(TokenMissingError, match=rf"'tokens' \(transaction 3, batch 3\).*{doubt}"):
             recovered(offsets, topic, is_complete=is_complete)
-        for said in ("assume_committed", "assume_not_committed"):
-            assert recovered(offsets, topic, said, is_complete) == held(offsets)
+        for policy in ("assume_committed", "assume_not_committed"):
+            assert recovered(offsets, topic, policy, is_complete) == held(offsets)
     for newer in (group(token(3)), group(token(4)), group(token(2, query_id="query-0"))):
         assert recovered(newer, topic, is_complete=is_complete) == held(newer)
 

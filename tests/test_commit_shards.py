@@ -1,4 +1,4 @@
-"""The commit's state machine with operators' state: records, offsets and changelog move together, or not."""
+"""The commit of a batch with operator state: records, offsets and changelog commit together or not at all."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 from model_broker import Fault, ModelBroker, ModelRows
 from test_commit_transaction import IN, OUT, begun, request, rows
 
+from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.commit.interfaces import ProducerSession
+from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.request import Cluster, inherited_shards
 from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.commit.transaction import Commit, Result
-from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.errors import (
     AbortableError,
     RestartQueryError,
@@ -31,7 +31,7 @@ SHARDS = [TopicPartition("app-counts-changelog", 0), TopicPartition("app-counts-
 def report(
     batch_id: int, shard: int, *, records: int = 2, skipped: bool = False, sequence: int | None = None
 ) -> ShardReport:
-    """What a shard says of a batch; ``sequence``: that its state stands at, None = the batch's before."""
+    """Returns the report of a shard. ``sequence`` None means that of the batch before."""
     return ShardReport(
         tp=SHARDS[shard],
         attempt=f"{batch_id}-{shard}",
@@ -90,13 +90,13 @@ def test_a_shard_without_changes_keeps_its_offset_and_gets_the_token() -> None:
 
 
 def test_a_changelog_that_was_made_anew_meanwhile_gets_no_changes() -> None:
-    """They would be all that it holds: the state that they are made to is in the topic that is gone."""
+    """The new changelog would hold only these changes; the earlier state was in the deleted topic."""
     broker, session = begun(), ProducerSession()
     for batch_id in range(2):
         commit(broker, session, batch_id, both(batch_id))
     broker.log[:] = [row for row in broker.log if "changelog" not in row]
     before, group = list(broker.log), dict(broker.group)
-    with pytest.raises(StateLostError, match=r"ends at offset 2, .*that of offset 4"):
+    with pytest.raises(StateLostError, match=r"ends at offset 2 .* ends at offset 4"):
         commit(broker, session, 2, both(2))
     assert (broker.log, broker.group) == (before, group)
     assert broker.calls[-2:] == ["ends", "abort"]
@@ -120,7 +120,7 @@ def test_what_fails_with_the_changelog_is_aborted_and_done_again(call: str, erro
 
 
 def test_shards_that_know_more_make_the_commit_look_at_the_token() -> None:
-    """A clean producer in memory would else commit batch 1 again, on top of a state that contains it."""
+    """Otherwise a clean producer would commit batch 1 again, on top of a state that contains it."""
     broker, session = begun(), ProducerSession()
     commit(broker, session, 0, both(0))
     commit(broker, ProducerSession(), 1, both(1))  # by a zombie
@@ -132,7 +132,7 @@ def test_shards_that_know_more_make_the_commit_look_at_the_token() -> None:
 def test_changes_to_another_state_than_kafka_holds_are_never_written(sequence: int) -> None:
     broker, session = begun(), ProducerSession()
     commit(broker, session, 0, both(0))
-    with pytest.raises(RestartQueryError, match=rf"transaction {sequence}; Kafka .* transaction 1"):
+    with pytest.raises(RestartQueryError, match=rf"transaction {sequence}, but Kafka .* transaction 1"):
         commit(broker, session, 1, [report(1, 0), report(1, 1, sequence=sequence)])
     assert [row for row in broker.log if "changelog" not in row] == rows(0)
 
@@ -142,14 +142,14 @@ def test_a_state_that_misses_a_transaction_is_lost_unless_somebody_accepts_it() 
     commit(broker, session, 0, both(0))
     commit(broker, session, 1, [])  # a projection dropped the column of changes
     behind = [replace(each, sequence=1, next_offset=2) for each in both(2)]
-    with pytest.raises(StateLostError, match=r"transaction 1 .*last one is 2"):
+    with pytest.raises(StateLostError, match=r"transaction 1 .*last transaction of the query is 2"):
         commit(broker, session, 2, behind)
     accepted = [replace(each, accepts_gap=True) for each in behind]
     assert commit(broker, session, 2, accepted).step is Step.COMMITTED
 
 
 def test_a_processor_that_fails_on_a_batch_in_kafka_does_not_stop_the_query() -> None:
-    """Its state contains the batch already, so it may meet what it never expected."""
+    """The state already contains the batch, so the processor may fail on it."""
     broker, session = begun(), ProducerSession()
     commit(broker, session, 0, both(0))
     failed = [replace(each, failure="KeyError: seen before", records=0) for each in both(0, sequence=1)]
@@ -160,7 +160,7 @@ def test_a_processor_that_fails_on_a_batch_in_kafka_does_not_stop_the_query() ->
 
 
 def test_an_adopted_querys_shards_keep_their_progress() -> None:
-    """Another query goes on with a batch without state changes: whose attempt the state is stays known."""
+    """Another query continues with a batch without state changes; the task attempt of the state is kept."""
     other = Token("app", "other", "run", 9, 9, "d", "d", 1, shard=ShardProgress("9-0", 4, 8))
     held_before = Held.of("app", {SHARDS[0]: GroupOffset(SHARDS[0], 77, other.encode())})
     own = Token("app", "query", "run-1", 10, 3, "d3", "d4", 0)
@@ -174,7 +174,7 @@ def test_an_adopted_querys_shards_keep_their_progress() -> None:
 
 
 def marked(broker: ModelBroker, shards: list[ShardReport]) -> Result:
-    """The group was deleted after batch 1, and a person says that it is in the output."""
+    """Commits batch 1, whose group was deleted, after a person declared it committed."""
     broker.topics = {**broker.topics, "app-counts-changelog": 2}
     broker.group.clear()
     asked = replace(request(1), missing_token="assume_committed")

@@ -1,4 +1,4 @@
-"""Two-phase sinks in the machine of the commit: whatever breaks, all systems have the same batches, once."""
+"""Two-phase sinks in a commit: whatever fails, all systems hold the same batches once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from model_broker import Fault, ModelBroker, ModelRows
 from test_commit_transaction import Killed, begun, committed, request, rows
 
 from kafka_eos_source.commit.interfaces import ProducerSession, UndecidedSinks
+from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.sinks import SinkWork
 from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.commit.transaction import Commit, Result
 from kafka_eos_source.errors import (
     FencedError,
     InvalidOptionError,
@@ -46,10 +46,10 @@ NAMES = ("files", "database")
 
 @dataclass
 class ModelSystem:
-    """An outside system as the contract has it. Faults as in `ModelBroker`: a call may fail before or after.
+    """An external system that follows the contract. As in `ModelBroker`, a call may fail before or after.
 
     Attributes:
-        answers: what calls of a name answer before anything happens, one after the other.
+        answers: outcomes of the next calls, by name of the call; such a call has no effect.
     """
 
     broker: ModelBroker
@@ -77,8 +77,8 @@ class ModelSink(TwoPhaseSink):
 
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         self.system.reach("prepare", after=False)
-        if told := self._told("prepare"):
-            return told
+        if answer := self._scripted("prepare"):
+            return answer
         if txn not in self.system.committed:
             self.system.prepared[txn] = [row for batch in staged.batches() for row in batch[0].to_pylist()]
         self.system.reach("prepare", after=True)
@@ -86,8 +86,8 @@ class ModelSink(TwoPhaseSink):
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         self.system.reach("commit", after=False)
-        if told := self._told("commit"):
-            return told
+        if answer := self._scripted("commit"):
+            return answer
         if txn in self.system.committed:
             return OK
         if txn not in self.system.prepared:
@@ -100,8 +100,8 @@ class ModelSink(TwoPhaseSink):
         if self.system.broker.dead:
             return OK
         self.system.reach("abort", after=False)
-        if told := self._told("abort"):
-            return told
+        if answer := self._scripted("abort"):
+            return answer
         self.system.prepared.pop(txn, None)
         return OK
 
@@ -109,7 +109,7 @@ class ModelSink(TwoPhaseSink):
         self.system.reach("recover", after=False)
         return sorted(self.system.prepared)
 
-    def _told(self, call: str) -> Outcome | None:
+    def _scripted(self, call: str) -> Outcome | None:
         waiting = self.system.answers.get(call)
         return waiting.pop(0) if waiting else None
 
@@ -132,7 +132,7 @@ class ModelStaged:
 
 
 class World:
-    """Kafka and two systems."""
+    """Kafka and two external systems."""
 
     def __init__(self) -> None:
         self.broker = begun()
@@ -193,7 +193,7 @@ def test_each_batch_is_in_kafka_and_in_every_sink_once(world: World) -> None:
 
 def test_a_sink_that_cannot_prepare_now_is_asked_again_and_the_others_are_rolled_back(world: World) -> None:
     world.systems["database"].answers["prepare"] = [Retryable("locked"), Retryable("locked")]
-    assert world.commit(ProducerSession(), 0).transactions == 1, "no transaction was begun for nothing"
+    assert world.commit(ProducerSession(), 0).transactions == 1, "it begins after prepare"
     world.same_everywhere(1)
 
 
@@ -213,7 +213,7 @@ def test_a_sink_that_refuses_the_batch_is_named_and_leaves_nothing(world: World)
 
 @pytest.mark.parametrize("call", ["begin", "send", "flush", "send_offsets"])
 def test_kafka_fails_after_prepare(world: World, call: str) -> None:
-    """What was prepared is taken back, and prepared again under another id."""
+    """The prepared work is aborted, and prepared again with another id."""
     world.broker.faults.append(Fault(call, RetriableError("not now")))
     world.commit(ProducerSession(), 0)
     world.same_everywhere(1)
@@ -230,7 +230,7 @@ def test_an_unknown_outcome_takes_nothing_back_until_the_token_is_read(world: Wo
 def test_an_unknown_outcome_at_the_deadline_stays_prepared_for_the_next_start(
     world: World, after: bool
 ) -> None:
-    """T50: Spark calls abort() then, which knows nothing of sinks."""
+    """T50: Spark then calls abort(), which does not concern sinks."""
     world.broker.faults.append(Fault("commit", RetriableError("time-out"), after=after))
     with pytest.raises(OutcomeUnknownError):
         world.commit(ProducerSession(), 0, seconds=0)
@@ -250,8 +250,8 @@ def test_a_sink_that_does_not_commit_in_time_is_finished_at_the_next_start(world
     world.systems["files"].answers["commit"] = [Retryable("down")]
     with pytest.raises(SinkUnfinishedError, match="'files': down"):
         world.commit(session, 0, seconds=0)
-    assert world.systems["database"].visible() == rows(0), "the other one has it"
-    assert session.producer is None, "the next batch must not begin before this one is finished"
+    assert world.systems["database"].visible() == rows(0), "the other sink has committed"
+    assert session.producer is None, "the next batch must not begin before all sinks have committed this one"
     assert world.commit(ProducerSession(), 0, "run-2") == Result(Step.SKIPPED, 0)
     world.same_everywhere(1)
 
@@ -301,7 +301,7 @@ def test_a_zombie_takes_its_own_back_when_it_was_overtaken(world: World) -> None
 
 
 def overtaken_between_token_and_settling(world: World) -> None:
-    """A has read the token; B commits the batch in Kafka and dies before its sinks have it; A goes on."""
+    """A reads the token; B commits the batch in Kafka and dies before its sinks commit; A continues."""
     broker = world.broker
     read = broker.group_offsets
 
@@ -331,7 +331,7 @@ def test_what_a_rival_prepares_after_the_list_was_made_is_none_of_ours(world: Wo
 def test_a_list_made_after_the_token_would_lose_the_rivals_batch(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rule of `commit.sink_fate` switched off: the test above bites."""
+    """With the rule of `commit.sink_fate` switched off, the test above would fail."""
     resolve = SinkWork.resolve_prepared
 
     def looks_late(self: SinkWork, *arguments: Any) -> None:
@@ -360,7 +360,7 @@ def test_a_lost_group_leaves_what_is_prepared_to_a_person(world: World) -> None:
 
 
 def test_a_token_that_a_person_wrote_does_not_decide_what_sinks_hold(world: World) -> None:
-    """`kafka-eos adopt --committed`: the batch is in Kafka, and prepared in the sinks."""
+    """`kafka-eos adopt --committed`: Kafka has committed the batch, and the sinks have prepared it."""
     world.commit(ProducerSession(), 0)
     world.broker.faults.append(Fault("commit", RetriableError("time-out"), after=True))
     with pytest.raises(OutcomeUnknownError):
@@ -420,7 +420,7 @@ ERRORS = st.sampled_from(
 def test_whatever_breaks_the_same_batches_are_everywhere_once(
     faults: list[tuple[tuple[str, str], BaseException, bool]], workers: list[int]
 ) -> None:
-    """Commits fall to changing processes, which fail and die; each batch is repeated until it is through."""
+    """Changing processes commit, fail and die; each batch is repeated until it is committed."""
     world = World()
     for (where, call), error, after in faults:
         if where == "kafka":
@@ -444,10 +444,10 @@ def test_whatever_breaks_the_same_batches_are_everywhere_once(
                 owners[at] = ProducerSession()
         else:
             raise AssertionError("the batch did not come through")
-        # begun only when the last one is finished, everywhere
+        # the next batch begins only after every system has committed this one
         for name, system in world.systems.items():
             assert len(system.committed) == batch_id + 1, name
     for faulty in (world.broker, *world.systems.values()):
         faulty.faults.clear()  # of calls that were not reached
-    world.commit(ProducerSession(), 3, "run-last")  # looks, and clears what was left
+    world.commit(ProducerSession(), 3, "run-last")  # lists prepared work, and aborts what is left
     world.same_everywhere(4)

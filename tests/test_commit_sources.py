@@ -1,4 +1,4 @@
-"""Spark's offset log, read; and which of its offsets belong into the sink's group."""
+"""Reading Spark's offset log, and selecting the offsets that the sink commits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_other_versions_are_refused(text: str) -> None:
 
 
 def test_a_source_line_without_a_name_is_refused() -> None:
-    with pytest.raises(OperatorError, match="no source name"):
+    with pytest.raises(OperatorError, match="without the name of a source"):
         offset_log.parse(f"v2\n{METADATA}\n42", "offsets/7", 7)
 
 
@@ -53,7 +53,7 @@ def test_digests_differ_by_source_and_by_offset() -> None:
 
 
 def test_digests_differ_by_batch_and_by_the_time_of_planning() -> None:
-    """An opaque source may log the same line for other data after a checkpoint was restored."""
+    """After a checkpoint was restored, an opaque source may log the same line for other data."""
 
     def digest(batch_id: int, planned_ms: int) -> str:
         metadata = f'{{"batchWatermarkMs":0,"batchTimestampMs":{planned_ms},"conf":{{}}}}'
@@ -133,7 +133,7 @@ def test_a_partition_of_two_sources_counts_as_read_up_to_the_lower_end() -> None
 
 
 def test_only_the_batch_in_which_a_source_jumps_is_a_jump() -> None:
-    """Spark logs the position of a source that has nothing new as it was in the batch before."""
+    """Spark logs the position of a source without new records as in the batch before."""
     before, jump, after = (
         kafka({"a": {"0": 1}}, cluster="c"),
         kafka({"a": {"0": 5}}, cluster="c", jump=True),
@@ -149,7 +149,7 @@ def test_only_the_batch_in_which_a_source_jumps_is_a_jump() -> None:
 
 
 def test_offsets_of_a_topic_that_was_created_again_cannot_be_compared() -> None:
-    """After a checkpoint was restored, lower offsets in such a topic do not mean that Kafka holds them."""
+    """After a checkpoint was restored, lower offsets in such a topic do not prove that Kafka holds them."""
 
     def own(topic_id: str) -> bool:
         before, after = (

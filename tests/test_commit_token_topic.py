@@ -1,4 +1,4 @@
-"""The commit with a token topic, against a model of Kafka whose groups get lost at any time."""
+"""The commit with a token topic, on a model of Kafka that can lose the group at any time."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from model_broker import TOKENS, Fault, ModelBroker, ModelRows
 from test_commit_transaction import IN, OUT, Killed, begun, committed, request, rows
 
+from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile
 from kafka_eos_source.commit.interfaces import ProducerSession
+from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.commit.transaction import Commit, Result
-from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.errors import (
     AbortableError,
     FencedError,
@@ -186,7 +186,7 @@ _FAULTS = st.lists(st.tuples(_CALLS, _ERRORS, st.booleans()), max_size=4)
 def test_exactly_once_though_the_group_is_lost_at_any_time(
     schedule: list[tuple[list[tuple[str, type[BaseException], bool]], bool, int, int]], data: st.DataObject
 ) -> None:
-    """As without losses, where the group is deleted while the query is stopped, as often as one likes."""
+    """Each batch is committed once, although the group is often deleted while the query is stopped."""
     broker = ModelBroker()
     processes = [ProducerSession(), ProducerSession()]
     run, promised = 0, False
@@ -233,7 +233,7 @@ class Run:
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.builds(Run, st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=8))
 def test_an_option_that_comes_and_goes_never_doubles_a_batch(schedule: list[Run]) -> None:
-    """A refusal by name is allowed, and ends the schedule."""
+    """A named error may refuse the batch, and ends the schedule."""
     broker, batch_id = ModelBroker(), 0
     with TemporaryDirectory() as checkpoint:
         for run in schedule:
@@ -285,7 +285,7 @@ def test_a_lost_group_is_restored_with_the_progress_of_its_shards() -> None:
     assert Held.of("app", broker.group) == found
     for tp in (OUT, shard):
         assert broker.group[tp] == before[tp], "with the full token"
-    assert restored(broker) is None, "nothing is lost any more"
+    assert restored(broker) is None, "the group is complete again"
 
 
 def test_a_topic_that_was_deleted_is_left_out_of_a_restored_group() -> None:
@@ -301,7 +301,7 @@ def test_a_record_that_may_be_out_of_date_restores_nothing() -> None:
     broker = begun()
     commit(broker, ProducerSession(), 0)
     broker.group.clear()
-    with pytest.raises(TokenMissingError, match="committed without a record"):
+    with pytest.raises(TokenMissingError, match="committed batches without a record"):
         restored(broker, is_complete=False)
     assert not broker.group
     broker.records.clear()

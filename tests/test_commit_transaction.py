@@ -1,4 +1,4 @@
-"""The commit's state machine against a model of Kafka: whatever breaks, each batch is there once."""
+"""The state machine of the commit on a model of Kafka: whatever fails, each batch is committed once."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_broker import CLUSTER_ID, TOKENS, Fault, ModelBroker, ModelRows
 
+from kafka_eos_source.commit.context import Progress
+from kafka_eos_source.commit.facts import Batch, Digests
 from kafka_eos_source.commit.interfaces import ProducerSession
+from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.sources import SourceRange
 from kafka_eos_source.commit.steps import MOVES, Step, diagram
-from kafka_eos_source.commit.transaction import Commit, Result
-from kafka_eos_source.commit.verdict import Batch, Digests
 from kafka_eos_source.errors import (
     AbortableError,
     FencedError,
@@ -37,7 +38,7 @@ ROWS_PER_BATCH = 5
 
 
 class Killed(BaseException):
-    """The driver died: nothing after it runs, not even clean-up of ours."""
+    """The driver died. Nothing runs after that, not even cleanup."""
 
 
 def request(batch_id: int, run_id: str = "run-1", **batch: object) -> CommitRequest:
@@ -60,7 +61,7 @@ def request(batch_id: int, run_id: str = "run-1", **batch: object) -> CommitRequ
 
 
 def begun(**fields: Any) -> ModelBroker:
-    """A broker that holds the genesis token of the query, which ends where batch 0 starts."""
+    """Returns a broker with the genesis token of the query, which ends where batch 0 starts."""
     broker = ModelBroker(**fields)
     token = Token("app", "query", "run-1", 0, -1, "", "d0", 0)
     broker.group = {
@@ -101,7 +102,7 @@ def test_batches_follow_one_another_on_one_clean_producer() -> None:
 
 
 def test_a_batch_without_records_commits_its_offsets_on_a_clean_producer() -> None:
-    """All of its rows were filtered out, or late: there is no topic to check, and progress to commit."""
+    """All rows were filtered out or late: there is no topic to check, but there is progress to commit."""
     broker, session = begun(), ProducerSession()
     commit(broker, session, 0)
     empty = Commit(request(1), ModelRows([]), broker, session, Deadline.after_seconds(30))
@@ -128,7 +129,7 @@ def test_a_replay_of_a_committed_batch_is_skipped_by_a_new_process() -> None:
 
 
 def test_a_replay_is_skipped_by_the_same_process_too() -> None:
-    """A query restarted in its own session finds the clean producer that committed the batch."""
+    """A query that restarts in the same session finds the clean producer that committed the batch."""
     broker, session = begun(), ProducerSession()
     commit(broker, session, 0)
     assert commit(broker, session, 0, "run-2").step is Step.SKIPPED
@@ -163,7 +164,7 @@ def test_an_unknown_outcome_is_never_aborted_and_settled_by_the_token(after: boo
     assert "abort" not in broker.calls
     assert broker.log == rows(0)
     assert result.step is (Step.SKIPPED if after else Step.COMMITTED)
-    assert result.settled_by_token is after
+    assert result.confirmed_by_token is after
 
 
 def test_a_row_that_was_not_enqueued_fails_the_transaction() -> None:
@@ -200,7 +201,7 @@ def test_the_deadline_after_an_unknown_outcome_says_unknown() -> None:
 def test_a_topic_recreated_while_rows_are_sent_gets_no_old_offset(
     token_topic: str | None, transactions: int
 ) -> None:
-    """A record for the token topic holds the offsets already, so the transaction is begun again."""
+    """A record for the token topic already contains the offsets, so the transaction begins again."""
 
     class Recreating(ModelBroker):
         def reach(self, call: str, *, after: bool) -> None:
@@ -227,7 +228,7 @@ def test_a_topic_recreated_while_rows_are_sent_gets_no_old_offset(
 
 
 def test_a_restart_with_another_group_reads_what_that_group_holds() -> None:
-    """The same process still has the producer, and what it knows is of the group before."""
+    """The same process still has the producer, and knows only the former group."""
     broker, session = begun(), ProducerSession()
     commit(broker, session, 0)
     broker.group = {}
@@ -239,7 +240,7 @@ def test_a_restart_with_another_group_reads_what_that_group_holds() -> None:
 
 @pytest.mark.parametrize("is_committed", [True, False])
 def test_a_write_whose_token_another_write_replaced_is_not_written_again(is_committed: bool) -> None:
-    """The answer to the commit is lost, and another write without a version commits in the same group."""
+    """The commit is not answered, and another write without a version commits in the same group."""
     broker = ModelBroker(faults=[Fault("commit", OutcomeUnknownError("no answer"), after=is_committed)])
 
     def write(number: int) -> Commit:
@@ -256,13 +257,13 @@ def test_a_write_whose_token_another_write_replaced_is_not_written_again(is_comm
         return True
 
     machine._pause.wait = pause  # type: ignore[method-assign,assignment]
-    with pytest.raises(OutcomeUnknownError, match="own token cannot be looked for"):
+    with pytest.raises(OutcomeUnknownError, match="no longer shows whether this write was committed"):
         machine.run()
     assert broker.log == (rows(1) if is_committed else []) + rows(2)
 
 
 def test_a_stale_cached_producer_is_fenced_once_and_opened_again() -> None:
-    """Spark gave the next commit to another pooled process, and the one after that to ours again."""
+    """Spark ran the next commit in another pooled process, and the one after that in this one again."""
     broker, first, second = begun(), ProducerSession(), ProducerSession()
     commit(broker, first, 0)
     commit(broker, second, 1)
@@ -376,9 +377,8 @@ def test_every_step_can_be_left_and_no_end_can() -> None:
 
 
 def test_a_move_that_is_not_listed_is_refused() -> None:
-    machine = Commit(request(0), ModelRows([]), begun(), ProducerSession(), Deadline.after_seconds(1))
     with pytest.raises(AssertionError, match="from OPEN to COMMIT"):
-        machine._move(Step.COMMIT)
+        Progress().move(Step.COMMIT)
 
 
 _CALLS = st.sampled_from(
@@ -395,7 +395,7 @@ _FAULTS = st.lists(st.tuples(_CALLS, _ERRORS, st.booleans()), max_size=4)
 def test_exactly_once_under_any_schedule_of_faults(
     schedule: list[tuple[list[tuple[str, type[BaseException], bool]], bool, int, int]],
 ) -> None:
-    """Kills, lost answers, fencing, process swaps: Spark replays until a commit returns, then goes on."""
+    """Kills, lost answers, fencing, other processes: Spark replays each batch until its commit returns."""
     broker = begun()
     processes = [ProducerSession(), ProducerSession(), ProducerSession()]
     run = 0
@@ -408,7 +408,7 @@ def test_exactly_once_under_any_schedule_of_faults(
                 commit(broker, processes[process], batch_id, f"run-{run}")
                 break
             except Killed:
-                # the driver is gone, and all its processes
+                # the driver died, and all its processes with it
                 processes = [ProducerSession(), ProducerSession(), ProducerSession()]
                 broker.dead = False
                 run += 1

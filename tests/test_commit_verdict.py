@@ -1,4 +1,4 @@
-"""Every row of the decision: what Kafka holds against the batch that Spark wants to commit."""
+"""The verdict on a batch, for every combination of what Kafka holds and what Spark wants to commit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kafka_eos_source.commit.verdict import Batch, Digests, Held, Verdict, batch_verdict
+from kafka_eos_source.commit.facts import Batch, Digests, Held
+from kafka_eos_source.commit.verdict import Verdict, batch_verdict
 from kafka_eos_source.errors import (
     CheckpointAheadError,
     CheckpointRolledBackError,
@@ -30,7 +31,7 @@ def held(
     committed: Mapping[TopicPartition, int] | None = None,
     mark: str | None = None,
 ) -> Held:
-    """The group after ``token``; ``mark``: metadata of the source partitions in place of the token's mark."""
+    """Returns the group after ``token``. ``mark`` replaces the metadata of the source partitions."""
     offsets = {TP: 60, OTHER: 60} if committed is None else committed
     if token is None:
         return Held("app", {tp: GroupOffset(tp, at, mark or "") for tp, at in offsets.items()})
@@ -56,7 +57,7 @@ def batch(batch_id: int, **fields: Any) -> Batch:
 
 
 def replanned(batch_id: int, start: int, end: int, **fields: Any) -> Batch:
-    """A batch that Spark planned again after its checkpoint was restored from a copy."""
+    """Returns a batch that Spark planned again after its checkpoint was restored from a copy."""
     return batch(
         batch_id,
         start=Digests("restored"),
@@ -85,13 +86,13 @@ def test_the_token_s_own_batch_is_skipped() -> None:
 
 
 def test_the_next_batch_number_alone_proves_nothing() -> None:
-    """A restored checkpoint with a smaller maxOffsetsPerTrigger reaches the number at other offsets."""
+    """With a smaller maxOffsetsPerTrigger, a restored checkpoint reaches the same number at other offsets."""
     with pytest.raises(CheckpointRolledBackError, match=r"in-0 \[40, 61\)"):
         decide(replanned(6, 40, 61))
 
 
 def test_an_opaque_source_that_is_planned_again_is_refused() -> None:
-    """The file source counts its batches: one number stands for other files after a rollback."""
+    """The file source counts its batches, so after a rollback one number stands for other files."""
     for batch_id in (5, 6):
         again = replanned(batch_id, 50, 60, comparable=False)
         with pytest.raises((CheckpointRolledBackError, CheckpointAheadError)):
@@ -142,7 +143,7 @@ def test_a_jump_may_only_be_skipped() -> None:
 
 
 def test_a_jump_of_one_source_does_not_hold_up_another_one() -> None:
-    """The first source jumps to the committed offset; the second one stands there and reads on."""
+    """The first source jumps to the committed offset; the second one is already there and reads on."""
 
     def mixed(starts: tuple[int, int], ends: tuple[int, int]) -> Batch:
         again = replanned(3, 0, 0, jump=True, jumped=frozenset({TP}))
@@ -196,7 +197,7 @@ GENESIS = Token("app", "query", "run-1", 0, -1, "", "d0", 0)
 
 
 def test_the_first_batch_starts_at_the_offsets_of_the_genesis_transaction() -> None:
-    """The offset log's first entry was lost, and `startingOffsets=latest` planned a later or earlier one."""
+    """The first entry of the offset log was lost, and `startingOffsets=latest` planned another start."""
     started = held(GENESIS, {TP: 0, OTHER: 0})
     assert decide(batch(0), started) is Verdict.WRITE
     with pytest.raises(CheckpointAheadError, match=r"in-0 \[7, 9\), .*; committed: in-0 at 0"):
@@ -222,7 +223,7 @@ def test_a_versioned_write_is_not_told_of_an_option_that_it_does_not_have() -> N
 
 
 def test_no_token_before_the_genesis_token_is_no_loss() -> None:
-    """Also how a checkpoint of Spark's own sink is taken over, at whatever batch it stands."""
+    """This is also how the sink takes over a checkpoint of Spark's own sink, at any batch."""
     for batch_id in (0, 6):
         assert decide(batch(batch_id, promised=False), Held("app")) is Verdict.WRITE
 
@@ -233,7 +234,7 @@ def test_a_mark_without_a_token_proves_that_the_token_was_lost() -> None:
 
 
 def test_a_token_older_than_the_marks_counts_as_lost() -> None:
-    """The topic that carried the newest token was deleted, and an old anchor still has an older one."""
+    """The topic that carried the newest token was deleted, and a former anchor still carries an older one."""
     newer = Mark.of(replace(TOKEN, sequence=9)).encode()
     with pytest.raises(TokenMissingError):
         decide(batch(6), held(mark=newer))

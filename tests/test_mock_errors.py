@@ -20,8 +20,8 @@ from mock_cluster import Api, MockCluster
 from mock_commit import MockKafka, commit, look, staged, values
 
 from kafka_eos_source.commit.interfaces import ProducerSession
+from kafka_eos_source.commit.machine import Result
 from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.commit.transaction import Result
 from kafka_eos_source.errors import (
     AuthorizationError,
     FencedError,

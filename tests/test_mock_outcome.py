@@ -26,8 +26,8 @@ from mock_commit import (
 )
 
 from kafka_eos_source.commit.interfaces import ProducerSession
+from kafka_eos_source.commit.machine import Result
 from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.commit.transaction import Result
 from kafka_eos_source.errors import OutcomeUnknownError, UnavailableError
 
 ONCE = ["init", "token", "begin", "flush", "offsets", "commit"]
@@ -70,7 +70,7 @@ def test_an_error_of_the_commit_that_is_a_lie(mock: MockCluster, error: str) -> 
     """T20: the commit took effect and its answer was lost, the error is that of the second request."""
     kafka, session = MockKafka(mock, **QUICK), ProducerSession()
     mock.answer(1, Api.END_TXN, (0, LOST_MS), (getattr(KafkaError, error), 0))
-    assert commit(kafka, session) == Result(Step.SKIPPED, 1, settled_by_token=True)
+    assert commit(kafka, session) == Result(Step.SKIPPED, 1, confirmed_by_token=True)
     assert kafka.calls == [*ONCE, "init", "token"]
     assert mock.requests()[Api.END_TXN] == 2
     visible, token = look(kafka)
@@ -91,7 +91,7 @@ def test_a_commit_that_succeeded_after_the_transaction_had_failed_locally(mock: 
             return producer
 
     kafka, session = Contradicting(mock), ProducerSession()
-    assert commit(kafka, session) == Result(Step.SKIPPED, 1, settled_by_token=True)
+    assert commit(kafka, session) == Result(Step.SKIPPED, 1, confirmed_by_token=True)
     assert kafka.calls == [*ONCE, "init", "token"]
     assert look(kafka)[0] == sorted(values())
     session.drop()

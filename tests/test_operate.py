@@ -20,14 +20,14 @@ from model_broker import CLUSTER_ID, ModelBroker, ModelRows
 from integration.support.checkpoint import MadeUp
 from kafka_eos_source import errors
 from kafka_eos_source.cli import main
+from kafka_eos_source.commit.facts import Batch
 from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile
 from kafka_eos_source.commit.interfaces import ProducerSession
+from kafka_eos_source.commit.machine import Commit
 from kafka_eos_source.commit.request import Cluster, CommitRequest
 from kafka_eos_source.commit.session import digests
 from kafka_eos_source.commit.sources import ranges
 from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.commit.transaction import Commit
-from kafka_eos_source.commit.verdict import Batch
 from kafka_eos_source.errors import (
     InvalidOptionError,
     KafkaEosError,

@@ -1,4 +1,4 @@
-"""Our offset is Spark's with one key more; the sink tells Kafka's offsets from those of other sources."""
+"""Source positions in Spark's offset log, and how the sink distinguishes them from other sources' offsets."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_look_alikes_and_damage(line: str) -> None:
 
 
 def test_a_position_says_only_what_is_not_ordinary() -> None:
-    """An ordinary position has the same JSON as before these keys existed."""
+    """The JSON of an ordinary position omits all optional keys."""
     ordinary = SourcePosition({TopicPartition("t", 0): 1}, cluster_id="c", topic_ids={"t": "i"})
     assert ordinary.to_json() == '{"@":{"cluster":"c","topics":{"t":"i"}},"t":{"0":1}}'
 

@@ -1,4 +1,4 @@
-"""Tokens survive the way through a group's offset metadata; whatever is not one is told apart."""
+"""Tokens survive a round trip through offset metadata; other metadata is not mistaken for a token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of the token topic survive the way through Kafka; a record that is not exactly one is refused."""
+"""Records of the token topic survive a round trip through Kafka; any other record is refused."""
 
 from __future__ import annotations
 

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_eos_source.commit import sink_session
+from kafka_eos_source.commit.facts import Batch
 from kafka_eos_source.commit.sink_fate import Fate, fate, named_by
 from kafka_eos_source.commit.sinks import SinkWork
-from kafka_eos_source.commit.verdict import Batch, Verdict
+from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.errors import InvalidOptionError, SinkFailedError, SinkUndecidedError
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from kafka_eos_source.commit import transaction
+from kafka_eos_source.commit import machine, ownership, transaction
+from kafka_eos_source.commit.context import CommitContext, Decision, Progress
 from kafka_eos_source.commit.interfaces import Clients
 from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.kafka.transactional import TransactionalProducer
@@ -13,7 +15,7 @@ from kafka_eos_source.kafka.transactional import TransactionalProducer
 
 def _no_token_check() -> None:
     """Every batch is written, whatever Kafka holds."""
-    transaction.batch_verdict = lambda *_, **__: Verdict.WRITE
+    ownership.batch_verdict = lambda *_, **__: Verdict.WRITE
 
 
 def _no_epoch_rule() -> None:
@@ -57,22 +59,18 @@ def _token_before_init() -> None:
 
     The second look at the token, within the transaction, is switched off as well: it would notice.
     """
-    transaction.Commit._confirm = lambda self, attempt: None  # type: ignore[method-assign]
-    open_ = transaction.Commit._open
+    transaction.Transaction._confirm = lambda self: None  # type: ignore[method-assign]
+    take_ownership = ownership.take_ownership
 
-    def read_then_init(self: transaction.Commit) -> transaction.Attempt:
-        clients = self._clients
-        producer: Any = clients.producer(self._request.batch.application_id)
+    def read_then_init(context: CommitContext, progress: Progress) -> Decision:
+        producer: Any = context.clients.producer(context.request.batch.application_id)
         init, producer.init = producer.init, lambda deadline: None
-        self._clients = _Prepared(producer, clients)
-        try:
-            attempt = open_(self)
-        finally:
-            self._clients = clients
-        init(self._deadline)
-        return attempt
+        prepared: Any = _Prepared(producer, context.clients)
+        decision = take_ownership(replace(context, clients=prepared), progress)
+        init(context.deadline)
+        return decision
 
-    transaction.Commit._open = read_then_init  # type: ignore[method-assign]
+    machine.take_ownership = read_then_init
 
 
 class _Prepared:

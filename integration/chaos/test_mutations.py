@@ -33,7 +33,7 @@ def test_t36_a_record_lost_on_the_way_into_the_client(scenario: Scenario) -> Non
     scenario.feed(50)
     broken = scenario.start(mutations=["lose a record"], sink={"commitTimeoutMs": "3000"})
     assert broken.wait() == 1
-    assert "records enqueued, 50 staged" in broken.log.read_text()
+    assert "records, but 50 are staged" in broken.log.read_text()
     assert scenario.outcome().rows.found == 0, "nothing of it is visible"
     scenario.run()
     found = scenario.outcome()

@@ -1,1 +1,1 @@
-"""One batch, one transaction: what was staged becomes visible together with its offsets and its token."""
+"""Commits one batch in one transaction: staged rows, source offsets and token become visible together."""

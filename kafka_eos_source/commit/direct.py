@@ -1,4 +1,4 @@
-"""Straight to the brokers: the check of the target, and the sink of guarantee ``at_least_once``."""
+"""Writes without a transaction: the check of the target, and the guarantee ``at_least_once``."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.stage.writer import highest_partitions
 
-#: Longest wait for the brokers before the first batch, ms.
-_LOOK_UP_MS = 60_000
+#: Longest wait for the brokers before the first batch.
+_CHECK_MS = 60_000
 
 _checked: set[str] = set()
 _producers: dict[str, RecordProducer] = {}
 
 
 def check_target(options: WriteOptions) -> None:
-    """Brokers answer and the ``topic`` exists; asked once per process, before the first batch.
+    """Checks that brokers answer and that the ``topic`` exists, once per process.
 
     Raises:
-        UnavailableError: no broker answers in time, or the topic is not there.
-        AuthorizationError: the topic may not be described, or the credentials are refused.
+        UnavailableError: if no broker answers in time, or the topic does not exist.
+        AuthorizationError: if the principal may not describe the topic, or the brokers refuse its
+        credentials.
     """
     key = repr((options.topic, sorted(options.kafka.items())))
     if key in _checked:
         return
     producer = RecordProducer(producer_config(options.kafka), "check")
     try:
-        deadline = Deadline.after_ms(min(options.commit_timeout_ms, _LOOK_UP_MS))
+        deadline = Deadline.after_ms(min(options.commit_timeout_ms, _CHECK_MS))
         if options.topic is not None:
             producer.check_partitions({options.topic: -1}, deadline)
         else:
@@ -43,16 +44,16 @@ def check_target(options: WriteOptions) -> None:
 
 
 def produce(options: WriteOptions, batches: Iterable[pa.RecordBatch]) -> int:
-    """Sends the rows of one task from the task itself, idempotently, and waits for every answer.
+    """Sends the rows of one task with an idempotent producer, and waits until brokers have acknowledged all.
 
-    A task that is tried again sends its rows again: at least once.
+    If Spark retries the task, it sends its rows again.
 
     Returns:
-        Records written.
+        Number of records written.
 
     Raises:
-        InvalidRecordError: a record is too large, or its partition does not exist.
-        UnavailableError: the brokers did not answer in time.
+        InvalidRecordError: if a record is too large, or its partition does not exist.
+        UnavailableError: if the brokers did not answer in time.
     """
     key = repr(sorted(options.kafka.items()))
     producer = _producers.get(key)
@@ -65,7 +66,7 @@ def produce(options: WriteOptions, batches: Iterable[pa.RecordBatch]) -> int:
             producer.check_partitions(highest_partitions(batch, options.topic), deadline)
             producer.send(batch, options.topic, deadline)
         producer.flush(deadline)
-        if producer.enqueued:  # an empty task has nothing that could be doubled
+        if producer.enqueued:  # a retry of an empty task duplicates nothing
             failpoints.reach("direct.after_flush")
     except BaseException:
         _producers.pop(key, None)

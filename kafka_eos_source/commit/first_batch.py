@@ -1,8 +1,8 @@
-"""The first-batch file of a checkpoint: since when its batches are committed through this package.
+"""The first-batch file of a checkpoint records that Kafka must hold a token.
 
-``<checkpoint>/kafka-eos/identity.json`` tells a checkpoint of Spark's own sink, whose batches left no token,
-from one whose token is lost. It is written after the genesis token was committed and before the first batch
-is, so from then on Kafka must hold a token.
+The file is ``<checkpoint>/kafka-eos/identity.json``. A checkpoint without it was used by Spark's own sink,
+whose batches leave no token, or is new. The commit writes the file after the genesis token and before the
+first batch. If the file exists and Kafka holds no token, Kafka has lost the token.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _FILE = "kafka-eos/identity.json"
 
 @dataclass(frozen=True)
 class FirstBatch:
-    """What the file says.
+    """The content of the file.
 
     Attributes:
-        application_id: the transactional id used.
-        query_id: the checkpoint's id, so that a copied folder is noticed.
-        first_batch: the first batch that was, or was about to be, committed.
+        application_id: the transactional id that committed the batches.
+        query_id: Spark's id of the query, which shows whether the folder was copied from another checkpoint.
+        first_batch: the first batch that was committed, or was about to be, through this package.
         genesis: whether a genesis token was committed before the file was written. Format 1 wrote the file
-            first, so there the first batch itself may have no token yet.
-        token_topic: the topic that holds a record of every transaction since this name was written; None =
-            transactions may have been committed without a record, so a record may be out of date.
+            before the first batch and had no genesis token, so that batch may have no token.
+        token_topic: the topic that holds a record of every transaction since this name was written. None
+            means that transactions may have been committed without a record, so a record may be outdated.
     """
 
     application_id: str
@@ -38,21 +38,21 @@ class FirstBatch:
     token_topic: str | None = None
 
     def promises_token(self, batch_id: int) -> bool:
-        """Whether Kafka must hold a token when ``batch_id`` is about to be committed."""
+        """Whether Kafka must hold a token before ``batch_id`` is committed."""
         return self.genesis or self.first_batch != batch_id
 
 
 class FirstBatchFile:
-    """The file of one checkpoint, as the commit of one batch uses it.
+    """The first-batch file of one checkpoint, as the commit of one batch uses it.
 
     Args:
         checkpoint: location of the checkpoint.
-        wanted: what to write if there is no file yet.
+        wanted: the content to write if the file does not exist.
 
     Raises:
-        InvalidOptionError: the checkpoint was committed under another ``application.id``.
-        OperatorError: the file is damaged.
-        UnavailableError: the file cannot be read.
+        InvalidOptionError: if the batches of the checkpoint were committed with another ``application.id``.
+        OperatorError: if the file is damaged.
+        UnavailableError: if the file cannot be read.
     """
 
     def __init__(self, checkpoint: str, wanted: FirstBatch) -> None:
@@ -68,21 +68,21 @@ class FirstBatchFile:
             _check_application(self.found, wanted)
 
     def promises_token(self, batch_id: int) -> bool:
-        """Whether Kafka must hold a token before this batch is committed."""
+        """Whether Kafka must hold a token before ``batch_id`` is committed."""
         return self.found is not None and self.found.promises_token(batch_id)
 
     def has_all_tokens(self, token_topic: str) -> bool:
-        """Whether this topic has a record of every transaction that was committed from this checkpoint."""
+        """Whether the token topic has a record of every transaction that this checkpoint committed."""
         return self.found is None or self.found.token_topic == token_topic
 
     def write(self) -> None:
-        """Writes the file if there is none. The genesis token is in Kafka by now.
+        """Writes the file if it does not exist. Call it after the genesis token was committed.
 
         The commit calls this before it writes a batch. If the batch will have no record in the token topic
-        that the file names, the name is taken out, so that a record is never believed that is out of date.
+        that the file names, the name is removed, so that an outdated record is never believed.
 
         Raises:
-            UnavailableError: the checkpoint cannot be written.
+            UnavailableError: if the checkpoint cannot be written.
         """
         found, wanted = self.found, self._wanted
         if found is None:
@@ -92,10 +92,10 @@ class FirstBatchFile:
             self._write(replace(found, genesis=True, token_topic=kept))
 
     def confirm_token_topic(self) -> None:
-        """Names the token topic in the file. A transaction with a record in it is in Kafka by now.
+        """Names the token topic in the file. Call it after a transaction with a record was committed.
 
         Raises:
-            UnavailableError: the checkpoint cannot be written.
+            UnavailableError: if the checkpoint cannot be written.
         """
         if self.found is not None and self.found.token_topic != self._wanted.token_topic:
             self._write(replace(self.found, token_topic=self._wanted.token_topic))
@@ -105,25 +105,25 @@ class FirstBatchFile:
         path = f"{root}/{_FILE}"
         try:
             fs.create_dir(path.rsplit("/", 1)[0], recursive=True)
-            # another driver may write it at the same moment, until Spark's log or Kafka stops one of the two
-            own = f"{path}.{uuid.uuid4().hex}.new"
-            with fs.open_output_stream(own) as out:
+            # another driver may write the file at the same moment; Spark's log or Kafka stops one of the two
+            temporary = f"{path}.{uuid.uuid4().hex}.new"
+            with fs.open_output_stream(temporary) as out:
                 out.write(json.dumps(asdict(content)).encode())
-            fs.move(own, path)
+            fs.move(temporary, path)
         except OSError as error:
             raise _unusable(self._checkpoint, "written", error) from error
         self.found = content
 
 
 def read_first_batch(checkpoint: str) -> FirstBatch | None:
-    """The first-batch file of a checkpoint.
+    """Reads the first-batch file of a checkpoint.
 
     Returns:
-        None if no batch was ever committed from this checkpoint through this package.
+        None if this package has never committed a batch of this checkpoint.
 
     Raises:
-        OperatorError: the file is damaged.
-        OSError: the file cannot be read.
+        OperatorError: if the file is damaged.
+        OSError: if the file cannot be read.
     """
     fs, root = file_system(checkpoint)
     try:
@@ -136,22 +136,25 @@ def read_first_batch(checkpoint: str) -> FirstBatch | None:
     except (ValueError, TypeError) as error:
         raise OperatorError(
             f"{checkpoint}/{_FILE} is damaged ({error}); expected application_id, query_id and first_batch.",
-            fix="restore it from a copy of the checkpoint; or write it anew: the query's application.id, the "
-            "id in the file 'metadata', and 0.",
+            fix="restore it from a copy of the checkpoint; or write it by hand: application_id is the "
+            "query's application.id, query_id is the id in the checkpoint's file 'metadata', and first_batch "
+            "is 0.",
         ) from error
 
 
 def _check_application(found: FirstBatch, wanted: FirstBatch) -> None:
     if found.application_id != wanted.application_id:
         raise InvalidOptionError(
-            f"this checkpoint was committed with application.id={found.application_id!r}; the query now has "
-            f"{wanted.application_id!r}, under which Kafka knows nothing of its batches.",
+            f"the batches of this checkpoint were committed with application.id={found.application_id!r}, "
+            f"but the query now has application.id={wanted.application_id!r}, for which Kafka holds no "
+            "token.",
             fix=f"set .option('application.id', {found.application_id!r}) again, or use a new checkpoint.",
         )
 
 
 def _unusable(checkpoint: str, what: str, error: OSError) -> UnavailableError:
     return UnavailableError(
-        f"the checkpoint {checkpoint!r} cannot be {what}: {error}.",
-        fix="allow the driver to use it, or free space; then restart the query.",
+        f"the first-batch file in checkpoint {checkpoint!r} cannot be {what}: {error}.",
+        fix="give the driver permission to read and write the checkpoint, or free disk space; then restart "
+        "the query.",
     )

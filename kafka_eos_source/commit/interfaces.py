@@ -1,4 +1,4 @@
-"""Who takes part in a commit, as the machine sees them: client, cluster, staged rows, owner."""
+"""The interfaces between the commit and Kafka, the checkpoint, the staged rows and the sinks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from kafka_eos_source.commit.facts import Batch, Held
 from kafka_eos_source.commit.recovered import TokenRecords
 from kafka_eos_source.commit.request import Cluster
-from kafka_eos_source.commit.verdict import Batch, Held, Verdict
+from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
 from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
@@ -18,7 +19,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 
 
 class Producer(Protocol):
-    """What the machine needs of `kafka.producer.TransactionalProducer`."""
+    """The methods of `kafka.transactional.TransactionalProducer` that a commit uses."""
 
     enqueued: int
 
@@ -38,40 +39,40 @@ class Producer(Protocol):
 
 
 class Clients(Protocol):
-    """The clients of the cluster that is written to."""
+    """Clients of the cluster that the sink writes to."""
 
     def producer(self, transactional_id: str) -> Producer:
-        """A new producer, not yet initialised."""
+        """Returns a new producer that is not yet initialised."""
 
     def group_offsets(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, GroupOffset]:
-        """The committed offsets of a group. Waits for open transactions, as `GroupOffsets.fetch`."""
+        """Returns the committed offsets of a group; waits for open transactions (`GroupOffsets.fetch`)."""
 
     def committed_now(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, GroupOffset]:
-        """The offsets that are committed at this moment, whatever open transactions will make of them."""
+        """Returns the currently committed offsets of a group; does not wait for open transactions."""
 
     def token_records(self, name: str, deadline: Deadline) -> TokenRecords:
-        """The checked token topic, as `kafka.token_topic_reader.TopicRecords.checked`."""
+        """Checks the token topic and returns it (`kafka.token_topic_reader.TopicRecords.checked`)."""
 
 
 class FirstBatchMarker(Protocol):
-    """The checkpoint's first-batch file, as `commit.first_batch.FirstBatchFile`."""
+    """The first-batch file of the checkpoint (`commit.first_batch.FirstBatchFile`)."""
 
     def write(self) -> None:
-        """Says in the checkpoint that a genesis token is in Kafka. Does nothing if it is said already."""
+        """Records in the checkpoint that the genesis token is committed, unless that is recorded already."""
 
     def has_all_tokens(self, token_topic: str) -> bool:
-        """Whether the topic has a record of every transaction, so that its newest record is up to date."""
+        """Whether the token topic has a record of every transaction, so that the newest record is current."""
 
     def confirm_token_topic(self) -> None:
-        """Says in the checkpoint that the token topic of the query has a record of the newest transaction."""
+        """Records in the checkpoint that the token topic has a record of the newest transaction."""
 
 
 class NoCheckpoint:
-    """`FirstBatchMarker` of a batch write, which has no checkpoint."""
+    """The `FirstBatchMarker` of a batch write, which has no checkpoint."""
 
     def write(self) -> None:
         return
@@ -83,8 +84,8 @@ class NoCheckpoint:
         return
 
 
-class Staged(Protocol):
-    """The rows of a batch, proved whole before the machine starts."""
+class StagedBatch(Protocol):
+    """The staged rows of a batch. They were checked for completeness before the commit starts."""
 
     rows: int
     topics: Mapping[str, int]
@@ -97,39 +98,42 @@ class Staged(Protocol):
 
 
 class Sinks(Protocol):
-    """Every two-phase sink of the query, as one. `commit.sinks.SinkWork`, or `NoSinks`."""
+    """All two-phase sinks of the query (`commit.sinks.SinkWork`, or `NoSinks`)."""
 
     def list_prepared(self, deadline: Deadline) -> None:
-        """Lists what is prepared. Before `Producer.init`: then the token, read after it, is final for all."""
+        """Asks every sink what it holds prepared.
+
+        Call it before `Producer.init`: the token that is read after that decides the fate of all of it.
+        """
 
     def has_prepared(self) -> bool:
-        """Whether `list_prepared` found anything."""
+        """Whether `list_prepared` found prepared work."""
 
     def resolve_prepared(
         self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline
     ) -> None:
-        """Commits or takes back what `list_prepared` found, as the token says."""
+        """Commits or aborts the work that `list_prepared` found, as the token decides."""
 
     def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | None:
-        """Prepares the batch under a new id.
+        """Prepares the batch in the sinks, with a new sink transaction id.
 
         Args:
-            sequence: sequence number of the transaction that will commit it.
-            deadline: for all sinks.
+            sequence: sequence number of the transaction that will commit the batch.
+            deadline: time limit for all sinks together.
 
         Returns:
-            None if no sink has rows of the batch.
+            None if the batch has no rows for any sink.
         """
 
     def roll_back(self, deadline: Deadline) -> None:
-        """Takes back what the last `prepare` did, half of it too. Raises nothing."""
+        """Aborts the work of the last `prepare`, also if it failed halfway. Does not raise."""
 
     def finish(self, token: Token, deadline: Deadline) -> None:
-        """Commits what the token names, which is in Kafka."""
+        """Commits the prepared work that the token names. Call it after Kafka has committed the token."""
 
 
 class NoSinks:
-    """Of a query that writes nothing but Kafka."""
+    """The `Sinks` of a query that writes only to Kafka."""
 
     def list_prepared(self, deadline: Deadline) -> None:
         return
@@ -140,7 +144,7 @@ class NoSinks:
     def resolve_prepared(
         self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline
     ) -> None:
-        """Nothing is prepared anywhere that this query knows of."""
+        """Does nothing: this query has no sink that could hold prepared work."""
 
     def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | None:
         return None
@@ -149,16 +153,17 @@ class NoSinks:
         return
 
     def finish(self, token: Token, deadline: Deadline) -> None:
-        """Raises: InvalidOptionError: the batch had sinks, and the query has none any more."""
+        """Raises InvalidOptionError if the token names sinks, because the query no longer has them."""
         if token.sinks is not None and token.sinks.names:
             raise missing_sinks(token, token.sinks.names)
 
 
 class UndecidedSinks(NoSinks):
-    """Of a token that a person has written: it must not seem to decide what sinks hold.
+    """The `Sinks` of ``kafka-eos adopt``, whose token must not decide the fate of prepared work.
 
     Args:
-        finished: whether that person said that the sinks have committed what the token before names.
+        finished: whether the person who runs the command declared that the sinks have committed the work that
+            the previous token names.
     """
 
     def __init__(self, *, finished: bool = False) -> None:
@@ -168,37 +173,40 @@ class UndecidedSinks(NoSinks):
         return UNDECIDED
 
     def finish(self, token: Token, deadline: Deadline) -> None:
-        """Raises: InvalidOptionError: the token names sinks, and nobody said that they have committed."""
+        """Raises InvalidOptionError if the token names sinks, and nobody declared that they committed."""
         if not self._finished and token.sinks is not None and token.sinks.names:
             raise InvalidOptionError(
                 f"transaction {token.sequence} of application.id={token.application_id!r} was prepared in "
-                f"the sinks {', '.join(map(repr, token.sinks.names))}. A new token would hide that.",
-                fix="let the query itself adopt, with the same sinks and .option('onForeignQuery', 'adopt'): "
-                "it finishes them first. If you know that they have committed, say --sinks-finished.",
+                f"the sinks {', '.join(map(repr, token.sinks.names))}. A new token would hide that they may "
+                "not have committed it.",
+                fix="let the query itself adopt, with the same sinks and .option('onForeignQuery', 'adopt'); "
+                "the sinks then commit first. If you know that they have committed, add --sinks-finished.",
             )
 
 
 def missing_sinks(token: Token, names: Iterable[str]) -> InvalidOptionError:
-    """A batch was prepared in sinks which the query names no more, so nobody would finish it there."""
+    """Returns the error for a token that names sinks which the option ``sinks`` no longer names."""
     return InvalidOptionError(
-        f"batch {token.batch_id} of application.id={token.application_id!r} is in Kafka, and the sinks "
-        f"{', '.join(map(repr, names))} had prepared it; the option 'sinks' names them no more.",
-        fix="start the query once with those sinks, which then take it; after that they may be left out.",
+        f"batch {token.batch_id} of application.id={token.application_id!r} is committed in Kafka and "
+        f"prepared in the sinks {', '.join(map(repr, names))}, but the option 'sinks' no longer names them.",
+        fix="start the query once with those sinks, so that they commit the batch; after that you may remove "
+        "them.",
     )
 
 
 @dataclass
 class ProducerSession:
-    """What one process keeps of a transactional id between batches.
+    """The producer of a transactional id that one process keeps between batches, and what it knows.
 
     Attributes:
-        producer: the initialised client; None if there is none.
-        held: what the group holds, as known since the last initialisation and the commits after it.
+        producer: the initialised producer; None if there is none.
+        held: what the group holds, read after the last initialisation and updated by each commit.
         group_id: the group of ``held``.
-        cluster: the cluster as it was last listed.
-        topic_ids: ids of topics, as they were last looked up.
-        confirmed: whether the group coordinator that answered for ``held`` also took a commit of ours.
-        token_records: the token topic as the last initialisation saw it; None = the query has none.
+        cluster: the cluster, as it was last listed.
+        topic_ids: ids of topics, as they were last read.
+        confirmed: whether the group coordinator that returned ``held`` has accepted an offset commit of this
+            producer, which proves that its answer was not outdated.
+        token_records: the token topic, as the last initialisation saw it; None if the query has none.
     """
 
     producer: Producer | None = None
@@ -210,7 +218,7 @@ class ProducerSession:
     token_records: TokenRecords | None = None
 
     def drop(self) -> None:
-        """Closes the producer; the next one raises the epoch."""
+        """Closes the producer. The next commit initialises a new one, which raises the epoch."""
         producer, self.producer, self.confirmed = self.producer, None, False
         if producer is not None:
             producer.close()

@@ -1,36 +1,37 @@
-"""What Kafka holds of a query: its consumer group, or the token topic in place of a group that was lost.
+"""Replaces the offsets of a lost consumer group by the query's record in the token topic.
 
-A fresh owner of the transactional id reads the group's offsets. If the query has a ``token.topic``, the
+A new owner of the transactional id reads the offsets of the group. If the query has a ``token.topic``, the
 topic's record of the query may replace them. The rules:
 
 ===================================== =========================== ============================================
-newest token in the group             record in the token topic   what counts
+newest token in the group             record in the token topic   what the commit uses
 ===================================== =========================== ============================================
-of this query, whole                  none, older, or as new      the group
-of this query, whole                  of another query            the group
-of this query, whole                  newer                       the record: the group lost its newest state
-of this query, whole, a higher batch  newer                       neither: refused
-none, or marks that are newer         as new as the newest mark   the record: the group was deleted or expired
-none, or marks that are newer         none, or older than a mark  the group: new query, or its token is lost
+of this query, no newer mark          none, older, or equally new the group
+of this query, no newer mark          of another query            the group
+of this query, no newer mark          newer                       the record: the group lost offsets
+the same, with a higher batch id      newer                       neither: the commit refuses the batch
+none, or some marks are newer         as new as the newest mark   the record: the group was deleted or expired
+none, or some marks are newer         none, or older than a mark  the group: new query, or its token is lost
 ===================================== =========================== ============================================
 
-Where a record counts, its offsets stand in for the group's, and the next transaction commits them again. An
-offset that another program committed in the meantime (``kafka-consumer-groups --reset-offsets`` on the empty
-group) is left as it is, so that the commit notices the missing mark and refuses.
+If the commit uses the record, the record's offsets replace those of the group, and the next transaction
+commits them again. An offset that another program committed in the meantime (``kafka-consumer-groups
+--reset-offsets`` on the empty group) stays as it is, so that the commit notices the missing mark and refuses.
 
-**When the topic is read.** A missing token is looked for with certainty, which may mean to wait for the
-transactions of other queries that share the topic. If the group holds a token, each fresh owner still makes
-one quick look that waits for nobody. A group that is behind the topic is the sign of a coordinator that lost
-data (an unclean leader election of ``__consumer_offsets``, a restored backup) or that answers from an old
-state, and in both cases the batch would be written twice. The look costs some tens of milliseconds, once per
-start and after each failed commit. Batches between need none, because their owner knows its own token. A
-record that the quick look finds was committed, so it proves that the group is behind. The look may miss a
-record behind another query's open transaction; then nothing is worse than without the topic.
+**When the topic is read.** If the group holds no token, the read is *certain*: it waits until the
+transactions of other queries that share the topic have ended. If the group holds a token, each new owner
+still makes one *quick* read, which waits for nobody. A group that is behind the topic shows that its
+coordinator lost data (an unclean leader election of ``__consumer_offsets``, a restored backup) or gives
+outdated answers; in both cases the batch would be written twice. The quick read takes some tens of
+milliseconds, once per start and after each failed commit. The batches in between need none, because their
+owner knows its own token. A record that the quick read returns was committed, so it proves that the group is
+behind. The quick read may miss a record that lies after another query's open transaction; the query is then
+as safe as without the token topic.
 
-**When a record is not believed.** A record proves what it says, but it must also be the newest. It may not be
-if it was copied from another topic, or if the query ran without its token topic for a while. The first-batch
-file of the checkpoint remembers the latter (`commit.first_batch`). Batch writes have no checkpoint: whoever
-takes the option from a series of them must delete its record (``kafka-eos token-topic forget``).
+**When a record is not believed.** A record must be the newest one of its query. It may not be if it was
+copied from another topic, or if the query ran without its token topic for a while. The first-batch file of
+the checkpoint records the latter (`commit.first_batch`). Batch writes have no checkpoint: a person who
+removes the option from a series of them must delete its record (``kafka-eos token-topic forget``).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
-from kafka_eos_source.commit.verdict import Held
+from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.errors import OperatorError, TokenMissingError
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.protocol.token_record import TokenRecord
@@ -48,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 class TokenRecords(Protocol):
-    """The token topic of a query, as `kafka.token_topic_reader.TopicRecords`, or a double in tests."""
+    """The token topic of a query (`kafka.token_topic_reader.TopicRecords`, or a fake in tests)."""
 
     @property
     def name(self) -> str:
@@ -59,10 +60,10 @@ class TokenRecords(Protocol):
         """Kafka's id of the topic."""
 
     def partition_of(self, application_id: str) -> int:
-        """Partition for the record of a query."""
+        """Returns the partition that holds the record of a query."""
 
     def last(self, application_id: str, deadline: Deadline, *, certain: bool) -> TokenRecord | None:
-        """The newest record of a query, as `kafka.token_topic_reader.last`."""
+        """Returns the newest record of a query (`kafka.token_topic_reader.last`)."""
 
 
 def recover(
@@ -74,27 +75,27 @@ def recover(
     missing_token: str = "fail",
     is_complete: bool = True,
 ) -> Held:
-    """What Kafka holds of a query; asks the token topic as the module's rules want it.
+    """Reads the token topic, and returns what Kafka holds of the query by the rules of this module.
 
-    Call it after ``init_transactions`` and after the group's offsets were read.
+    Call it after ``init_transactions`` and after the offsets of the group were read.
 
     Args:
         held: what the group holds.
-        group_id: of the query.
+        group_id: the consumer group of the query.
         records: the token topic.
-        deadline: for reading the topic.
-        missing_token: option ``onMissingToken``. A record that must not be trusted is ignored if a person has
-            said what became of the batch.
+        deadline: time limit for reading the topic.
+        missing_token: option ``onMissingToken``. If a person has declared the outcome of the batch there, a
+            doubtful record is ignored.
         is_complete: whether the topic has a record of every transaction, as far as the checkpoint knows. If
-            the query ran without its token topic for a while, the record may be older than what was lost.
+            the query ran without its token topic for a while, the record may be older than the lost token.
 
     Returns:
-        ``held`` itself if the group counts.
+        ``held`` itself if the commit uses the group.
 
     Raises:
-        TokenMissingError: the group lost its newest token, and the record may not be the newest one.
-        OperatorError: group and record contradict each other, or the record cannot be read.
-        UnavailableError: the topic cannot be read before ``deadline``.
+        TokenMissingError: if the group lost its newest token, and the record may not be the newest one.
+        OperatorError: if group and record contradict each other, or the record cannot be read.
+        UnavailableError: if the topic cannot be read before ``deadline``.
     """
     is_lost = held.whole_token is None
     record = records.last(held.application_id, deadline, certain=is_lost)
@@ -102,29 +103,32 @@ def recover(
         return held
     if record.topic_id != records.topic_id:
         doubt = (
-            f"it is a copy: it was written to the topic with the id {record.topic_id}, and this one has "
-            f"{records.topic_id}"
+            f"it is a copy, because it was written to the topic with the id {record.topic_id}, and the id of "
+            f"this topic is {records.topic_id}"
         )
     elif not is_complete:
-        doubt = "batches of the query may have been committed without a record since"
+        doubt = "the query may have committed batches without a record since"
     else:
         return choose(held, group_id, record)
     if missing_token == "fail" and (is_lost or choose(held, group_id, record) is not held):
         raise _doubtful(held, group_id, record, records, doubt)
-    _log.info("not using the record of %r in token.topic=%r: %s", held.application_id, records.name, doubt)
+    _log.info("ignoring the record of %r in token.topic=%r: %s", held.application_id, records.name, doubt)
     return held
 
 
 def choose(held: Held, group_id: str, record: TokenRecord | None) -> Held:
-    """Group or record? The rules of the module, without asking anybody.
+    """Chooses between group and record by the rules of this module. Reads nothing.
 
     Args:
         held: what the group holds.
-        group_id: of the query.
-        record: of the query in the token topic; None = none.
+        group_id: the consumer group of the query.
+        record: the query's record in the token topic; None if there is none.
+
+    Returns:
+        ``held`` itself if the commit uses the group.
 
     Raises:
-        OperatorError: group and record contradict each other.
+        OperatorError: if group and record contradict each other.
     """
     if record is None or record.token.sequence < held.newest_sequence:
         return held
@@ -135,7 +139,8 @@ def choose(held: Held, group_id: str, record: TokenRecord | None) -> Held:
         if token.batch_id > record.token.batch_id:
             raise _contradiction(group_id, token, record)
     _log.warning(
-        "group %r holds %s; going on with the token topic's record: transaction %d, batch %d of query %s%s",
+        "group %r holds %s; continuing from the record in the token topic: transaction %d, batch %d of query "
+        "%s%s",
         group_id,
         "no token" if token is None else f"the older transaction {token.sequence}",
         record.token.sequence,
@@ -154,7 +159,7 @@ def _doubtful(
         f"the newest token of application.id={held.application_id!r} is not in group {group_id!r}, and its "
         f"record in token.topic={records.name!r} (transaction {record.token.sequence}, batch "
         f"{record.token.batch_id}) may not be the newest: {doubt}.",
-        fix="look whether the batch is in the output; then restart once with "
+        fix="check whether the batch is in the output; then restart once with "
         ".option('onMissingToken', 'assume_committed') or 'assume_not_committed'.",
     )
 
@@ -162,9 +167,10 @@ def _doubtful(
 def _contradiction(group_id: str, token: Token, record: TokenRecord) -> OperatorError:
     return OperatorError(
         f"group {group_id!r} holds batch {token.batch_id} of query {token.query_id} with the sequence number "
-        f"{token.sequence}; the token topic holds batch {record.token.batch_id} of the same query with "
-        f"{record.token.sequence}. Either the group lost its newest state after a rolled-back checkpoint, or "
-        "the sequence began anew while the query had no token.topic.",
-        fix="find out which batch was written last. If it is the record's, delete the group. If it is the "
-        f"group's, delete the record: kafka-eos token-topic forget --application-id {token.application_id}.",
+        f"{token.sequence}, but the token topic holds batch {record.token.batch_id} of the same query with "
+        f"{record.token.sequence}. Either the group lost its newest offsets after the checkpoint was rolled "
+        "back, or the sequence started again while the query had no token.topic.",
+        fix="find out which of the two batches was written last. If it is the record's, delete the group. If "
+        "it is the group's, delete the record with kafka-eos token-topic forget --application-id "
+        f"{token.application_id}.",
     )

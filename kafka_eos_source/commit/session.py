@@ -1,7 +1,8 @@
-"""The commit calls as Spark makes them, and what this process keeps between them.
+"""The commit calls that Spark makes, and the producers that this process keeps between them.
 
-Spark runs ``commit`` of a streaming sink in a Python process of the driver that it usually, not always,
-reuses. So producers are kept here by transactional id; that one of them is stale is found out by fencing.
+Spark runs ``commit`` of a streaming sink in a Python process on the driver, which it usually reuses, but not
+always. So this module keeps producers by transactional id. If another process has committed since, the broker
+fences the kept producer.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from dataclasses import dataclass, field
 import pyarrow.fs as pafs
 
 from kafka_eos_source.commit import sink_session
+from kafka_eos_source.commit.facts import Batch, Digests
 from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile
 from kafka_eos_source.commit.interfaces import ProducerSession, Sinks
+from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.recovered import TokenRecords
 from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.sources import SourceRange, ranges
 from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.commit.transaction import Commit, Result
-from kafka_eos_source.commit.verdict import Batch, Digests
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.group import GroupOffsets
@@ -42,7 +43,7 @@ from kafka_eos_source.stage.parts import StagedRows
 
 _log = logging.getLogger(__name__)
 
-#: Clients kept open in one process; the one unused for longest is closed first.
+#: Number of producers that stay open in one process. The least recently used one is closed first.
 _MOST_SESSIONS = 8
 
 _sessions: OrderedDict[tuple[str, str], ProducerSession] = OrderedDict()
@@ -50,7 +51,7 @@ _sessions: OrderedDict[tuple[str, str], ProducerSession] = OrderedDict()
 
 @dataclass(frozen=True)
 class KafkaClients:
-    """`parties.Clients` over the real client."""
+    """The `interfaces.Clients` for a real cluster."""
 
     kafka: Mapping[str, str] = field(repr=False)  # may hold passwords
 
@@ -83,24 +84,28 @@ def commit_micro_batch(
 ) -> Result:
     """Commits one micro-batch of a streaming query: records, source offsets and token together.
 
-    Returns when the batch is in Kafka, whether by this call or an earlier one; Spark may then write its
-    own commit log, or die: the token tells. By then every sink outside Kafka has the batch too.
+    When it returns, Kafka holds the batch, written by this call or an earlier one, and so does every sink
+    outside Kafka. Spark then writes its commit log. If the driver dies before that, Spark replays the batch,
+    and the token shows that it is committed.
 
     Args:
-        options: of the sink.
-        folder: where the parts lie.
-        parts: Kafka's rows, of the task attempts that count.
-        batch_id: Spark's.
-        plan: of the sinks outside Kafka; None = there are none.
-        sink_parts: what those tasks staged for them.
+        options: options of the sink.
+        folder: the staging folder.
+        parts: staged rows for Kafka, from the successful task attempts.
+        batch_id: Spark's id of the batch.
+        plan: routing of rows to sinks outside Kafka; None if the query has none.
+        sink_parts: staged rows for these sinks, from the same task attempts.
 
     Raises:
-        KafkaEosError: by what the caller should do; see `errors`.
+        KafkaEosError: if the batch cannot be committed. The class shows what to do (see `errors`).
     """
     parts = list(parts)
     checkpoint = options.checkpoint_location
     if checkpoint is None:
-        raise InvalidOptionError("the sink has no checkpointLocation.")
+        raise InvalidOptionError(
+            "the option checkpointLocation of the sink is missing.",
+            fix="set .option('checkpointLocation', …) on the query.",
+        )
     name = str(batch_id)
     query_id = offset_log.query_id(checkpoint)
     staged = StagedRows(folder, name, parts, shards.reports(parts, query_id, batch_id))
@@ -133,7 +138,7 @@ def commit_micro_batch(
         try:
             result = _commit(options, who, request, staged, sinks, first_batch)
         except BaseException:
-            sink_session.forget(options, who.application_id)
+            sink_session.close(options, who.application_id)
             raise
         sinks.tidy(Deadline.after_ms(options.commit_timeout_ms))
     failpoints.reach("commit.before_cleanup")
@@ -145,7 +150,7 @@ def commit_micro_batch(
 
 
 def of_stream(options: WriteOptions, query_id: str) -> Identity:
-    """The identity of a streaming query with these options of its sink."""
+    """Returns the identity of a streaming query with these sink options."""
     return identity.of_stream(
         query_id,
         application_id=options.application_id,
@@ -156,7 +161,7 @@ def of_stream(options: WriteOptions, query_id: str) -> Identity:
 
 
 def of_batch_write(options: WriteOptions, write_id: str) -> Identity:
-    """The identity of one ``df.write``, which ``write_id`` names if ``txnAppId`` does not."""
+    """Returns the identity of one ``df.write``; ``write_id`` names it unless ``txnAppId`` does."""
     names = {
         "application_id": options.application_id,
         "group_id": options.group_id,
@@ -169,7 +174,7 @@ def of_batch_write(options: WriteOptions, write_id: str) -> Identity:
 
 
 def digests(logged: LoggedOffsets | None, query_id: str) -> Digests:
-    """The digests of an entry of the offset log; of the start of the checkpoint if there is no entry."""
+    """Returns the digests of an offset log entry, or of the start of the checkpoint if there is none."""
     if logged is None:
         return Digests(genesis_digest(query_id), "")
     return Digests(logged.digest, logged.digest_of_format_1)
@@ -179,22 +184,22 @@ def _logged(checkpoint: str, batch_id: int) -> LoggedOffsets:
     found = offset_log.read(checkpoint, batch_id)
     if found is None:
         raise InvalidOptionError(
-            f"checkpointLocation={checkpoint!r} has no offset log of batch {batch_id}.",
-            fix="give the sink the checkpointLocation of its own query, as a full URI. Spark keeps the "
-            "entries of a batch and of the one before it, so none may be deleted by hand.",
+            f"the offset log in checkpointLocation={checkpoint!r} has no entry for batch {batch_id}.",
+            fix="set checkpointLocation of the sink to the checkpoint of its own query, as a full URI. Do "
+            "not delete entries by hand: those of a batch and of the batch before it are needed.",
         )
     return found
 
 
 def _has_native_state(checkpoint: str) -> bool:
-    """Whether Spark keeps state of its own for the query: an aggregation, a join, a deduplication."""
+    """Whether Spark keeps its own state for the query, such as an aggregation, a join or a deduplication."""
     fs, path = file_system(checkpoint)
-    found: pafs.FileInfo = fs.get_file_info(f"{path}/state")
-    return bool(found.type != pafs.FileType.NotFound)
+    folder: pafs.FileInfo = fs.get_file_info(f"{path}/state")
+    return bool(folder.type != pafs.FileType.NotFound)
 
 
 def _advise(application_id: str, request: CommitRequest, staged: StagedRows) -> None:
-    """Tells the source how many records the query's state can take in one batch."""
+    """Advises the source how many records to read, if the batch changed much state."""
     pressure = max(shard.pressure for shard in staged.shards)
     records = sum(
         end - source.start[tp]
@@ -207,8 +212,8 @@ def _advise(application_id: str, request: CommitRequest, staged: StagedRows) -> 
     advised = advice.next_limit(before, records, pressure)
     if pressure > 1:
         _log.warning(
-            "batch %d changed %.1f times the state that statestore.uncommitted.max.bytes allows; the source, "
-            "if it has the option application.id=%r, reads %s offsets in the next; else set "
+            "the state changes of batch %d are %.1f times as large as statestore.uncommitted.max.bytes; a "
+            "source with the option application.id=%r reads %s offsets in the next batch; otherwise set "
             "maxOffsetsPerTrigger",
             request.batch.batch_id,
             pressure,
@@ -222,16 +227,16 @@ def _advise(application_id: str, request: CommitRequest, staged: StagedRows) -> 
 def commit_batch_write(
     options: WriteOptions, folder: StagingFolder, name: str, parts: Iterable[StagedPart]
 ) -> Result:
-    """Commits one ``df.write``: all its rows in one transaction; with ``txnVersion`` at most once.
+    """Commits all rows of one ``df.write`` in one transaction, and skips a ``txnVersion`` already written.
 
     Args:
-        options: of the write.
-        folder: where the parts lie.
-        name: of the write in the folder; unique to it.
-        parts: its rows, of the task attempts that count.
+        options: options of the write.
+        folder: the staging folder.
+        name: unique name of the write in the folder.
+        parts: staged rows, from the successful task attempts.
 
     Raises:
-        KafkaEosError: by what the caller should do; see `errors`.
+        KafkaEosError: if the rows cannot be committed. The class shows what to do (see `errors`).
     """
     parts = list(parts)
     who = of_batch_write(options, name.removeprefix("write-"))
@@ -254,8 +259,10 @@ def commit_batch_write(
         try:
             GroupOffsets(admin_config(options.kafka)).delete_group(who.group_id, Deadline.after_seconds(10))
         except KafkaEosError as error:
-            # the records are committed; a group without members expires by itself
-            _log.info("group %s of a finished batch write was not deleted: %s", who.group_id, error)
+            # the records are committed, and a group without members expires
+            _log.info(
+                "cannot delete the consumer group %s of a finished batch write: %s", who.group_id, error
+            )
     return result
 
 
@@ -285,7 +292,7 @@ def _commit(
         "batch %d of %s: %s, %d records, %d transactions",
         request.batch.batch_id,
         who.application_id,
-        "in Kafka already" if result.step is Step.SKIPPED else "committed",
+        "already committed" if result.step is Step.SKIPPED else "committed",
         staged.rows,
         result.transactions,
     )

@@ -1,64 +1,64 @@
-"""Checks that the state changes of a batch fit what Kafka holds of each shard, before they are committed."""
+"""Checks that the state changes of a batch belong to the state that Kafka holds of each shard."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kafka_eos_source.commit.verdict import Held
+from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.errors import RestartQueryError, StatefulProcessorError, StateLostError
 from kafka_eos_source.model import ShardReport
 from kafka_eos_source.protocol.token import Token
 
 _SAME_NAMES = (
-    "restart the query; if it stays so, give operator and sink the same application.id, kafka.group.id and "
-    "cluster."
+    "restart the query; if the error comes back, give the operator and the sink the same application.id, "
+    "kafka.group.id and cluster."
 )
 
 
 def check_shards(shards: Sequence[ShardReport], batch_id: int, held: Held) -> None:
-    """Checks that every shard made its changes to the state that Kafka holds.
+    """Checks that every shard applied its changes to the state that Kafka holds.
 
     Args:
         shards: the reports of a batch that is about to be written.
-        batch_id: of the batch, for messages.
+        batch_id: id of the batch, for messages.
         held: what the group holds.
 
     Raises:
-        RestartQueryError: the state of a shard is that of another transaction.
-        StateLostError: transactions were committed without the state of a shard.
-        StatefulProcessorError: the processor failed on the batch.
+        RestartQueryError: if a shard started from the state of another transaction.
+        StateLostError: if transactions were committed without the state changes of a shard.
+        StatefulProcessorError: if the processor failed on the batch.
     """
     newest = -1 if held.token is None else held.token.sequence
     for shard in shards:
         if shard.skipped:
             raise RestartQueryError(
-                f"the changelog of {shard.tp} holds batch {batch_id} already; the token says that Kafka does "
-                "not hold the batch.",
+                f"the changelog {shard.tp} already holds batch {batch_id}, but the token shows that Kafka "
+                "does not hold the batch.",
                 fix=_SAME_NAMES,
             )
         token = _token(shard, held)
-        stands_at = _sequence(token)
-        if shard.sequence != stands_at:
+        committed_sequence = _sequence(token)
+        if shard.sequence != committed_sequence:
             raise RestartQueryError(
-                f"shard {shard.tp} changed the state of transaction {shard.sequence}; Kafka holds that of "
-                f"transaction {stands_at} (-1 = none).",
+                f"shard {shard.tp} started from the state of transaction {shard.sequence}, but Kafka holds "
+                f"the state of transaction {committed_sequence} (-1 means none).",
                 fix=_SAME_NAMES,
             )
-        if token is not None and stands_at < newest and not shard.accepts_gap:
+        if token is not None and committed_sequence < newest and not shard.accepts_gap:
             raise StateLostError(
-                f"the state of shard {shard.tp} in the changelog is that of transaction {stands_at} (batch "
-                f"{token.batch_id}), the query's last one is {newest}: transactions between them were "
-                "committed without the changes that they made to the state.",
-                fix="keep the operator's column of changes in what is written; start anew with a new "
-                "checkpoint and application.id, or, to go on with the state as it is, once with "
-                "onMissingState=changelog.",
+                f"the changelog {shard.tp} holds the state of transaction {committed_sequence} (batch "
+                f"{token.batch_id}), but the last transaction of the query is {newest}: transactions between "
+                "them were committed without their state changes.",
+                fix="keep the operator's column of changes in the rows that the query writes. Then start "
+                "with a new checkpoint and application.id; or, to continue with the state as it is, start "
+                "once with onMissingState=changelog.",
             )
         if shard.failure:
             raise StatefulProcessorError(f"shard {shard.tp}, batch {batch_id}: {shard.failure}")
 
 
-def stand_at(shards: Sequence[ShardReport], held: Held) -> bool:
-    """Whether every shard made its changes to the state that the group holds, as far as it is known."""
+def shards_match(shards: Sequence[ShardReport], held: Held) -> bool:
+    """Whether every shard applied its changes to the state in ``held``."""
     return not any(shard.skipped or shard.sequence != _sequence(_token(shard, held)) for shard in shards)
 
 
@@ -72,16 +72,19 @@ def _sequence(token: Token | None) -> int:
 
 
 def check_same_log(shard: ShardReport, end: int) -> None:
-    """The changes stand behind the state that they are made to, else the changelog would hold a part of it.
+    """Checks that the changelog holds the shard's earlier state before the changes of this batch.
+
+    Args:
+        shard: the report of the shard.
+        end: end offset of the changelog, after the changes were flushed.
 
     Raises:
-        StateLostError: they do not.
+        StateLostError: if the changelog is shorter, because the topic was deleted and created again.
     """
     if end < shard.next_offset + shard.records:
         raise StateLostError(
-            f"changelog {shard.tp} ends at offset {end}, with {shard.records} changes of this batch in it; "
-            f"the state that they are made to is that of offset {shard.next_offset}: the topic was deleted "
-            "and made anew while the query ran.",
-            fix="nothing of this batch is in Kafka. Put the topic back from a copy, or start anew with a new "
-            "checkpoint and application.id.",
+            f"the changelog {shard.tp} ends at offset {end} and includes {shard.records} changes of this "
+            f"batch, but the state that they belong to ends at offset {shard.next_offset}: the topic was "
+            "deleted and created again while the query ran. Nothing of this batch was committed.",
+            fix="restore the topic from a copy, or start with a new checkpoint and application.id.",
         )

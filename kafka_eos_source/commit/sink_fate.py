@@ -1,54 +1,55 @@
-"""What becomes of a batch that a sink holds prepared, as a pure function of the token.
+"""Decides whether a sink commits or aborts a prepared transaction, as a pure function of the token.
 
-The list of what is prepared was made *before* `init_transactions`, the token was read *after* it. So whoever
-prepared an id on the list has by now committed it in Kafka, and the token says so, or was fenced, and never
-will: an id is prepared under one owner of the transactional id and no other. The answer is final, whoever
-else runs at this moment.
+Sinks listed their prepared transactions *before* ``init_transactions``, and the token was read *after* it. A
+sink transaction is prepared by one owner of the transactional id. That owner has either committed it in
+Kafka, and then the token names it, or it was fenced and never will. So the fate is final, whichever other
+processes run at this moment.
 
 ::
 
-    token                                    prepared id              fate
-    names the id                             that one                 COMMIT  (CommitFromToken)
-    names another, or none                   any                      ABORT   (AbortFromToken)
-    a person wrote it                        of a later sequence      ABORT
-    a person wrote it                        any other                LEAVE   (UnknownLeaveAsIs)
-    there is none                            any                      LEAVE
+    token                                    prepared transaction     fate
+    names a sink transaction                 the same one             COMMIT
+    names another one, or none               any                      ABORT
+    was written by a person                  has a later sequence     ABORT
+    was written by a person                  any other                LEAVE
+    there is no token                        any                      LEAVE
 
-The token names an id by the application, the sequence number of the transaction, the attempt and the names
-of the sinks; a token of format 1 names the old form of the id. Without a token nothing relates the sequence
-in an id to the batch at hand, so a person decides, even where the batch is about to be written. An old id has
-Spark's batch id in it: if that batch is written now, the id is aborted.
+The token names a sink transaction by application, sequence number, sink transaction id and names of the
+sinks; a token of format 1 names the old form. Without a token nothing relates the sequence number of a sink
+transaction to the current batch, so a person decides, even if the batch is about to be written. The old form
+contains Spark's batch id: if that batch is written now, the sink transaction is aborted.
 
-A token that a person had written in place of a lost one (`token.UNDECIDED`) says what is in Kafka, and not
-what sinks were to do. An id of a later sequence was prepared after it, for a transaction that Kafka does not
-have, or its token would be there instead.
+A token that a person wrote in place of a lost one (`token.UNDECIDED`) says what Kafka holds, and nothing
+about sinks. A sink transaction with a later sequence number was prepared after it, for a transaction that
+Kafka does not hold, because its token would have replaced this one.
 
-A token of a later batch cannot hide one that is unfinished: the next batch begins only when every sink has
-committed the one before.
+The token of a later batch cannot hide an unfinished sink transaction: the next batch starts only after every
+sink has committed the one before.
 """
 
 from __future__ import annotations
 
 from enum import Enum
 
-from kafka_eos_source.commit.verdict import Batch, Verdict
+from kafka_eos_source.commit.facts import Batch
+from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.protocol.token import UNDECIDED, Token
 from kafka_eos_source.sinks.contract import SinkTxn
 
 
 class Fate(Enum):
-    """What to do with a prepared id."""
+    """What a sink does with a prepared transaction."""
 
     COMMIT = "commit"
     ABORT = "abort"
-    LEAVE = "leave"  #: only a person can tell
+    LEAVE = "leave"  #: only a person can decide
 
 
 def named_by(token: Token, sink: str) -> SinkTxn | None:
-    """The id that the token tells a sink to commit.
+    """Returns the sink transaction that the token tells a sink to commit.
 
     Returns:
-        None if the token tells this sink nothing.
+        None if the token names no transaction of this sink.
     """
     prepared = token.sinks
     if prepared is None or prepared == UNDECIDED or sink not in prepared.names:
@@ -59,12 +60,12 @@ def named_by(token: Token, sink: str) -> SinkTxn | None:
 
 
 def fate_by_token(sink: str, txn: SinkTxn, token: Token | None) -> Fate:
-    """Decides what becomes of ``txn`` by the token alone.
+    """Decides the fate of ``txn`` by the token alone.
 
     Args:
         sink: name of the sink that holds it.
-        txn: prepared before the token was read.
-        token: None if there is none.
+        txn: the sink transaction, prepared before the token was read.
+        token: the newest token; None if there is none.
     """
     if token is None:
         return Fate.LEAVE
@@ -74,17 +75,16 @@ def fate_by_token(sink: str, txn: SinkTxn, token: Token | None) -> Fate:
 
 
 def fate(sink: str, txn: SinkTxn, token: Token | None, batch: Batch, verdict: Verdict | None) -> Fate:
-    """Decides what becomes of ``txn`` when a batch is committed.
+    """Decides the fate of ``txn`` during the commit of a batch.
 
     Args:
         sink: name of the sink that holds it.
-        txn: prepared before this owner initialised.
-        token: read after that; None if there is none.
-        batch: the one at hand.
-        verdict: on it, by `verdict.batch_verdict`; None if this owner was overtaken, and the token is the
-            other's.
+        txn: the sink transaction, prepared before this owner initialised.
+        token: the newest token, read after that; None if there is none.
+        batch: the batch being committed.
+        verdict: the verdict on the batch; None if it was refused, or if another owner took over.
     """
-    found = fate_by_token(sink, txn, token)
-    if found is Fate.LEAVE and verdict is Verdict.WRITE and txn.is_old and txn.sequence == batch.batch_id:
+    by_token = fate_by_token(sink, txn, token)
+    if by_token is Fate.LEAVE and verdict is Verdict.WRITE and txn.is_old and txn.sequence == batch.batch_id:
         return Fate.ABORT
-    return found
+    return by_token

@@ -1,4 +1,4 @@
-"""The sinks of a query in this process: opened once, kept between batches, checked before the first one."""
+"""Opens the sinks of a query, keeps them open between batches, and checks them before the first batch."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from kafka_eos_source.stage.files import StagingFolder
 
 _log = logging.getLogger(__name__)
 
-#: Queries whose sinks are kept open in one process; those unused for longest are closed first.
+#: Number of queries whose sinks stay open in one process. The least recently used ones are closed first.
 _MOST_QUERIES = 8
-#: Longest wait for a sink's check before the first batch.
+#: Time limit of a sink's check before the first batch.
 _CHECK_SECONDS = 30.0
 
-#: In `_checked`, beside the names of sinks: their targets.
+#: Key in `_checked` for the check that no two sinks write to one target.
 _TARGETS = ""
 
 _Key = tuple[str, ...]
@@ -37,15 +37,15 @@ _checked: set[tuple[_Key, str]] = set()
 
 
 def store_location(checkpoint: str, name: str) -> str:
-    """Where a sink keeps what it has no better place for."""
+    """Returns the folder in the checkpoint where a sink may keep its own notes."""
     return f"{checkpoint.rstrip('/')}/kafka-eos/sinks/{name}"
 
 
 def opened(options: WriteOptions, application_id: str) -> Mapping[str, TwoPhaseSink]:
-    """The query's sinks by name.
+    """Returns the sinks of the query by name, and opens them if this process has not done so yet.
 
     Raises:
-        InvalidOptionError: one of them cannot be made.
+        InvalidOptionError: if the options of a sink are not valid.
     """
     key = _key(options, application_id)
     found = _opened.get(key)
@@ -60,7 +60,7 @@ def opened(options: WriteOptions, application_id: str) -> Mapping[str, TwoPhaseS
 def open_all(
     specs: Sequence[SinkSpec], application_id: str, checkpoint: str | None
 ) -> dict[str, TwoPhaseSink]:
-    """New sinks, opened."""
+    """Creates and opens the sinks, and returns them by name."""
     found: dict[str, TwoPhaseSink] = {}
     for spec in specs:
         sink = found[spec.name] = WatchedSink(spec.build())
@@ -69,19 +69,19 @@ def open_all(
     return found
 
 
-def forget(options: WriteOptions, application_id: str) -> None:
-    """Closes them: after an error the next commit connects anew."""
-    found = _opened.pop(_key(options, application_id), None)
-    if found is not None:
-        _close(found)
+def close(options: WriteOptions, application_id: str) -> None:
+    """Closes the sinks of the query. After an error the next commit opens new connections."""
+    sinks = _opened.pop(_key(options, application_id), None)
+    if sinks is not None:
+        _close(sinks)
 
 
 def check(options: WriteOptions, plan: Plan) -> None:
-    """Checks the sinks on the driver. Called for every batch; each sink is checked once in a process.
+    """Checks the sinks on the driver. The driver calls it for every batch; it checks each sink once.
 
     Raises:
-        InvalidOptionError: two sinks write to the same target.
-        InvalidOptionError, InvalidSchemaError, OperatorError: a sink cannot take such rows.
+        InvalidOptionError: if two sinks write to the same target.
+        InvalidOptionError, InvalidSchemaError, OperatorError: if a sink cannot write rows of this schema.
     """
     application_id = options.application_id or _derived(options.checkpoint_location)
     query = _key(options, application_id)
@@ -97,9 +97,9 @@ def check(options: WriteOptions, plan: Plan) -> None:
             sink.check(route.schema, Deadline.after_seconds(_CHECK_SECONDS))
         except (OperatorError, RestartQueryError):
             raise
-        except Exception as error:  # noqa: BLE001 - what it is shows when the batch is prepared
-            _log.warning("sink %r could not be checked yet: %s", route.spec.name, concealed(f"{error!r}"))
-            forget(options, application_id)
+        except Exception as error:  # noqa: BLE001 - if it persists, prepare reports it
+            _log.warning("cannot check sink %r yet: %s", route.spec.name, concealed(f"{error!r}"))
+            close(options, application_id)
             continue
         for risk in sink.risks():
             _log.warning("sink %r: %s", route.spec.name, concealed(risk))
@@ -114,11 +114,11 @@ def work(
     batch_id: int,
     parts: Iterable[SinkPart],
 ) -> SinkWork:
-    """The sinks' part of one commit.
+    """Returns the sinks with their staged rows, for the commit of one batch.
 
     Raises:
-        StagedPartError: a part is missing or damaged.
-        InvalidOptionError: a sink cannot be made.
+        StagedPartError: if a staged part is missing or damaged.
+        InvalidOptionError: if the options of a sink are not valid.
     """
     by_sink: dict[str, list[SinkPart]] = {}
     for part in parts:
@@ -143,5 +143,5 @@ def _close(sinks: Mapping[str, TwoPhaseSink]) -> None:
     for name, sink in sinks.items():
         try:
             sink.close()
-        except Exception as error:  # noqa: BLE001 - a user's class may raise anything; it is done with
-            _log.info("sink %r was not closed in good order: %s", name, concealed(str(error)))
+        except Exception as error:  # noqa: BLE001 - a user's class may raise anything
+            _log.info("closing sink %r failed: %s", name, concealed(str(error)))

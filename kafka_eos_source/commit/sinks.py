@@ -1,16 +1,17 @@
-"""The sinks of a query in the commit of a batch: prepared together, committed or taken back together."""
+"""Drives the two-phase sinks of a query: they prepare together, and commit or abort together."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from kafka_eos_source.commit.facts import Batch
 from kafka_eos_source.commit.interfaces import missing_sinks
 from kafka_eos_source.commit.sink_fate import Fate, fate, named_by
-from kafka_eos_source.commit.verdict import Batch, Verdict
+from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.errors import (
     KafkaEosError,
     OperatorError,
@@ -27,7 +28,6 @@ from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks import metrics
 from kafka_eos_source.sinks.contract import (
-    OK,
     Fatal,
     Ok,
     Outcome,
@@ -42,17 +42,19 @@ _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
-#: For taking back and finishing, which are tried once though the commit's own time is over.
+#: Time limit of an abort or commit that is tried once although the deadline of the batch has passed.
 _LEAST_SECONDS = 10.0
+_RUNBOOK = "see docs/runbooks.md, SINK_FAILED."
 
 
 class SinkWork:
-    """`parties.Sinks` over real sinks; of one commit.
+    """The `interfaces.Sinks` of one commit.
 
     Args:
-        sinks: all sinks of the query by name, opened.
-        staged: the rows of the batch, for those sinks that have any.
-        application_id, batch_id: of the batch.
+        sinks: all opened sinks of the query, by name.
+        staged: the rows of the batch, for the sinks that have any.
+        application_id: the transactional id of the query.
+        batch_id: Spark's id of the batch.
     """
 
     def __init__(
@@ -71,20 +73,26 @@ class SinkWork:
         self._pause = threading.Event()
 
     def list_prepared(self, deadline: Deadline) -> None:
-        """Raises: SinkRetryableError: a sink does not tell."""
-        self._found = {name: self._look_at(name, deadline) for name in self._sinks}
+        """Asks every sink what it holds prepared, and keeps the answers for `resolve_prepared`.
+
+        Raises:
+            SinkRetryableError: if a sink cannot answer now.
+            SinkFailedError: if a sink refuses to answer.
+        """
+        self._found = {name: self._prepared_in(name, deadline) for name in self._sinks}
 
     def has_prepared(self) -> bool:
+        """Whether `list_prepared` found prepared work."""
         return any(self._found.values())
 
     def resolve_prepared(
         self, token: Token | None, batch: Batch, verdict: Verdict | None, deadline: Deadline
     ) -> None:
-        """Commits or aborts what `list_prepared` found, each id by `commit.sink_fate.fate`.
+        """Commits or aborts each sink transaction that `list_prepared` found, as `commit.sink_fate` decides.
 
         Raises:
-            SinkUndecidedError: something is prepared, and no token tells what becomes of it.
-            SinkRetryableError, SinkFailedError: a sink cannot do it.
+            SinkUndecidedError: if no token decides the fate of a sink transaction.
+            SinkRetryableError, SinkFailedError, SinkUnfinishedError: if a sink cannot commit or abort it.
         """
         found, self._found = self._found, {}
         decided = [
@@ -95,67 +103,77 @@ class SinkWork:
         undecided = [f"{txn} in {name!r}" for name, txn, what in decided if what is Fate.LEAVE]
         if undecided:
             raise SinkUndecidedError(
-                f"Kafka holds no token of application.id={self._application_id!r} that tells, and these "
-                f"batches are prepared, neither committed nor aborted: {', '.join(undecided)}.",
-                fix="look whether they are in the output of Kafka, and say so with `kafka-eos sinks commit` "
+                "these sink transactions are prepared, and Kafka holds no token of "
+                f"application.id={self._application_id!r} that decides whether to commit or abort them: "
+                f"{', '.join(undecided)}.",
+                fix="check whether their batches are in the output topics, and run `kafka-eos sinks commit` "
                 "or `kafka-eos sinks abort`; then start the query again.",
             )
         to_commit: dict[str, SinkTxn] = {}
         for name, txn, what in decided:
-            _log.warning("sink %r: %s of %s, as the token says", name, what.value, txn)
+            _log.warning("sink %r: recovery by the token: %s %s", name, what.value, txn)
             metrics.of(self._application_id, name).recovered += 1
             if what is Fate.COMMIT:
                 to_commit[name] = txn
             else:
-                _raise(name, what.value, txn, _asked(partial(self._sinks[name].abort, txn, deadline)))
+                outcome = _outcome_of(partial(self._sinks[name].abort, txn, deadline))
+                _raise_unless_ok(name, what.value, txn, outcome)
         self._commit(to_commit, deadline)
 
     def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | None:
-        """Prepares the batch in every sink that has rows of it, under a new attempt each time.
+        """Prepares the batch in every sink that has rows, with a new sink transaction id each time.
 
         Args:
-            sequence: sequence number of the transaction that will commit the batch.
-            deadline: of the commit.
+            sequence: sequence number of the Kafka transaction that will commit the batch.
+            deadline: time limit of the commit.
+
+        Returns:
+            None if no sink has rows.
 
         Raises:
-            SinkRetryableError, SinkFailedError: a sink cannot; `roll_back` takes back what others did.
+            SinkRetryableError, SinkFailedError: if a sink cannot prepare. `roll_back` then aborts the work of
+                the others.
         """
         self._prepared = []
         if not self._staged:
             return None
-        attempt = SinkTxn.new_attempt()
+        sink_transaction_id = SinkTxn.new_attempt()
         for name, staged in self._staged.items():
             sink = self._sinks[name]
-            txn = SinkTxn(self._application_id, name, sequence, attempt)
+            txn = SinkTxn(self._application_id, name, sequence, sink_transaction_id)
             self._prepared.append((name, txn))
             begun = time.monotonic()
-            _raise(name, "prepare", txn, _asked(partial(sink.prepare, txn, staged, deadline)))
+            outcome = _outcome_of(partial(sink.prepare, txn, staged, deadline))
+            _raise_unless_ok(name, "prepare", txn, outcome)
             measured = metrics.of(self._application_id, name)
             measured.prepare_seconds += time.monotonic() - begun
             measured.prepared += 1
             failpoints.reach("commit.within_prepare")
-        return PreparedSinks(attempt, tuple(self._staged))
+        return PreparedSinks(sink_transaction_id, tuple(self._staged))
 
     def roll_back(self, deadline: Deadline) -> None:
-        """What cannot be taken back now is found and taken back at the next start: no token names it."""
+        """Aborts the work of the last `prepare`. Does not raise.
+
+        If an abort fails, the next start lists the sink transaction and aborts it, because no token names it.
+        """
         prepared, self._prepared = self._prepared, []
         for name, txn in prepared:
-            outcome = _asked(partial(self._sinks[name].abort, txn, _at_least(deadline)))
+            outcome = _outcome_of(partial(self._sinks[name].abort, txn, _at_least(deadline)))
             metrics.of(self._application_id, name).aborted += 1
-            if outcome != OK:
-                _log.warning("sink %r: %s is not aborted yet: %s", name, txn, _why(outcome))
+            if not isinstance(outcome, Ok):
+                _log.warning("sink %r could not abort %s yet: %s", name, txn, concealed(outcome.why))
             failpoints.reach("commit.within_roll_back")
 
     def finish(self, token: Token, deadline: Deadline) -> None:
-        """Lets every sink commit what the token names, and holds the query back until all of them have.
+        """Commits the sink transactions that the token names, and waits until every sink has committed.
 
-        It does not matter which checkpoint wrote the token. A sink that neither holds the id prepared nor
-        knows it as committed fails the query by name: its rows of that batch may be lost.
+        The token may come from another checkpoint. If a sink neither holds the transaction prepared nor knows
+        it as committed, the query fails, because the sink may have lost the rows of that batch.
 
         Raises:
-            SinkUnfinishedError: one of them cannot be reached until the deadline.
-            SinkFailedError: one of them says that no retry helps.
-            InvalidOptionError: the token names a sink that the query has no more.
+            SinkUnfinishedError: if a sink cannot commit before the deadline.
+            SinkFailedError: if a sink reports an error that no retry can fix.
+            InvalidOptionError: if the token names a sink that the query no longer has.
         """
         if token.sinks is None:
             return
@@ -166,10 +184,10 @@ class SinkWork:
         self._commit({name: txn for name, txn in named.items() if txn is not None}, deadline)
 
     def _commit(self, left: Mapping[str, SinkTxn], deadline: Deadline) -> None:
-        """Commits in every sink, again and again: the batch is in Kafka, so there is no way back.
+        """Commits in every sink, and retries until the deadline, because Kafka has already committed.
 
-        Every sink is asked before the first failure is raised. A failure that no retry helps is raised at
-        once after that, though other sinks may be down: they keep the batch prepared for the next start.
+        Every sink is called before a fatal error of one of them is raised. It is raised although other sinks
+        may still be retrying; they keep the batch prepared for the next start.
         """
         pause, begun = _FIRST_PAUSE_SECONDS, time.monotonic()
         while left:
@@ -177,7 +195,8 @@ class SinkWork:
             failed: dict[str, Fatal] = {}
             for name, txn in left.items():
                 called = time.monotonic()
-                outcome = _asked(partial(self._sinks[name].commit, txn, _at_least(deadline)), is_commit=True)
+                call = partial(self._sinks[name].commit, txn, _at_least(deadline))
+                outcome = _outcome_of(call, is_commit=True)
                 measured = metrics.of(self._application_id, name)
                 measured.commit_seconds += time.monotonic() - called
                 if isinstance(outcome, Retryable):
@@ -192,14 +211,14 @@ class SinkWork:
                     measured.rows += self._staged[name].rows if name in self._staged else 0
                     failpoints.reach("commit.within_finish")
             if failed:
-                raise _lost(left, failed, waiting)
+                raise _commits_failed(left, failed, waiting)
             left = {name: txn for name, txn in left.items() if name in waiting}
             if left:
                 reasons = _reasons(waiting)
                 if deadline.expired:
-                    raise _unfinished(left, reasons, deadline)
+                    raise _commits_unfinished(left, reasons, deadline)
                 _log.warning(
-                    "batch %d is in Kafka; the query is held back %.0f s by now, waiting for sinks: %s",
+                    "batch %d is committed in Kafka; the query has waited %.0f s for sinks: %s",
                     self._batch_id,
                     time.monotonic() - begun,
                     reasons,
@@ -208,32 +227,41 @@ class SinkWork:
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def tidy(self, deadline: Deadline) -> None:
-        """The batch is finished: what was staged for it, and for older ones, may go."""
+        """Lets every sink delete what was staged for this batch and older ones. Call it after `finish`."""
         for name, sink in self._sinks.items():
             try:
                 sink.tidy(self._batch_id, _at_least(deadline))
                 if sink.context.store is not None:
                     sink.context.store.sweep()
-            except Exception as error:  # noqa: BLE001 - a user's class may raise anything; nothing depends on it
+            except Exception as error:  # noqa: BLE001 - a user's class may raise anything
                 _log.warning(
-                    "sink %r: left-overs of batch %d stay: %s", name, self._batch_id, concealed(str(error))
+                    "sink %r could not delete the staged rows of batch %d: %s",
+                    name,
+                    self._batch_id,
+                    concealed(str(error)),
                 )
 
-    def _look_at(self, name: str, deadline: Deadline) -> Sequence[SinkTxn]:
+    def _prepared_in(self, name: str, deadline: Deadline) -> Sequence[SinkTxn]:
+        """Returns the transactions of this query that a sink holds prepared."""
         try:
-            found = self._sinks[name].recover(deadline)
+            prepared = self._sinks[name].recover(deadline)
         except (OperatorError, RestartQueryError) as error:
             raise SinkFailedError(f"sink {name!r}: {concealed(error.message)}", fix=error.fix) from error
         except Exception as error:
             raise SinkRetryableError(
-                f"sink {name!r} does not tell what it holds prepared: {_text(error)}"
+                f"sink {name!r} cannot list what it holds prepared: {_text(error)}"
             ) from error
-        own = SinkContext(name, self._application_id)
-        return [txn for txn in found if own.owns(txn)]
+        context = SinkContext(name, self._application_id)
+        return [txn for txn in prepared if context.owns(txn)]
 
 
-def _asked(call: Callable[[], Outcome], *, is_commit: bool = False) -> Outcome:
-    """What a sink says, also where it raises. A commit that raised may have happened: it is asked again."""
+def _outcome_of(call: Callable[[], Outcome], *, is_commit: bool = False) -> Outcome:
+    """Calls a sink, and translates what it raises into an outcome.
+
+    Args:
+        call: the call.
+        is_commit: whether an unknown exception means `Retryable`, because the commit may have happened.
+    """
     try:
         outcome: object = call()
     except (RetriableError, OSError) as error:
@@ -245,58 +273,45 @@ def _asked(call: Callable[[], Outcome], *, is_commit: bool = False) -> Outcome:
         return Retryable(_text(error)) if is_commit else Fatal(_text(error))
     if isinstance(outcome, Ok | Retryable | Fatal):
         return outcome
-    return Fatal(f"the sink answered {outcome!r}", "return OK, Retryable or Fatal.")
+    return Fatal(f"the sink returned {outcome!r}", "let the sink return OK, Retryable or Fatal.")
 
 
-def _raise(name: str, what: str, txn: SinkTxn, outcome: Outcome) -> None:
+def _raise_unless_ok(name: str, what: str, txn: SinkTxn, outcome: Outcome) -> None:
     if isinstance(outcome, Retryable):
         raise SinkRetryableError(f"sink {name!r} cannot {what} {txn} now: {concealed(outcome.why)}")
     if isinstance(outcome, Fatal):
-        raise _failed(name, what, txn, outcome)
+        raise SinkFailedError(
+            f"sink {name!r} cannot {what} {txn}: {concealed(outcome.why)}", fix=outcome.fix or _RUNBOOK
+        )
 
 
-def _failed(name: str, what: str, txn: SinkTxn, outcome: Fatal) -> SinkFailedError:
-    return SinkFailedError(
-        f"sink {name!r} cannot {what} {txn}: {concealed(outcome.why)}",
-        fix=outcome.fix or "see docs/runbooks.md, SINK_FAILED.",
-    )
-
-
-def _lost(
+def _commits_failed(
     txns: Mapping[str, SinkTxn], failed: Mapping[str, Fatal], waiting: Mapping[str, Retryable]
 ) -> SinkFailedError:
-    """Names every sink that failed for good, and those that are still to commit."""
-    said = "; ".join(
+    """The error that names every sink that failed, and those that have not committed yet."""
+    text = "; ".join(
         f"sink {name!r} cannot commit {txns[name]}: {concealed(each.why)}" for name, each in failed.items()
     )
     if waiting:
-        said += (
-            f". Not committed yet, and prepared until the next start: {', '.join(map(repr, waiting))} "
-            f"({_reasons(waiting)})"
+        text += (
+            f". These sinks have not committed yet, and keep the batch prepared until the next start: "
+            f"{', '.join(map(repr, waiting))} ({_reasons(waiting)})"
         )
     fixes = [each.fix for each in failed.values() if each.fix]
-    return SinkFailedError(said, fix=" ".join(fixes) or "see docs/runbooks.md, SINK_FAILED.")
+    return SinkFailedError(text, fix=" ".join(fixes) or _RUNBOOK)
 
 
-def _unfinished(txns: Mapping[str, SinkTxn], reasons: str, deadline: Deadline) -> SinkUnfinishedError:
+def _commits_unfinished(txns: Mapping[str, SinkTxn], reasons: str, deadline: Deadline) -> SinkUnfinishedError:
     return SinkUnfinishedError(
-        f"a batch is in Kafka, and {deadline.budget_seconds:.0f} s (commitTimeoutMs) were not enough to have "
-        f"it in every sink: {reasons}.",
-        fix="see to that system, then start the query again: it finishes the batch first, under the id "
-        f"{_ids(txns.values())}. Nothing is lost or doubled.",
+        f"the batch is committed in Kafka, but these sinks did not commit it within "
+        f"{deadline.budget_seconds:.0f} s (commitTimeoutMs): {reasons}.",
+        fix="check that system, then start the query again; it first commits "
+        f"{', '.join(sorted(map(str, txns.values())))} in the sinks. No row is lost or duplicated.",
     )
 
 
 def _reasons(waiting: Mapping[str, Retryable]) -> str:
     return "; ".join(f"{name!r}: {concealed(each.why)}" for name, each in waiting.items())
-
-
-def _ids(txns: Iterable[SinkTxn]) -> str:
-    return ", ".join(sorted({str(txn) for txn in txns}))
-
-
-def _why(outcome: Outcome) -> str:
-    return concealed(outcome.why) if isinstance(outcome, Retryable | Fatal) else "OK"
 
 
 def _text(error: Exception) -> str:
@@ -305,6 +320,7 @@ def _text(error: Exception) -> str:
 
 
 def _at_least(deadline: Deadline) -> Deadline:
+    """Returns ``deadline``, or a later one if little or no time is left."""
     return (
         deadline if deadline.remaining_seconds() > _LEAST_SECONDS else Deadline.after_seconds(_LEAST_SECONDS)
     )

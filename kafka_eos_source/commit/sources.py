@@ -1,4 +1,4 @@
-"""Which offsets of a batch belong into the sink's consumer group: those of Kafka sources on its cluster."""
+"""Selects the source offsets that a batch commits: those of Kafka sources on the sink's cluster."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from kafka_eos_source.protocol.source_position import SourcePosition, is_kafka_o
 
 @dataclass(frozen=True)
 class SourceRange:
-    """What one source of the batch read.
+    """The range that one source of the batch read.
 
     Attributes:
-        end: next offset to read, per partition; None = not a Kafka source.
-        start: first offset read, None = not known (the first batch of Spark's own source).
-        cluster_id: of the cluster read; None = the source does not say (Spark's own).
-        topic_ids: ids (KIP-516) of the topics that were read; empty if the source does not say.
-        jump: whether this batch passes over the range instead of reading it.
+        end: next offset to read, per partition; None if this is not a Kafka source.
+        start: first offset read, per partition; None if it is not known (the first batch of Spark's own
+            source).
+        cluster_id: Kafka's id of the cluster that was read; None if the source does not log it (Spark's own).
+        topic_ids: ids (KIP-516) of the topics that were read; empty if the source does not log them.
+        jump: whether this batch skips the range instead of reading it.
         lossy: whether the user accepts that records of this source are lost.
-        same_topics: whether no topic was created again between the start and the end of the range. Otherwise
-            the offsets at its start and those of the consumer group belong to another topic.
+        same_topics: whether no topic was created again between the start and the end of the range. If one
+            was, the offsets at the start and those of the consumer group belong to the former topic.
     """
 
     end: Offsets | None
@@ -36,7 +37,12 @@ class SourceRange:
 
 
 def ranges(logged: LoggedOffsets, before: LoggedOffsets | None) -> list[SourceRange]:
-    """The sources of a batch, from its entry in Spark's offset log and that of the batch before it."""
+    """Returns the ranges that the sources of a batch read.
+
+    Args:
+        logged: entry of the batch in Spark's offset log.
+        before: entry of the batch before it; None if there is none.
+    """
     found = []
     for name, line in logged.sources.items():
         if line is None:
@@ -52,7 +58,7 @@ def ranges(logged: LoggedOffsets, before: LoggedOffsets | None) -> list[SourceRa
             start = earlier.end
             ids = position.topic_ids
             same_topics = all(ids.get(topic, was) == was for topic, was in earlier.topic_ids.items())
-        # a source that has nothing new is logged as before, with the jump of an earlier batch
+        # a source without new records is logged as before, with the jump of an earlier batch
         jump = position.jump and line != line_before
         found.append(
             SourceRange(
@@ -73,14 +79,14 @@ class OwnOffsets:
     """The offsets of a batch on the sink's cluster.
 
     Attributes:
-        ends: to be committed. A partition read by two sources counts as read up to the lower end.
-        starts: where the batch started; None = not known for some source.
+        ends: the offsets to commit. If two sources read a partition, the lower end counts.
+        starts: the offsets where the batch starts; None if they are not known for some source.
         comparable: whether these are all sources of the batch, no partition is read by two of them, and no
             topic was created again, so that offsets alone identify the batch.
-        topic_ids: ids of the topics that were read, as far as the sources say.
-        lossy_topics: topics of whose records the user accepts a loss.
+        topic_ids: ids of the topics that were read, as far as the sources log them.
+        lossy_topics: topics whose records the user accepts to lose.
         jumped: partitions of the sources that jump in this batch.
-        shared: partitions that several of the sources read.
+        shared: partitions that more than one source reads.
     """
 
     ends: Offsets
@@ -95,14 +101,14 @@ class OwnOffsets:
 def on_cluster(
     sources: Sequence[SourceRange], cluster_id: str, topics: Mapping[str, int], source_cluster: str
 ) -> OwnOffsets:
-    """Selects the sources that read the cluster which the sink writes.
+    """Combines the offsets of the sources that read the cluster to which the sink writes.
 
     Args:
-        sources: of the batch.
-        cluster_id: of the sink's cluster.
-        topics: its topics, with their number of partitions.
-        source_cluster: option ``source.cluster``: ``same`` or ``other`` for sources that do not say;
-            ``auto`` takes them for the same cluster's when it has all their topics.
+        sources: the sources of the batch.
+        cluster_id: Kafka's id of the sink's cluster.
+        topics: the topics of that cluster, with their number of partitions.
+        source_cluster: option ``source.cluster``. ``same`` and ``other`` decide for sources that do not log
+            their cluster; ``auto`` assumes the same cluster if it has all their topics.
     """
     own = [each for each in sources if _is_own(each, cluster_id, topics, source_cluster)]
     ends: dict[TopicPartition, int] = {}

@@ -1,6 +1,7 @@
-"""The steps of a commit and what may follow on each: the table that `commit.transaction` goes by.
+"""The steps of a commit, and which step may follow which.
 
-``python -m kafka_eos_source.commit.steps`` prints the table as the diagram in ``docs/guarantees.md``.
+`commit.machine` follows this table. ``python -m kafka_eos_source.commit.steps`` prints it as the diagram in
+``docs/guarantees.md``.
 """
 
 from __future__ import annotations
@@ -10,23 +11,23 @@ from enum import Enum
 
 
 class Step(Enum):
-    """Where a commit is. `MOVES` lists what may follow."""
+    """The current step of a commit. `MOVES` lists the steps that may follow."""
 
-    OPEN = "open"  #: look for a clean producer
-    INIT = "init"  #: a new producer: fence older owners, settle what they left
-    TOKEN = "token"  #: read what Kafka holds, decide
-    GENESIS = "genesis"  #: the first token of all is in Kafka: begin with the batch itself
-    CHECK = "check"  #: output topics and partitions exist
-    PREPARE = "prepare"  #: sinks outside Kafka make sure that they can commit
+    OPEN = "open"  #: checks whether the producer of the previous batch can be used again
+    INIT = "init"  #: a new producer fences older owners
+    TOKEN = "token"  #: reads what Kafka holds, and decides
+    GENESIS = "genesis"  #: the genesis token is committed; the batch itself comes next
+    CHECK = "check"  #: checks that output topics and partitions exist
+    PREPARE = "prepare"  #: sinks outside Kafka prepare the batch
     BEGIN = "begin"
     PRODUCE = "produce"
     FLUSH = "flush"
     OFFSETS = "offsets"
     COMMIT = "commit"
-    FINISH = "finish"  #: it is in Kafka: sinks outside Kafka commit
-    COMMITTED = "committed"  #: by this call
-    SKIPPED = "skipped"  #: it was in Kafka already
-    LOST = "lost"  #: this attempt is over, another may follow
+    FINISH = "finish"  #: Kafka has committed; sinks outside Kafka commit
+    COMMITTED = "committed"  #: this call committed the batch
+    SKIPPED = "skipped"  #: Kafka already held the batch
+    LOST = "lost"  #: this try failed; another one may follow
 
 
 MOVES: Mapping[Step, frozenset[Step]] = {
@@ -47,16 +48,18 @@ MOVES: Mapping[Step, frozenset[Step]] = {
     Step.SKIPPED: frozenset(),
 }
 
-#: Steps within an open transaction, which an error may still abort. COMMIT is not one of them.
+#: Steps within an open transaction, which is aborted on an error. COMMIT is not one of them, because a commit
+#: that was sent may succeed.
 ABORTED_ON_ERROR = frozenset({Step.PRODUCE, Step.FLUSH, Step.OFFSETS})
 
-#: Steps from which Kafka can never commit the attempt, so that what sinks have prepared for it is taken back.
-#: Not COMMIT: its outcome may be unknown, and the token decides. Not FINISH: it is in Kafka.
+#: Steps after which an error means that Kafka will never commit this try, so that sinks abort what they have
+#: prepared for it. Not COMMIT: its outcome may be unknown, and the token decides. Not FINISH: Kafka has
+#: committed.
 ROLLED_BACK_ON_ERROR = frozenset({Step.PREPARE, Step.BEGIN}) | ABORTED_ON_ERROR
 
 
 def diagram() -> str:
-    """The table of moves as a Mermaid state diagram; moves to LOST, which any step may make, are left out."""
+    """Returns the table of moves as a Mermaid state diagram, without the moves to LOST."""
     moves = [
         f"    {step.name} --> {to.name}"
         for step, follows in MOVES.items()

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 import pyarrow.fs as pafs
 
+from kafka_eos_source.commit.facts import Batch, Digests
 from kafka_eos_source.commit.first_batch import FirstBatch, read_first_batch
 from kafka_eos_source.commit.session import digests
 from kafka_eos_source.commit.sources import OwnOffsets, SourceRange, ranges
-from kafka_eos_source.commit.verdict import Batch, Digests
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.identity import derived_application_id

@@ -1,1 +1,1 @@
-"""What processes tell each other: tokens, identities, offset logs and packets. Pure, versioned formats."""
+"""Versioned formats that processes exchange: tokens, identities, offset log entries and packets."""

@@ -1,7 +1,7 @@
-"""The names under which Kafka knows a query or a series of batch writes.
+"""The names of a query, or of a series of batch writes, in Kafka.
 
-Two different writers must never get one name. So each part of a composed name is percent-encoded, and the
-parts are joined with ``:``, which no encoded part contains.
+Two different writers must never get the same name. So each part of a composed name is percent-encoded, and
+the parts are joined with ``:``, which no encoded part contains.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from urllib.parse import quote
 
 from kafka_eos_source.model import TopicPartition
 
-#: Partition that carries the token of a query which reads no Kafka topic and writes to no single topic. Every
-#: cluster with consumer groups has it, and no consumer reads it.
+#: Topic of the anchor partition if neither ``anchor.topic`` nor ``topic`` is set. Every cluster with consumer
+#: groups has it.
 _ANCHOR_OF_LAST_RESORT = "__consumer_offsets"
 
-#: How the query ids of batch writes without ``txnVersion`` start.
+#: Prefix of the query ids of batch writes without ``txnVersion``.
 ONCE = "once:"
 _ONCE_NAMES = "kafka-eos-batch-"
 _SERIES = "txnAppId:"
@@ -27,10 +27,15 @@ _SERIES = "txnAppId:"
 
 @dataclass(frozen=True)
 class Predecessor:
-    """The names that format 1 gave to a series of batch writes.
+    """The names that a series of batch writes had in format 1.
 
     They were ambiguous: application ``a`` writing topic ``b-c`` and application ``a-b`` writing topic ``c``
-    had the same ones. But each token lies on partition 0 of its own topic, which tells them apart.
+    had the same names. But each token was committed on partition 0 of its own topic, so the topic identifies
+    the series.
+
+    Attributes:
+        application_id: the former transactional id.
+        query_id: the former query id in tokens.
     """
 
     application_id: str
@@ -39,16 +44,16 @@ class Predecessor:
 
 @dataclass(frozen=True)
 class Identity:
-    """Names of one query, or of one series of batch writes.
+    """The names of one query, or of one series of batch writes.
 
     Attributes:
         application_id: the transactional id.
         group_id: consumer group of the source offsets and the token.
-        query_id: what the token must say for a batch to be ours.
-        anchor: partition under which the full token is committed whatever the sources are.
-        versioned: a series of batch writes, identified by ``txnAppId``.
-        once: one batch write without ``txnVersion``.
-        predecessor: names that the series had in format 1, if it may have had others.
+        query_id: the query id in the tokens of this writer.
+        anchor: the partition whose offset always carries the full token, whatever the sources are.
+        versioned: whether this is a series of batch writes, identified by ``txnAppId``.
+        once: whether this is one batch write without ``txnVersion``.
+        predecessor: names that the series may have had in format 1; None for all other writers.
     """
 
     application_id: str
@@ -61,17 +66,17 @@ class Identity:
 
     @property
     def disposable(self) -> bool:
-        """Whether the group was made for one batch write only, and is to be deleted after it."""
+        """Whether the group was created for one batch write, which deletes it at its end."""
         return self.once and self.group_id.startswith(_ONCE_NAMES)
 
 
 def derived_application_id(query_id: str) -> str:
-    """The ``application.id`` of a streaming query that was given none, from its checkpoint's id."""
+    """Returns the ``application.id`` of a streaming query that does not set the option."""
     return f"kafka-eos-{query_id}"
 
 
 def anchor(anchor_topic: str | None, topic: str | None) -> TopicPartition:
-    """The partition whose group offset carries the full token.
+    """Returns the partition whose offset in the group carries the full token.
 
     Args:
         anchor_topic: option ``anchor.topic``.
@@ -88,11 +93,11 @@ def of_stream(
     topic: str | None,
     anchor_topic: str | None = None,
 ) -> Identity:
-    """The identity of a streaming query.
+    """Returns the identity of a streaming query.
 
     Args:
-        query_id: from the checkpoint.
-        application_id, group_id, topic, anchor_topic: options of the sink; None = not given.
+        query_id: Spark's id of the query, from the checkpoint.
+        application_id, group_id, topic, anchor_topic: options of the sink; None if they are not set.
     """
     application_id = application_id or derived_application_id(query_id)
     return Identity(application_id, group_id or application_id, query_id, anchor(anchor_topic, topic))
@@ -106,9 +111,9 @@ def of_series(
     topic: str | None,
     anchor_topic: str | None = None,
 ) -> Identity:
-    """The identity of batch writes with ``txnAppId``.
+    """Returns the identity of batch writes with ``txnAppId``.
 
-    The topic is part of it, so that one ``foreachBatch`` may write several topics under one ``txnAppId``.
+    The topic is part of it, so that one ``foreachBatch`` can write several topics with one ``txnAppId``.
     """
     encoded = quote(txn_app_id, safe="") + ("" if topic is None else f":{quote(topic, safe='')}")
     own = application_id or f"kafka-eos-txn-{encoded}"
@@ -125,7 +130,7 @@ def of_series(
 
 
 def is_series(query_id: str) -> bool:
-    """Whether this is the identity of batch writes with ``txnAppId``, which have no checkpoint."""
+    """Whether this query id belongs to batch writes with ``txnAppId``, which have no checkpoint."""
     return query_id.startswith(_SERIES)
 
 
@@ -137,13 +142,14 @@ def of_one_write(
     topic: str | None,
     anchor_topic: str | None = None,
 ) -> Identity:
-    """The identity of one batch write without ``txnVersion``.
+    """Returns the identity of one batch write without ``txnVersion``.
 
-    All such writes of a process share one transactional id, because a transaction coordinator remembers each
-    id for days. Each write has a consumer group of its own for its token.
+    All such writes of a process share one transactional id, because a transaction coordinator keeps each id
+    for days. Each write has its own consumer group for its token.
 
     Args:
-        write_id: unique to this write.
+        write_id: a unique id of this write.
+        application_id, group_id, topic, anchor_topic: options of the write; None if they are not set.
     """
     own = application_id or f"{_ONCE_NAMES}{_process_id(os.getpid())}"
     group = group_id or application_id or f"{_ONCE_NAMES}{write_id}"
@@ -152,5 +158,5 @@ def of_one_write(
 
 @lru_cache(maxsize=4)
 def _process_id(_pid: int) -> str:
-    """Unique to this process; a forked child has another pid and so gets an id of its own."""
+    """Returns a unique id of this process. A forked child has another pid, and so another id."""
     return str(uuid.uuid4())

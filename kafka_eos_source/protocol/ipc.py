@@ -1,4 +1,4 @@
-"""Arrow batches as bytes that say their own schema: in packets, pending changes and initial state."""
+"""Arrow batches as bytes with their schema, for packets, pending changes and initial state."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pyarrow as pa
 
 
 def to_stream(rows: pa.RecordBatch) -> pa.Buffer:
-    """An Arrow IPC stream of this one batch; ``pa.ipc.open_stream`` reads it."""
+    """Returns an Arrow IPC stream with this one batch; ``pa.ipc.open_stream`` reads it."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_batch(rows)

@@ -1,4 +1,4 @@
-"""Spark's offset log: ``<checkpoint>/offsets/<batchId>``, written before the batch runs.
+"""Reads Spark's offset log, ``<checkpoint>/offsets/<batchId>``, which Spark writes before a batch runs.
 
 ::
 
@@ -7,7 +7,8 @@
     {"flights":{"0":42}}                <source name>:{"flights":{"0":42}}
     -
 
-One line a source, ``-`` for a source without offsets yet (``OffsetSeqLog`` in Spark; v2 names sources).
+Each source has one line; ``-`` stands for a source without offsets yet (``OffsetSeqLog`` in Spark). Version
+v2 names the sources.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ _NO_OFFSET = "-"
 
 @dataclass(frozen=True)
 class LoggedOffsets:
-    """The end offsets of one batch.
+    """The entry of one batch in the offset log: its end offsets.
 
     Attributes:
-        sources: each source's offset as Spark logged it, by name or position; None = none yet.
-        digest: of the batch id and the whole file. Spark writes each file once and never changes it, and it
-            holds the time at which the batch was planned. So two entries with one digest are the same plan of
-            the same batch, whatever the sources are.
+        sources: the offset of each source as Spark logged it, by name or position; None if there is none yet.
+        digest: digest of the batch id and the whole file. Spark writes each file once and never changes it,
+            and the file contains the time when the batch was planned. So two entries with the same digest are
+            the same plan of the same batch, whatever the sources are.
     """
 
     sources: Mapping[str, str | None]
@@ -39,32 +40,34 @@ class LoggedOffsets:
 
     @property
     def digest_of_format_1(self) -> str:
-        """As tokens of format 1 have it: over the sources' lines alone."""
+        """The digest that tokens of format 1 store; it covers only the lines of the sources."""
         return digest(f"{name}:{line or _NO_OFFSET}" for name, line in sorted(self.sources.items()))
 
 
 def genesis_digest(query_id: str) -> str:
-    """The digest of where a checkpoint starts: stands in for the offset log entry before batch 0."""
+    """Returns the digest for the start of a checkpoint, in place of an entry before batch 0."""
     return digest(("genesis", query_id))
 
 
 def parse(text: str, path: str, batch_id: int) -> LoggedOffsets:
-    """Reads one file of the log.
+    """Parses one file of the offset log.
 
     Args:
         text: the whole file.
-        path: of the file, for messages.
-        batch_id: whose entry it is.
+        path: path of the file, for messages.
+        batch_id: the batch of this entry.
 
     Raises:
-        OperatorError: the file has an unknown version or is cut short.
+        OperatorError: if the file has an unknown version or is truncated.
     """
     lines = text.splitlines()
     version = lines[0].strip() if lines else ""
     if version not in ("v1", "v2") or len(lines) < 2:
         raise OperatorError(
-            f"Spark's offset log {path} starts with {version!r}; expected 'v1' or 'v2', then its metadata.",
-            fix="run the Spark version that wrote this checkpoint, or a newer kafka-eos.",
+            f"Spark's offset log {path} starts with {version!r}; expected 'v1' or 'v2' and a line of "
+            "metadata.",
+            fix="run the query with the Spark version that wrote this checkpoint, or with a newer version of "
+            "kafka-eos.",
         )
     entries = [line for line in lines[2:] if line]
     if version == "v1":
@@ -74,7 +77,10 @@ def parse(text: str, path: str, batch_id: int) -> LoggedOffsets:
         for line in entries:
             name, separator, offset = line.partition(":")
             if not separator:
-                raise OperatorError(f"Spark's offset log {path}: no source name in {line!r}.")
+                raise OperatorError(
+                    f"Spark's offset log {path} has a line without the name of a source: {line!r}.",
+                    fix="restore the file from a copy of the checkpoint.",
+                )
             found[name] = offset
     return LoggedOffsets(
         {name: None if line == _NO_OFFSET else line for name, line in found.items()},
@@ -83,23 +89,23 @@ def parse(text: str, path: str, batch_id: int) -> LoggedOffsets:
 
 
 def read(checkpoint: str, batch_id: int) -> LoggedOffsets | None:
-    """The offsets of one batch; None when the log does not have it."""
+    """Returns the entry of one batch; None if the log does not have it."""
     text = _read(checkpoint, f"offsets/{batch_id}")
     return None if text is None else parse(text, f"{checkpoint}/offsets/{batch_id}", batch_id)
 
 
 def query_id(checkpoint: str) -> str:
-    """The id that the checkpoint gives to its query, the same over all restarts.
+    """Returns Spark's id of the query, which the checkpoint keeps over all restarts.
 
     Raises:
-        InvalidOptionError: there is no checkpoint at this location.
+        InvalidOptionError: if there is no checkpoint at this location.
     """
     text = _read(checkpoint, "metadata")
     if text is None:
         raise InvalidOptionError(
-            f"checkpointLocation={checkpoint!r} holds no checkpoint (no file 'metadata').",
-            fix="give the full URI: Spark takes a path without a scheme as one on its default file system "
-            "(fs.defaultFS), kafka-eos as a local one.",
+            f"checkpointLocation={checkpoint!r} holds no checkpoint: it has no file 'metadata'.",
+            fix="set the full URI. Without a scheme, Spark uses its default file system (fs.defaultFS), but "
+            "kafka-eos uses the local file system.",
         )
     return str(json.loads(text)["id"])
 

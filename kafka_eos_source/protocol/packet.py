@@ -1,12 +1,13 @@
-"""Changes of a shard on their way from the operator to the sink: in a reserved column of the same rows.
+"""Packets that carry a shard's state changes from the operator to the sink, in a reserved column of the rows.
 
-A projection cannot mistake it for data, and the ``topic`` option cannot divert it. Each value is a packet:
+The reserved column cannot be mistaken for data, and the ``topic`` option does not apply to it. Each value is
+one packet:
 
 ::
 
     length of header (4 bytes, big endian) │ header (JSON) │ Arrow IPC stream: key, value (null = tombstone)
 
-The last packet of a shard carries its report. So the sink can tell whether anything was lost on the way.
+The last packet of a shard carries the report of the shard, by which the sink detects lost packets.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kafka_eos_source.errors import StateError
 from kafka_eos_source.model import ShardReport, TopicPartition
 from kafka_eos_source.protocol.ipc import to_stream
 
-#: The reserved column of an operator's result; its type is binary.
+#: Name of the reserved column in an operator's result. Its type is binary.
 CHANGELOG = "__kafka_eos_changelog"
 
 _VERSION = 2
@@ -31,14 +32,14 @@ _LENGTH = struct.Struct(">I")
 
 @dataclass(frozen=True)
 class Packet:
-    """One packet, its changes still packed.
+    """One packet. Its changes are still packed.
 
     Attributes:
         tp: partition of the changelog.
-        attempt: task attempt that made it (UUID, hex).
-        number: of this packet in its attempt, from 0.
-        report: of the whole attempt; only its last packet has one.
-        changes: an Arrow IPC stream; empty = none.
+        attempt: id of the task attempt that created the packet (UUID, hex).
+        number: number of this packet in its task attempt, from 0.
+        report: report of the whole task attempt; only its last packet has one.
+        changes: an Arrow IPC stream; empty if the packet has no changes.
     """
 
     tp: TopicPartition
@@ -48,17 +49,17 @@ class Packet:
     changes: memoryview
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The changes, of schema `changes.CHANGES`."""
+        """Unpacks the changes; their schema is `changes.CHANGES`."""
         if self.changes.nbytes:
             yield from pa.ipc.open_stream(pa.py_buffer(self.changes))
 
 
 def pack(report: ShardReport, changes: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-    """The packets of one attempt, one for each batch of changes and one for the report.
+    """Packs the changes of one task attempt: one packet for each Arrow batch, and one for the report.
 
     Args:
-        report: its ``packets`` and ``records`` are counted here.
-        changes: of schema `changes.CHANGES`.
+        report: the report. This function fills in ``packets`` and ``records``.
+        changes: Arrow batches with the schema `changes.CHANGES`.
     """
     number = records = 0
     for each in changes:
@@ -86,7 +87,11 @@ def pack(report: ShardReport, changes: Iterable[pa.RecordBatch]) -> Iterator[byt
 
 
 def unpack(packet: bytes | memoryview) -> Packet:
-    """Raises: StateError: it is no packet, or one of a newer version."""
+    """Reads a packet.
+
+    Raises:
+        StateError: if the value is not a packet, or has another version.
+    """
     view = memoryview(packet)
     try:
         (length,) = _LENGTH.unpack_from(view)
@@ -103,12 +108,12 @@ def unpack(packet: bytes | memoryview) -> Packet:
             )
     except (ValueError, KeyError, TypeError, struct.error) as error:
         raise StateError(
-            f"column {CHANGELOG!r} holds what no operator put there ({error!r}): {bytes(view[:64])!r}.",
-            fix=f"hand the column {CHANGELOG!r} on as transform_with_changelog_state made it.",
+            f"column {CHANGELOG!r} holds a value that no operator wrote ({error!r}): {bytes(view[:64])!r}.",
+            fix=f"pass the column {CHANGELOG!r} on exactly as transform_with_changelog_state returned it.",
         ) from error
     raise StateError(
-        f"column {CHANGELOG!r} is of version {version}, this sink reads {_VERSION}.",
-        fix="run operator and sink with one version of kafka-eos on driver and executors.",
+        f"column {CHANGELOG!r} has version {version}, but this sink reads version {_VERSION}.",
+        fix="install the same version of kafka-eos on the driver and on all executors.",
     )
 
 
@@ -127,7 +132,7 @@ def _packet(report: ShardReport, number: int, done: object, changes: pa.Buffer |
 
 def _counts(found: object) -> dict[str, int]:
     if not isinstance(found, dict):
-        raise TypeError(f"counts are {type(found).__name__}")
+        raise TypeError(f"counts have type {type(found).__name__}")
     return {str(name): int(number) for name, number in found.items()}
 
 

@@ -1,26 +1,26 @@
-"""The offset that Spark keeps for our source: its own format, and one key more.
+"""The offset of a source in Spark's offset log: the format of Spark's own Kafka source, and one more key.
 
-``{"flights":{"0":42,"1":40},"@":{…}}``: next offset to read per partition, as Spark's built-in source
-writes it, so that either reads the other's checkpoint. ``"@"`` can be no topic's name. It carries what
-Spark would otherwise forget:
+``{"flights":{"0":42,"1":40},"@":{…}}`` holds the next offset to read of each partition, as Spark's built-in
+source writes it, so that each source can read the checkpoint of the other. The key ``"@"`` cannot be the name
+of a topic. It carries what Spark would otherwise lose:
 
 ``start``
-    where the batch begins in partitions whose start the previous position does not tell. Batch 0 names all
-    its partitions: Spark asks ``initialOffset`` again on a replay, and *latest* has moved by then. Later
+    where the batch begins in partitions that the previous position does not contain. Batch 0 names all its
+    partitions, because Spark calls ``initialOffset`` again on a replay, and *latest* has moved by then. Later
     batches name partitions that are new, or that belong to a topic that was created again.
 ``cluster``
-    the id of the cluster read, by which the sink tells whether the offsets belong into its transaction.
+    Kafka's id of the cluster that was read. The sink uses it to decide whether it commits the offsets.
 ``topics``
-    topic ids (KIP-516), by which a topic that was deleted and created again is noticed.
+    topic ids (KIP-516), which reveal that a topic was deleted and created again.
 ``tick``
-    a number that changes when the source wants a micro-batch without data, so that the query's token is
+    a number that changes when the source needs a micro-batch without data, so that the query's token is
     renewed before it expires (`plan.source`).
 ``jump``
     true if the source continues from the offsets that Kafka holds for the query, because its checkpoint is
-    an old copy. Such a batch reads nothing of this source, and the sink never commits another offset for it.
+    an old copy. Such a batch reads nothing from this source, and the sink never moves its committed offsets.
 ``lossy``
-    true if the user accepts lost records (``failOnDataLoss=false``). A topic that was deleted or created
-    again after the batch was planned is then no error, neither for the source nor for the sink.
+    true if the user accepts lost records (``failOnDataLoss=false``). If a topic was deleted or created again
+    after the batch was planned, neither the source nor the sink then fails.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from typing import Any
 from kafka_eos_source.errors import OperatorError
 from kafka_eos_source.model import Offsets, TopicPartition
 
+#: The key that only this package writes.
 OURS = "@"
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -42,18 +43,18 @@ _PARTITION = re.compile(r"0|[1-9][0-9]{0,9}")
 
 @dataclass(frozen=True)
 class SourcePosition:
-    """A position of one Kafka source.
+    """The position of one Kafka source at the end of a batch.
 
     Attributes:
         end: next offset to read, per partition.
         start: first offset of partitions that do not begin at the end of the previous position: all
             partitions in batch 0, new ones in later batches. None if there are none, and in offsets of
             Spark's own source.
-        cluster_id: of the cluster read; None in offsets of Spark's own source.
-        topic_ids: per topic, where the brokers told.
-        tick: number of an empty micro-batch that only renews the token; 0 = the batch is an ordinary one.
-        jump: whether the batch passes over records that Kafka holds already, and reads none.
-        lossy: whether the source was told to continue after a loss (``failOnDataLoss=false``).
+        cluster_id: Kafka's id of the cluster that was read; None in offsets of Spark's own source.
+        topic_ids: id of each topic, as far as the brokers returned one.
+        tick: number of an empty micro-batch that only renews the token; 0 for an ordinary batch.
+        jump: whether the batch skips records that Kafka already holds, and reads none.
+        lossy: whether the source continues after a loss (``failOnDataLoss=false``).
     """
 
     end: Offsets
@@ -66,11 +67,11 @@ class SourcePosition:
 
     @property
     def begins_query(self) -> bool:
-        """Whether this is where a new query starts, or batch 0 of one that has read nothing yet."""
+        """Whether this is the start of a new query, or batch 0 of a query that has read nothing yet."""
         return self.start is not None and self.start == self.end
 
     def to_dict(self) -> dict[str, Any]:
-        """Sorted, so that equal positions have equal JSON."""
+        """Returns the fields in sorted order, so that equal positions have equal JSON."""
         ours: dict[str, Any] = {}
         if self.start is not None:
             ours["start"] = _nested(self.start)
@@ -87,20 +88,22 @@ class SourcePosition:
         return {**({OURS: ours} if ours else {}), **_nested(self.end)}
 
     def to_json(self) -> str:
+        """Returns the offset as Spark logs it."""
         return json.dumps(self.to_dict(), separators=(",", ":"))
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> SourcePosition:
-        """Reads ours and Spark's.
+        """Reads an offset of this source or of Spark's own Kafka source.
 
         Raises:
-            OperatorError: it is neither.
+            OperatorError: if the offset belongs to neither.
         """
         if not _is_position(found):
             raise OperatorError(
                 f"{json.dumps(found)} is not the offset of a Kafka source; "
-                'expected {"topic":{"0":42}} as format("kafka") and format("kafka-eos") write it.',
-                fix="start the query with the checkpoint of a query that reads Kafka, or a new one.",
+                'expected {"topic":{"0":42}}, as format("kafka") and format("kafka-eos") write it.',
+                fix="start the query with the checkpoint of a query that reads Kafka, or with a new "
+                "checkpoint.",
             )
         ours = found.get(OURS, {})
         return cls(
@@ -115,24 +118,28 @@ class SourcePosition:
 
     @classmethod
     def from_json(cls, text: str) -> SourcePosition:
-        """Raises: OperatorError: as `from_dict`."""
+        """Reads an offset from the text that Spark logged.
+
+        Raises:
+            OperatorError: if the text is not the offset of a Kafka source.
+        """
         try:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise OperatorError(
                 f"the offset {text[:200]!r} is not JSON: {error}.",
-                fix="start the query with an undamaged checkpoint, or a new one.",
+                fix="restore the checkpoint from a copy, or start the query with a new checkpoint.",
             ) from error
         return cls.from_dict(found)
 
 
 def is_kafka_offset_json(text: str) -> bool:
-    """Whether a line of Spark's offset log was written by a Kafka source, ours or Spark's.
+    """Whether a Kafka source, of this package or Spark's own, wrote this line of the offset log.
 
-    Others look different: ``42`` (rate, memory), ``{"logOffset":3}`` (files), ``{"sourceVersion":1,…}``
-    (Delta), ``{"0":7}`` (rate per micro-batch, sockets). An empty ``{}`` is a Kafka source that has no
-    partition yet. What cannot be told apart is a connector that writes the same form of names of its own, as
-    that of Azure Event Hubs does; then the option ``source.cluster`` decides.
+    Other sources write ``42`` (rate, memory), ``{"logOffset":3}`` (files), ``{"sourceVersion":1,…}`` (Delta)
+    or ``{"0":7}`` (rate per micro-batch, sockets). An empty ``{}`` is a Kafka source that has no partition
+    yet. A connector that writes the same form for other systems, such as the one for Azure Event Hubs, cannot
+    be recognised; for it the option ``source.cluster`` decides.
     """
     try:
         return _is_position(json.loads(text))
@@ -162,7 +169,7 @@ def _is_topic(entry: object) -> bool:
 
 
 def _is_ours(entry: object) -> bool:
-    """Whether the entry ``"@"`` is well-formed; keys of later versions are allowed."""
+    """Whether the value of ``"@"`` is valid. Keys of later versions are allowed."""
     if not isinstance(entry, dict):
         return False
     start, topics = entry.get("start", {}), entry.get("topics", {})

@@ -1,6 +1,6 @@
 """The commit token: the last link of a query's chain of transactions, stored as offset metadata in Kafka.
 
-Each transaction commits its token together with its records, so the token, and not Spark's log, says what
+Each transaction commits its token together with its records, so the token, and not Spark's log, shows what
 Kafka holds. Two forms are stored in the consumer group of the query:
 
 * The **full token** is stored on the anchor partition, on the first source partition and on the changelog
@@ -30,7 +30,8 @@ _READABLE = (1, FORMAT)
 _TOKEN_START = '{"kafka-eos":'
 _MARK = re.compile(r"kafka-eos:([0-9a-f]{12}):([0-9]{1,19})")
 
-#: Key of what stands in place of a token while an operator's state moves: nobody else may commit then.
+#: Key of the text that replaces the token while an operator's state is moved to other shards. No query may
+#: commit then.
 MOVING = "moving"
 
 
@@ -65,7 +66,8 @@ class PreparedSinks:
     names: tuple[str, ...]
 
 
-#: In a token that a person had written (``onMissingToken``, ``kafka-eos adopt``): it says nothing of sinks.
+#: The sinks of a token that a person wrote (``onMissingToken``, ``kafka-eos adopt``). It decides nothing in
+#: sinks.
 UNDECIDED = PreparedSinks("?", ())
 
 
@@ -105,7 +107,7 @@ class Token:
     format: int = FORMAT
 
     def encode(self) -> str:
-        """Compact JSON of less than 1 KB, or 2 KB with counts. A broker accepts 4096 bytes of metadata."""
+        """Returns compact JSON of less than 1 KB, or 2 KB with counts. Brokers accept up to 4096 bytes."""
         return json.dumps(
             {
                 "kafka-eos": FORMAT,
@@ -139,8 +141,8 @@ class Token:
             None if the metadata holds no full token: a mark, or another program's text.
 
         Raises:
-            OperatorError: the token has a newer format or is damaged. It never counts as "no token".
-            StateError: the state of an operator is being moved to other shards (`state.changelog.move`).
+            OperatorError: if the token has a newer format or is damaged. It never counts as "no token".
+            StateError: if the state of an operator is being moved to other shards (`state.changelog.move`).
         """
         text = metadata.rstrip("\0")
         if not text.startswith(_TOKEN_START):
@@ -185,7 +187,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Mark:
-    """Says that an offset was committed by one of our transactions, and by which one.
+    """Proof that a transaction of this package committed an offset.
 
     Attributes:
         application: hash of the application id, 12 hex digits (`application_hash`).
@@ -197,22 +199,22 @@ class Mark:
 
     @classmethod
     def of(cls, token: Token) -> Mark:
-        """The mark of the transaction that a token describes."""
+        """Returns the mark of the transaction that a token describes."""
         return cls(application_hash(token.application_id), token.sequence)
 
     def encode(self) -> str:
-        """Less than 50 bytes: thousands of partitions of one group fit into one request."""
+        """Returns text of less than 50 bytes, so that one request can commit thousands of partitions."""
         return f"kafka-eos:{self.application}:{self.sequence}"
 
     @classmethod
     def decode(cls, metadata: str) -> Mark | None:
-        """Reads the mark of an offset, short or as part of a full token.
+        """Reads the mark of an offset, or derives it from a full token.
 
         Returns:
-            None if neither is there: another program committed the offset.
+            None if the metadata holds neither, because another program committed the offset.
 
         Raises:
-            OperatorError, StateError: as `Token.decode`.
+            OperatorError, StateError: see `Token.decode`.
         """
         text = metadata.rstrip("\0")
         found = _MARK.fullmatch(text)
@@ -224,16 +226,19 @@ class Mark:
 
 @lru_cache(maxsize=64)
 def application_hash(application_id: str) -> str:
-    """A short name of an application in marks: the first 48 bits of the SHA-256 of its id, in hex."""
+    """Returns the name of an application in marks: the first 48 bits of the SHA-256 of its id, in hex."""
     return hashlib.sha256(application_id.encode()).hexdigest()[:12]
 
 
 def newest(offsets: Iterable[GroupOffset], application_id: str | None = None) -> Token | None:
-    """The token of the last transaction. Partitions that it did not touch carry older tokens.
+    """Returns the newest token. Partitions that the last transaction did not touch carry older tokens.
 
     Args:
-        offsets: of a consumer group.
-        application_id: only tokens of this application count; None = any.
+        offsets: the committed offsets of a consumer group.
+        application_id: only tokens of this application count; None means any application.
+
+    Returns:
+        None if there is no token.
     """
     tokens = [token for each in offsets if (token := Token.decode(each.metadata)) is not None]
     own = [token for token in tokens if application_id in (None, token.application_id)]
@@ -242,7 +247,7 @@ def newest(offsets: Iterable[GroupOffset], application_id: str | None = None) ->
 
 
 def digest(parts: Iterable[str]) -> str:
-    """64 bits of SHA-256 over these texts, in hex: enough to tell two plans of one batch apart."""
+    """Returns 64 bits of SHA-256 over these texts, in hex: enough to distinguish two plans of one batch."""
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 

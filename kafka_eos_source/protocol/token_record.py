@@ -48,7 +48,7 @@ _LONG_MAX = 2**63 - 1
 
 @dataclass(frozen=True)
 class TokenRecord:
-    """What the token topic holds of one query.
+    """The record of one query in the token topic.
 
     Attributes:
         token: the token of the newest transaction.
@@ -84,10 +84,10 @@ class TokenRecord:
         partition: int,
         time_ms: int,
     ) -> TokenRecord:
-        """The record of a transaction.
+        """Returns the record of a transaction.
 
         Args:
-            token: of the transaction.
+            token: the token of the transaction.
             offsets: all offsets that the transaction commits in the group, with their metadata.
             anchor: the partition that carries the full token in the group.
             group_id: the group.
@@ -111,7 +111,7 @@ class TokenRecord:
         return self.token.application_id.encode()
 
     def encode(self) -> bytes:
-        """Value of the record."""
+        """Returns the value of the record."""
         fields: dict[str, Any] = {
             _FORMAT_KEY: FORMAT,
             "token": self.token.encode(),
@@ -134,7 +134,7 @@ class TokenRecord:
         """Reads a record. A record that is not exactly as `encode` writes it is refused, never guessed at.
 
         Raises:
-            OperatorError: the record is damaged, or has a newer format.
+            OperatorError: if the record is damaged or has a newer format.
         """
         try:
             found = json.loads(value)
@@ -154,13 +154,13 @@ class TokenRecord:
         )
 
     def group_offsets(self) -> dict[TopicPartition, GroupOffset]:
-        """The offsets of the group as the transaction left them, each with its token or mark."""
+        """Returns the offsets of the group after the transaction, each with its token or mark."""
         mark = Mark.of(self.token).encode()
         full = self.token.encode()
 
         def metadata(tp: TopicPartition) -> str:
             if tp in self.shards:
-                # the number of partitions stands on the source side alone
+                # only tokens on source partitions store the number of partitions
                 return replace(self.token, shard=self.shards[tp], partitions=-1).encode()
             return full if tp == self.anchor else mark
 
@@ -168,7 +168,7 @@ class TokenRecord:
 
 
 def record_batch(record: TokenRecord) -> pa.RecordBatch:
-    """The record as rows that `kafka.producer.RecordProducer.send` takes.
+    """Returns the record as rows that `kafka.producer.RecordProducer.send` accepts.
 
     The batch has one row, so ``producer.enqueued`` grows by 1.
     """
@@ -176,7 +176,7 @@ def record_batch(record: TokenRecord) -> pa.RecordBatch:
 
 
 def tombstone_batch(key: bytes, partition: int) -> pa.RecordBatch:
-    """The deletion of a key in one partition, as rows that `kafka.producer.RecordProducer.send` takes."""
+    """Returns a tombstone as rows that `kafka.producer.RecordProducer.send` accepts."""
     return _row(key, None, partition)
 
 
@@ -191,12 +191,12 @@ def _row(key: bytes, value: bytes | None, partition: int) -> pa.RecordBatch:
 
 
 def _parsed(key: bytes, found: Mapping[str, Any]) -> TokenRecord:
-    """The record in the fields of its JSON. Any error that it raises means that the record is damaged."""
+    """Builds the record from its JSON. Any exception means that the record is damaged."""
     if found[_FORMAT_KEY] != FORMAT or not _REQUIRED <= found.keys() <= _KNOWN:
         raise ValueError(f"format {found[_FORMAT_KEY]} with the keys {sorted(found)}")
     token = Token.decode(_text(found["token"]))
     if token is None:
-        raise ValueError("there is no token in it")
+        raise ValueError("it contains no token")
     if token.application_id.encode() != key:
         raise ValueError(f"its token belongs to application.id={token.application_id!r}")
     topic, partition = found["anchor"]
@@ -221,7 +221,7 @@ def _by_topic(partitions: Iterable[TopicPartition]) -> Iterable[tuple[str, list[
 
 
 def _runs(ends: Mapping[TopicPartition, int]) -> dict[str, list[list[int]]]:
-    """Offsets by topic, as runs of successive partitions: the first partition, then an offset for each."""
+    """Returns offsets by topic as runs of partitions: the first partition, then one offset for each."""
     found: dict[str, list[list[int]]] = {}
     for topic, partitions in _by_topic(ends):
         runs: list[list[int]] = []
@@ -240,7 +240,7 @@ def _ends(found: Mapping[str, list[list[int]]]) -> dict[TopicPartition, int]:
             for number, offset in enumerate(offsets, _whole(first)):
                 tp = TopicPartition(topic, number)
                 if tp in ends:
-                    raise ValueError(f"{tp} is there twice")
+                    raise ValueError(f"{tp} occurs twice")
                 ends[tp] = _whole(offset)
     return ends
 
@@ -251,7 +251,7 @@ def _shards(found: Mapping[str, list[list[Any]]]) -> dict[TopicPartition, ShardP
         for partition, task_attempt_id, time_ms, event_time_ms, counts in rows:
             tp = TopicPartition(topic, _whole(partition))
             if tp in shards:
-                raise ValueError(f"shard {tp} is there twice")
+                raise ValueError(f"shard {tp} occurs twice")
             shards[tp] = ShardProgress(
                 _text(task_attempt_id),
                 _integer(time_ms),
@@ -263,20 +263,20 @@ def _shards(found: Mapping[str, list[list[Any]]]) -> dict[TopicPartition, ShardP
 
 def _integer(found: object) -> int:
     if type(found) is not int or abs(found) > _LONG_MAX:
-        raise ValueError(f"{found!r} where an integer belongs")
+        raise ValueError(f"{found!r} is not an integer of 64 bits")
     return found
 
 
 def _whole(found: object) -> int:
     number = _integer(found)
     if number < 0:
-        raise ValueError(f"{number} where a number of 0 or more belongs")
+        raise ValueError(f"{number} is negative")
     return number
 
 
 def _text(found: object) -> str:
     if not isinstance(found, str):
-        raise TypeError(f"{found!r} where text belongs")
+        raise TypeError(f"{found!r} is not a string")
     return found
 
 

@@ -1,0 +1,363 @@
+"""The commit of one batch as a state machine, which retries until the batch is committed.
+
+The rules, explained in `docs/guarantees.md`:
+
+* The process that commits has initialised the transactional id, which fences all others, *before* it reads
+  the token (`commit.ownership`).
+* A batch is written only if it continues the chain of tokens (`commit.verdict`).
+* A producer is used for another transaction only while it is clean (`kafka.transactional`).
+* If the commit call itself fails, the outcome is unknown. Nothing is aborted; a new producer is initialised,
+  and the token shows whether Kafka committed.
+* If a producer is fenced once, the token shows why. If it is fenced twice, another driver is running.
+* Sinks outside Kafka prepare before the transaction begins, and commit after Kafka has committed
+  (`commit.sink_fate`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kafka_eos_source.commit.context import (
+    CommitContext,
+    Decision,
+    OutcomeLostError,
+    OvertakenError,
+    Progress,
+)
+from kafka_eos_source.commit.interfaces import (
+    Clients,
+    FirstBatchMarker,
+    NoCheckpoint,
+    NoSinks,
+    ProducerSession,
+    Sinks,
+    StagedBatch,
+)
+from kafka_eos_source.commit.ownership import read_topic_ids, reuse_producer, take_ownership, topics_of
+from kafka_eos_source.commit.request import CommitRequest
+from kafka_eos_source.commit.shard_checks import check_shards
+from kafka_eos_source.commit.steps import ABORTED_ON_ERROR, ROLLED_BACK_ON_ERROR, Step
+from kafka_eos_source.commit.transaction import Transaction
+from kafka_eos_source.commit.verdict import Verdict
+from kafka_eos_source.errors import (
+    AbortableError,
+    FencedError,
+    KafkaEosError,
+    OutcomeUnknownError,
+    RetriableError,
+    SinkRetryableError,
+    SinkUnavailableError,
+    StateLostError,
+    UnavailableError,
+)
+from kafka_eos_source.model import Offsets, ShardReport
+from kafka_eos_source.protocol.token import UNDECIDED, Token
+from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.runtime.deadline import Deadline
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a commit ended.
+
+    Attributes:
+        step: `Step.COMMITTED` or `Step.SKIPPED`.
+        transactions: number of transactions that were begun for the batch.
+        confirmed_by_token: whether a commit call failed, and the token showed that Kafka had committed.
+    """
+
+    step: Step
+    transactions: int
+    confirmed_by_token: bool = False
+
+
+class Commit:
+    """The commit of one batch.
+
+    Args:
+        request: the batch to commit, and how.
+        staged: its rows.
+        clients: clients of the sink's cluster.
+        session: the producer that this process keeps for the transactional id.
+        deadline: time limit of the whole commit.
+        sinks: sinks outside Kafka; None if the query has none.
+        first_batch: the first-batch file of the checkpoint; None if there is no checkpoint.
+    """
+
+    def __init__(
+        self,
+        request: CommitRequest,
+        staged: StagedBatch,
+        clients: Clients,
+        session: ProducerSession,
+        deadline: Deadline,
+        sinks: Sinks | None = None,
+        first_batch: FirstBatchMarker | None = None,
+    ) -> None:
+        self._context = CommitContext(
+            request,
+            staged,
+            clients,
+            session,
+            deadline,
+            NoSinks() if sinks is None else sinks,
+            NoCheckpoint() if first_batch is None else first_batch,
+        )
+        self._progress = Progress()
+        self._pause = threading.Event()
+
+    def run(self) -> Result:
+        """Commits the batch, and retries until the deadline.
+
+        Raises:
+            RestartQueryError: if another driver took over, or a sink outside Kafka does not commit in time.
+            OutcomeUnknownError: if the deadline passed before Kafka showed whether it committed. A replay of
+                the batch finds out.
+            OperatorError: if the batch is refused, or retries did not help in time.
+        """
+        deadline, pause = self._context.deadline, _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                result = self._try()
+                if result is not None:
+                    return result
+                self._progress.move(Step.OPEN)
+            except (OvertakenError, OutcomeLostError):
+                self._end_try()
+                raise
+            except (RetriableError, AbortableError, OutcomeUnknownError, FencedError) as error:
+                self._end_try()
+                self._record_failure(error)
+                _log.warning("batch %d: %s; retrying", self._context.request.batch.batch_id, error)
+                self._pause.wait(min(pause, deadline.remaining_seconds()))
+                if deadline.expired:
+                    # another try would fail at once, with a less helpful error than this one
+                    raise (self._progress.unknown or _out_of_time(error, deadline)) from error
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                self._progress.move(Step.OPEN)
+            except BaseException:
+                self._end_try()
+                raise
+
+    def _try(self) -> Result | None:
+        """Tries to commit the batch once.
+
+        Returns:
+            None if it committed the genesis token, and the batch itself comes next.
+        """
+        # 1. Take ownership and decide. Crash here ⇒ nothing has happened.
+        decision = reuse_producer(self._context, self._progress)
+        if decision is None:
+            self._context.session.drop()
+            decision = take_ownership(self._context, self._progress)
+        if decision.verdict is Verdict.SKIP:
+            return self._skip()
+        if decision.batch.once:
+            self._refuse_hidden_outcome(decision)
+        # 2. The genesis token begins the chain. Crash here ⇒ the next start finds it, if it was committed.
+        if self._needs_genesis(decision):
+            self._write_genesis(decision)
+            return None
+        # 3. The first-batch file. Crash here ⇒ the next start finds the token, and writes the file.
+        if not (decision.batch.versioned or decision.batch.once):
+            self._context.first_batch.write()
+        # 4. The batch. Crash here ⇒ see the steps of the function.
+        if decision.verdict is Verdict.WRITE_TOKEN_ONLY:
+            return self._write_token_only(decision)
+        return self._write(decision)
+
+    # -- skipping, writing the token only, writing -----------------------------------------------
+
+    def _skip(self) -> Result:
+        """Ends the commit: Kafka holds the batch, and the sinks that its token names have committed it."""
+        self._progress.move(Step.SKIPPED)
+        return self._result(Step.SKIPPED, confirmed_by_token=self._progress.unknown is not None)
+
+    def _write_token_only(self, decision: Decision) -> Result:
+        """Commits the token of a batch that a person declared committed (``onMissingToken``)."""
+        batch = decision.batch
+        changed = [str(shard.tp) for shard in self._context.staged.shards if shard.records]
+        if changed:
+            raise StateLostError(
+                f"onMissingToken=assume_committed is refused for batch {batch.batch_id}: its state changes "
+                f"are missing in the changelog ({', '.join(changed)}).",
+                fix="start with .option('onMissingToken', 'assume_not_committed').",
+            )
+        token = replace(self._token(decision, rows=0), sinks=UNDECIDED)
+        # 1. The transaction. Crash before its commit ⇒ the next start still needs the person's declaration.
+        shards = self._context.staged.shards
+        self._transaction(decision, token, batch.ends or {}, shards=shards).commit()
+        # 2. Sinks have nothing to commit. Crash here ⇒ the next start finds the token.
+        self._finish_sinks(token)
+        self._progress.move(Step.COMMITTED)
+        return self._result(Step.SKIPPED)
+
+    def _write(self, decision: Decision) -> Result:
+        """Commits the batch: records, state, offsets and token in one transaction, and then the sinks."""
+        context, batch = self._context, decision.batch
+        staged, session = context.staged, context.session
+        check_shards(staged.shards, batch.batch_id, decision.held)
+        if not topics_of(context, decision.own) <= set(session.topic_ids):
+            session.topic_ids = read_topic_ids(context, decision.producer, decision.own)
+        if staged.rows:
+            # 1. Output topics exist and have enough partitions. Crash here ⇒ nothing has happened.
+            self._progress.move(Step.CHECK)
+            decision.producer.check_partitions(staged.topics, context.deadline)
+        # 2. Sinks prepare. Crash here ⇒ the next owner finds work that no token names, and aborts it.
+        self._progress.move(Step.PREPARE)
+        token = self._token(decision, staged.rows)
+        token = replace(token, sinks=context.sinks.prepare(token.sequence, context.deadline))
+        failpoints.reach("commit.after_prepare")
+        # 3. The transaction. Crash before its commit ⇒ the next owner aborts it and the sinks' work.
+        ends = batch.ends or {}
+        self._transaction(decision, token, ends, rows=staged.rows, shards=staged.shards).commit()
+        # 4. Sinks commit. Crash here ⇒ the token names their work, and the next owner commits it.
+        self._finish_sinks(token)
+        # 5. Spark may write its commit log. Crash here ⇒ Spark replays the batch, and the token skips it.
+        self._progress.move(Step.COMMITTED)
+        return self._result(Step.COMMITTED)
+
+    def _write_genesis(self, decision: Decision) -> None:
+        """Commits the genesis token in its own transaction. It ends where the first batch starts.
+
+        From then on a missing token always means that Kafka lost it. Crash before the commit ⇒ nothing has
+        happened. Crash after it ⇒ the next start finds the token, and the batch continues it.
+        """
+        batch, held = decision.batch, decision.held
+        is_first = held.newest_sequence < 0 and not batch.promised
+        token = Token(
+            application_id=batch.application_id,
+            query_id=batch.query_id,
+            run_id=batch.run_id,
+            sequence=0 if is_first else held.next_sequence(),
+            batch_id=batch.batch_id - 1,
+            start_digest="",
+            end_digest=batch.start.current,
+            rows=0,
+        )
+        self._transaction(decision, token, batch.starts or {}).commit("genesis")
+        self._progress.move(Step.GENESIS)
+
+    # -- parts of these --------------------------------------------------------------------------
+
+    def _needs_genesis(self, decision: Decision) -> bool:
+        """Whether the chain of tokens must begin now. Batch writes have no chain: versions may have gaps."""
+        batch = decision.batch
+        if batch.versioned or batch.once or decision.verdict is not Verdict.WRITE:
+            return False
+        return decision.held.whole_token is None
+
+    def _refuse_hidden_outcome(self, decision: Decision) -> None:
+        """Raises if another write replaced the token that would show this write's outcome.
+
+        Writes without a version share their group if ``kafka.group.id`` or ``application.id`` names one.
+
+        Raises:
+            OutcomeLostError: if so.
+        """
+        request, unknown = self._context.request, self._progress.unknown
+        if unknown is None or decision.in_group.get(request.anchor) == self._progress.anchor_before:
+            return
+        raise OutcomeLostError(
+            f"{unknown.message} Another write has since committed its token in group {request.group_id!r}, "
+            "so Kafka no longer shows whether this write was committed.",
+            fix="check whether the rows are in the output before you write them again. Give each write "
+            "without txnVersion its own group: leave out kafka.group.id and application.id.",
+        ) from unknown
+
+    def _token(self, decision: Decision, rows: int) -> Token:
+        batch = decision.batch
+        return Token(
+            application_id=batch.application_id,
+            query_id=batch.query_id,
+            run_id=batch.run_id,
+            sequence=decision.held.next_sequence(),
+            batch_id=batch.batch_id,
+            start_digest=batch.start.current,
+            end_digest=batch.end.current,
+            rows=rows,
+            transaction_number=self._progress.transactions + 1,
+        )
+
+    def _transaction(
+        self,
+        decision: Decision,
+        token: Token,
+        offsets: Offsets,
+        *,
+        rows: int = 0,
+        shards: Sequence[ShardReport] = (),
+    ) -> Transaction:
+        return Transaction(self._context, self._progress, decision, token, offsets, rows=rows, shards=shards)
+
+    def _finish_sinks(self, token: Token) -> None:
+        self._progress.move(Step.FINISH)
+        self._context.sinks.finish(token, self._context.deadline)
+        failpoints.reach("commit.after_finish")
+
+    def _result(self, step: Step, *, confirmed_by_token: bool = False) -> Result:
+        return Result(step, self._progress.transactions, confirmed_by_token)
+
+    # -- a try that failed -----------------------------------------------------------------------
+
+    def _record_failure(self, error: KafkaEosError) -> None:
+        """Keeps what the next try must know.
+
+        Raises:
+            FencedError: if this is the second time that the producer was fenced.
+        """
+        progress, batch = self._progress, self._context.request.batch
+        if isinstance(error, OutcomeUnknownError):
+            progress.unknown = error
+            fenced = error.__cause__ if isinstance(error.__cause__, FencedError) else None
+        else:
+            fenced = error if isinstance(error, FencedError) else None
+        if fenced is None:
+            return
+        if progress.fenced is not None:
+            raise FencedError(
+                f"this driver was fenced twice while it committed batch {batch.batch_id} of application.id="
+                f"{batch.application_id!r}: another driver is committing under the same id, or the "
+                f"transaction timed out (it was begun {time.monotonic() - progress.begun_at:.0f} s ago).",
+                fix="let only one query use this application.id, and only one driver this checkpoint; if "
+                "that is the case, raise kafka.transaction.timeout.ms or make batches smaller.",
+            ) from fenced
+        progress.fenced = fenced
+
+    def _end_try(self) -> None:
+        """Aborts an open transaction, takes back prepared work, and closes the producer for good."""
+        session, deadline = self._context.session, self._context.deadline
+        if session.producer is not None and self._progress.step in ABORTED_ON_ERROR:
+            failpoints.reach("commit.before_abort")
+            session.producer.abort(deadline)
+        session.drop()
+        if self._progress.step in ROLLED_BACK_ON_ERROR:
+            self._context.sinks.roll_back(deadline)
+        if self._progress.step not in (Step.LOST, Step.COMMITTED, Step.SKIPPED):
+            self._progress.move(Step.LOST)
+
+
+def _out_of_time(error: KafkaEosError, deadline: Deadline) -> KafkaEosError:
+    """The error to raise when the deadline has passed; ``error`` is the failure of the last try."""
+    if isinstance(error, FencedError):
+        return error
+    if isinstance(error, SinkRetryableError):
+        return SinkUnavailableError(
+            f"a sink could not prepare the batch within {deadline.budget_seconds:.0f} s (commitTimeoutMs): "
+            f"{error.message}",
+            fix="check that system, then restart the query; nothing of this batch is visible to readers.",
+        )
+    return UnavailableError(
+        f"the batch could not be committed within {deadline.budget_seconds:.0f} s (commitTimeoutMs); "
+        f"the last error was: {error.message}",
+        fix="check the cluster, then restart the query; nothing of this batch is visible to readers.",
+    )

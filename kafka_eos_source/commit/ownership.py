@@ -1,0 +1,299 @@
+"""Takes ownership of the transactional id, reads what Kafka holds, and decides about the batch.
+
+The order of the calls is what makes the decision safe:
+
+* Sinks list their prepared work *before* ``init_transactions``, so that the token, which is read after it,
+  decides the fate of that work for good (`commit.sink_fate`).
+* ``init_transactions`` fences every other producer *before* the token is read. Otherwise a transaction of a
+  dead run could still commit after the token was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from kafka_eos_source.commit.context import CommitContext, Decision, OvertakenError, Progress
+from kafka_eos_source.commit.facts import Batch, Held
+from kafka_eos_source.commit.interfaces import Producer
+from kafka_eos_source.commit.recovered import recover
+from kafka_eos_source.commit.request import Cluster
+from kafka_eos_source.commit.shard_checks import shards_match
+from kafka_eos_source.commit.sources import OwnOffsets
+from kafka_eos_source.commit.steps import Step
+from kafka_eos_source.commit.verdict import Verdict, batch_verdict, continues
+from kafka_eos_source.errors import AbortableError, ForeignQueryError, KafkaEosError, UnavailableError
+from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.protocol.token import FORMAT, Token
+from kafka_eos_source.runtime import failpoints
+
+
+def reuse_producer(context: CommitContext, progress: Progress) -> Decision | None:
+    """Decides with the producer of the previous batch, without asking Kafka.
+
+    The group holds what this process committed last: any process that committed since would have fenced this
+    producer.
+
+    Returns:
+        None if there is no clean producer, or if this batch does not continue the one that it committed last.
+    """
+    request, session = context.request, context.session
+    batch, producer, held = request.batch, session.producer, session.held
+    if producer is None:
+        return None
+    records = session.token_records
+    if request.token_topic != (None if records is None else records.name):
+        return None  # a restart in the same process set, changed or removed the option
+    if request.new_group:
+        if progress.transactions or not producer.is_clean():
+            return None
+        own = request.own(session.cluster)
+        return Decision(producer, batch, own, Held(batch.application_id), Verdict.WRITE, {})
+    if held is None or held.token is None or held.token.query_id != batch.query_id:
+        return None
+    if session.group_id != request.group_id:
+        return None  # a restart in the same process changed kafka.group.id
+    if batch.versioned:
+        follows = batch.batch_id > held.token.batch_id
+    else:
+        follows = continues(batch, held.token) and not any(each.jump for each in request.sources)
+    # a shard whose state is newer than what this process knows proves that another process has committed
+    if not follows or not shards_match(context.staged.shards, held) or not producer.is_clean():
+        return None
+    own = request.own(session.cluster)
+    resolved = request.batch_on(own, session.topic_ids)
+    return Decision(producer, resolved, own, held, Verdict.WRITE, held.offsets)
+
+
+def take_ownership(context: CommitContext, progress: Progress) -> Decision:
+    """Initialises a producer, which fences all others, reads the token, and decides about the batch.
+
+    Raises:
+        UnavailableError: if the anchor topic does not exist, or Kafka does not answer in time.
+        OvertakenError: if another run of the query took over.
+        KafkaEosError: if the batch is refused (see `verdict.batch_verdict`), or a call to Kafka or a sink
+            failed.
+    """
+    request, session, deadline = context.request, context.session, context.deadline
+    # 1. Sinks list what they hold prepared. Crash here ⇒ nothing has happened.
+    progress.move(Step.INIT)
+    context.sinks.list_prepared(deadline)
+    failpoints.reach("commit.after_look")
+    proved = _proved_offsets(context) if context.sinks.has_prepared() else None
+    # 2. A new producer fences all others. Crash here ⇒ no transaction is open any more.
+    producer = session.producer = context.clients.producer(request.batch.application_id)
+    producer.init(deadline)
+    failpoints.reach("commit.after_init")
+    # 3. The commit reads what Kafka holds. Crash here ⇒ as after step 2.
+    progress.move(Step.TOKEN)
+    session.cluster = Cluster(*producer.cluster(deadline))
+    if not session.cluster.has(request.anchor):
+        raise UnavailableError(
+            f"the anchor topic {request.anchor.topic!r} does not exist on the sink's cluster "
+            f"({session.cluster.cluster_id}), or this principal may not describe it.",
+            fix="create it, grant Read and Describe, or set .option('anchor.topic', …) to another topic.",
+        )
+    own = request.own(session.cluster)
+    partitions = request.partitions(own)
+    in_group = context.clients.group_offsets(request.group_id, partitions, deadline)
+    if proved is not None:
+        refuse_changed(request.group_id, partitions, in_group, proved)
+    held = _with_record(context, Held.of(request.batch.application_id, in_group))
+    known, held = session.held, _with_predecessor(context, held)
+    session.held, session.group_id = held, request.group_id
+    failpoints.reach("commit.after_token")
+    if progress.fenced is not None and held.token is not None:
+        _refuse_rival(context, progress, held.token, known)
+    # 4. The verdict; sinks finish what the token names. Crash here ⇒ the next owner repeats both.
+    session.topic_ids = read_topic_ids(context, producer, own)
+    batch = request.batch_on(own, session.topic_ids)
+    verdict = _decide(context, batch, held)
+    failpoints.reach("commit.after_settle")
+    return Decision(producer, batch, own, held, verdict, in_group)
+
+
+def topics_of(context: CommitContext, own: OwnOffsets) -> set[str]:
+    """Returns the topics whose ids matter: those that the batch read on this cluster, and its outputs."""
+    records = context.session.token_records
+    return {*own.topic_ids, *context.staged.topics, *(() if records is None else (records.name,))}
+
+
+def read_topic_ids(context: CommitContext, producer: Producer, own: OwnOffsets) -> Mapping[str, str]:
+    """Asks the cluster for the current ids of the topics of the batch (`topics_of`).
+
+    Raises:
+        AbortableError: if the cluster does not answer; another try may succeed.
+        UnavailableError: if it does not answer, and the deadline has passed.
+    """
+    try:
+        return producer.topic_ids(topics_of(context, own))
+    except UnavailableError as error:
+        if context.deadline.expired:
+            raise
+        raise AbortableError(error.message) from error
+
+
+def refuse_changed(
+    group_id: str,
+    partitions: Collection[TopicPartition],
+    read: Mapping[TopicPartition, GroupOffset],
+    proved: Mapping[TopicPartition, GroupOffset],
+) -> None:
+    """Raises unless the offsets that were read are those of a coordinator that is proved to be up to date.
+
+    Raises:
+        AbortableError: if the two answers differ.
+    """
+    changed = sorted(tp for tp in partitions if read.get(tp) != proved.get(tp))
+    if changed:
+        raise AbortableError(
+            f"the committed offset of {changed[0]} in group {group_id!r} differs from the one that was read "
+            "before: another program committed it meanwhile, or a group coordinator gave an outdated answer."
+        )
+
+
+def _proved_offsets(context: CommitContext) -> Mapping[TopicPartition, GroupOffset] | None:
+    """Reads the committed offsets from a coordinator that just accepted an offset commit from this process.
+
+    Sinks commit or abort as the token decides, and they do so before a transaction of the batch can prove
+    that the token is up to date (`transaction.Transaction._confirm`). So if a sink holds something prepared,
+    which is rare, the proof comes first: a transaction commits an offset and is aborted. Its producer is not
+    used again, because a late request to end this transaction could end the next one.
+
+    Returns:
+        None if the anchor topic does not exist.
+    """
+    request, deadline = context.request, context.deadline
+    producer = context.clients.producer(request.batch.application_id)
+    try:
+        producer.init(deadline)
+        cluster = Cluster(*producer.cluster(deadline))
+        if not cluster.has(request.anchor):
+            return None
+        producer.begin()
+        producer.send_offsets([GroupOffset(request.anchor, 0, "")], request.group_id, deadline)
+        partitions = request.partitions(request.own(cluster))
+        proved = context.clients.committed_now(request.group_id, partitions, deadline)
+        producer.abort(deadline)
+        return proved
+    finally:
+        producer.close()
+
+
+def _decide(context: CommitContext, batch: Batch, held: Held) -> Verdict:
+    """Returns the verdict on the batch, after the sinks have finished what the token names.
+
+    The sinks finish also if the batch is refused. A token that is not the newest decides nothing in sinks,
+    because the lost token may name what they hold prepared.
+    """
+    request, sinks, token = context.request, context.sinks, held.whole_token
+    try:
+        verdict = batch_verdict(
+            batch,
+            held,
+            request.anchor,
+            missing_token=request.missing_token,
+            foreign_query=request.foreign_query,
+            moved_offsets=request.moved_offsets,
+            token_topic=request.token_topic,
+        )
+    except ForeignQueryError:
+        raise  # the sinks that the token names belong to the other query
+    except KafkaEosError:
+        if token is not None:
+            sinks.resolve_prepared(token, batch, None, context.deadline)
+            sinks.finish(token, context.deadline)
+        raise
+    sinks.resolve_prepared(token, batch, verdict, context.deadline)
+    # Spark plans the next batch only after every sink has committed this one
+    is_finished = (
+        verdict is Verdict.WRITE
+        and token is not None
+        and token.query_id == batch.query_id
+        and continues(batch, token)
+    )
+    if token is not None and not is_finished:
+        sinks.finish(token, context.deadline)
+    return verdict
+
+
+def _with_record(context: CommitContext, held: Held) -> Held:
+    """Reads the token topic, and returns its record if the group lost the newest token."""
+    request, session = context.request, context.session
+    session.token_records = None
+    if request.token_topic is None:
+        return held
+    session.token_records = context.clients.token_records(request.token_topic, context.deadline)
+    return recover(
+        held,
+        request.group_id,
+        session.token_records,
+        context.deadline,
+        missing_token=request.missing_token,
+        is_complete=context.first_batch.has_all_tokens(request.token_topic),
+    )
+
+
+def _with_predecessor(context: CommitContext, held: Held) -> Held:
+    """Adds the token that a series of batch writes left under its names of format 1, if there is one."""
+    request, deadline = context.request, context.deadline
+    former = request.predecessor
+    if former is None or (held.token is not None and held.token.query_id == request.batch.query_id):
+        return held
+    translated = _translated(context, held.offsets)
+    if translated is None and former.application_id not in (held.application_id, request.group_id):
+        wanted = {request.anchor}
+        found = context.clients.group_offsets(former.application_id, wanted, deadline)
+        if _translated(context, found) is not None:
+            # a writer of the older version may be about to commit: fence it, and read the offsets again
+            older = context.clients.producer(former.application_id)
+            try:
+                older.init(deadline)
+            finally:
+                older.close()
+            found = context.clients.group_offsets(former.application_id, wanted, deadline)
+            translated = _translated(context, found)
+    if translated is None:
+        return held
+    return Held.of(held.application_id, {**held.offsets, request.anchor: translated})
+
+
+def _translated(context: CommitContext, offsets: Mapping[TopicPartition, GroupOffset]) -> GroupOffset | None:
+    """Rewrites the anchor's token of format 1 to the current names of the series.
+
+    Returns:
+        None if the anchor carries no token of format 1 of this series.
+    """
+    request = context.request
+    offset = offsets.get(request.anchor)
+    token = None if offset is None else Token.decode(offset.metadata)
+    if offset is None or token is None or request.predecessor is None:
+        return None
+    if token.format == FORMAT or token.query_id != request.predecessor.query_id:
+        return None
+    batch = request.batch
+    own = replace(token, application_id=batch.application_id, query_id=batch.query_id)
+    return replace(offset, metadata=own.encode())
+
+
+def _refuse_rival(context: CommitContext, progress: Progress, token: Token, known: Held | None) -> None:
+    """Raises if the token shows that another run fenced this one.
+
+    If the token did not move on under another run, this process's own transaction was fenced because it took
+    too long, and another try may succeed.
+
+    Raises:
+        OvertakenError: if another run has committed.
+    """
+    batch = context.request.batch
+    before = None if known is None else known.token
+    runs = {batch.run_id, before.run_id if before is not None else ""}
+    if token.run_id not in runs:
+        # the work that this run prepared is dead, and the other run may not list it for weeks
+        context.sinks.resolve_prepared(token, batch, None, context.deadline)
+        raise OvertakenError(
+            f"run {token.run_id} of query {token.query_id} took over application.id="
+            f"{token.application_id!r} and wrote batch {token.batch_id}; this is run "
+            f"{batch.run_id}, batch {batch.batch_id}.",
+            fix="do nothing if the other run should continue; otherwise stop it and start this query again.",
+        ) from progress.fenced
