@@ -1,4 +1,4 @@
-"""Fixtures: see `integration.support`."""
+"""Fixtures of the integration tests, described in `integration.support`."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from kafka_eos_source.embedded import EmbeddedKafka
 _PROCESSES_END_SECONDS = 15.0
 
 
-# inherited by every process that the tests start; a nested run has its own
+# every process that the tests start inherits this mark; a nested test run sets its own
 os.environ[processes.RUN] = uuid.uuid4().hex
 
 
-@pytest.hookimpl(trylast=True)  # after the fixtures' own ends
+@pytest.hookimpl(trylast=True)  # after the fixtures' teardown
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """No process is left, whatever happened; one that had to be killed fails the run."""
+    """Kills processes that tests left behind, and fails the run if there were any."""
     run = os.environ[processes.RUN]
     try:
         processes.await_condition(
@@ -51,7 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("--faults-table")
-    if path is not None and not hasattr(config, "workerinput"):  # of two processes the one that hears of all
+    if path is not None and not hasattr(config, "workerinput"):  # with xdist, only in the controller
         config.pluginmanager.register(_FaultsTable(path))
 
 
@@ -148,7 +148,7 @@ def driver(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
 
 @pytest.fixture
 def own_spark_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """``local-cluster`` makes its executors' folders below ``SPARK_HOME``: here one of the test's own."""
+    """Gives the test its own ``SPARK_HOME``, because ``local-cluster`` creates executors' folders in it."""
     home = tmp_path / "spark"
     home.mkdir()
     for each in Path(pyspark.__file__).parent.iterdir():

@@ -1,4 +1,4 @@
-"""Spark's ``local-cluster``: executors are processes of their own, and break on their own."""
+"""Exactly-once on Spark's ``local-cluster``, where executors are separate processes that can fail alone."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from kafka_eos_source.protocol.token import Token
 ROWS, ROWS_A_BATCH = 200, 100
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 REACHED_SECONDS = 120.0
-#: For what is the same without executors; they take ten seconds to start.
+#: For tests that need no executors, which take ten seconds to start.
 NO_EXECUTORS = {"spark.master": "local[2]"}
 
 pytestmark = [pytest.mark.timeout(400)]
 
 
 class Cluster:
-    """A query from topic to topic on two executors, and what became of it.
+    """A topic-to-topic query on two executors, and the check of its result.
 
-    Every batch has two tasks, and each of them stages a file.
+    Every batch has two tasks, and each task stages a file.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Cluster:
         produce(broker, self.source, self.wanted, keys=self.wanted)
 
     def moment(self, name: str) -> Path:
-        """A file that a failpoint makes when it fires."""
+        """Returns the path of a file that a failpoint creates when it fires."""
         return self.folder / f"at-{name}"
 
     def start(
@@ -92,17 +92,17 @@ class Cluster:
         )
 
     def nothing_visible(self) -> bool:
-        """Not a record nor a control record, whatever the isolation level."""
+        """Checks that the output holds no record and no control record, whatever the isolation level."""
         return set(end_offsets(self._broker, self.sink).values()) == {0}
 
     def staged_files(self) -> list[Path]:
         return list(self.folder.rglob("*.arrow"))
 
     def verdict(self) -> Measures:
-        """Each record once, the group at the ends of the source, no transaction open, no file left.
+        """Checks the result: each record once, offsets at the end, no open transaction, no staged file.
 
         Raises:
-            AssertionError: it is not so.
+            AssertionError: if one of these does not hold.
         """
         found = Counter((record.value or b"").decode() for record in read_back(self._broker, self.sink))
         expected = Counter(self.wanted)
@@ -140,17 +140,17 @@ def cluster(
 
 @pytest.fixture
 def tell(request: pytest.FixtureRequest) -> Callable[[Measures], None]:
-    """For the table of faults."""
+    """Attaches measures to the test's report, for the table in `docs/faults.md`."""
     return lambda measures: request.node.user_properties.append((MEASURES, asdict(measures)))
 
 
 def executor_of(worker: psutil.Process) -> psutil.Process:
-    """The JVM whose task a Python worker runs."""
+    """Returns the executor JVM whose task a Python worker runs."""
     return next(each for each in worker.parents() if each.name() == "java" and EXECUTOR in each.cmdline())
 
 
 def let_go(worker: psutil.Process) -> None:
-    """Lets a stopped process go on, unless Spark has ended it meanwhile."""
+    """Resumes a stopped process, unless Spark has ended it in the meantime."""
     try:
         worker.resume()
     except psutil.NoSuchProcess:
@@ -170,7 +170,7 @@ def test_an_executor_is_killed_while_it_stages_and_a_task_fails_after(
     executor = executor_of(worker)
     assert executor.pid != driver.jvm().pid
     executor.kill()
-    # its worker outlives it, and ends its file when others have staged the same rows
+    # the worker outlives its executor and completes its file after others have staged the same rows
     executor.wait(30)
     let_go(worker)
     driver.finish()
@@ -185,7 +185,7 @@ def test_two_attempts_of_a_task_stage_and_one_counts(
 ) -> None:
     staged = cluster.moment("staged")
     driver = cluster.start(
-        # the file is whole, the message is not sent
+        # the file is complete, but the task has not reported it yet
         f"stage.after_close=stop@{staged}",
         {
             "spark.speculation": "true",
@@ -205,10 +205,10 @@ def test_two_attempts_of_a_task_stage_and_one_counts(
 
 
 def _java_with_hosts(home: Path) -> Path:
-    """A ``JAVA_HOME`` that gives each executor a host of its own.
+    """Returns a ``JAVA_HOME`` whose ``java`` gives each executor a different host name.
 
-    Spark never starts a speculative attempt on the host of the first one (``TaskSetManager``), and
-    ``local-cluster`` has one host.
+    Spark never starts a speculative attempt on the host of the first attempt (``TaskSetManager``), and
+    ``local-cluster`` has only one host.
     """
     script = home / "bin" / "java"
     script.parent.mkdir(parents=True)
@@ -227,10 +227,11 @@ os.execv({java.find()!r}, ["java", *arguments])
 
 @pytest.mark.fault("T09", "query.stop()", "before and after Kafka's commit")
 def test_a_query_is_stopped_while_it_commits(cluster: Cluster, tell: Callable[[Measures], None]) -> None:
-    """The committing process stands still until the query is told to stop: then it is in the middle.
+    """query.stop() in the middle of a commit neither loses nor doubles records.
 
-    Spark waits for it. First it dies, with its transaction open; then it goes on, and Kafka has a batch
-    that Spark does not know to be committed.
+    The committing process is paused until Spark stops the query, which waits for it. The first time the
+    process then dies with its transaction open. The second time it resumes, so that Kafka holds a batch that
+    Spark has not logged as committed.
     """
     before, after = cluster.moment("before"), cluster.moment("after")
     driver = cluster.start(
@@ -250,9 +251,9 @@ def test_a_query_is_stopped_while_it_commits(cluster: Cluster, tell: Callable[[M
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="needs a path that differs by process")
 @pytest.mark.fault("T15", "the staging folder is not shared", "start")
 def test_a_staging_folder_that_executors_do_not_share_is_refused(cluster: Cluster) -> None:
-    """One path, another folder in each process: executors have working directories of their own.
+    """A staging folder that executors do not share is refused at the start, even if rows fit into messages.
 
-    The rows would fit into messages: what the first large batch will need is asked for at the start.
+    The path contains the working directory, which differs in each process.
     """
     directory = cluster.folder / "driver"
     directory.mkdir()
@@ -270,7 +271,7 @@ def test_a_staging_folder_that_executors_do_not_share_is_refused(cluster: Cluste
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """One MiB."""
+    """Mounts a file system of 1 MiB, or skips the test."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "kafka-eos-test", str(disk)]
@@ -294,7 +295,7 @@ def test_a_full_disk_fails_clean_and_the_query_works_when_there_is_space(
     # 50 KB a task
     select = ["rpad(CAST(key AS STRING), 1000, 'x') AS key", "value"]
     driver = cluster.start(
-        conf=NO_EXECUTORS,  # and one attempt of a task
+        conf=NO_EXECUTORS,  # which also means a single attempt per task
         sink={"staging.location": str(small_disk)},
         restarts=1,
         restart_when=str(freed),

@@ -1,4 +1,4 @@
-"""The demo end to end, with few events: its exit code is its verdict."""
+"""The demo runs end to end with few events; its exit code says whether every event arrived exactly once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_demo_finds_every_event_once(broker: str, tmp_path: Path) -> None:
                 "kafka_eos_source.demo",
                 "--events",
                 "3000",
-                "--kills",  # at random, beside the two that are exact
+                "--kills",  # random kills, in addition to the two at exact failpoints
                 "0",
             ),
             *("--bootstrap", broker, "--output", str(tmp_path)),

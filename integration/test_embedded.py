@@ -1,4 +1,4 @@
-"""The embedded Kafka and the support of these tests, with real processes."""
+"""The embedded Kafka and the helpers of these tests clean up their processes and folders."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MARK = "KAFKA_EOS_TEST_BROKER"
 
 
 class Command:
-    """``kafka-eos broker`` in a process of its own, or a script that starts a broker."""
+    """Runs ``kafka-eos broker``, or a script that starts a broker, in a separate process."""
 
     def __init__(self, directory: Path, *arguments: str) -> None:
         self.mark = uuid.uuid4().hex
@@ -63,7 +63,7 @@ class Command:
         return lines[0].removeprefix("bootstrap.servers=")
 
     def await_nothing_left(self) -> None:
-        """No process of it, and no folder of a broker."""
+        """Checks that no process of the command and no broker folder is left."""
         await_condition(lambda: not processes.marked(MARK, self.mark), END_SECONDS, "every process is gone")
         assert list(self.out.parent.glob("kafka-eos-broker-*")) == []
 
@@ -89,7 +89,9 @@ CLI = ("-m", "kafka_eos_source.cli", "broker", "--port", "0")
 def test_the_command_says_where_and_ends_when_told(command: Any, number: signal.Signals) -> None:
     running = command(*CLI)
     bootstrap = running.await_bootstrap()
-    produce(bootstrap, "made-by-writing", ["a", "b"])  # as people expect of a broker to try things on
+    produce(
+        bootstrap, "made-by-writing", ["a", "b"]
+    )  # a broker for trying things out creates topics on first write
     assert values(read_back(bootstrap, "made-by-writing")) == ["a", "b"]
     running.process.send_signal(number)
     assert running.process.wait(END_SECONDS) == 0
@@ -110,7 +112,7 @@ def test_the_command_can_be_ended_while_it_starts(command: Any) -> None:
 
 
 def test_the_command_ends_with_the_process_that_started_it(command: Any) -> None:
-    """Its parent is killed; it has nobody to tell and goes all the same."""
+    """The broker ends when its parent is killed."""
     parent = command(
         "-c", f"import subprocess, sys; subprocess.run([sys.executable, *{list(CLI)!r}], check=False)"
     )
@@ -152,7 +154,7 @@ def test_a_broker_that_does_not_start_says_why(command: Any) -> None:
 
 
 def test_it_dies_with_a_process_that_is_killed(command: Any) -> None:
-    """The context manager's process is gone without having run a line of ours."""
+    """The broker ends when the process of the context manager is killed before it can clean up."""
     script = (
         "import time; from kafka_eos_source.embedded import EmbeddedKafka\n"
         "with EmbeddedKafka() as kafka:\n"
@@ -171,7 +173,7 @@ def test_data_in_a_directory_is_kept_and_has_one_owner(tmp_path: Path) -> None:
         produce(kafka.bootstrap_servers, "kept", ["a", "b", "c"])
         with pytest.raises(UnavailableError, match="another broker runs in the directory"):
             EmbeddedKafka(directory=tmp_path / "data").start()
-        kafka.pause_node(1)  # must not keep it from being ended in good order
+        kafka.pause_node(1)  # a paused broker must still be shut down cleanly
     with EmbeddedKafka(directory=tmp_path / "data") as kafka:
         assert values(read_back(kafka.bootstrap_servers, "kept")) == ["a", "b", "c"]
 
@@ -185,7 +187,7 @@ def test_three_brokers_serve_while_one_is_down(fresh_cluster: Callable[..., Embe
     admin.create("replicated", 3)
     produce(kafka.bootstrap_servers, "replicated", map(str, range(9)), config={"acks": "all"})
     kafka.kill_node(2)
-    kafka.check()  # killed by us, so not missed
+    kafka.check()  # a broker killed by the test counts as expected
     producer = transaction(kafka.bootstrap_servers, "while-one-is-down")
     for number in range(9, 18):
         producer.produce("replicated", str(number))
@@ -210,7 +212,7 @@ def test_a_paused_broker_answers_again(fresh_cluster: Callable[..., EmbeddedKafk
 def test_a_damaged_cache_is_repaired_before_the_broker_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The whole jars stand for the repository, so that nothing is fetched twice."""
+    """A truncated jar in the cache is replaced. Copies of intact jars stand in for the repository."""
     whole = jars.jars()
 
     def copy(_jar_set: jars.JarSet, into: Path, _ivy_cache: Path) -> None:
@@ -226,7 +228,7 @@ def test_a_damaged_cache_is_repaired_before_the_broker_starts(
     assert jars.is_complete(folder)
 
 
-# -- what the tests stand on
+# -- helpers of the tests
 
 
 def test_kafkas_own_tools(broker: str, topic: Callable[..., str]) -> None:
@@ -239,7 +241,7 @@ def test_kafkas_own_tools(broker: str, topic: Callable[..., str]) -> None:
     assert console_consumer(broker, name, 10, idle_ms=5000) == ["a", "b"]
     described = describe_transaction(broker, transactional_id)
     assert (described["TransactionState"], described["TopicPartitions"]) == ("Ongoing", f"{name}-0")
-    # its coordinator knows of it, so it does not hang; somebody may end it all the same
+    # its coordinator knows the transaction, so it is not hanging; it can be aborted anyway
     assert hanging_transactions(broker, name, 0, minutes=0) == []
     abort_transaction(broker, name, 0, start_offset=2)
     produce(broker, name, ["c"])
@@ -287,7 +289,7 @@ def test_a_killed_driver_leaves_no_process(
     finite.finish()
     assert values(read_back(broker, sink)) == ["a", "b"]
     result = finite.result()
-    # before it may come a replay of the batch that Kafka had and Spark did not know of
+    # an earlier entry may be the replay of the batch that only Kafka had committed
     assert result["progress"][-1]["numInputRows"] == 1
     assert result["progress"][-1]["id"] == result["query_id"]
 
@@ -295,7 +297,7 @@ def test_a_killed_driver_leaves_no_process(
 @pytest.mark.timeout(400)
 @pytest.mark.long
 def test_a_failed_run_of_tests_leaves_no_process(tmp_path: Path) -> None:
-    """Nor does one that is broken off with a broker, a session and a driver alive."""
+    """A test run that is interrupted with a broker, a session and a driver running leaves no process."""
     (tmp_path / "conftest.py").write_text("from integration.conftest import *\n")
     (tmp_path / "test_fails.py").write_text(
         "import subprocess\n"

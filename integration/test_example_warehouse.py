@@ -1,4 +1,4 @@
-"""The example of the warehouse, as a user runs it: its exit code is its verdict."""
+"""The warehouse example runs as a user starts it; its exit code says whether it worked."""
 
 from __future__ import annotations
 

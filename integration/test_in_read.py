@@ -1,4 +1,4 @@
-"""`map_in_read` on a real broker: in the read where it can be, behind it where it cannot; and killed."""
+"""`map_in_read` on a real broker: it runs inside the read if possible, else after it, and survives kills."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = 300
 
 
 class Pipeline:
-    """A topic with rows, and a sink for what becomes of them."""
+    """A topic with rows, and two topics to which a function routes them."""
 
     def __init__(self, spark: SparkSession, broker: str, topic: Callable[..., str], checkpoint: str) -> None:
         self.spark, self.broker, self.checkpoint = spark, broker, checkpoint
@@ -35,7 +35,7 @@ class Pipeline:
         return reader.load()
 
     def write(self, frame: DataFrame, **options: str) -> list[int]:
-        """Until there is no more; Spark's numbers of input rows."""
+        """Runs the query until all is read; returns Spark's number of input rows for each batch."""
         writer = frame.writeStream.format("kafka-eos").option("kafka.bootstrap.servers", self.broker)
         writer = writer.option("checkpointLocation", self.checkpoint).options(**options)
         query = writer.trigger(availableNow=True).start()
@@ -43,7 +43,7 @@ class Pipeline:
         return [json.loads(each.json)["numInputRows"] for each in query.recentProgress]
 
     def routed(self) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-        """Every fifth row is dropped; the others go where their number says."""
+        """Returns a function that drops every fifth row and routes the others to the even or odd topic."""
         even, odd = self.even, self.odd
 
         def route(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

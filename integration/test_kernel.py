@@ -1,4 +1,4 @@
-"""The C kernel and its Python twin on a real log: transactions, their markers, aborted records, ends."""
+"""The C kernel and its Python twin read the same from a real log with aborted records and control records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROUNDS = 4
 
 
 def ended(producer: Producer, round_number: int) -> None:
-    """Every second transaction is aborted."""
+    """Writes transactions, of which every second one is aborted."""
     if round_number % 2:
         producer.abort_transaction(TIMEOUT_SECONDS)
     else:
@@ -55,7 +55,7 @@ def test_both_read_the_same_log(
         monkeypatch.setattr(fetch, "range_consumer", lambda kind=kind: kind)
         with POOL.borrow(conf, kind) as consumer:
             ends = {tp: consumer.log_bounds(tp, TIMEOUT_SECONDS)[1] for tp in tps}
-        for part in (1, 2):  # a warm client reads on where it was not
+        for part in (1, 2):  # a cached client must also read from a position where it did not stop
             ranges = [OffsetRange(tp, ends[tp] * (part - 1) // 2, ends[tp]) for tp in tps]
             batches = list(read_ranges(ReadSettings(conf, include_headers=True), ranges))
             table = pa.Table.from_batches(batches).sort_by(
@@ -68,4 +68,6 @@ def test_both_read_the_same_log(
     kernels.validate(full=True)
     committed = ROUNDS // 2 if isolation == "read_committed" else ROUNDS
     assert 0 < kernels.num_rows <= RECORDS * committed
-    assert kernels.column("offset").to_pylist() != list(range(kernels.num_rows))  # markers take offsets
+    assert kernels.column("offset").to_pylist() != list(
+        range(kernels.num_rows)
+    )  # control records take offsets

@@ -1,4 +1,4 @@
-"""Sources with names: Spark's offset log in its second form, by which a query may change its sources."""
+"""A query whose sources have names may change them; Spark then writes version 2 of its offset log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from integration.support.kafka import Admin, end_offsets, produce, read_back, va
 from integration.support.query import Query
 from kafka_eos_source.protocol import offset_log
 
-#: Spark's switch; with it every source of a query must have a name.
+#: Spark's setting for source evolution; every source of a query must then have a name.
 EVOLUTION = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 
 
@@ -25,7 +25,7 @@ def query(spark: SparkSession, broker: str, topic: Callable[..., str], checkpoin
 
 
 def union(query: Query, **topics: str) -> DataFrame:
-    """Of sources by name, in this order."""
+    """Returns the union of named sources, in this order."""
     frames = [query.frame(topic, name=name) for name, topic in topics.items()]
     return reduce(lambda left, right: left.unionByName(right), frames)
 
@@ -35,7 +35,7 @@ def rows(first: int, end: int) -> list[str]:
 
 
 def named(query: Query, batch_id: int) -> set[str]:
-    """The sources in Spark's offset log, which must be one of the second version."""
+    """Returns the names of the sources in Spark's offset log, which must have version 2."""
     assert Path(query.checkpoint, "offsets", str(batch_id)).read_text().startswith("v2\n")
     logged = offset_log.read(query.checkpoint, batch_id)
     assert logged is not None
@@ -55,7 +55,7 @@ def test_a_replay_of_named_sources_is_skipped_in_whatever_order_they_come(
 
     query.forget_commit(0)
     query.run(union(query, returns=returns, orders=orders))
-    assert end_offsets(broker, query.sink) == ends, "not a byte was written again"
+    assert end_offsets(broker, query.sink) == ends, "the replay wrote something"
     assert values(read_back(broker, query.sink)) == rows(0, 100)
     _stands_at_the_end(query, admin, orders, returns)
 
@@ -64,7 +64,7 @@ def test_a_replay_of_named_sources_is_skipped_in_whatever_order_they_come(
 def test_the_first_batch_of_a_source_that_was_added_is_skipped(
     query: Query, broker: str, admin: Admin, topic: Callable[..., str]
 ) -> None:
-    """One source goes, another comes; the log of the batch before does not know it."""
+    """A replay is skipped although one of its sources is new and missing in the previous batch's log."""
     orders, returns, claims = query.source, topic(1), topic(1)
     produce(broker, orders, rows(0, 30))
     produce(broker, returns, rows(30, 50))
@@ -82,7 +82,7 @@ def test_the_first_batch_of_a_source_that_was_added_is_skipped(
     query.run(union(query, **changed))
     assert values(read_back(broker, query.sink)) == rows(0, 110)
     written = sum(end_offsets(broker, query.sink).values()) - sum(ends.values())
-    assert 10 < written <= 12, "the new records and a marker for each partition, no more"
+    assert 10 < written <= 12, "only the new records and one control record for each partition"
     _stands_at_the_end(query, admin, orders, returns, claims)
 
 

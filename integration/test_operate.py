@@ -1,4 +1,4 @@
-"""``kafka-eos inspect``, ``fence``, ``adopt``, ``sweep`` on a real broker, beside real checkpoints."""
+"""``kafka-eos inspect``, ``fence``, ``adopt`` and ``sweep`` on a real broker with real checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from kafka_eos_source.stage.writer import stage
 
 
 class Query:
-    """From topic to topic by the sink's own commit, with a checkpoint as Spark leaves it, without Spark."""
+    """A topic-to-topic query without Spark: it writes Spark's checkpoint files and uses the sink's commit."""
 
     def __init__(self, broker: str, source: str, sink: str, folder: Path, application_id: str) -> None:
         self.broker, self.source, self.sink, self.application_id = broker, source, sink, application_id
@@ -49,16 +49,16 @@ class Query:
         }
 
     def plan(self, batch_id: int, start: int | None = None) -> None:
-        """A batch up to the source's end; ``start``: where batch 0 begins."""
+        """Plans a batch up to the end of the source; ``start`` is where batch 0 begins."""
         tp = TopicPartition(self.source, 0)
         end = {tp: end_offsets(self.broker, self.source)[0]}
         self.made.log_offsets(batch_id, SourcePosition(end, None if start is None else {tp: start}))
 
     def commit(self, batch_id: int, staged: Sequence[str], *, restarted: bool = False) -> Step:
-        """By the driver that runs, or by one that has just been started."""
+        """Commits a batch, by the running driver or, if ``restarted``, by one that has just started."""
         options = parse_write(self._options, streaming=True)
         if restarted:
-            while session._sessions:  # as a new process, which keeps nothing
+            while session._sessions:  # a new process has no cached sessions
                 session._sessions.popitem()[1].drop()
         batch = pa.record_batch({"value": pa.array([value.encode() for value in staged])})
         part = stage([batch], batch.schema, folder=None, batch="", inline_bytes=0, topic=self.sink)
@@ -66,7 +66,7 @@ class Query:
         return session.commit_micro_batch(options, folder, [part], batch_id).step
 
     def run(self, batch_id: int, first: int, end: int) -> None:
-        """One batch, from its records in the source to Spark's commit log."""
+        """Runs one batch, from its records in the source to Spark's commit log."""
         produce(self.broker, self.source, rows(first, end))
         self.plan(batch_id, start=first if batch_id == 0 else None)
         assert self.commit(batch_id, rows(first, end)) is Step.COMMITTED
@@ -118,7 +118,7 @@ def test_between_kafkas_commit_and_sparks(
         assert source["end"] == source["group"] == source["log_end"] == ends[number]
         assert partitions[query.sink, number]["log_end"] == written[number]
     query.run()
-    assert end_offsets(broker, query.sink) == written, "as it was said"
+    assert end_offsets(broker, query.sink) == written, "the replay was not skipped"
     assert "batch 0 is complete in Spark and in Kafka" in command("inspect", query).output
 
 
@@ -140,7 +140,7 @@ def test_sweep_leaves_what_may_still_be_committed(query: Query) -> None:
 
 
 def die_within_a_commit(query: Query) -> Producer:
-    """A driver of this query that has sent its records and offsets, and is gone."""
+    """Leaves an open transaction, as a driver that died after it sent its records and offsets."""
     dead = transaction(query.broker, query.application_id)
     dead.produce(query.sink, "half a batch", partition=0)
     dead.flush()
@@ -165,7 +165,9 @@ def test_fence_ends_what_a_dead_driver_left(query: Query, broker: str) -> None:
     who = ["--application-id", query.application_id, "--bootstrap-servers", broker]
     assert "an unfinished transaction is about to change it" in run("fence", *who).output
     assert held() == (True, before), "a dry run fences nobody"
-    assert tools.transactions(broker)[query.application_id] == "Ongoing", "by Kafka's own tool"
+    assert tools.transactions(broker)[query.application_id] == "Ongoing", (
+        "Kafka's own tool sees an open transaction"
+    )
     assert "no unfinished transaction" in run("fence", *who, "--yes").output
     assert held() == (False, None)
     assert tools.transactions(broker)[query.application_id] != "Ongoing"
@@ -189,7 +191,7 @@ def test_a_query_that_runs_goes_on_after_a_fence(query: Query, broker: str) -> N
 def test_adopt_hands_an_application_id_over(
     query: Query, broker: str, topic: Callable[..., str], tmp_path: Path
 ) -> None:
-    """The checkpoint is lost, and the new query writes another topic: the old one's token stays there."""
+    """A query is adopted after its checkpoint was lost, although the new query writes another topic."""
     for batch_id in range(3):
         query.run(batch_id, 20 * batch_id, 20 * batch_id + 20)
     new = Query(broker, query.source, topic(), tmp_path / "new", query.application_id)
@@ -225,14 +227,16 @@ def test_adopt_says_what_kafka_forgot(query: Query, admin: Admin, said: str) -> 
     with pytest.raises(TokenMissingError):
         query.commit(1, rows(30, 50), restarted=True)
     assert command("adopt", query, said).exit_code == 0
-    assert inspected(query)["findings"][0]["condition"] == "TOKEN_MISSING", "a dry run says nothing"
+    assert inspected(query)["findings"][0]["condition"] == "TOKEN_MISSING", "a dry run changes nothing"
     assert command("adopt", query, said, "--yes").exit_code == 0
     step = query.commit(1, rows(30, 50), restarted=True)
     assert step is (Step.SKIPPED if said == "--committed" else Step.COMMITTED)
     query.made.log_commit(1)
     query.run(2, 50, 60)
     again = [] if said == "--committed" else rows(30, 50)
-    assert query.written() == sorted(rows(0, 60) + again), "as the person said, right or wrong"
+    assert query.written() == sorted(rows(0, 60) + again), (
+        "the operator's declaration is followed, right or wrong"
+    )
 
 
 def test_a_properties_file_as_kafkas_tools_take_it(secured_cluster: SecuredCluster, tmp_path: Path) -> None:

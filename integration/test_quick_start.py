@@ -1,4 +1,4 @@
-"""The quick start of the README, pasted from top to bottom into an empty folder."""
+"""The README's quick start works when it is pasted from top to bottom in an empty folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SECONDS = 240
 
 
 def _blocks(language: str) -> list[str]:
-    """The code blocks of the section, without the installation."""
+    """Returns the code blocks of the section, without the installation."""
     section = _README.read_text(encoding="utf-8").split("## Quick start")[1].split("\n## ")[0]
     return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
 
@@ -46,7 +46,7 @@ def test_the_quick_start_works_as_it_stands(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # the broker that the script leaves running is ended with its group
+        start_new_session=True,  # so that the broker left by the script can be ended with its process group
     ) as process:
         try:
             out, err = process.communicate(timeout=_SECONDS)

@@ -121,7 +121,10 @@ def test_pieces(reader: Reader, topics: Topics) -> None:
 
 @pytest.mark.core
 def test_isolation(reader: Reader, topics: Topics) -> None:
-    """Aborted records are not read, nor anything behind an open transaction; markers never."""
+    """read_committed skips aborted records and everything behind an open transaction.
+
+    No isolation level delivers control records.
+    """
     topic = topics.new()
     topics.send(topic, range(3))
     topics.aborted(topic, ["aborted", "aborted"])
@@ -137,11 +140,11 @@ def test_isolation(reader: Reader, topics: Topics) -> None:
 
 def test_a_range_that_starts_or_ends_on_a_marker_ends_at_once(reader: Reader, topics: Topics) -> None:
     topic = topics.new()
-    topics.aborted(topic, range(3))  # offsets 0-2, marker 3
+    topics.aborted(topic, range(3))  # offsets 0-2, control record 3
     begun = time.monotonic()
     assert reader.batch(subscribe=topic).collect() == []
-    topics.committed(topic, ["a", "b"])  # 4-5, marker 6
-    topics.committed(topic, ["c"])  # 7, marker 8
+    topics.committed(topic, ["a", "b"])  # 4-5, control record 6
+    topics.committed(topic, ["c"])  # 7, control record 8
     cases = [(3, 4, []), (1, 3, []), (3, 5, ["a"]), (5, 7, ["b"]), (6, 7, []), (6, 8, ["c"]), (8, 9, [])]
     for start, end, expected in cases:
         bounds = {
@@ -149,7 +152,7 @@ def test_a_range_that_starts_or_ends_on_a_marker_ends_at_once(reader: Reader, to
             "endingOffsets": json.dumps({topic: {"0": end}}),
         }
         assert values(reader.batch(subscribe=topic, **bounds)) == expected, (start, end)
-    assert time.monotonic() - begun < 30, "far from kafkaConsumer.pollTimeoutMs"
+    assert time.monotonic() - begun < 30, "the read must not wait for kafkaConsumer.pollTimeoutMs"
 
 
 def test_a_compacted_log(reader: Reader, topics: Topics) -> None:
@@ -163,7 +166,7 @@ def test_a_compacted_log(reader: Reader, topics: Topics) -> None:
     topics.send(topic, range(40), keys=[str(number % 4) for number in range(40)])
 
     def survivors() -> list[str | None]:
-        time.sleep(0.2)  # segments roll by time, and only when written to
+        time.sleep(0.2)  # a segment rolls by time, but only on a write
         topics.send(topic, ["end"], keys=["end"])
         return [
             each
@@ -239,7 +242,7 @@ def test_filters_are_pushed_down(reader: Reader, topics: Topics, spark: SparkSes
         ]
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
-    assert tasks == [4, 8, 3, 2, 6], "what a filter excludes is not fetched"
+    assert tasks == [4, 8, 3, 2, 6], "offsets that a filter excludes are not fetched"
 
 
 @SINCE_4_1

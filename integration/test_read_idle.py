@@ -1,4 +1,4 @@
-"""Idle queries on a real broker: an empty micro-batch, the tick, renews the token before Kafka forgets it."""
+"""An idle query runs an empty micro-batch, the tick, that renews its token before Kafka deletes it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SECONDS = 120
 
 
 class Idle:
-    """One query from topic to topic whose source ticks every second."""
+    """A topic-to-topic query whose source ticks every second."""
 
     def __init__(
         self, spark: SparkSession, broker: str, admin: Admin, topic: Callable[..., str], folder: Path
@@ -61,7 +61,7 @@ class Idle:
 
     @contextmanager
     def running(self, frame: DataFrame, **trigger: Any) -> Iterator[StreamingQuery]:
-        """The query, stopped when the block ends. A failure of the query is raised."""
+        """Runs the query until the block ends, and raises the query's failure if there was one."""
         write = {
             "kafka.bootstrap.servers": self.broker,
             "topic": self.sink,
@@ -88,7 +88,7 @@ class Idle:
         return -1 if token is None else token.sequence
 
     def await_ticks(self, query: StreamingQuery, more: int = 2) -> None:
-        """Waits until this many batches were committed, none of which read anything."""
+        """Waits until ``more`` empty batches are committed."""
         before = self.sequence()
         await_condition(
             lambda: not query.isActive or self.sequence() >= before + more, SECONDS, "the token is renewed"
@@ -96,13 +96,13 @@ class Idle:
         assert query.isActive, query.exception()
 
     def positions(self) -> list[dict[str, Any]]:
-        """The source's line of each entry in Spark's offset log."""
+        """Returns the source's line of each entry in Spark's offset log."""
         log = self.folder / "checkpoint" / "offsets"
         numbers = sorted(int(each.name) for each in log.iterdir() if each.name.isdecimal())
         return [json.loads((log / str(each)).read_text().splitlines()[-1]) for each in numbers]
 
     def forget_last_commit(self) -> None:
-        """As if the driver had died before Spark's own commit of the last batch."""
+        """Deletes the last commit log entry, as if the driver had died before Spark wrote it."""
         last = len(self.positions()) - 1
         for name in (str(last), f".{last}.crc"):
             (self.folder / "checkpoint" / "commits" / name).unlink(missing_ok=True)
@@ -145,12 +145,12 @@ def test_an_idle_query_renews_its_token(idle: Idle) -> None:
     before = len(idle.positions())
     with idle.running(rows, availableNow=True) as query:
         query.awaitTermination(SECONDS)
-    assert len(idle.positions()) == before, "never with Trigger.AvailableNow"
+    assert len(idle.positions()) == before, "Trigger.AvailableNow must not add ticks"
     assert len(idle.written()) == 3
 
 
 class Alarm(StatefulProcessor):
-    """Counts the rows of a key, and says the count once, two seconds after the first row."""
+    """Counts the rows of a key and emits the count once, two seconds after the first row."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._handle = handle
@@ -193,7 +193,7 @@ def test_operators_run_in_a_tick_so_timers_fire_on_an_idle_stream(idle: Idle) ->
     assert sorted(idle.written()) == [(key, "2") for key in keys]
     ends = [{topic: at for topic, at in each.items() if topic != "@"} for each in idle.positions()]
     assert ends[-1] == ends[0], "one batch read, and all others were ticks"
-    # every shard took part in the last tick: its token is that of the last transaction
+    # every shard took part in the last tick, so its token is the one of the last transaction
     group = idle.admin.group(idle.application)
     changelog = {tp: metadata for tp, (_, metadata) in group.items() if tp[0].endswith("-changelog")}
     tokens = [Token.decode(metadata) for metadata in changelog.values()]
@@ -234,7 +234,7 @@ def test_windows_are_the_same_with_ticks_between_their_rows(idle: Idle) -> None:
 def test_what_the_brokers_tell_of_their_retention_and_of_deleted_topics(
     secured_cluster: SecuredCluster,
 ) -> None:
-    """A refusal is never taken for an answer: a topic that may not be described was not deleted."""
+    """A missing right raises an error: a topic that may not be described does not count as deleted."""
 
     def source_admin(user: str) -> SourceAdmin:
         login = secured_cluster.login(user)

@@ -1,4 +1,4 @@
-"""A restored checkpoint heals: the source continues from the offsets that the query committed in Kafka."""
+"""After a checkpoint was restored, the source jumps to the offsets that the query committed in Kafka."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def query(spark: SparkSession, broker: str, topic: Callable[..., str], checkpoin
 
 
 class Restored:
-    """Runs a query, and takes its checkpoint back to an earlier copy."""
+    """Runs a query and replaces its checkpoint with an earlier copy."""
 
     def __init__(self, query: Query, folder: Path) -> None:
         self.query = query
@@ -51,7 +51,7 @@ class Restored:
         shutil.copytree(self._copy, self.query.checkpoint)
 
     def jumps(self) -> list[bool]:
-        """Whether the first source jumped, for each entry in Spark's offset log."""
+        """Returns whether the first source jumped, for each entry in Spark's offset log."""
         log = Path(self.query.checkpoint, "offsets")
         numbers = sorted(int(each.name) for each in log.iterdir() if each.name.isdecimal())
         lines = [(log / str(number)).read_text().splitlines() for number in numbers]
@@ -72,13 +72,15 @@ def test_available_now_reads_on_behind_the_jump(query: Query, broker: str, tmp_p
     assert values(read_back(broker, query.sink)) == rows(0, 300)
     assert restored.jumps() == [False, True, False, False]
     restored.run()
-    assert restored.jumps() == [False, True, False, False], "the checkpoint is not behind any more"
+    assert restored.jumps() == [False, True, False, False], (
+        "the checkpoint has caught up, so the source must not jump again"
+    )
 
 
 def test_without_the_option_the_sink_refuses_the_old_checkpoint(
     query: Query, broker: str, tmp_path: Path
 ) -> None:
-    """A batch across the last committed record can be neither written nor skipped."""
+    """Without a jump, a batch that was committed only in part is refused: neither written nor skipped."""
     restored = Restored(query, tmp_path)
     produce(broker, query.source, rows(0, 50))
     restored.run()
@@ -106,7 +108,7 @@ def test_two_sources_jump_in_one_batch(
         produce(broker, second, rows(1000 + first, 1050 + first))
         restored.run(query.source, second)
     restored.restore()
-    produce(broker, second, rows(2000, 2010))  # the other source then has nothing new behind its jump
+    produce(broker, second, rows(2000, 2010))  # only this source has new records behind its jump
     restored.run(query.source, second)
     expected = rows(0, 150) + rows(1000, 1010) + rows(1050, 1150) + rows(2000, 2010)
     assert values(read_back(broker, query.sink)) == expected

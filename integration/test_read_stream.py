@@ -1,4 +1,4 @@
-"""``spark.readStream`` on a real broker: where it starts, limits, restarts, replays, topics that change."""
+"""``spark.readStream`` on a real broker: start positions, limits, restarts, replays and changing topics."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def reader(spark: SparkSession, broker: str, tmp_path: Path) -> Reader:
 
 
 def offset_log(checkpoint: Path, batch_id: int) -> dict[str, object]:
-    """The source's line of Spark's offset log."""
+    """Returns the source's line of an entry in Spark's offset log."""
     found = json.loads((checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[2])
     assert isinstance(found, dict)
     return found
 
 
 def forget_commit(checkpoint: Path, batch_id: int) -> None:
-    """As if the driver had died right before Spark's own commit of the batch."""
+    """Deletes a commit log entry, as if the driver had died right before Spark wrote it."""
     for path in (checkpoint / "commits").glob(f"*{batch_id}*"):
         path.unlink()
 
@@ -67,7 +67,7 @@ def test_earliest_with_a_running_query(reader: Reader, topics: Topics) -> None:
         topics.send(topic, range(3, 6), partition=1)
         query.processAllAvailable()
         topics.committed(topic, range(6, 8), partition=1)
-        # the broker answers a commit before its marker is in the log: until then there is nothing to process
+        # the broker answers a commit before its control record is in the log; until then nothing is readable
         await_condition(lambda: len(batches) == 3, 60, "the committed records")
     assert [values(each) for each in batches] == [texts(range(3)), texts(range(3, 6)), texts(range(6, 8))]
 
@@ -101,7 +101,7 @@ def test_where_a_group_stands(reader: Reader, topics: Topics) -> None:
 
 
 def test_sparks_own_checkpoint_goes_on(reader: Reader, topics: Topics, tmp_path: Path) -> None:
-    """Only the source's lines differ: those of ``format("kafka")`` have no key ``@``."""
+    """A checkpoint of ``format("kafka")``, whose source lines have no key ``@``, is continued."""
     topic = topics.new(2)
     topics.send(topic, range(5))
     reader.run(subscribe=topic, startingOffsets="earliest")
@@ -121,7 +121,7 @@ def test_sparks_own_checkpoint_goes_on(reader: Reader, topics: Topics, tmp_path:
 
 @pytest.mark.core
 def test_a_replay_of_batch_0_reads_what_it_read(reader: Reader, topics: Topics, tmp_path: Path) -> None:
-    """Spark asks for the initial offset again, and *latest* has moved by then."""
+    """A replay of batch 0 reads the same rows, although *latest*, where it began, has moved since."""
     topic = topics.new()
     topics.send(topic, ["old"])
     with reader.running(subscribe=topic) as (query, batches):
@@ -132,7 +132,7 @@ def test_a_replay_of_batch_0_reads_what_it_read(reader: Reader, topics: Topics, 
     first, log = tmp_path / "c", tmp_path / "c" / "offsets"
     planned = offset_log(first, max(int(each.name) for each in log.iterdir() if each.name.isdigit()))
 
-    merged = tmp_path / "one-batch"  # the same, had the records come before the first end was looked up
+    merged = tmp_path / "one-batch"  # the checkpoint as it would be if the first batch had read all records
     shutil.copytree(first, merged)
     for each in [*(merged / "offsets").iterdir(), *(merged / "commits").iterdir()]:
         each.unlink()
@@ -168,7 +168,7 @@ def test_partitions_added_while_running_and_stopped(reader: Reader, topics: Topi
         topics.admin.grow(topic, 2)
         topics.send(topic, range(3), partition=1)
         await_condition(lambda: values(batches) == texts(range(3)), 60, "the new partition")
-        query.processAllAvailable()  # Spark has logged the batch: the next run does not replay it
+        query.processAllAvailable()  # Spark's commit log is written, so the next run replays nothing
     topics.admin.grow(topic, 3)
     topics.send(topic, range(3, 5), partition=2)
     assert values(reader.run(subscribe=topic)) == texts(range(3, 5))
@@ -197,7 +197,7 @@ def test_a_pattern_finds_new_topics(reader: Reader, topics: Topics) -> None:
 
 
 def test_internal_topics_match_no_pattern(reader: Reader, topics: Topics, broker: str) -> None:
-    topics.commit_group("some-group", topics.new(), {0: 0})  # makes __consumer_offsets
+    topics.commit_group("some-group", topics.new(), {0: 0})  # creates the topic __consumer_offsets
     assert reader.batch(subscribePattern="consumer_offsets|transaction_state").collect() == []
 
 
@@ -223,7 +223,7 @@ def test_a_deleted_topic(reader: Reader, topics: Topics, fail: str) -> None:
 
 @pytest.mark.parametrize("records", [2, 9])
 def test_a_topic_made_anew(reader: Reader, topics: Topics, records: int) -> None:
-    """Told by its id, whether it has become smaller or larger than what was read."""
+    """A topic that was created again is recognised by its id, however many records it holds."""
     topic = topics.new()
     topics.send(topic, range(5))
     assert len(values(reader.run(subscribe=topic, startingOffsets="earliest"))) == 5
@@ -241,7 +241,7 @@ def _create(topics: Topics, topic: str) -> bool:
 
     try:
         topics.new(name=topic)
-    except KafkaException:  # its deletion is under way
+    except KafkaException:  # the old topic is still being deleted
         return False
     return True
 
@@ -386,7 +386,7 @@ def test_progress_says_how_far(reader: Reader, topics: Topics, tmp_path: Path) -
 
 
 def test_a_broker_that_goes_away(spark: SparkSession, tmp_path: Path) -> None:
-    """A query with retries left goes on once it is back; one without ends, saying whom it could not reach."""
+    """A query with retries left goes on when the broker is back; one without fails and names the broker."""
     with EmbeddedKafka(java_options=brokers.JAVA_OPTIONS) as kafka:
         topics = Topics(kafka.bootstrap_servers, Admin(kafka.bootstrap_servers))
         topic = topics.new()

@@ -1,4 +1,4 @@
-"""Thousands of partitions in one transaction, on a cluster of their own."""
+"""One transaction can commit the offsets of thousands of partitions."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from kafka_eos_source.runtime.deadline import Deadline
 TOPIC = "wide"
 PARTITIONS = 10_000
 MARK = Mark("0123456789ab", 12_345).encode()
-#: As long as a full token is, and a long one.
+#: Metadata as long as a typical full token, and as a long one.
 TOKEN, LONG_TOKEN = "t" * 254, "t" * 1000
-#: Kafka creates no more at once.
+#: The most partitions that Kafka creates in one request.
 _AT_ONCE = 5_000
-#: A file system in memory, where there is one: on a disk, the logs of so many partitions take half a minute.
+#: An in-memory file system if there is one; on a disk, creating so many partition logs takes half a minute.
 _MEMORY = "/dev/shm"
 
 
@@ -46,7 +46,7 @@ def wide() -> Iterator[str]:
         with EmbeddedKafka(java_options=brokers.JAVA_OPTIONS) as kafka:
             admin = Admin(kafka.bootstrap_servers)
             admin.create(TOPIC, 1)
-            # the coordinators' own topics come first: the logs of so many partitions keep the broker busy
+            # create the coordinators' topics first, before the many partitions keep the broker busy
             first = begun(kafka.bootstrap_servers, "first")
             first.send_offsets(offsets(count=1), "first", soon())
             first.commit(soon())
@@ -148,7 +148,7 @@ def test_a_producer_that_is_killed_between_two_requests_commits_nothing(wide: st
 def test_one_request_that_is_too_large_is_refused_without_a_reason(
     wide: str, application: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the split avoids: all offsets of 4,000 partitions with full tokens in one request."""
+    """The broker refuses one request with 4,000 offsets and full tokens; the producer therefore splits it."""
     monkeypatch.setattr(
         "kafka_eos_source.kafka.offset_requests.split", lambda offsets, _group_id: iter([offsets])
     )
@@ -179,7 +179,7 @@ def test_a_coordinator_that_takes_only_small_batches_is_named(wide: str, applica
     admin = Admin(wide)
     admin.configure(OFFSETS_TOPIC, {"max.message.bytes": "100000"})
     try:
-        # the broker applies the new limit some time after it has accepted it
+        # the broker applies the new limit some time after it accepts it
         await_condition(is_refused, soon().budget_seconds, "the coordinator refuses large batches")
     finally:
         admin.configure(OFFSETS_TOPIC, {"max.message.bytes": "1048588"})

@@ -1,7 +1,7 @@
-"""TLS, SCRAM and ACLs: what each right is for, and what is said when something is missing.
+"""TLS, SCRAM and ACLs: the documented rights are enough, and an error names each right that is missing.
 
-Source and sink are driven without Spark (`chaos.loop`), which knows nothing of rights: Spark's own part is
-what it shows of the options.
+Most tests drive source and sink without Spark (`chaos.loop`), because Spark does not deal with Kafka's
+rights. One test with Spark checks that it shows no secrets.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.committed import end_open_transaction
 
-#: ``user, kind, name, operation``: all that a query from ``in`` to ``out`` needs, as docs/security.md has it.
-#: Read and Write imply Describe.
+#: ``user, kind, name, operation``: all rights that a query from ``in`` to ``out`` needs, as documented in
+#: docs/security.md. Read and Write imply Describe.
 LEAST = (
     ("reader", "topic", "in", "READ"),
     ("writer", "topic", "out", "WRITE"),
@@ -60,7 +60,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsCluster]:
 def query(cluster: TlsCluster, tmp_path: Path) -> Iterator[Query]:
     yield Query(cluster, tmp_path)
     TaskContext._taskContext = None
-    while session._sessions:  # else they would look for a broker that is gone
+    while session._sessions:  # cached sessions would look for a broker that is gone
         session._sessions.popitem()[1].drop()
     while direct._producers:
         direct._producers.popitem()[1].close()
@@ -68,7 +68,7 @@ def query(cluster: TlsCluster, tmp_path: Path) -> Iterator[Query]:
 
 
 class Query:
-    """From a topic to a topic: the source as ``reader``, the sink as ``writer``."""
+    """A topic-to-topic query whose source logs in as ``reader`` and whose sink logs in as ``writer``."""
 
     def __init__(self, cluster: TlsCluster, folder: Path) -> None:
         name = uuid.uuid4().hex[:8]
@@ -187,15 +187,15 @@ def _to(query: Query) -> tuple[str, str]:
 
 
 def stateful(query: Query, folder: Path) -> StatefulRun:
-    """The same with an operator in between, logged in as ``operator``."""
+    """The query with a stateful operator in between, which logs in as ``operator``."""
     own = {"application.id": query.names["app"], "state.dir": str(folder), "state.timeout.ms": "20000"}
     options = {**query.cluster.options("operator"), **own}
     spec = {"source": query.source(), "sink": query.sink(), "checkpoint": query.checkpoint, "state": options}
     return StatefulRun(spec, threading.Event())
 
 
-#: What ``operator`` needs, and ``writer`` besides `LEAST`, in the order in which a first batch meets it; and
-#: what is said without it.
+#: The rights that ``operator`` needs, and ``writer`` in addition to `LEAST`, in the order in which a first
+#: batch needs them; each with a part of the error message if it is missing.
 STATE = (
     ("operator", "topic", "app-counts-changelog", "DESCRIBE", "looking up topic"),
     ("operator", "topic", "app-counts-changelog", "CREATE", "creating topic"),
@@ -204,7 +204,7 @@ STATE = (
     ("writer", "topic", "app-counts-changelog", "DESCRIBE", "looking up output topic"),
     ("writer", "topic", "app-counts-changelog", "WRITE", "writing records to"),
     ("writer", "topic", "app-counts-changelog", "READ", "committing offsets"),
-    # by now the log holds records of an aborted transaction, behind which the shard looks
+    # by now the changelog ends with records of an aborted transaction, which the shard must read past
     ("operator", "topic", "app-counts-changelog", "READ", "reading"),
 )
 
@@ -227,7 +227,7 @@ def test_each_right_that_state_needs_is_named_until_it_is_there(query: Query, tm
     stateful(query, tmp_path / "another machine").to_the_end()
     assert query.written() == [*["1 +1"] * len(ROWS), "2 +1"]
 
-    # a transaction that a dead driver left is ended by the first shard that meets it
+    # the first shard that meets a dead driver's open transaction ends it
     login = {name.removeprefix("kafka."): each for name, each in query.cluster.options("operator").items()}
     with pytest.raises(AuthorizationError, match="initialising transactional id"):
         end_open_transaction(login, query.names["app"], Deadline.after_seconds(30))
@@ -241,7 +241,7 @@ SCHEMA = StructType([StructField("value", StringType())])
 
 
 def _write(query: Query, **changed: str) -> None:
-    """``df.write``, as Spark makes it."""
+    """Runs a ``df.write`` by the calls that Spark makes."""
     options = query.sink()
     for name in ("application.id", "checkpointLocation"):
         del options[name]
@@ -254,14 +254,14 @@ def _write(query: Query, **changed: str) -> None:
     writer.commit([writer.write(iter([pa.record_batch({"value": ROWS})]))])
 
 
-#: Names that are made up for one write begin with this.
+#: Generated names for a single batch write match this pattern.
 DISPOSABLE = "kafka-eos-batch-*"
 
 
 def test_a_batch_write_deletes_its_group_if_it_may(query: Query) -> None:
     query.allow(LEAST[1], LEAST[2])
     query.allow(("writer", "transactional_id", DISPOSABLE, "WRITE"), ("writer", "group", DISPOSABLE, "READ"))
-    _write(query)  # the group is left to expire
+    _write(query)  # without the right to delete it, the group is left to expire
     left = [each for each in query.cluster.admin.groups() if each.startswith(DISPOSABLE[:-1])]
     assert len(left) == 1
     query.allow(("writer", "group", DISPOSABLE, "DELETE"))
@@ -290,7 +290,10 @@ _MISFIT_SECONDS = 30
 
 
 def test_who_does_not_fit_is_told_so_at_once(query: Query) -> None:
-    """All of them at the same time: each waits a little."""
+    """Wrong credentials and certificates fail fast, with an error that names the fix.
+
+    The cases run at the same time, because each one waits a little.
+    """
     query.allow(*LEAST)
 
     def attempt(side: str, misfit: str) -> tuple[KafkaEosError, float]:
@@ -315,7 +318,7 @@ def test_who_does_not_fit_is_told_so_at_once(query: Query) -> None:
         assert fix in error.fix
         assert seconds < _MISFIT_SECONDS, "an error, not a hang"
         assert not any(secret in str(error) for secret in SECRETS)
-    query.run()  # the same options, but for these
+    query.run()  # the same options without the wrong values work
     assert query.written() == ROWS
 
 
@@ -325,10 +328,10 @@ def test_who_does_not_fit_is_told_so_at_once(query: Query) -> None:
 def test_nothing_that_spark_shows_or_keeps_holds_a_secret(
     query: Query, spark: SparkSession, request: pytest.FixtureRequest
 ) -> None:
-    """Plans, errors, the checkpoint, what is staged: of a query that works and of one that does not."""
+    """No secret is in plans, errors, the checkpoint or staged files, of a good query or a failing one."""
     query.allow(*LEAST)
-    # Spark shows the options of a streaming source in its plan, but for names like "password" and "secret";
-    # docs/security.md says how to have it mask the others
+    # Spark shows a streaming source's options in its plan, except names like "password" and "secret";
+    # docs/security.md explains how to mask the others
     spark.conf.set("spark.sql.redaction.options.regex", r"(?i)url|jaas|\.pem$|oauthbearer")
     request.addfinalizer(lambda: spark.conf.unset("spark.sql.redaction.options.regex"))
     unmasked = {"kafka.sasl.oauthbearer.config": "principal=" + WRONG}

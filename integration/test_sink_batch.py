@@ -1,4 +1,4 @@
-"""``df.write.format("kafka-eos")`` on a real broker: one write, one transaction, whole or not at all."""
+"""``df.write.format("kafka-eos")`` on a real broker: one write is one transaction, all or nothing."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_topic_option_wins(spark: SparkSession, broker: str, topic: Any, wri
 
 
 def murmur2(key: bytes) -> int:
-    """``org.apache.kafka.common.utils.Utils.murmur2``, from its description."""
+    """Computes Kafka's murmur2 hash (``org.apache.kafka.common.utils.Utils``) without the product's code."""
     mask, m = 0xFFFFFFFF, 0x5BD1E995
     h = (0x9747B28C ^ len(key)) & mask
     for at in range(0, len(key) - len(key) % 4, 4):
@@ -133,7 +133,10 @@ def test_one_txn_app_id_serves_several_topics(
 def test_series_whose_names_join_to_the_same_text_do_not_meet(
     spark: SparkSession, broker: str, write: Any, admin: Admin
 ) -> None:
-    """Application ``a`` writing ``b-c`` and application ``a-b`` writing ``c`` were one series in format 1."""
+    """Application ``a`` writing ``b-c`` and application ``a-b`` writing ``c`` are different series.
+
+    Format 1 joined both names to the same text.
+    """
     own = uuid.uuid4().hex[:8]
     first, second = admin.create(f"eu-{own}"), admin.create(own)
     write(numbers(spark, 10), first, txnAppId=f"orders-{own}", txnVersion="5")
@@ -145,7 +148,7 @@ def test_series_whose_names_join_to_the_same_text_do_not_meet(
 def test_versions_that_format_1_committed_are_not_written_again(
     spark: SparkSession, broker: str, topic: Any, write: Any, admin: Admin
 ) -> None:
-    """After an upgrade, foreachBatch replays a batch that the older version committed under its own names."""
+    """A batch that an older version committed under format 1 names is not written again after an upgrade."""
     name, own = topic(), uuid.uuid4().hex[:8]
     metadata = json.dumps(
         {
@@ -194,7 +197,7 @@ def test_at_least_once_writes_straight_to_kafka(
     assert values(read_back(broker, name, committed=False)) == wanted(1000)
 
 
-# -- bad input: said early, by name, and nothing visible
+# -- bad input fails early with an error that names the cause, and nothing becomes visible
 
 
 def refused(write: Any, frame: DataFrame, topic: str | None, said: str, **options: str) -> None:

@@ -1,4 +1,4 @@
-"""The SQL sink on real servers, put to the contract."""
+"""The SQL sink passes the sink contract tests on real PostgreSQL and MariaDB servers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,10 @@ class TestMariaDb(_OnServer):
     def test_a_slow_commit_of_a_zombie_is_waited_for(
         self, server: Server, system: System, monkeypatch: pytest.MonkeyPatch, listed: bool
     ) -> None:
-        """Its XA COMMIT hangs in the server; some servers do not list the id any more by then."""
+        """While a zombie's XA COMMIT hangs in the server, the batch is retried and does not count as lost.
+
+        Some servers no longer list the transaction's id at that point.
+        """
         import sqlalchemy as sa
 
         from kafka_eos_source.sinks.sql import sink as module
@@ -93,13 +96,13 @@ class TestMariaDb(_OnServer):
         with engine.connect() as lock:
             lock.exec_driver_sql("FLUSH TABLES WITH READ LOCK")  # commits wait for it
             thread.start()
-            await_condition(lambda: _is_committing(server), 30, "the zombie's XA COMMIT is under way")
+            await_condition(lambda: _is_committing(server), 30, "the zombie's XA COMMIT is running")
             monkeypatch.setattr(module, "_END_SECONDS", 1)
             if not listed:
                 monkeypatch.setattr(two_phase.MySql, "prepared", lambda *_: [])
             with opened(system) as sink:
                 outcome = sink.commit(txn, deadline())
-            assert isinstance(outcome, Retryable), f"the batch is not lost, it is on its way: {outcome}"
+            assert isinstance(outcome, Retryable), f"the batch is being committed, not lost: {outcome}"
             lock.exec_driver_sql("UNLOCK TABLES")
         thread.join()
         monkeypatch.undo()
@@ -124,7 +127,7 @@ def _is_committing(server: Server) -> bool:
 
 
 def _refused_by_prepare(server: Server, system: System) -> None:
-    """It is checked at the end of the transaction, which would be after Kafka has the batch."""
+    """A deferred constraint fails in prepare, not at the database's commit after Kafka has the batch."""
     names, table = server.new_table(), _table_of(system)
     server.run(
         f"CREATE TABLE {names} (name TEXT PRIMARY KEY)",

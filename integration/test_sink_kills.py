@@ -1,4 +1,4 @@
-"""The driver dies at every step of the commit; each record is in the output once."""
+"""Each record is in the output once, at whichever step of a commit the driver or its workers are killed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from integration.support.tools import console_consumer, transactions
 from kafka_eos_source import local_checkpoints
 from kafka_eos_source.protocol.token import Token
 
-#: Four batches. A killed driver leaves the batch in which it died to the next one.
+#: Enough rows for four batches. A killed driver leaves its batch to the next driver.
 ROWS = 400
-#: In the order in which a batch meets them.
+#: Failpoints in the order in which a batch reaches them.
 STEPS = [
     "stage.after_close",
     "commit.after_check",
@@ -59,8 +59,8 @@ def spec(source: str, source_topic: str, sink: str, sink_topic: str, checkpoint:
     }
 
 
-#: The driver with everything it started is killed at these, within and after the transaction. At the other
-#: steps its process is killed without Spark around it (`integration.chaos.test_kills`).
+#: Failpoints at which the driver is killed with everything it started, within and after the transaction.
+#: `integration.chaos.test_kills` covers the other steps without Spark.
 DRIVER_STEPS = ["commit.before_commit", "commit.after_commit"]
 
 
@@ -71,7 +71,7 @@ def killed_at(
     steps: list[str],
     confs: Sequence[Mapping[str, str]] = ({},),
 ) -> None:
-    """The last of Spark's settings are those of the start that ends well too."""
+    """Kills the driver once at each step, then runs it to its end with the last of the Spark settings."""
     for number, (step, conf) in enumerate(zip(steps, cycle(confs), strict=False)):
         killed = driver({**query, "conf": conf}, f"{step}=kill@{tmp_path}/once-{number}")
         assert killed.wait() != 0, f"{step}: the driver was not killed:\n{killed.tail()}"
@@ -85,24 +85,25 @@ def killed_at(
 def test_the_driver_is_killed_within_and_after_the_transaction(
     broker: str, admin: Admin, topic: Callable[..., str], driver: Any, checkpoint: str, tmp_path: Path
 ) -> None:
+    """A killed driver neither loses nor doubles records, and leaves nothing behind in Kafka or on disk."""
     source, sink = topic(2), topic(2)
     wanted = [f"{row:05d}" for row in range(ROWS)]
     produce(broker, source, wanted, keys=wanted)
     query = spec(broker, source, broker, sink, checkpoint, **{"application.id": f"app-{sink}"})
-    # ... and a query may change how its checkpoint's files are written
+    # the second start also changes how Spark writes the checkpoint's files, which a query may do
     killed_at(driver, query, tmp_path, DRIVER_STEPS, [{}, local_checkpoints()])
 
     assert values(read_back(broker, sink)) == wanted
-    # a client that is not ours counts the same
+    # Kafka's own consumer reads the same records
     assert sorted(console_consumer(broker, sink, ROWS + 1)) == wanted
-    # the group stands where the source ends, and says which batch that was
+    # the committed offsets are the source's ends, and the token is that of the last batch
     group = admin.group(f"app-{sink}")
     ends = end_offsets(broker, source)
     assert {number: group[(source, number)][0] for number in ends} == ends
     token = Token.decode(group[(sink, 0)][1])
     assert token is not None
     assert token.batch_id == ROWS // 100 - 1
-    # nothing is left behind, in Kafka or in the checkpoint
+    # no transaction is open in Kafka, and no staged file is left in the checkpoint
     assert transactions(broker)[f"app-{sink}"] == "CompleteCommit"
     staged = list(Path(checkpoint, "kafka-eos", "staging").rglob("*.arrow"))
     assert staged == []
@@ -114,7 +115,7 @@ def test_the_driver_is_killed_within_and_after_the_transaction(
 def test_the_committing_process_is_killed_at_every_step(
     broker: str, topic: Callable[..., str], driver: Any, checkpoint: str, tmp_path: Path
 ) -> None:
-    """Spark fails the query and somebody starts it again, in the same session, once for every step."""
+    """The committing Python process is killed once at every step; the query is restarted in its session."""
     source, sink = topic(2), topic(2)
     wanted = [f"{row:05d}" for row in range(ROWS)]
     produce(broker, source, wanted, keys=wanted)
@@ -137,7 +138,10 @@ def test_from_one_cluster_to_another_with_kills(
     checkpoint: str,
     tmp_path: Path,
 ) -> None:
-    """Which clusters they are is nothing to Spark: its loop is enough (`integration.chaos.loop`)."""
+    """Copying from one cluster to another survives kills; the token then is only on the anchor partition.
+
+    The test needs no Spark, for which the clusters make no difference (`integration.chaos.loop`).
+    """
     source = topic(2)
     sink = Admin(other_cluster).create("copied", 2)
     wanted = [f"{row:05d}" for row in range(400)]
@@ -152,7 +156,7 @@ def test_from_one_cluster_to_another_with_kills(
     killed_at(start, loop, tmp_path, ["commit.before_commit", "commit.after_commit"])
     assert values(read_back(other_cluster, sink)) == wanted
     group = Admin(other_cluster).group("copy")
-    assert set(group) == {(sink, 0)}, "the token is on the anchor alone"
+    assert set(group) == {(sink, 0)}, "only the anchor partition carries a token"
 
 
 @pytest.mark.timeout(600)
@@ -168,7 +172,7 @@ def test_update_mode_through_foreach_batch_with_kills(
     query["checkpoint"] = checkpoint
     for name in ("checkpointLocation", "staging.inline.bytes"):
         query["sink"]["options"].pop(name)
-    # the process that commits, then the driver with everything it started
+    # first the committing process is killed, then the driver with everything it started
     armed = {"commit.after_commit": "kill-worker", "test.after_foreach_batch": "kill"}
     points = ",".join(f"{step}={kill}@{tmp_path}/once-{step}" for step, kill in armed.items())
     killed = driver({**query, "restarts": 1}, points)

@@ -1,4 +1,4 @@
-"""Kafka and other systems together, through Spark itself."""
+"""Kafka and external sinks get the same rows exactly once, in queries that run in Spark."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rows(first: int, end: int) -> list[str]:
 def test_rows_are_routed_and_a_replay_changes_nothing(
     spark: SparkSession, broker: str, topic: Callable[..., str], checkpoint: str, tmp_path: Path
 ) -> None:
-    """By options, ids derived from the query's; a batch whose commit log is lost is repeated."""
+    """Rows go to the sinks that they name, and a batch that Spark replays changes nothing."""
     source, output = topic(2), topic(1)
     archive, warehouse = tmp_path / "archive", tmp_path / "warehouse.db"
 
@@ -85,7 +85,7 @@ def test_rows_are_routed_and_a_replay_changes_nothing(
 def test_two_sinks_on_one_target_are_refused_at_the_start(
     spark: SparkSession, broker: str, topic: Callable[..., str], checkpoint: str, tmp_path: Path
 ) -> None:
-    """Parquet and JSON in one folder: before ids had names of sinks, one took the other's rows."""
+    """Two sinks that would write Parquet and JSON into one folder are refused before anything is written."""
     source = topic(1)
     produce(broker, source, rows(0, 40))
     frame = spark.readStream.format("kafka-eos").option("kafka.bootstrap.servers", broker)

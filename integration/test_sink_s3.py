@@ -1,4 +1,4 @@
-"""The `s3` sink against a server that speaks S3: the contract, lost answers, left-overs, S3's own limits."""
+"""The `s3` sink on an S3-compatible server: sink contract, lost answers, left-over uploads, limits of S3."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ REGION = "us-east-1"
 
 @dataclass(frozen=True)
 class Store:
-    """One bucket of the server, for one test."""
+    """A bucket of the server for one test."""
 
     url: str
     bucket: str
@@ -62,7 +62,7 @@ class Store:
         return S3Sink(self.path, **given)
 
     def all_keys(self) -> list[str]:
-        """Under the path: S3Proxy has parts as hidden objects beside it."""
+        """Returns objects under the path. S3Proxy keeps parts as hidden objects, which this leaves out."""
         found = self.s3.list_objects_v2(Bucket=self.bucket, Prefix="in/here/")
         return [each["Key"] for each in found.get("Contents", ())]
 
@@ -70,12 +70,12 @@ class Store:
         return [each["Key"] for each in self.s3.list_multipart_uploads(Bucket=self.bucket).get("Uploads", ())]
 
     def abort_uploads(self) -> None:
-        """As a lifecycle rule of the bucket does."""
+        """Aborts uploads, as a lifecycle rule of the bucket does."""
         for each in self.s3.list_multipart_uploads(Bucket=self.bucket).get("Uploads", ()):
             self.s3.abort_multipart_upload(Bucket=self.bucket, Key=each["Key"], UploadId=each["UploadId"])
 
     def visible(self) -> Rows:
-        """An object never changes: each is read once."""
+        """Returns the rows of all objects; it reads each object once, because objects never change."""
         uris = committed_files(self.path, endpoint=self.url, region=REGION, path_style=True)
         for uri in uris:
             if uri not in self.seen:
@@ -121,7 +121,7 @@ class TestConformance(SinkConformance):
         return System(sink=store.sink, visible=store.visible)
 
     def test_two_commit_at_once(self, store: Store, proxy: Lossy) -> None:
-        """Through the proxy, which has a completion be one step, as S3 does."""
+        """Two drivers may commit at once. The proxy serialises completions, because S3's are atomic."""
         super().test_two_commit_at_once(System(lambda: store.sink(endpoint=proxy.url), store.visible))
 
 
@@ -166,23 +166,26 @@ def test_the_objects_are_named_by_the_batch_and_listed_by_its_manifest(store: St
 
 @pytest.mark.parametrize("lost", ["request", "answer"])
 def test_a_completion_whose_answer_is_lost_is_looked_up(store: Store, proxy: Lossy, lost: str) -> None:
-    """Each of boto3's own tries is cut: first for one call, which must not guess; then once."""
+    """If the answer to a completion is lost, the sink looks for the object instead of guessing.
+
+    The proxy cuts off every try of boto3 in one call, later a single try.
+    """
     system = System(lambda: store.sink(endpoint=proxy.url, timeout=5_000), store.visible)
     txn = new_txn()
     with opened(system) as sink:
         assert sink.prepare(txn, stage(sink, ROWS, tasks=1), deadline()) == OK
         proxy.lose = _times(lost, "POST", "uploadId=", 4)
         outcome = _outcome(lambda: sink.commit(txn, deadline()))
-        # with the object there the answer does not matter
+        # the object exists, so the lost answer does not matter
         assert outcome == OK if lost == "answer" else isinstance(outcome, Retryable)
         assert sink.commit(txn, deadline()) == OK
     assert sorted(row["id"] for row in store.visible()) == ROWS["id"].to_pylist()
     heads = [path for method, path in proxy.requests if method == "HEAD" and "part-" in path]
-    assert len(heads) == 1, "the object was looked at"
+    assert len(heads) == 1, "the sink looked for the object once"
 
 
 def test_a_commit_goes_on_where_another_was_killed(store: Store) -> None:
-    """Some uploads are objects already, and their ids are gone."""
+    """A commit continues where another was killed, when some uploads are objects and their ids are gone."""
     system = System(store.sink, store.visible)
     txn = new_txn()
     with opened(system) as sink:
@@ -203,7 +206,10 @@ def test_a_commit_goes_on_where_another_was_killed(store: Store) -> None:
 
 
 def test_a_refusal_is_looked_up_before_it_is_believed(store: Store, proxy: Lossy) -> None:
-    """A store that is not S3 itself may miss the parts while another driver completes the upload."""
+    """The sink checks whether the object exists before it believes that parts are missing.
+
+    An S3-compatible store may report missing parts while another driver completes the upload.
+    """
     system = System(lambda: store.sink(endpoint=proxy.url), store.visible)
     txn = new_txn()
     with opened(system) as sink:
@@ -212,7 +218,9 @@ def test_a_refusal_is_looked_up_before_it_is_believed(store: Store, proxy: Lossy
         with pytest.raises(SinkFailedError, match="InvalidPart"):
             sink.commit(txn, deadline())
         assert store.visible() == []
-        proxy.lose = _times("answer", "PUT", "_manifest", 4)  # the object is there, its manifest is not known
+        proxy.lose = _times(
+            "answer", "PUT", "_manifest", 4
+        )  # the object exists; whether its manifest does is unknown
         assert isinstance(_outcome(lambda: sink.commit(txn, deadline())), Retryable)
         store.s3.delete_object(
             Bucket=store.bucket, Key=next(key for key in store.all_keys() if "_manifest" in key)
@@ -236,7 +244,10 @@ def test_the_server_is_killed_and_comes_back(server: S3Server, store: Store) -> 
 
 
 def test_uploads_that_are_gone_are_a_named_failure(store: Store) -> None:
-    """A lifecycle rule aborted them: before prepare nothing is lost, after it a person must know."""
+    """Uploads that a lifecycle rule aborted fail the batch with an error that names them.
+
+    Before prepare nothing is lost; after it a person has to act.
+    """
     system = System(store.sink, store.visible)
     before, after = new_txn(1), new_txn(2)
     with opened(system) as sink:
@@ -280,7 +291,7 @@ def test_an_object_that_is_anothers_is_not_taken_for_ours(store: Store) -> None:
 
 
 def test_left_overs_of_finished_batches_are_aborted_and_no_others(store: Store) -> None:
-    """Of tasks that were killed and of those that did not count; not of the next batch, or another query."""
+    """Uploads of killed or superseded tasks are aborted; those of the next batch or other queries stay."""
     system = System(store.sink, store.visible)
     staging = [os.path.dirname(sys.modules[S3Sink.__module__].__file__ or "") + os.sep]
 
@@ -307,7 +318,7 @@ def test_left_overs_of_finished_batches_are_aborted_and_no_others(store: Store) 
 
 @pytest.mark.parametrize("end", ["commit", "abort"])
 def test_the_layout_of_the_older_version_is_finished(store: Store, end: str) -> None:
-    """Its keys of rows, of what is prepared, and of manifests."""
+    """A batch that an older version prepared is finished under its key names, manifest included."""
     done, txn = (SinkTxn("conformance", "", batch, "0123456789abcdef") for batch in (6, 7))
     hidden = hashlib.sha256(b"conformance").hexdigest()[:16]
     for each in (done, txn):
@@ -336,7 +347,7 @@ def test_the_layout_of_the_older_version_is_finished(store: Store, end: str) -> 
     with opened(System(lambda: store.sink(format="json"), store.visible)) as sink:
         assert list(sink.recover(deadline())) == [txn]
         sink.tidy(9, deadline())
-        assert sink.commit(done, deadline()) == OK, "the older version's own manifest"
+        assert sink.commit(done, deadline()) == OK, "the older version's manifest is recognised"
         assert getattr(sink, end)(txn, deadline()) == OK
         assert list(sink.recover(deadline())) == []
         sink.tidy(9, deadline())
@@ -345,7 +356,7 @@ def test_the_layout_of_the_older_version_is_finished(store: Store, end: str) -> 
 
 
 def _uploaded(store: Store, key: str) -> tuple[str, str]:
-    """One part with one row, as a task of the older version left it."""
+    """Returns a part with one row, as a task of the older version left it."""
     at = {"Bucket": store.bucket, "Key": key}
     upload = store.s3.create_multipart_upload(**at, Metadata={"kafka-eos-attempt": "ab"})["UploadId"]
     answer = store.s3.upload_part(**at, UploadId=upload, PartNumber=1, Body=b'{"id": 1}')
@@ -364,7 +375,7 @@ def test_a_task_that_fails_leaves_no_upload(store: Store) -> None:
 
 
 def test_large_rows_go_in_parts_of_s3s_least_size(store: Store) -> None:
-    """S3 refuses to complete an upload with a smaller part that is not the last."""
+    """Parts have at least S3's minimum size; S3 refuses a smaller part unless it is the last."""
     values = np.random.default_rng(7).random(2_000_000)
     rows = pa.table({"id": np.arange(len(values)), "value": values})
     system = System(lambda: store.sink(part_bytes=MIN_PART_BYTES, upload_threads=2), store.visible)

@@ -1,4 +1,4 @@
-"""``writeStream.format("kafka-eos")`` on a real broker: replays, rivals, other sources, lost tokens."""
+"""``writeStream.format("kafka-eos")`` on a real broker: replays, zombies, other sources and lost tokens."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_topic_to_topic(query: Query, broker: str, admin: Admin) -> None:
     produce(broker, query.source, rows(500, 700))
     query.run()
     assert values(read_back(broker, query.sink)) == rows(0, 700)
-    # the group stands at the source's end: lag tools work
+    # the committed offsets are the source's ends, so lag tools work
     group = admin.group(query.group)
     assert {number: group[(query.source, number)][0] for number in (0, 1)} == end_offsets(
         broker, query.source
@@ -61,7 +61,7 @@ def test_a_replay_of_a_committed_batch_is_skipped(query: Query, broker: str) -> 
     ends = end_offsets(broker, query.sink)
     query.forget_commit(0)
     query.run()
-    assert end_offsets(broker, query.sink) == ends, "not a byte was written again"
+    assert end_offsets(broker, query.sink) == ends, "the replay wrote something"
     produce(broker, query.source, rows(100, 150))
     query.run()
     assert values(read_back(broker, query.sink)) == rows(0, 150)
@@ -69,7 +69,11 @@ def test_a_replay_of_a_committed_batch_is_skipped(query: Query, broker: str) -> 
 
 @pytest.mark.core
 def test_a_checkpoint_of_sparks_own_connector_is_taken_over(query: Query, broker: str, admin: Admin) -> None:
-    """Made from one of ours by removing what Spark's does not have: the key "@", our folder, the token."""
+    """A query can switch from Spark's own Kafka connector and keep its checkpoint.
+
+    The test makes such a checkpoint from one of this project, by removing the key "@", the project's folder
+    and the token.
+    """
     produce(broker, query.source, rows(0, 100))
     query.run()
     produce(broker, query.source, rows(100, 130))
@@ -84,13 +88,15 @@ def test_a_checkpoint_of_sparks_own_connector_is_taken_over(query: Query, broker
         path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
     shutil.rmtree(Path(query.checkpoint, "kafka-eos"))
     admin.delete_group(query.group)
-    query.forget_commit(1)  # it was stopped in the middle of a batch
+    query.forget_commit(1)  # the query was stopped in the middle of a batch
 
     produce(broker, query.source, rows(130, 200))
     query.run()
-    query.run()  # PySpark 4.0: a replayed batch is all that one run does
+    query.run()  # with PySpark 4.0 a run that replays a batch does nothing else
     found = values(read_back(broker, query.sink))
-    assert found == sorted(rows(0, 200) + rows(100, 130)), "the last batch of at-least-once comes again, once"
+    assert found == sorted(rows(0, 200) + rows(100, 130)), (
+        "only the last at-least-once batch is repeated, once"
+    )
     assert token(admin, query.group, query.sink).batch_id == 2
 
 
@@ -122,12 +128,15 @@ def test_a_query_that_reads_no_kafka(query: Query, broker: str, admin: Admin, tm
     (folder / "b.txt").write_text("\n".join(rows(50, 80)))
     query.run(files())
     assert values(read_back(broker, query.sink)) == rows(0, 80)
-    assert set(admin.group(query.group)) == {(query.sink, 0)}, "the anchor carries the token"
+    assert set(admin.group(query.group)) == {(query.sink, 0)}, "only the anchor partition carries a token"
 
 
 @pytest.mark.fault("T67", "a restored checkpoint of a file source, and one more file", "restart")
 def test_an_opaque_source_is_never_skipped_by_its_number(query: Query, broker: str, tmp_path: Path) -> None:
-    """The restored checkpoint plans the same batch id and the same offset for another set of files."""
+    """A batch of a file source is not skipped because its id was committed: it may hold other files.
+
+    After a restore, Spark plans the same batch id and the same offset for a different set of files.
+    """
     folder, copy = tmp_path / "files", tmp_path / "copy"
     folder.mkdir()
 
@@ -241,7 +250,9 @@ def test_a_lost_group_is_said_and_both_ways_out_work(query: Query, broker: str, 
     query.forget_commit(1)
     admin.delete_group(query.group)
     query.run(onMissingToken="assume_not_committed")
-    assert values(read_back(broker, query.sink)) == sorted(rows(0, 40) + rows(20, 40)), "as was said"
+    assert values(read_back(broker, query.sink)) == sorted(rows(0, 40) + rows(20, 40)), (
+        "assume_not_committed must write the batch again"
+    )
 
 
 @pytest.mark.fault("T43", "the checkpoint is restored from three batches ago", "restart")
@@ -277,7 +288,7 @@ def test_the_checkpoint_must_be_an_option(query: Query, broker: str, tmp_path: P
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[EmbeddedKafka]:
-    """A broker that checks ACLs; where there are none, everybody may do everything."""
+    """Runs a broker that checks ACLs and allows everything for which there is no ACL."""
     with EmbeddedKafka(
         config={
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -327,7 +338,7 @@ def test_what_an_acl_denies_is_named(
         query.run(application__id=application_id, commitTimeoutMs="20000")
     assert "KAFKA_EOS.NOT_AUTHORIZED" in str(caught.value)
     assert said in str(caught.value)
-    # the grant is all it takes
+    # the query works as soon as the right is granted
     from confluent_kafka.admin import AclBindingFilter
 
     for future in admin.client.delete_acls(
@@ -348,14 +359,14 @@ def test_what_an_acl_denies_is_named(
     assert values(read_back(guarded.bootstrap_servers, sink)) == rows(0, 20)
 
 
-# -- drivers of their own
+# -- tests that start separate drivers
 
 
 LOOP = "integration.chaos.loop"
 
 
 def without_spark(plan: dict[str, Any]) -> dict[str, Any]:
-    """The same for `LOOP`, which starts in a second."""
+    """Returns the spec for `LOOP`, which starts in one second instead of ten."""
     sink = plan["sink"]["options"]
     source = plan["sources"][0]["options"]
     return {"source": source, "sink": sink, "checkpoint": sink["checkpointLocation"]}
@@ -378,7 +389,7 @@ def spec(broker: str, source: str, sink: str, checkpoint: str, limit: int, **mor
 def test_a_zombie_driver_is_fenced_when_it_comes_back(
     query: Query, broker: str, driver: Callable[..., Driver], tmp_path: Path
 ) -> None:
-    """A, inside Spark, stops in its transaction; B takes the checkpoint over and goes on; A wakes up."""
+    """Driver A pauses in its transaction, B takes over its checkpoint, A resumes: A is fenced."""
     produce(broker, query.source, rows(0, 300))
     plan = spec(broker, query.source, query.sink, query.checkpoint, 100)
     once = tmp_path / "once"
@@ -392,7 +403,7 @@ def test_a_zombie_driver_is_fenced_when_it_comes_back(
     assert zombie.wait() != 0
     assert "KAFKA_EOS.FENCED" in zombie.log.read_text() or "concurrently" in zombie.log.read_text()
     assert values(read_back(broker, query.sink)) == rows(0, 300)
-    assert end_offsets(broker, query.sink) == ends, "the zombie wrote nothing that stayed"
+    assert end_offsets(broker, query.sink) == ends, "the zombie wrote something"
 
 
 @pytest.mark.fault("T10", "a task fails after it staged", "staging")
@@ -401,7 +412,7 @@ def test_a_zombie_driver_is_fenced_when_it_comes_back(
 def test_failed_tasks_and_commits_in_changing_processes(
     query: Query, broker: str, driver: Callable[..., Driver], tmp_path: Path
 ) -> None:
-    """Every commit in another Python process; a task attempt fails after it wrote its rows."""
+    """Each commit runs in a different Python process, and a task fails after it staged its rows."""
     produce(broker, query.source, rows(0, 400))
     conf = {"spark.python.worker.reuse": "false", "spark.master": "local[2,3]"}
     plan = spec(broker, query.source, query.sink, query.checkpoint, 100, conf=conf)
@@ -424,7 +435,7 @@ def test_a_broker_that_restarts_in_the_middle(
         once = tmp_path / "once"
         plan = spec(kafka.bootstrap_servers, source, sink, checkpoint, 100)
         running = driver(without_spark(plan), f"commit.after_flush=stop@{once}", module=LOOP)
-        await_condition(once.exists, 120, "the driver is within its transaction")
+        await_condition(once.exists, 120, "the driver is inside its transaction")
         kafka.kill_node(1)
         kafka.start_node(1)
         running.resume()

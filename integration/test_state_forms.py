@@ -1,4 +1,4 @@
-"""The forms of a stateful operator in a session of Spark's: what each is for, and how they go together."""
+"""Each form of the stateful operator in a Spark session, and how they combine in one query."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from kafka_eos_source.state.vector import KeyedBatch, count, latest, max_, tumbl
 from kafka_eos_source.state.vector.windows import Window
 
 ROWS, KEYS = 300, 7
-#: Whether this PySpark can read less than all (4.2).
+#: Whether this PySpark supports read limits (4.2 and later).
 LIMITED = hasattr(DataSourceStreamReader, "getDefaultReadLimit")
 
 
 class Stage:
-    """Topics, a session and one query between them."""
+    """A source topic, a sink topic, a Spark session and one query between them."""
 
     def __init__(self, spark: SparkSession, broker: str, topic: Callable[..., str], folder: Path) -> None:
         self.spark, self.broker, self.folder = spark, broker, folder
@@ -93,7 +93,7 @@ def stage(spark: SparkSession, broker: str, topic: Callable[..., str], tmp_path:
 
 
 class CountingOn(StatefulProcessor):
-    """Counts on from an initial state."""
+    """Counts rows per key, starting from an initial state."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._count = handle.getValueState("count", "n long")
@@ -128,14 +128,14 @@ def test_a_processor_of_sparks_counts_on_from_an_initial_state(stage: Stage) -> 
     stage.run(frame())
     wanted = {**stage.wanted, "k0": stage.wanted["k0"] + 1000}
     assert {key: int(values[-1]) for key, values in stage.results().items()} == wanted
-    stage.feed(50)  # a later start does not take the initial state again
+    stage.feed(50)  # a later start must not apply the initial state again
     stage.run(frame())
     wanted = {**stage.wanted, "k0": stage.wanted["k0"] + 1000}
     assert {key: int(values[-1]) for key, values in stage.results().items()} == wanted
 
 
 def test_operators_follow_one_another_in_one_transaction(stage: Stage, admin: Admin) -> None:
-    """Duplicates of a value are dropped, what is left is counted by key: two stores, two changelogs."""
+    """A deduplication followed by a count commits both operators' state in one transaction."""
     produce(stage.broker, stage.source, [f"v{row}" for row in range(50)], keys=["again"] * 50)
     first = deduplicate_with_changelog_state(stage.rows(), key="v", options=stage.options(), shards=2)
     second = aggregate_with_changelog_state(
@@ -162,7 +162,7 @@ def totals(batch: KeyedBatch) -> tuple[pa.RecordBatch, pa.StructArray]:
 
 @pytest.mark.core
 def test_a_function_of_the_users_keeps_state_in_columns(stage: Stage) -> None:
-    """Without an application.id: query and operator derive the same one from the checkpoint."""
+    """A user's function keeps state in columns. Query and operator derive the same application.id."""
     options = {name: value for name, value in stage.options().items() if name != "application.id"}
     frame = apply_with_changelog_state(
         stage.rows().groupBy("k"), totals, "key string, value string", "bytes long", options=options, shards=2
@@ -176,7 +176,7 @@ def test_a_function_of_the_users_keeps_state_in_columns(stage: Stage) -> None:
 
 
 def test_thousands_of_keys_are_counted_over_several_batches(stage: Stage) -> None:
-    """Changes come in several packets and databases flush: what one batch left, the next finds."""
+    """State of thousands of keys carries over from batch to batch, in several packets per commit."""
     keys = [f"key-{row * 7919 % 5000:05d}" for row in range(20_000)]
     produce(stage.broker, stage.source, ["x"] * len(keys), keys=keys)
     stage.wanted.update(keys)
@@ -187,7 +187,7 @@ def test_thousands_of_keys_are_counted_over_several_batches(stage: Stage) -> Non
     stage.run(frame.selectExpr("k AS key", "CAST(n AS STRING) AS value", CHANGELOG))
     counted = {key: [int(value) for value in values] for key, values in stage.results().items()}
     assert {key: values[-1] for key, values in counted.items()} == stage.wanted
-    assert all(values == sorted(set(values)) for values in counted.values()), "each count is above the last"
+    assert all(values == sorted(set(values)) for values in counted.values()), "the counts of a key must grow"
 
 
 WINDOW = tumbling("1 hour", on="at", grace="1 hour")
@@ -197,7 +197,7 @@ AGGREGATES = {"n": count(), "last": latest("v", by="offset"), "longest": max_("v
 @pytest.mark.core
 @pytest.mark.parametrize("window", [None, WINDOW])
 def test_the_read_aggregates_what_comes_straight_from_the_source(stage: Stage, window: Window | None) -> None:
-    """The same results, and fewer rows for Spark; what came before a restart was combined after the read."""
+    """Aggregating inside the read gives the same results with fewer rows, even if enabled at a restart."""
     rows = stage.rows(["timestamp AS at", "offset"])
     output = "to_json(struct(n, last, longest)) AS value"
 
@@ -252,7 +252,7 @@ def test_a_batch_that_changes_too_much_state_is_followed_by_smaller_ones(stage: 
     )
     query = stage.run(frame.selectExpr("k AS key", "CAST(n AS STRING) AS value", CHANGELOG))
     found = sizes(query)
-    full = found.index(max(found[1:]), 1)  # the first with keys of their own: some 170 a shard
+    full = found.index(max(found[1:]), 1)  # the first batch with new keys only, about 170 per shard
     assert found[full] == 350
     assert max(found[full + 1 :]) < 200, found
     wanted = {**stage.wanted, **own}

@@ -1,4 +1,4 @@
-"""A stateful operator: its state commits with the batch, whatever is killed and whatever the disk loses."""
+"""A stateful operator's state commits together with its batch, whatever is killed or lost on disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHARDS = 2
 
 
 class Case:
-    """A query that counts rows per key, from topic to topic."""
+    """A topic-to-topic query that counts rows per key."""
 
     def __init__(self, broker: str, topic: Callable[..., str], folder: Path) -> None:
         self.broker = broker
@@ -79,7 +79,7 @@ def case(broker: str, topic: Callable[..., str], tmp_path: Path) -> Case:
     return Case(broker, topic, tmp_path)
 
 
-#: In the order in which a batch meets them.
+#: Failpoints in the order in which a batch reaches them.
 TASK_STEPS = [
     "state.after_open",
     "test.within_process",
@@ -113,14 +113,14 @@ def test_records_offsets_and_changelog_commit_together_and_shards_stay_as_many(
         assert token is not None
         assert token.batch_id == last_batch
         assert token.shard is not None
-        assert offset == ends[shard] - 1, "all but the marker of the commit"
+        assert offset == ends[shard] - 1, "everything except the commit's control record"
     kept = {
         record.key: record.value
         for record in read_back(case.broker, case.changelog)
         if record.key[:1] == b"\x01"
     }
     assert {key[5:].decode(): int(value) for key, value in kept.items()} == dict(case.wanted)
-    # as the operator does on the driver
+    # the operator makes the same check on the driver
     with pytest.raises(StateMismatchError, match="has 2 partitions; the operator has 3 shards"):
         ensure_changelog(parse_state(case.shared()), case.changelog, 3)
 
@@ -147,7 +147,7 @@ def test_a_worker_is_killed_between_every_two_steps(case: Case, driver: Any, tmp
 def test_shards_move_between_executors_that_die(
     case: Case, driver: Any, tmp_path: Path, own_spark_home: Path
 ) -> None:
-    """Executors with disks of their own: a shard finds nothing, or an older state, wherever it goes."""
+    """A shard that moves to another executor, which has no state or older state, restores it first."""
     spec = case.spec(options={"state.dir": "/proc/self/cwd/state"})
     spec["conf"] = {
         "spark.master": "local-cluster[2,1,1024]",

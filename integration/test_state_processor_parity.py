@@ -1,7 +1,7 @@
-"""The same processor in a query of Spark's own `transformWithState` and in ours, batch by batch.
+"""A processor gives the same results as in Spark's own `transformWithState`, batch by batch.
 
-For what Spark's `TwsTester` does not do (`tests/test_state_processor_parity.py`): watermarks, late rows,
-timers in the past, times to live.
+This covers what Spark's `TwsTester` cannot (see `tests/test_state_processor_parity.py`): watermarks, late
+rows, timers in the past, and times to live.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ import scripted_processor
 from processor_shard import Shard
 from scripted_processor import INPUT, OUTPUT, Scripted, ops, scripted
 
-pytest.importorskip("google.protobuf", reason="Spark's Python workers speak it to their state server")
+pytest.importorskip(
+    "google.protobuf", reason="Spark's Python workers talk to their state server with protobuf"
+)
 
 Batch = list[tuple[Any, ...]]
 
@@ -33,7 +35,7 @@ def _at(seconds: float) -> dt.datetime:
 
 
 class _Query:
-    """Batches through Spark, one file a batch."""
+    """A Spark query that is fed one file for each batch."""
 
     def __init__(self, spark: SparkSession, processor: Scripted, time_mode: str, folder: Path) -> None:
         self._folder = folder / "input"
@@ -72,7 +74,7 @@ def query(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., _Query]
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
         ),
         "spark.sql.shuffle.partitions": "1",
-        # One batch for each file, as a query of ours runs them.
+        # one file per batch, so that both queries run the same batches
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     }
     before = {name: spark.conf.get(name, None) for name in settings}
@@ -132,7 +134,9 @@ def test_state_timers_and_times_to_live_in_processing_time(query: Callable[..., 
         assert sorted(ours.batch(rows, 0)) == sorted(theirs.batch(rows))
     ours.batch(ops("c", "v.update 1", "l.append 1"), 0)
     theirs.batch(ops("c", "v.update 1", "l.append 1"))
-    while (found := theirs.batch(ops("c", *reads)))[0][2] != "None":  # until Spark's clock is past it
+    while (found := theirs.batch(ops("c", *reads)))[0][
+        2
+    ] != "None":  # until Spark's clock has passed the time to live
         assert sorted(found) == sorted(ours.batch(ops("c", *reads), ttl_ms - 1))
     assert sorted(found) == sorted(ours.batch(ops("c", *reads), ttl_ms))
     rows = ops("d", "t.set -5", "t.set 100000")

@@ -1,4 +1,4 @@
-"""State read from outside of its query: as a DataFrame, by questions while it runs, by the command line."""
+"""State can be read from outside its query: as a DataFrame, by lookups while it runs, on the command line."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ STORE = "views"
 
 
 class Pages:
-    """A query that counts views by page."""
+    """A query that counts page views by page."""
 
     def __init__(self, spark: SparkSession, broker: str, topic: Callable[..., str], folder: Path) -> None:
         self.spark = spark
@@ -135,7 +135,7 @@ class Pages:
         return {"kafka.bootstrap.servers": self.broker}
 
     def feed(self, pages: list[str]) -> None:
-        """At once: no batch has a part of them."""
+        """Sends rows in one transaction, so that they all land in the same batch."""
         producer = transaction(self.broker, f"feed-{self.source}")
         for page in pages:
             producer.produce(self.source, page)
@@ -176,11 +176,11 @@ class Pages:
         )
 
     def run(self, shards: int = SHARDS) -> None:
-        """One batch with all that was fed."""
+        """Runs one batch over everything that was fed."""
         assert self.start(shards).awaitTermination(120)
 
     def frame(self, source: str, **more: str) -> DataFrame:
-        """The state as a DataFrame, of the changelog or of the databases."""
+        """Returns the state as a DataFrame, read from the changelog or from the local databases."""
         where = self.connection if source == "changelog" else {"state.dir": self.state_dir}
         named = {"application.id": self.application, "storeName": STORE}
         return self.spark.read.format("kafka-eos-state").options(**{**where, **named, **more}).load()
@@ -214,11 +214,11 @@ def test_a_store_as_a_frame_and_by_questions(pages: Pages) -> None:
     assert {row.key.page: row.value.views for row in rows} == dict(pages.wanted)
     placed = shards_of([pa.array([row.key.page for row in rows])], SHARDS).tolist()
     assert [row.partition_id for row in rows] == placed
-    # what lies on the disk is a batch behind: the last one's changes are pending
+    # the databases are one batch behind, because the last batch's changes are pending
     assert views(pages.spark.read.format("kafka-eos-state").load(pages.state_dir)) == old
     raw = pages.frame("changelog", raw="true")
     assert raw.schema.simpleString() == "struct<key:binary,value:binary,partition_id:int>"
-    assert raw.count() == len(pages.wanted) + SHARDS, "and the description in each shard"
+    assert raw.count() == len(pages.wanted) + SHARDS, "one row per key, and one description in each shard"
     with pytest.raises(Exception, match="batchId is 0, but the state is that of batch 1"):
         pages.frame("changelog", batchId="0").count()
     with pytest.raises(AnalysisException, match="stateVarName is 'nothing'"):
@@ -238,14 +238,14 @@ def test_a_store_as_a_frame_and_by_questions(pages: Pages) -> None:
         assert state.batch_id == 0
         assert state.get("cart") == {"views": 1}
     source = TopicPartition(pages.source, 0)
-    pages.ask(kafka=kafka, at_least={source: 7}).close()  # a marker lies between the two transactions
+    pages.ask(kafka=kafka, at_least={source: 7}).close()  # a control record lies between the two transactions
     with pytest.raises(NotUpToBoundError, match=r"but not offset 99"):
         pages.ask(kafka=kafka, at_least={source: 99})
 
 
 @pytest.mark.timeout(300)
 def test_questions_while_the_query_runs(pages: Pages) -> None:
-    """Every answer is the state of one batch, and the batches never go back."""
+    """While the query runs, each answer is the state of exactly one batch, and never of an earlier one."""
     pages.feed(["home"])
     query = pages.start(processingTime="0 seconds")
     try:
@@ -262,11 +262,11 @@ def test_questions_while_the_query_runs(pages: Pages) -> None:
                 continue
             except Exception as error:
                 if "does not exist" in str(error) or "no state of" in str(error):
-                    continue  # before the first task
+                    continue  # the first task has not run yet
                 raise
             found = {row["key"]["page"]: row["value"]["views"] for row in state.all()}
             seen.append(-1 if state.batch_id is None else state.batch_id)
-            # each feeding adds a view of every page that there is, and a page
+            # each feed adds a new page, and a view of every page
             counts = sorted(found.values(), reverse=True)
             assert counts == list(range(len(counts), 0, -1)), found
             if len(counts) == fed:
@@ -281,7 +281,7 @@ def test_questions_while_the_query_runs(pages: Pages) -> None:
 
 
 def words_of(pages: Pages, *words: object) -> list[str]:
-    """``kafka-eos state …`` for the query's store."""
+    """Runs ``kafka-eos state …`` for the query's store."""
     named = ["--application-id", pages.application, "--store", STORE, "--bootstrap-servers", pages.broker]
     return ["state", *map(str, words), *named]
 
@@ -290,7 +290,7 @@ def command(pages: Pages, *words: object) -> Result:
     return CliRunner().invoke(main, words_of(pages, *words))
 
 
-#: Forks a process for each step, which is killed there: what they import is imported once.
+#: Forks a process for each step at which to be killed, so that the imports run only once.
 _KILLED = """
 import os, sys
 from kafka_eos_source.runtime import failpoints
@@ -308,7 +308,7 @@ for step in sys.argv[1].split(","):
 
 
 def killed_at(steps: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Gives the command once for each step. Returns: the steps at which it was killed."""
+    """Runs the command once for each step, and returns the steps at which it was killed."""
     done = subprocess.run(
         [sys.executable, "-c", _KILLED, ",".join(steps), *words],
         capture_output=True,
@@ -320,7 +320,7 @@ def killed_at(steps: Sequence[str], words: Sequence[str]) -> list[str]:
     return [step for step, code in ends if int(code) == -signal.SIGKILL]
 
 
-#: In the order in which a move meets them, each in a process that goes on where the one before was killed.
+#: Failpoints in the order in which a rescale reaches them. Each process continues where the last was killed.
 _STEPS = [
     "rescale.after_init",
     "rescale.between_topics",

@@ -1,4 +1,4 @@
-"""Changelog topics and restores against a real broker that compacts eagerly. No Spark."""
+"""State is restored completely from a changelog topic, on a real broker that compacts eagerly."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def cleaning_broker() -> Iterator[str]:
 
 
 class Shard:
-    """One store of one shard, its changelog of one partition, and the query that commits it."""
+    """One shard's store, its changelog with one partition, and the query that commits to it."""
 
     def __init__(self, bootstrap: str, folder: Path, application_id: str = "") -> None:
         self.bootstrap = bootstrap
@@ -83,7 +83,7 @@ class Shard:
         return StoreIdentity(self.application_id, "s", 0, 1, self.topic, self.made.topic_id)
 
     def write(self, pairs: Pairs, *, commit: bool = True) -> int:
-        """One transaction; returns the end of the log behind its marker."""
+        """Writes one transaction; returns the end of the log after its control record."""
         producer = transaction(self.bootstrap, f"writer-{uuid.uuid4()}")
         for key, value in pairs:
             producer.produce(self.topic, value, key, partition=0)
@@ -116,7 +116,7 @@ class Shard:
         return outcome
 
     def recovered(self, end: int | None, **more: Any) -> Restored:
-        """As a task does it: what is worth nothing is wiped."""
+        """Restores as a task does: state that cannot be used is wiped first."""
         progress = RestoreProgress(self.tp)
         store, outcome = open_restored(
             self.path,
@@ -141,7 +141,7 @@ class Shard:
 
 
 def remove(topics: Admin, topic: str, before: int) -> None:
-    """A broker deletes no records of a topic that is compacted only, and hears of a change a little later."""
+    """Deletes records. The topic's policy has to allow it first, which the broker learns a little later."""
     topics.configure(topic, {"cleanup.policy": "compact,delete"})
 
     def removed() -> bool:
@@ -230,7 +230,7 @@ def test_only_committed_batches_are_read(shard: Shard) -> None:
     assert shard.content() == {KEYS[0]: b"2", KEYS[1]: b"1"}
 
 
-# -- state that is worth nothing
+# -- local state that cannot be used
 
 
 def test_d4_the_log_begins_behind_the_store(shard: Shard, topics: Admin) -> None:
@@ -239,7 +239,7 @@ def test_d4_the_log_begins_behind_the_store(shard: Shard, topics: Admin) -> None
     end = shard.write([(key, b"2") for key in KEYS[5:]])
     remove(topics, shard.topic, end - 3)
     assert shard.recovered(end).reason is Reason.OUT_OF_RANGE
-    assert shard.content() == dict.fromkeys(KEYS[8:], b"2"), "what is left of the changelog, and nothing else"
+    assert shard.content() == dict.fromkeys(KEYS[8:], b"2"), "exactly what is left in the changelog"
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["id", "no-id"])
@@ -281,7 +281,7 @@ def test_a_damaged_database_is_set_aside(shard: Shard) -> None:
 def unfinished(
     shard: Shard, transactional_id: str, pairs: Pairs, *, offset: bool = True
 ) -> TransactionalProducer:
-    """A batch sent and not committed, its changelog offset included; `close` leaves it so."""
+    """Sends a batch with its changelog offset and does not commit; `close` leaves the transaction open."""
     producer = TransactionalProducer(
         producer_config({"bootstrap.servers": shard.bootstrap}, transactional_id)
     )
@@ -458,7 +458,7 @@ def offsets(shard: Shard) -> list[int]:
 
 
 def compacted(shard: Shard, gone: Iterable[int]) -> int:
-    """Writes until these offsets are compacted away; returns the end of the log."""
+    """Writes until the broker has compacted these offsets away; returns the end of the log."""
     wanted = set(gone)
     filler = iter(range(10**6))
 
@@ -486,7 +486,7 @@ def test_d13_d14_a_compacted_changelog(shard: Shard, topics: Admin) -> None:
     first = shard.write([(key, b"1") for key in KEYS] + [(BATCH_KEY, encode_batch(long_ago))])
     shard.restored(first)
     deleted = shard.write([(KEYS[0], None), (KEYS[1], b"2")])
-    end = compacted(shard, [0, 1, first])  # the value, the one overwritten, and the deletion
+    end = compacted(shard, [0, 1, first])  # the deleted value, the overwritten value, and the tombstone
 
     shard_content = shard.content()
     assert shard_content[KEYS[0]] == b"1"
@@ -495,7 +495,7 @@ def test_d13_d14_a_compacted_changelog(shard: Shard, topics: Admin) -> None:
         assert isinstance(outcome, WipeNeeded)
         assert outcome.reason is Reason.TOO_OLD
 
-    middle = Shard.__new__(Shard)  # D13: from the middle of the holes, to an end that holds no record
+    middle = Shard.__new__(Shard)  # D13: from the middle of a gap, to an end offset without a record
     middle.__dict__ |= {**shard.__dict__, "path": shard.path.with_name("middle")}
     with middle.open() as store:
         store.restore_chunk(NOTHING, NOTHING, {shard.tp: deleted - 1})
@@ -505,14 +505,14 @@ def test_d13_d14_a_compacted_changelog(shard: Shard, topics: Admin) -> None:
     assert shard.recovered(end, delete_retention_ms=shard.made.delete_retention_ms).reason is Reason.TOO_OLD
     content = shard.content()
     content.pop(b"\x01filler")
-    assert content == {KEYS[1]: b"2"} | dict.fromkeys(KEYS[2:], b"1"), "the deleted key is not alive"
+    assert content == {KEYS[1]: b"2"} | dict.fromkeys(KEYS[2:], b"1"), "the deleted key came back"
 
 
 # -- speed
 
 
 def fill(shard: Shard, records: int, a_batch: int = 100_000) -> None:
-    """Unique keys, 110 bytes a record, a transaction a batch."""
+    """Writes records of 110 bytes with unique keys, one transaction per batch."""
     producer = TransactionalProducer(
         producer_config({"bootstrap.servers": shard.bootstrap}, f"fill-{uuid.uuid4()}")
     )

@@ -1,4 +1,4 @@
-"""The examples with windows: revised within grace, complete after it, once each, whatever is killed."""
+"""The window examples revise results within the grace period and complete each one once, despite kills."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from integration.support.kafka import produce, read_back
 VIEWS, PER_BATCH, FLIGHTS = 300, 50, 4000
 CATEGORIES = ("books", "films", "games", "music", "news")
 
-#: Where the driver dies: in the process of a shard's task, and on either side of the commit. Not at the first
-#: time that a process gets there, so that all three queries are on their way.
+#: Failpoints at which the driver dies: in a shard's task and on either side of the commit. It does not die on
+#: the first pass, so that all three queries are running by then.
 KILLS = {"state.after_pending": 4, "commit.before_commit": 2, "commit.after_commit": 2}
 
 Key = tuple[str, int]
@@ -36,7 +36,7 @@ class View(NamedTuple):
 
 
 def views(number: int) -> list[View]:
-    """Ten a second: some out of order within the grace, some far beyond it, some too short."""
+    """Returns views, ten a second; some late within the grace period, some beyond it, some too short."""
     chance = random.Random(5)
     begin_ms = int(time.time() * 1000) - 3_600_000
     found = []
@@ -55,13 +55,13 @@ def views(number: int) -> list[View]:
 
 
 def closing(after: Sequence[View]) -> list[View]:
-    """One view of every category, so much later that all windows before it close."""
+    """Returns one view of every category, so much later that all earlier windows close."""
     last_ms = max(view.time_ms for view in after)
     return [View(last_ms + 60_000, category, SHORTEST_MS) for category in CATEGORIES]
 
 
 class Model:
-    """What must come of micro-batches of views: a few lines that know nothing of how it is computed."""
+    """An independent model of the results that the given micro-batches of views must produce."""
 
     def __init__(self, batches: Sequence[Sequence[View]]) -> None:
         self.revisions: defaultdict[Key, list[int]] = defaultdict(list)
@@ -85,10 +85,10 @@ class Model:
 
 
 def micro_batches(application: Application, sent: Sequence[Sequence[View]]) -> list[list[View]]:
-    """The views of each micro-batch, by Spark's own log of offsets.
+    """Returns the views of each micro-batch, according to Spark's offset log.
 
     Args:
-        sent: by partition.
+        sent: the views sent to each partition.
     """
     folder = application.checkpoint / "offsets"
     starts, batches = [0] * len(sent), []
@@ -104,7 +104,7 @@ def micro_batches(application: Application, sent: Sequence[Sequence[View]]) -> l
 
 
 def results(broker: str, topic: str) -> dict[Key, list[int]]:
-    """The counts of each window in the order in which they were written."""
+    """Returns the counts of each window in the order in which they were written."""
     found: defaultdict[Key, list[int]] = defaultdict(list)
     for record in read_back(broker, topic):
         row = json.loads(record.value or b"")

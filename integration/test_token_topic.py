@@ -1,4 +1,4 @@
-"""The token topic on a real broker: created, written within transactions, read with certainty, shown."""
+"""The token topic keeps the newest committed token of each query, and restores it after the group is lost."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def record(
 
 
 class Tokens:
-    """One token topic, and queries that write to it."""
+    """A token topic, and queries that write to it."""
 
     def __init__(self, broker: str, partitions: int = 1) -> None:
         self.kafka = {"bootstrap.servers": broker}
@@ -55,7 +55,7 @@ class Tokens:
         assert made
 
     def write(self, *records: TokenRecord) -> None:
-        """Each in a transaction of its own, as the commit sends it."""
+        """Writes records, each in a separate transaction, as a commit does."""
         for each in records:
             producer = TransactionalProducer(producer_config(self.kafka, each.token.application_id))
             try:
@@ -70,7 +70,7 @@ class Tokens:
                 producer.close()
 
     def open_transaction(self, each: TokenRecord) -> Producer:
-        """A query that has sent its record and does not commit."""
+        """Leaves a query's transaction open after it has sent its record."""
         producer = transaction(self.kafka["bootstrap.servers"], each.token.application_id)
         producer.produce(self.topic.name, each.encode(), each.key, partition=each.partition)
         assert producer.flush(60) == 0
@@ -116,7 +116,9 @@ def test_a_record_behind_the_open_transaction_of_another_query_is_waited_for(
     tokens.write(record(tokens.topic, name, 1))
     other = tokens.open_transaction(record(tokens.topic, f"{name}-other", 5))
     tokens.write(record(tokens.topic, name, 2))
-    assert tokens.last(name, certain=False) == record(tokens.topic, name, 1), "it waits for nobody"
+    assert tokens.last(name, certain=False) == record(tokens.topic, name, 1), (
+        "without certainty it does not wait"
+    )
     found: list[TokenRecord | None] = []
     reader = threading.Thread(target=lambda: found.append(tokens.last(name)))
     reader.start()
@@ -234,9 +236,9 @@ def query(spark: SparkSession, broker: str, topic: Callable[..., str], checkpoin
 
 
 def restart(query: Query, **options: str) -> None:
-    """Runs the query as a new driver does, whose process knows nothing of earlier commits.
+    """Runs the query as a new driver would, without anything cached from earlier commits.
 
-    Spark keeps the Python process of the sink, and that keeps a producer for each set of ``kafka.*`` options.
+    Spark reuses the sink's Python process, which keeps a producer for each set of ``kafka.*`` options.
     """
     query.run(kafka__client__id=uuid.uuid4().hex, **options)
 
@@ -248,7 +250,7 @@ def held(tokens: Tokens, query: Query) -> TokenRecord:
 
 
 def assert_group_is_whole(admin: Admin, broker: str, query: Query, record: TokenRecord) -> None:
-    """The group's offsets are the source's ends again, and its token is that of the record."""
+    """Checks that the group's offsets are the source's ends, and its token is that of the record."""
     group = admin.group(query.group)
     ends = {number: group[query.source, number][0] for number in (0, 1)}
     assert ends == end_offsets(broker, query.source)
@@ -270,7 +272,7 @@ def test_a_query_goes_on_after_its_group_was_deleted(
     restart(query, token__topic=tokens.topic.name)
     assert end_offsets(broker, query.sink) == written, "the replay was skipped"
 
-    assert query.group not in admin.groups(), "a batch that was skipped commits nothing"
+    assert query.group not in admin.groups(), "a skipped batch commits nothing"
     produce(broker, query.source, rows(20 * batches, 20 * batches + 20))
     restart(query, token__topic=tokens.topic.name)
     assert values(read_back(broker, query.sink)) == rows(0, 20 * batches + 20)

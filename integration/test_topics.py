@@ -125,7 +125,9 @@ def test_the_lag_of_a_query(
     ):
         (found,) = _json_lines(run("lag", *which, "--json"))
         assert found["lag"] == 7
-        assert [each["topic"] for each in found["partitions"]] == [query.source], "no anchor partition"
+        assert [each["topic"] for each in found["partitions"]] == [query.source], (
+            "the anchor partition is not part of the lag"
+        )
     assert "7 behind" in run("lag", "--group", query.application_id).output
     assert "has no committed offsets" in run("lag", "--group", "nobody", code=1).output
     assert "name the query" in run("lag", code=2).output

@@ -1,4 +1,4 @@
-"""Queries that share a driver share the Python processes in which Spark commits."""
+"""Two queries of one driver commit in the same Python processes without disturbing each other."""
 
 from __future__ import annotations
 
@@ -31,15 +31,17 @@ SECONDS = 240
 
 
 def noting(commits: Path) -> type[KafkaEosDataSource]:
-    """A sink that notes for each commit whose it is and which process makes it."""
+    """Registers a sink that records, for each commit, its query and the process that makes it."""
 
-    class Noting(KafkaEosDataSource):  # not of the module: Spark's processes need not find this one
+    class Noting(
+        KafkaEosDataSource
+    ):  # a local class is pickled by value, so workers need not import this module
         @classmethod
         def name(cls) -> str:
             return "kafka-eos-noting"
 
         def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-            # Spark makes a writer to plan a batch too, elsewhere
+            # Spark also makes a writer when it plans a batch, in another process
             if "pyspark.sql.worker.python_streaming_sink_runner" in sys.modules:
                 with open(commits, "a") as notes:
                     notes.write(f"{self.options['application.id']} {os.getpid()}\n")
@@ -72,7 +74,7 @@ def test_two_queries_commit_in_the_same_processes(
         frame = query.frame(maxOffsetsPerTrigger=str(ROWS_A_BATCH))
         started = query.start(frame, sink="kafka-eos-noting", application__id=application_id)
         running.append(started)
-        # see the README: Spark does not bear it that two start at the same instant
+        # see the README: Spark can fail if two queries start at the same instant
         await_condition(
             lambda query=started: query.status["isDataAvailable"] or not query.isActive,
             SECONDS,
@@ -92,7 +94,7 @@ def test_two_queries_commit_in_the_same_processes(
         assert {name for name, _ in admin.group(application_id)} == {query.source, query.sink}
         writers = {each["ProducerId"] for each in producers(broker, query.sink, 0)}
         own = describe_transaction(broker, application_id)["ProducerId"]
-        assert writers == {own}, "under its own transactional id alone"
+        assert writers == {own}, "each query writes only under its own transactional id"
         assert len(processes[application_id]) == BATCHES, "no batch was committed twice"
         lost += found.rows.missing
         doubled += found.rows.doubled + found.rows.foreign

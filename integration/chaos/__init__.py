@@ -1,9 +1,12 @@
-"""Faults on purpose. Ids (T01 …) are those of `docs/faults.md`, which this suite writes.
+"""Fault injection: each test breaks one thing and proves that every record is still written exactly once.
 
-- `loop`: Spark's micro-batch loop without Spark, in a process of its own: the same calls on the same objects,
-  the same files in the checkpoint, and a start of one second instead of ten. What it cannot show (tasks in
-  other processes, Spark's own retries) the tests one folder up show with the real thing.
-- `proxy`: stands between clients and a broker, knows requests by their API key, holds or drops them.
-- `oracle`: what must be true at the end, whatever happened.
-- `mutations`: rules of the product, switched off one at a time, to prove that the tests bite.
+The ids (T01 …) are those of `docs/faults.md`, whose table this suite generates.
+
+- `scenario`: one query with its topics, and the processes that run it.
+- `loop`: Spark's micro-batch loop without Spark, in a separate process. It makes the same calls on the same
+  objects and writes the same checkpoint files, but starts in one second instead of ten. The tests one folder
+  up use real Spark for what the loop cannot show: tasks in other processes, and Spark's own retries.
+- `proxy`: a TCP proxy between clients and a broker that holds or drops requests by their API key.
+- `oracle`: reads the topics afterwards and checks what must hold after every fault.
+- `mutations`: switches off one safety rule of the product at a time, to prove that the tests can fail.
 """

@@ -20,7 +20,7 @@ from kafka_eos_source.embedded.cluster import free_ports
 
 @dataclass
 class Proxied:
-    """A broker that clients reach through a proxy only."""
+    """A broker that clients can reach only through a proxy."""
 
     kafka: EmbeddedKafka
     proxy: Proxy
@@ -32,7 +32,7 @@ class Proxied:
 
 @contextmanager
 def behind_a_proxy() -> Iterator[Proxied]:
-    """A cluster of one broker, which advertises the proxy's address."""
+    """Runs a single-broker cluster that advertises the proxy's address."""
     proxy = Proxy()
     (proxy.upstream_port,) = free_ports([0])
     config = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{proxy.port}"}
@@ -55,7 +55,7 @@ def proxied() -> Iterator[Proxied]:
 def scenario(
     request: pytest.FixtureRequest, broker: str, tmp_path: Path, driver: Callable[..., Driver]
 ) -> Iterator[Scenario]:
-    """On the session's broker."""
+    """A scenario on the session's broker."""
     made = Scenario(broker, tmp_path, driver)
     yield made
     tell(request.node, made)
@@ -65,7 +65,7 @@ def scenario(
 def behind_proxy(
     request: pytest.FixtureRequest, proxied: Proxied, tmp_path: Path, driver: Callable[..., Driver]
 ) -> Iterator[Scenario]:
-    """On the broker behind the proxy."""
+    """A scenario on the broker behind the proxy."""
     proxied.proxy.catch_nothing()
     made = Scenario(proxied.bootstrap, tmp_path, driver)
     yield made
@@ -73,7 +73,7 @@ def behind_proxy(
 
 
 def tell(item: pytest.Item, scenario: Scenario) -> None:
-    """What the table of faults says of the test."""
+    """Attaches the test's measures, for the table in `docs/faults.md`."""
     found = scenario.last_outcome
     if found is not None:
         measures = Measures(

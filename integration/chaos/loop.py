@@ -1,16 +1,16 @@
 """Spark's micro-batch loop in one Python process: ``python -m integration.chaos.loop SPEC.json``.
 
-It does what ``MicroBatchExecution`` does to a Python data source, in its order: plan, write the offset log,
-run the tasks, commit, write the commit log; after a start it replays the batch that is in the first log and
-not in the second. A spec is::
+It calls a Python data source in the same order as Spark's ``MicroBatchExecution``: plan, write the offset
+log, run the tasks, commit, write the commit log. After a restart it replays the batch that is in the offset
+log but not in the commit log. A spec is::
 
     {"source": {…}, "sink": {…}, "checkpoint": …, "available_now": true, "restarts": 0, "mutations": [],
      "history": null, "state": null}
 
-``state`` are the options of a stateful operator that counts rows (`stateful`). ``history`` is a file to which
-each attempt at a batch is recorded (`kafka_eos_source.testing.history`). It ends well when the source is read
-to where it ended at the start (``available_now``), or when its standard input says so; and ends when the
-process that started it does.
+``state`` holds the options of a stateful operator that counts rows (`stateful`). ``history`` is a file that
+records each try at a batch (`kafka_eos_source.testing.history`). The process exits with 0 when it has read
+the source up to where it ended at the start (``available_now``), or when it reads "stop" on standard input.
+It also exits when its parent process ends.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.testing.history import Record, Recorder, Send, SourceRange, Txn
 
-#: What Spark waits between looks at a source without news.
+#: Spark's pause before it asks an idle source for new data again.
 _IDLE_SECONDS = 0.05
 _COLUMNS = ["key", "value"]
 
 
 class Checkpoint:
-    """The logs of one query, as Spark writes them: each file once, and whole or not there."""
+    """Offset log and commit log of one query. As in Spark, a file appears whole or not at all, and once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -54,11 +54,11 @@ class Checkpoint:
         return str(json.loads((self._path / "metadata").read_text())["id"])
 
     def newest(self, log: str) -> int:
-        """The last batch in ``offsets`` or ``commits``; -1 = none."""
+        """Returns the last batch id in ``offsets`` or ``commits``, or -1 if there is none."""
         return max((int(each.name) for each in (self._path / log).glob("[0-9]*")), default=-1)
 
     def offsets(self, batch_id: int) -> Any:
-        """The end of a batch, as its source gave it."""
+        """Returns the end offsets of a batch, as the source reported them."""
         return json.loads((self._path / "offsets" / str(batch_id)).read_text().splitlines()[-1])
 
     def log_offsets(self, batch_id: int, end: Any) -> None:
@@ -84,7 +84,7 @@ class Checkpoint:
 
 
 class Run:
-    """One run of the query, from its start to its end or failure."""
+    """One run of the query, from its start until it finishes or fails."""
 
     def __init__(self, spec: Mapping[str, Any], stop: threading.Event) -> None:
         self._spec = spec
@@ -140,7 +140,7 @@ class Run:
         print("BATCH", batch_id, flush=True)
 
     def _tasks(self, start: Any, end: Any, read: list[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:
-        """What each task hands to the sink; it is made while the sink takes it."""
+        """Yields each task's rows for the sink, read lazily while the sink consumes them."""
         for task in self._reader.partitions(start, end):
             yield self._rows(task, read)
 
@@ -152,7 +152,7 @@ class Run:
 
     @contextmanager
     def _recorded(self, batch_id: int, start: Any, end: Any, read: list[pa.RecordBatch]) -> Iterator[None]:
-        """An attempt that fails may all the same have committed: its outcome is not known."""
+        """Records one try at a batch. A failed try may still have committed, so its outcome is unknown."""
         if self._recorder is None:
             yield
             return
@@ -208,7 +208,7 @@ def main(path: str) -> None:
         while told := os.read(0, 1024):
             if b"stop" in told:
                 stop.set()
-        os._exit(1)  # our parent ended
+        os._exit(1)  # the parent process ended
 
     threading.Thread(target=listen, daemon=True).start()
     spec = json.loads(Path(path).read_text())
@@ -228,7 +228,7 @@ def main(path: str) -> None:
             if not restarts_left:
                 sys.exit(1)
     print("QUERY DONE", flush=True)
-    os._exit(0)  # as a worker of Spark ends: nothing is closed in good order
+    os._exit(0)  # like a Spark worker, which ends without closing anything
 
 
 if __name__ == "__main__":

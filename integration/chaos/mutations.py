@@ -1,4 +1,4 @@
-"""Rules of the product, each switched off in one process: tests that pass without one prove nothing (T54)."""
+"""Switches off one safety rule of the product at a time: a test that still passes proves nothing (T54)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from kafka_eos_source.kafka.transactional import TransactionalProducer
 
 
 def _no_token_check() -> None:
-    """Every batch is written, whatever Kafka holds."""
+    """Writes every batch, ignoring the token in Kafka. Replays are then written twice."""
     ownership.batch_verdict = lambda *_, **__: Verdict.WRITE
 
 
 def _no_epoch_rule() -> None:
-    """A producer goes on after a commit that was not answered at the first try."""
+    """Keeps using a producer whose commit had to be retried, although an old EndTxn may still arrive."""
     TransactionalProducer.is_clean = lambda self: self._committed_at_us is not None  # type: ignore[method-assign]
 
 
 def _lose_a_record() -> None:
-    """No rule of ours, but the fault that the count check is for: a record is dropped without a word."""
+    """Drops one record silently. This is not a rule, but the fault that the count check detects."""
     send = TransactionalProducer.send
 
     def lossy(self: TransactionalProducer, rows: Any, topic: Any, deadline: Any) -> None:
@@ -34,7 +34,7 @@ def _lose_a_record() -> None:
 
 
 def _no_count_check() -> None:
-    """What was enqueued is not compared with what was staged."""
+    """Disables the comparison of the number of records produced with the number staged."""
     flush = TransactionalProducer.flush
 
     def flush_and_lie(self: TransactionalProducer, deadline: Any) -> None:
@@ -55,9 +55,9 @@ class _AnyNumber(int):
 
 
 def _token_before_init() -> None:
-    """The token is read, then the transactional id initialised: an older owner may commit between.
+    """Reads the token before it initialises the producer, so that an older owner can commit in between.
 
-    The second look at the token, within the transaction, is switched off as well: it would notice.
+    This also disables the second read of the token inside the transaction, which would notice that.
     """
     transaction.Transaction._confirm = lambda self: None  # type: ignore[method-assign]
     take_ownership = ownership.take_ownership
@@ -74,7 +74,7 @@ def _token_before_init() -> None:
 
 
 class _Prepared:
-    """Clients whose next producer is made already."""
+    """Clients that return an existing producer instead of making a new one."""
 
     def __init__(self, producer: Any, clients: Clients) -> None:
         self._producer = producer
@@ -95,5 +95,5 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
 
 
 def switch_off(name: str) -> None:
-    """For the rest of this process."""
+    """Switches off the rule ``name`` for the rest of this process."""
     SWITCHES[name]()

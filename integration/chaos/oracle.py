@@ -1,4 +1,4 @@
-"""What must be true when everything has come to rest, whatever was broken on the way."""
+"""Checks what must hold after every fault: each record once, in order, offsets at the end, nothing open."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Outcome:
     """The verdict on one run.
 
     Attributes:
-        rows: records of the output against those of the input.
-        out_of_order: keys whose records are not in the order in which they were sent.
-        group_is_behind: source partitions where the group does not stand at the end.
-        open_partitions: output partitions whose last stable offset is below their end: a transaction is open.
-        token: the token of the last batch.
+        rows: comparison of the output records with the input records.
+        out_of_order: keys whose output records are not in the order in which they were sent.
+        group_is_behind: source partitions whose committed offset is not the end of the partition.
+        open_partitions: output partitions with an open transaction (last stable offset below the end).
+        token: the token with the highest sequence number; None if Kafka holds none.
     """
 
     rows: Verdict
@@ -41,13 +41,13 @@ class Outcome:
 def outcome(
     bootstrap: str, source: str, sink: str, group_id: str, sent: Iterable[tuple[str, str]]
 ) -> Outcome:
-    """Reads the output under read_committed and compares.
+    """Reads the output topic with read_committed and compares it with what was sent.
 
     Args:
-        bootstrap: of the cluster that has it all.
-        source, sink: topics.
-        group_id: of the query.
-        sent: key and value of what was sent to the source, in order.
+        bootstrap: bootstrap servers of the cluster with both topics and the group.
+        source, sink: names of the topics.
+        group_id: the query's consumer group.
+        sent: key and value of every record sent to the source, in order.
     """
     sent = list(sent)
     found = read_back(bootstrap, sink)
@@ -72,7 +72,7 @@ def outcome(
 
 
 def _out_of_order(sent: list[tuple[str, str]], found: list[Record]) -> Iterable[str]:
-    """Keys stay in their partition, whose offsets tell their order."""
+    """Yields keys whose order changed. All records of a key are in one partition, ordered by offset."""
     wanted, seen = defaultdict(list), defaultdict(list)
     for key, value in sent:
         wanted[key].append(value)
@@ -88,7 +88,10 @@ def _out_of_order(sent: list[tuple[str, str]], found: list[Record]) -> Iterable[
 def _group(
     bootstrap: str, group_id: str, partitions: list[tuple[str, int]]
 ) -> dict[tuple[str, int], tuple[int, str]]:
-    """Offsets and metadata. Not by an admin client, which does not survive a coordinator that moves."""
+    """Returns committed offsets and metadata.
+
+    It uses a consumer, because the admin client fails while the group coordinator moves to another broker.
+    """
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group_id})
     try:
         found = consumer.committed(

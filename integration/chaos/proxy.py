@@ -1,7 +1,8 @@
-"""A proxy that knows Kafka's requests: each starts with its length, API key, version and correlation id.
+"""A TCP proxy in front of a broker that can hold, cut or drop single Kafka requests.
 
-It is the broker for its clients when the broker advertises the proxy's address. A `Rule` catches requests of
-one API key; what happens to a caught one is the rule's action. Connections are threads in pairs, one a way.
+A request starts with its length, API key, version and correlation id. The broker advertises the proxy's
+address, so clients talk to the proxy only. A `Rule` catches requests with one API key and says what happens
+to them. Each connection has two threads, one for each direction.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ _WAIT_SECONDS = 60.0
 
 
 class Action(Enum):
-    """What becomes of a caught request."""
+    """What the proxy does with a caught request."""
 
-    HOLD = "hold"  #: not delivered, and the client is cut off; `Caught.deliver` sends it, as late as you like
-    DROP_ANSWER = "drop answer"  #: delivered; the answer is kept back and the client is cut off
-    CUT = "cut"  #: not delivered, and the client is cut off
+    HOLD = "hold"  #: disconnect the client without delivering; `Caught.deliver` can send the request later
+    DROP_ANSWER = "drop answer"  #: deliver the request, then disconnect the client instead of answering
+    CUT = "cut"  #: disconnect the client without delivering
 
 
 @dataclass
 class Caught:
-    """One request in the proxy's hands.
+    """One request that a rule caught.
 
     Attributes:
-        frame: the whole request, its length included.
+        frame: the whole request, including its length field.
     """
 
     frame: bytes
@@ -46,13 +47,13 @@ class Caught:
         return int(struct.unpack_from(">i", self.frame, 8)[0])
 
     def deliver(self, commit: bool | None = None) -> int:
-        """Sends it on a connection of its own.
+        """Sends the held request to the broker on a new connection.
 
         Args:
-            commit: for EndTxn, what to make of its flag; None = as it is.
+            commit: new value of EndTxn's commit flag; None leaves it unchanged.
 
         Returns:
-            The answer's error code (of EndTxn).
+            The error code in the EndTxn response.
         """
         frame = self.frame if commit is None else self.frame[:-1] + (b"\x01" if commit else b"\x00")
         with self.upstream() as connection:
@@ -64,14 +65,14 @@ class Caught:
 
 @dataclass
 class Rule:
-    """Catches requests.
+    """Catches requests with one API key.
 
     Attributes:
-        api_key: of the requests.
-        action: see `Action`.
-        times: how many more are caught.
-        skip: how many are let through first.
-        caught: those that were.
+        api_key: the API key to match.
+        action: what to do with a match, see `Action`.
+        times: how many more requests to catch.
+        skip: how many matching requests to let through first.
+        caught: the requests caught so far.
     """
 
     api_key: int
@@ -81,7 +82,7 @@ class Rule:
     caught: list[Caught] = field(default_factory=list)
 
     def await_caught(self, number: int = 1) -> list[Caught]:
-        """Until so many are caught."""
+        """Waits until ``number`` requests are caught, and returns all that were."""
         await_condition(lambda: len(self.caught) >= number, _WAIT_SECONDS, f"{number} caught by {self}")
         return self.caught
 
@@ -90,9 +91,9 @@ class Proxy:
     """Listens on a free port of 127.0.0.1 until closed.
 
     Attributes:
-        port: where clients come to.
-        upstream_port: where the broker listens; set it before the first client comes.
-        seen: requests by API key.
+        port: the port that clients connect to.
+        upstream_port: the broker's port; set it before the first client connects.
+        seen: number of requests seen, by API key.
     """
 
     def __init__(self) -> None:
@@ -108,19 +109,19 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def catch(self, api_key: int, action: Action, *, times: int = 1, skip: int = 0) -> Rule:
-        """From now on."""
+        """Adds a rule, which applies to requests from now on."""
         rule = Rule(api_key, action, times, skip)
         with self._lock:
             self._rules.append(rule)
         return rule
 
     def catch_nothing(self) -> None:
-        """From now on; what was caught stays so."""
+        """Removes all rules. Requests that were caught already are kept."""
         with self._lock:
             self._rules.clear()
 
     def cut_for(self, seconds: float) -> None:
-        """Every connection is reset, and new ones are, for so long."""
+        """Resets every connection, and refuses new ones, for ``seconds``."""
         self._is_cut = True
         self._reset_all()
         threading.Event().wait(seconds)  # the fault itself
@@ -148,7 +149,7 @@ class Proxy:
                 continue
             try:
                 broker = self._upstream()
-            except OSError:  # the broker is down: so are we
+            except OSError:  # the broker is down, and so the proxy appears down too
                 _reset(client)
                 continue
             with self._lock:
@@ -195,7 +196,7 @@ class Proxy:
 
 
 class _Link:
-    """One client's connection, and ours to the broker."""
+    """One client's connection, paired with the proxy's connection to the broker."""
 
     def __init__(self, client: socket.socket, broker: socket.socket) -> None:
         self.client = client
@@ -225,10 +226,10 @@ class _Link:
 
 
 def _frame(connection: socket.socket) -> bytes:
-    """One whole request or answer.
+    """Reads one whole request or response.
 
     Raises:
-        OSError: the connection ended.
+        OSError: if the connection ended.
     """
     length = _exactly(connection, 4)
     return length + _exactly(connection, struct.unpack(">i", length)[0])
@@ -246,6 +247,6 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def _reset(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it may be gone already
+    with contextlib.suppress(OSError):  # it may be closed already
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()

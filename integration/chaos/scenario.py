@@ -1,4 +1,4 @@
-"""One query under fault: its topics, what was sent to it, the processes that run it, and the verdict."""
+"""One query under fault injection: its topics, its input, the processes that run it, and the verdict."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _SECONDS = 120.0
 
 
 class Scenario:
-    """A query from topic to topic, run by `loop`.
+    """A query that copies one topic to another, run by `loop` in processes that tests stop and kill.
 
     Args:
-        bootstrap: of the cluster it reads and writes.
-        folder: for its files.
-        start: starts processes that end with the test (the fixture ``driver``).
-        partitions: of both topics.
-        batch: records of a micro-batch.
+        bootstrap: bootstrap servers of the cluster that it reads and writes.
+        folder: folder for its checkpoint and other files.
+        start: starts a process that ends with the test (the fixture ``driver``).
+        partitions: number of partitions of each topic.
+        batch: maximum number of records in a micro-batch.
 
     Attributes:
         sent: key and value of every record sent to the source, in order.
-        starts: processes started.
-        last_outcome: the last verdict asked for.
+        starts: number of processes started.
+        last_outcome: the result of the last call of `outcome`.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Scenario:
         self._batch = batch
 
     def feed(self, rows: int) -> None:
-        """Sends as many more records."""
+        """Sends ``rows`` new records to the source topic."""
         first = len(self.sent)
         new = [(f"k{row % _KEYS}", f"{row:06d}") for row in range(first, first + rows)]
         produce(
@@ -64,7 +64,7 @@ class Scenario:
             self.source,
             [value for _, value in new],
             keys=[key for key, _ in new],
-            config={"enable.idempotence": True},  # it is not the feeder that is to be judged
+            config={"enable.idempotence": True},  # the input itself must hold each record once
         )
         self.sent += new
 
@@ -78,7 +78,7 @@ class Scenario:
         checkpoint: Path | None = None,
         **spec: Any,
     ) -> Driver:
-        """A process that runs the query; ``restarts``, ``available_now`` as in `loop`."""
+        """Starts a process that runs the query; ``spec`` adds keys to the spec of `loop`."""
         self.starts += 1
         servers = {"kafka.bootstrap.servers": self.bootstrap}
         return self._start(
@@ -107,15 +107,15 @@ class Scenario:
         )
 
     def run(self, **spec: Any) -> None:
-        """The query to its end, undisturbed."""
+        """Runs the query to its end without a fault."""
         self.start(**spec).finish()
 
     def once(self, name: str) -> Path:
-        """A file that a failpoint makes when it fires."""
+        """Returns the path of a file that a failpoint creates when it fires."""
         return self.folder / f"once-{name}"
 
     def stopped_at(self, failpoint: str, at_time: int = 1, **spec: Any) -> Driver:
-        """A process that is stopped (SIGSTOP) by now, where it came to the failpoint for the n-th time."""
+        """Starts the query; returns once SIGSTOP has stopped it at its ``at_time``-th pass of a failpoint."""
         once = self.once(uuid.uuid4().hex[:6])
         process = self.start(f"{failpoint}=stop*{at_time}@{once}", **spec)
         await_condition(once.exists, _SECONDS, f"{failpoint} is reached")
@@ -123,7 +123,7 @@ class Scenario:
         return process
 
     def killed_at_each(self, steps: Sequence[str], sink: Mapping[str, str]) -> None:
-        """The query is fed and killed again and again, each time a step later; then it runs to its end."""
+        """Kills the query once at each step, with new input before each start; then runs it to its end."""
         for step in steps:
             self.feed(60)
             killed = self.start(f"{step}=kill-worker@{self.once(step)}", sink=sink)
@@ -131,9 +131,9 @@ class Scenario:
         self.run(sink=sink)
 
     def unfinished(self, fault: Callable[[], object], sink: Mapping[str, str]) -> Driver:
-        """Fed, and stopped when Kafka has the first batch; then something happens to an outside system.
+        """Breaks an external sink when Kafka has committed the first batch and the sink has not.
 
-        The query waits for it, then fails with a name.
+        The query waits for the sink until its timeout, then fails with SINK_UNFINISHED.
         """
         self.feed(100)
         stopped = self.stopped_at("commit.after_commit", sink={**sink, "commitTimeoutMs": "4000"})
@@ -144,10 +144,10 @@ class Scenario:
         return stopped
 
     def written(self) -> int:
-        """Records in the output, committed or not, markers included."""
+        """Returns the sum of the output's end offsets: all records and control records, committed or not."""
         return sum(end_offsets(self.bootstrap, self.sink).values())
 
     def outcome(self) -> Outcome:
-        """The verdict, once nothing runs any more."""
+        """Compares output with input; call it when no process is running any more."""
         self.last_outcome = outcome(self.bootstrap, self.source, self.sink, self.application_id, self.sent)
         return self.last_outcome

@@ -1,9 +1,9 @@
-"""T53: faults at random, one every few seconds, by a seed that replays them.
+"""T53: random faults, one every few seconds; the seed replays their schedule.
 
 ``python -m integration.chaos.soak [MINUTES] [--seed N] [--keep FOLDER]``. A query copies a topic while its
-driver is killed and paused, its broker is killed and started again, the network is cut, and commits are
-lost, held and delivered late. Everything sent, committed and read is written down and judged at the end:
-by the multiset of records, by their order per key, and by a checker in the style of Jepsen's.
+driver is killed and paused, its broker is killed and restarted, the network is cut, and commit requests are
+lost, held back and delivered late. The soak records everything sent, committed and read, and checks it at
+the end: the multiset of records, the order per key, and the history with a checker in the style of Jepsen.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.testing.checker import Findings, check
 from kafka_eos_source.testing.history import Record, Recorder, read_history
 
-#: Short enough for the pauses and cuts below to outlast it now and then.
+#: Short enough that some of the pauses and network cuts below outlast it.
 _TRANSACTION_TIMEOUT_MS = 5000
 _PARTITIONS = 3
 _FEED_ROWS, _FEED_EVERY_SECONDS = 40, 0.2
@@ -44,14 +44,14 @@ _COMES_TO_REST_SECONDS = 180.0
 
 @dataclass
 class Report:
-    """What a soak found.
+    """Result of one soak.
 
     Attributes:
-        seed, minutes: the run.
+        seed, minutes: the parameters of the run.
         faults: how often each fault was injected.
-        starts: driver processes started.
-        outcome: the verdict by multiset and order.
-        findings: the verdict of the checker.
+        starts: number of driver processes started.
+        outcome: the verdict on the records and their order.
+        findings: the verdict of the history checker.
     """
 
     seed: int
@@ -62,7 +62,7 @@ class Report:
     findings: Findings | None = None
 
     def measures(self) -> Measures:
-        """For the table of faults."""
+        """Returns the numbers for the table in `docs/faults.md`."""
         assert self.outcome is not None
         assert self.findings is not None
         rows = self.outcome.rows
@@ -81,14 +81,14 @@ class Report:
 
 
 class Soak:
-    """One run.
+    """One run: a query under load, and a thread that injects faults.
 
     Args:
-        proxied: the broker, with the proxy before it.
-        scenario: the query; its driver is started again whenever it ends.
-        folder: for the histories.
-        seed: of the schedule.
-        tell: is given a line for each fault.
+        proxied: the broker behind its proxy.
+        scenario: the query; its driver is restarted whenever it ends.
+        folder: folder for the histories.
+        seed: seed of the fault schedule.
+        tell: called with one line for each fault.
     """
 
     def __init__(
@@ -108,7 +108,11 @@ class Soak:
         self.report = Report(seed, 0.0)
 
     def run(self, minutes: float) -> Report:
-        """Raises: AssertionError: what was started did not come to rest."""
+        """Injects faults for ``minutes``, then lets the query finish and checks the result.
+
+        Raises:
+            AssertionError: if the query or a helper thread does not end.
+        """
         self.report.minutes = minutes
         feeder, keeper, reader = (
             threading.Thread(target=each, daemon=True)
@@ -122,7 +126,7 @@ class Soak:
             self._inject(self._chance.choice(list(self._FAULTS)))
         self._over.set()
         self._proxied.proxy.catch_nothing()
-        for each in (feeder, keeper):  # nothing is sent, and no driver started, behind the last driver's back
+        for each in (feeder, keeper):  # the last driver must run alone, on input that is complete
             _join(each)
         self._come_to_rest()
         self._done.set()
@@ -145,7 +149,7 @@ class Soak:
                 self._driver.kill()
 
     def _pause_driver(self) -> None:
-        """As long as a long collection of garbage, or longer than a transaction may be open."""
+        """Pauses the driver: for a long garbage collection, or longer than the transaction timeout."""
         with self._lock:
             driver = self._driver
         if driver is None or driver.process.poll() is not None:
@@ -156,7 +160,7 @@ class Soak:
             os.kill(driver.process.pid, signal.SIGCONT)
 
     def _overtake(self) -> None:
-        """A second driver on the same checkpoint while the first stands still: Spark's worst case."""
+        """Starts a second driver on the checkpoint while the first is paused, then resumes the first."""
         with self._lock:
             driver = self._driver
             if driver is None or driver.process.poll() is not None:
@@ -179,7 +183,7 @@ class Soak:
         self._proxied.proxy.catch(api_key, Action.DROP_ANSWER)
 
     def _hold_commit(self) -> None:
-        """An EndTxn is kept back, and the client sends it again; the first one comes at any time after."""
+        """Holds back an EndTxn, which the client sends again; the held one arrives at some later time."""
         self._late.append(self._proxied.proxy.catch(END_TXN, Action.HOLD, times=self._chance.choice([1, 3])))
 
     def _deliver_late(self) -> None:
@@ -203,7 +207,7 @@ class Soak:
         "deliver late": _deliver_late,
     }
 
-    # -- what goes on meanwhile
+    # -- what runs in the background
 
     def _start(self, **spec: object) -> Driver:
         self.report.starts += 1
@@ -222,7 +226,7 @@ class Soak:
             self._scenario.feed(_FEED_ROWS)
 
     def _keep_running(self) -> None:
-        """As a scheduler of jobs does: whatever the driver died of, it is started again."""
+        """Restarts the driver whenever it has ended, as a job scheduler does."""
         while not self._over.is_set():
             with self._lock:
                 if self._driver is None or self._driver.process.poll() is not None:
@@ -230,7 +234,7 @@ class Soak:
             self._over.wait(0.2)
 
     def _read(self) -> None:
-        """A read_committed consumer, as a user has it, from the first record to the last."""
+        """Reads the output with a read_committed consumer, from the first record to the last."""
         with (
             _consumer(self._scenario.bootstrap, self._scenario.sink) as consumer,
             Recorder(self._folder / "reader.jsonl", "reader") as recorder,
@@ -253,7 +257,7 @@ class Soak:
                 idle_since_done = 0 if found or not self._done.is_set() else idle_since_done + 1
 
     def _come_to_rest(self) -> None:
-        """No more faults: one more driver has to bring everything to its end by itself."""
+        """Ends the faults and lets one last driver process everything that is left."""
         self._deliver_late()
         with self._lock:
             if self._driver is not None:
@@ -286,7 +290,7 @@ def _consumer(bootstrap: str, topic: str) -> Iterator[Consumer]:
 
 
 def soak(minutes: float, seed: int, folder: Path, tell: Callable[[str], None]) -> Report:
-    """One run on a cluster of its own."""
+    """Starts a cluster, runs one soak on it, and returns the report."""
     with ExitStack() as running:
 
         def start(*arguments: object, **more: object) -> Driver:
@@ -304,7 +308,7 @@ def soak(minutes: float, seed: int, folder: Path, tell: Callable[[str], None]) -
 @click.option("--seed", type=int, default=None, help="Replays the schedule of an earlier run.")
 @click.option("--keep", type=click.Path(path_type=Path), default=None, help="Where histories and logs stay.")
 def main(minutes: float, seed: int | None, keep: Path | None) -> None:
-    """Faults at random for MINUTES; exits with 1 if a single record is lost, doubled or out of order."""
+    """Injects random faults for MINUTES; exits with 1 if any record is lost, duplicated or out of order."""
     seed = random.SystemRandom().randrange(100_000) if seed is None else seed
     folder = keep or Path(tempfile.mkdtemp(prefix="kafka-eos-soak-"))
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The loop with a stateful operator in its tasks: `SHARDS` of them, which count rows by their value."""
+"""The loop with a stateful operator that counts rows by value, in `SHARDS` tasks."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ STORE, SHARDS = "counts", 2
 
 
 class StatefulRun(Run):
-    """As Spark runs it: rows go to their shards, and the operator's are made while the sink takes them.
+    """A run with a stateful operator between source and sink.
+
+    As in Spark, rows are routed to their shards, and the operator produces its rows while the sink consumes
+    them.
 
     Args:
-        spec: of `Run`, and under ``state`` the options of the operator; with ``drops_state`` a filter behind
-            it keeps the rows with a value only.
+        spec: a spec of `Run`. ``state`` holds the operator's options. With ``drops_state``, a filter behind
+            the operator drops the rows without a value, which carry the state.
     """
 
     def __init__(self, spec: Mapping[str, Any], stop: threading.Event) -> None:

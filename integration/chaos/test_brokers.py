@@ -1,4 +1,4 @@
-"""Brokers and the network fail; nobody starts anything again but the brokers."""
+"""Brokers are killed and the network is cut: the same driver process finishes without being restarted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kafka_eos_source.embedded import EmbeddedKafka
 
 _SECONDS = 120.0
 
-#: A dead broker is noticed within two seconds, not nine.
+#: Kafka's cluster then notices a dead broker within two seconds instead of nine.
 _QUICK = {
     "broker.session.timeout.ms": "2000",
     "broker.heartbeat.interval.ms": "300",
@@ -44,13 +44,16 @@ def on_three(
 
 
 def leader(scenario: Scenario, topic: str, partition: int) -> int:
-    """The broker that leads a partition."""
+    """Returns the id of the broker that leads a partition."""
     metadata = scenario.admin.client.list_topics(timeout=_SECONDS)
     return int(metadata.topics[topic].partitions[partition].leader)
 
 
 def coordinator(scenario: Scenario, internal_topic: str, name: str) -> int:
-    """Of a group or a transactional id: who leads the partition that its hash (Java's) names."""
+    """Returns the coordinator of a group or transactional id.
+
+    It is the leader of the partition of ``internal_topic`` that Java's hash of the name selects.
+    """
     hashed = 0
     for character in name:
         hashed = (31 * hashed + ord(character)) & 0xFFFFFFFF
@@ -60,7 +63,7 @@ def coordinator(scenario: Scenario, internal_topic: str, name: str) -> int:
 
 
 def undisturbed_end(scenario: Scenario, driver: Driver) -> None:
-    """Everything sent is committed by this very process, which is then told to stop."""
+    """Checks that this driver commits everything by itself, without a restart; then stops it."""
     await_condition(
         lambda: driver.process.poll() is not None or _is_settled(scenario),
         _SECONDS,
@@ -75,7 +78,7 @@ def undisturbed_end(scenario: Scenario, driver: Driver) -> None:
 def _is_settled(scenario: Scenario) -> bool:
     try:
         return scenario.outcome().exactly_once
-    except KafkaException:  # of the judge, while a leader moves
+    except KafkaException:  # the check's own clients can fail while a partition's leader changes
         return False
 
 

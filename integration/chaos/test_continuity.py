@@ -1,7 +1,7 @@
-"""Checkpoints that are restored, tokens that are lost, offsets that others move: nothing is doubled.
+"""No record is doubled when a checkpoint is restored, a token is lost, or somebody moves the group's offsets.
 
-Each test is a hole that an earlier version had: it compared the numbers of batches, and Spark uses one number
-for two different batches after its checkpoint was restored from a copy.
+After a checkpoint was restored from a copy, Spark uses the same batch id for two different batches. A
+connector that compares batch ids alone would fail each of these tests.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from integration.support.kafka import TIMEOUT_SECONDS
 
 
 def restore(scenario: Scenario, copy: Path) -> None:
-    """Puts the copy of the checkpoint in the place of the checkpoint."""
+    """Replaces the checkpoint with an earlier copy of it."""
     shutil.rmtree(scenario.checkpoint)
     shutil.copytree(copy, scenario.checkpoint)
 
 
 def backed_up(scenario: Scenario) -> Path:
-    """A query that has written 50 records in one batch, a copy of its checkpoint, then 200 more records."""
+    """Writes 50 records in one batch, copies the checkpoint, writes 200 more, and returns the copy."""
     scenario.feed(50)
     scenario.run()
     copy = scenario.folder / "copy"
@@ -34,7 +34,7 @@ def backed_up(scenario: Scenario) -> Path:
 
 
 def move_offsets(scenario: Scenario, to: int) -> None:
-    """As ``kafka-consumer-groups --reset-offsets`` does: without metadata."""
+    """Commits offsets without metadata, as ``kafka-consumer-groups --reset-offsets`` does."""
     partitions = [TopicPartition(scenario.source, number, to) for number in range(2)]
     asked = [ConsumerGroupTopicPartitions(scenario.application_id, partitions)]
     for future in scenario.admin.client.alter_consumer_group_offsets(asked).values():
@@ -51,7 +51,10 @@ def forget_group(scenario: Scenario) -> None:
 def test_t60_batches_within_the_output_are_skipped_and_the_others_refused(
     scenario: Scenario, limit: int
 ) -> None:
-    """Without application.id on the source: batches below the committed offsets are skipped one by one."""
+    """A restored checkpoint's batches are skipped if they lie below the committed offsets, else refused.
+
+    This is the case without application.id on the source, which then cannot jump.
+    """
     copy = backed_up(scenario)
     restore(scenario, copy)
     scenario.feed(30)
@@ -69,7 +72,7 @@ def test_t60_batches_within_the_output_are_skipped_and_the_others_refused(
 @pytest.mark.fault("T61", "the same, with onRolledBackCheckpoint=jump", "restart")
 @pytest.mark.parametrize("limit", [20, 70, 300])
 def test_t61_a_restored_checkpoint_heals_by_a_jump(scenario: Scenario, limit: int) -> None:
-    """The source continues where Kafka stands, whatever the limit; the batch that says so is skipped."""
+    """With ``jump``, one batch that reads nothing moves the source to the offsets committed in Kafka."""
     copy = backed_up(scenario)
     restore(scenario, copy)
     scenario.feed(30)

@@ -1,4 +1,4 @@
-"""EndTxn is lost, doubled or late: the network may do with a request what it likes."""
+"""EndTxn requests that are lost, duplicated or late never end the wrong transaction."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ def test_t06_the_driver_dies_with_its_commit_on_the_way(
         assert late.deliver() == NONE
     behind_proxy.run()
     if delivered == "after the restart":
-        assert late.deliver() == INVALID_PRODUCER_EPOCH, "the restart has fenced it"
+        assert late.deliver() == INVALID_PRODUCER_EPOCH, (
+            "the restart has fenced the old producer, so its commit is refused"
+        )
     found = behind_proxy.outcome()
     assert found.exactly_once, found
 
 
 def late_abort(scenario: Scenario, proxied: Proxied, *mutations: str) -> tuple[int, Outcome]:
-    """T16. Batch 0's first EndTxn comes back, as an abort, when batch 1's rows are flushed."""
+    """T16: batch 0's first EndTxn arrives late, as an abort, after batch 1's rows are flushed."""
     scenario.feed(100)
     held = proxied.proxy.catch(END_TXN, Action.HOLD)
     driver = scenario.stopped_at("commit.after_flush", at_time=2, mutations=mutations)
@@ -51,7 +53,7 @@ def late_abort(scenario: Scenario, proxied: Proxied, *mutations: str) -> tuple[i
 
 
 def late_commit(scenario: Scenario, proxied: Proxied, *mutations: str) -> tuple[int, Outcome]:
-    """T17. Batch 0's first EndTxn comes when one partition of batch 1 is written; then the driver dies."""
+    """T17: batch 0's first EndTxn arrives when one partition of batch 1 is written; the driver then dies."""
     scenario.feed(100)
     held = proxied.proxy.catch(END_TXN, Action.HOLD)
     driver = scenario.stopped_at("commit.before_begin", at_time=2, mutations=mutations)
@@ -85,8 +87,11 @@ LATE = [
 def test_t16_t17_a_late_endtxn_of_the_batch_before(
     late: Late, behind_proxy: Scenario, proxied: Proxied
 ) -> None:
+    """A late EndTxn of batch 0 is refused, because batch 1 uses a new producer with a higher epoch."""
     answer, found = late(behind_proxy, proxied)
-    assert answer == INVALID_PRODUCER_EPOCH, "a producer that had trouble is replaced, which raises the epoch"
+    assert answer == INVALID_PRODUCER_EPOCH, (
+        "a producer with a retried commit is replaced, which raises the epoch"
+    )
     assert found.exactly_once, found
 
 
@@ -95,13 +100,15 @@ def test_t16_t17_a_late_endtxn_of_the_batch_before(
 def test_t54_without_the_epoch_rule_it_ends_the_wrong_transaction(
     late: Late, behind_proxy: Scenario, proxied: Proxied
 ) -> None:
+    """Without the epoch rule, the late EndTxn ends batch 1's transaction and loses or doubles records."""
     answer, found = late(behind_proxy, proxied, "epoch rule")
     assert answer == NONE
-    assert not found.rows.exactly_once, "the tests above cannot fail"
+    assert not found.rows.exactly_once, "without the epoch rule the late request must do damage"
 
 
 @pytest.mark.fault("T18", "the answer to EndTxn is lost", "commit")
 def test_t18_the_answer_to_a_commit_is_lost(behind_proxy: Scenario, proxied: Proxied) -> None:
+    """If the answer to a commit is lost, the driver finds out that it happened and goes on by itself."""
     behind_proxy.feed(150)
     dropped = proxied.proxy.catch(END_TXN, Action.DROP_ANSWER, skip=1)
     behind_proxy.run()
@@ -109,11 +116,12 @@ def test_t18_the_answer_to_a_commit_is_lost(behind_proxy: Scenario, proxied: Pro
     found = behind_proxy.outcome()
     assert found.exactly_once, found
     assert found.token is not None
-    assert found.token.batch_id == 2, "nobody had to start anything again"
+    assert found.token.batch_id == 2, "the query finished without a restart"
 
 
 @pytest.mark.fault("T19", "EndTxn is held until the next batch runs", "commit")
 def test_t19_a_commit_is_held_until_the_next_batch_runs(behind_proxy: Scenario, proxied: Proxied) -> None:
+    """Held commit requests that arrive while later batches run do no damage."""
     behind_proxy.feed(200)
     held = proxied.proxy.catch(END_TXN, Action.HOLD, times=3)
     driver = behind_proxy.start()

@@ -1,4 +1,4 @@
-"""Drivers that stand still for too long, and drivers that are two."""
+"""Paused drivers and zombies: at most one driver commits each batch, and the other one is fenced."""
 
 from __future__ import annotations
 
@@ -29,12 +29,15 @@ _SECONDS = 60.0
     ],
 )
 def test_t22_t23_a_pause_longer_than_the_transaction_timeout(scenario: Scenario, at: str) -> None:
-    """The coordinator aborts and raises the epoch; the driver is fenced, reads the token and writes again."""
+    """After a transaction timeout the driver is fenced; it reads the token and writes the batch again.
+
+    While the driver is paused, the coordinator aborts the transaction and raises the epoch.
+    """
     scenario.feed(150)
     options = {"kafka.transaction.timeout.ms": str(TIMEOUT_MS), "kafka.socket.timeout.ms": "1000"}
     driver = scenario.stopped_at(at, at_time=2, sink=options)
     written = scenario.written()
-    # the marker of the coordinator's abort is a record
+    # the coordinator's abort writes a control record, which raises the end offset
     await_condition(lambda: scenario.written() > written, _SECONDS, "the coordinator aborts the transaction")
     driver.resume()
     driver.finish()
@@ -45,6 +48,7 @@ def test_t22_t23_a_pause_longer_than_the_transaction_timeout(scenario: Scenario,
 @pytest.mark.fault("T24", "a driver comes back after another went on", "token, produce, commit")
 @pytest.mark.parametrize("at", ["commit.after_token", "commit.after_flush", "commit.before_commit"])
 def test_t24_a_driver_comes_back_after_another_went_on(scenario: Scenario, at: str) -> None:
+    """A zombie that resumes after a second driver has finished is fenced and writes nothing."""
     scenario.feed(150)
     zombie = scenario.stopped_at(at)
     scenario.run()
@@ -54,18 +58,19 @@ def test_t24_a_driver_comes_back_after_another_went_on(scenario: Scenario, at: s
     assert "KAFKA_EOS.FENCED" in zombie.log.read_text()
     found = scenario.outcome()
     assert found.exactly_once, found
-    assert end_offsets(scenario.bootstrap, scenario.sink) == ends, "the zombie wrote nothing that stayed"
+    assert end_offsets(scenario.bootstrap, scenario.sink) == ends, "the zombie wrote nothing"
 
 
 @pytest.mark.fault("T25", "one application.id, two checkpoints", "start")
 def test_t25_one_application_id_and_two_checkpoints(scenario: Scenario) -> None:
+    """A second checkpoint with the application.id of another query is refused; the first query goes on."""
     scenario.feed(100)
     first = scenario.stopped_at("commit.before_begin", at_time=2)
     second = scenario.start(checkpoint=scenario.folder / "another")
     assert second.wait() == 1
     assert "ForeignQueryError" in second.log.read_text()
     first.resume()
-    first.wait()  # fenced by the one that was refused, it may settle that by the token or ask for a restart
+    first.wait()  # it was fenced by the refused one; it may recover by the token or ask for a restart
     scenario.run()
     found = scenario.outcome()
     assert found.exactly_once, found
@@ -73,7 +78,7 @@ def test_t25_one_application_id_and_two_checkpoints(scenario: Scenario) -> None:
 
 @pytest.mark.fault("T26", "two drivers on one checkpoint", "always")
 def test_t26_two_drivers_on_one_checkpoint(scenario: Scenario) -> None:
-    """Both are about to commit the same batch; whoever is behind fails at Kafka or at Spark's log."""
+    """Of two drivers about to commit the same batch, the slower one fails: in Kafka or at Spark's log."""
     scenario.feed(300)
     both = [scenario.stopped_at("commit.after_check") for _ in range(2)]
     for each in both:
@@ -84,18 +89,19 @@ def test_t26_two_drivers_on_one_checkpoint(scenario: Scenario) -> None:
     found = scenario.outcome()
     assert found.exactly_once, found
     assert found.token is not None
-    assert found.token.batch_id == 5, "the other one went on to the end"
+    assert found.token.batch_id == 5, "the other driver finished the query"
 
 
 def test_t24_a_driver_that_nobody_has_fenced_yet(scenario: Scenario) -> None:
-    """B has read the token, and A, whom nobody fenced, commits the batch that B then writes."""
+    """B fences A before it reads the token, so A cannot commit the batch that B is about to write."""
     assert _overtaken(scenario).exactly_once
 
 
 @pytest.mark.fault("T54", "a rule is switched off; the others' tests must then fail", "its own")
 def test_t54_init_before_token(scenario: Scenario) -> None:
+    """If B reads the token before it fences A, both write the batch."""
     found = _overtaken(scenario, "init before token")
-    assert found.rows.doubled, "the test above cannot fail"
+    assert found.rows.doubled, "with the token read first, the batch must be written twice"
 
 
 def _overtaken(scenario: Scenario, *mutations: str) -> Outcome:

@@ -1,4 +1,4 @@
-"""Kafka and two other systems at once: whatever is killed, full or paused, the same batches, once."""
+"""Kafka and two external sinks hold the same batches, each once, whatever is killed, full or paused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kafka_eos_source.sinks.filesystem import committed_files
 
 pytest.importorskip("sqlalchemy")
 
-#: Every moment of a commit with sinks at which its process may die, in their order.
+#: Failpoints of a commit with external sinks, in the order in which a batch reaches them.
 STEPS = [
     "commit.after_token",
     "sink.filesystem.before_manifest",
@@ -38,11 +38,11 @@ STEPS = [
 
 
 class Everywhere:
-    """A scenario whose rows go to a folder and a database too.
+    """A scenario whose rows also go to a folder and a database.
 
     Attributes:
-        folder: of the sink ``archive``.
-        url: of the database of the sink ``warehouse``; its table is ``orders``.
+        folder: target folder of the sink ``archive``.
+        url: SQLAlchemy URL of the sink ``warehouse``, which writes the table ``orders``.
     """
 
     def __init__(self, scenario: Scenario, url: str | None = None) -> None:
@@ -63,7 +63,7 @@ class Everywhere:
         }
 
     def verdict(self) -> None:
-        """Same batches everywhere, once; nothing half done is left."""
+        """Checks that each system holds each row once, and that no temporary work is left."""
         found = self.scenario.outcome()
         assert found.exactly_once, found
         sent = sorted(self.scenario.sent)
@@ -98,7 +98,7 @@ def everywhere(scenario: Scenario) -> Everywhere:
     "T49", "killed processes, zombies, a full disk, a killed database", "commit with two sinks"
 )
 def test_t49_killed_at_every_step(everywhere: Everywhere) -> None:
-    """Each restart finishes what was left."""
+    """A driver killed at any step of the commit leaves a batch that the next start finishes everywhere."""
     everywhere.scenario.killed_at_each(STEPS, everywhere.sink)
     everywhere.verdict()
 
@@ -108,7 +108,7 @@ def test_t49_killed_at_every_step(everywhere: Everywhere) -> None:
     "at", ["commit.after_commit", pytest.param("commit.within_finish", marks=pytest.mark.long)]
 )
 def test_t50_abort_after_a_commit_that_raised(everywhere: Everywhere, at: str) -> None:
-    """The loop calls abort() as Spark does: what is prepared stays, and the next start finishes it."""
+    """abort() after a commit in Kafka keeps the prepared sink transactions; the next start commits them."""
     scenario = everywhere.scenario
     scenario.feed(100)
     failed = scenario.start(f"{at}=raise@{scenario.once(at)}", sink=everywhere.sink)
@@ -131,7 +131,10 @@ def test_t50_abort_after_a_commit_that_raised(everywhere: Everywhere, at: str) -
     ],
 )
 def test_t49_a_driver_comes_back_after_another_went_on(everywhere: Everywhere, at: str) -> None:
-    """The zombie holds an old list, an old token, a batch prepared or committed: it may undo nothing."""
+    """A zombie cannot undo another driver's sink transactions.
+
+    It holds an outdated token or list of prepared transactions, or has prepared or committed its batch.
+    """
     scenario = everywhere.scenario
     scenario.feed(150)
     zombie = scenario.stopped_at(at, sink=everywhere.sink)
@@ -166,12 +169,12 @@ def test_t49_the_disk_of_a_sink_is_full(everywhere: Everywhere, small_disk: Path
     "T49", "killed processes, zombies, a full disk, a killed database", "commit with two sinks"
 )
 def test_t49_the_database_is_killed(scenario: Scenario) -> None:
-    """Down after Kafka's commit: the query waits, then fails with a name; the next start finishes it."""
+    """A database that dies after Kafka's commit makes the query fail; the next start finishes the batch."""
     server = Postgres()
     try:
         everywhere = _WithServer(scenario, server)
         scenario.unfinished(server.kill, everywhere.sink)
-        assert len(everywhere.archived()) == 50, "the other sink has it; the next batch has not begun"
+        assert len(everywhere.archived()) == 50, "the other sink has the batch; the next has not begun"
         server.start()
         scenario.run(sink=everywhere.sink)
         everywhere.verdict()
@@ -185,9 +188,10 @@ def test_t49_the_database_is_killed(scenario: Scenario) -> None:
     "lost", [Lost.ANSWERS, pytest.param(Lost.EVERYTHING, marks=pytest.mark.long)], ids=lambda lost: lost.value
 )
 def test_t49_the_network_to_the_database_is_cut(scenario: Scenario, lost: Lost) -> None:
-    """Nobody resets a connection: the driver waits for an answer that never comes, and does not for ever.
+    """A silent network cut makes the commit time out instead of hanging; the next start finishes the batch.
 
-    With the answers alone lost, the database has committed, and the driver cannot know.
+    No connection is reset, so the driver waits for an answer that never comes. If only the answers are lost,
+    the database has committed and the driver cannot know it.
     """
     server = Postgres()
     wire = Wire(server.port)
@@ -195,7 +199,7 @@ def test_t49_the_network_to_the_database_is_cut(scenario: Scenario, lost: Lost) 
         everywhere = _WithServer(scenario, server, server.url.replace(str(server.port), str(wire.port)))
         stopped = scenario.unfinished(lambda: wire.lose(lost), everywhere.sink)
         assert "did not return within" in stopped.log.read_text(), stopped.tail()
-        assert len(everywhere.archived()) == 50, "the other sink has it; the next batch has not begun"
+        assert len(everywhere.archived()) == 50, "the other sink has the batch; the next has not begun"
         wire.lose(Lost.NOTHING)
         scenario.run(sink=everywhere.sink)
         everywhere.verdict()
@@ -218,11 +222,11 @@ class _WithServer(Everywhere):
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MB."""
+    """Mounts a file system of 4 MB, or skips the test."""
     folder = tmp_path / "disk"
     folder.mkdir()
     if os.getuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("only root mounts a small file system")
+        pytest.skip("only root can mount a small file system")
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True
     )

@@ -1,4 +1,4 @@
-"""Kafka, a Delta table, an Iceberg table, a bucket and a service at once, with kills and servers that die."""
+"""Kafka, Delta, Iceberg, S3 and an HTTP service hold the same rows, each once, despite kills and crashes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytest.importorskip("boto3")
 
 REGION = "us-east-1"
 
-#: Every moment of a commit with these sinks at which its process may die, in their order.
+#: Failpoints of a commit with these sinks, in the order in which a batch reaches them.
 STEPS = [
     "sink.s3.after_create",
     "sink.s3.after_parts",
@@ -46,7 +46,7 @@ Rows = list[tuple[str, str]]
 
 
 class EachKind:
-    """A scenario whose rows go to four systems beside Kafka."""
+    """A scenario whose rows also go to four external systems."""
 
     def __init__(self, scenario: Scenario, bucket: S3Server, service: HttpService) -> None:
         from kafka_eos_source.sinks.s3.client import Service, client
@@ -83,7 +83,7 @@ class EachKind:
         return {**found, **{f"sink.lake.catalog.{name}": value for name, value in self._catalog.items()}}
 
     def verdict(self) -> None:
-        """Same rows everywhere, once."""
+        """Checks that each system holds each row once, and that no prepared rows are left."""
         found = self.scenario.outcome()
         assert found.exactly_once, found
         sent = sorted(self.scenario.sent)
@@ -139,7 +139,7 @@ def each_kind(scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.long  # each sink's conformance suite kills it at every line
 @pytest.mark.fault("T49b", "killed processes and servers", "commit with a sink of each kind")
 def test_t49_killed_at_every_step_with_a_sink_of_each_kind(each_kind: EachKind) -> None:
-    """Each restart finishes what was left."""
+    """A driver killed at any step of the commit leaves a batch that the next start finishes everywhere."""
     each_kind.scenario.killed_at_each(STEPS, each_kind.sink)
     each_kind.verdict()
 
@@ -147,10 +147,10 @@ def test_t49_killed_at_every_step_with_a_sink_of_each_kind(each_kind: EachKind) 
 @pytest.mark.fault("T49b", "killed processes and servers", "commit with a sink of each kind")
 @pytest.mark.parametrize("server", ["bucket", pytest.param("service", marks=pytest.mark.long)])
 def test_t49_a_server_dies_when_kafka_has_the_batch(each_kind: EachKind, server: str) -> None:
-    """The query waits, then fails with a name; the next start finishes the batch there, before any other."""
+    """A server that dies after Kafka's commit makes the query fail; the next start finishes the batch."""
     died = getattr(each_kind, server)
     each_kind.scenario.unfinished(died.kill, each_kind.sink)
-    assert len(each_kind.in_table()) == 50, "the other sinks have it; the next batch has not begun"
+    assert len(each_kind.in_table()) == 50, "the other sinks have the batch, and the next batch has not begun"
     died.start()
     each_kind.scenario.run(sink=each_kind.sink)
     each_kind.verdict()

@@ -1,4 +1,4 @@
-"""T53, a minute of it; ``./dev soak 30`` is the long one."""
+"""T53: one minute of random faults; ``./dev soak 30`` runs longer."""
 
 from __future__ import annotations
 

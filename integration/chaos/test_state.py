@@ -1,4 +1,7 @@
-"""A stateful operator that Spark is not needed for: what its rows and the group's offsets may lose."""
+"""A stateful query keeps exact counts when its driver is killed, its state deleted or its group removed.
+
+The tests run the operator in the chaos loop, without Spark.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ DIES_IN_BATCH = 2
 
 
 class Case:
-    """A query that counts rows by their value, from topic to topic."""
+    """A query that counts rows by value, from one topic to another."""
 
     def __init__(self, broker: str, topic: Callable[..., str], folder: Path) -> None:
         self.broker = broker
@@ -55,7 +58,7 @@ class Case:
         }
 
     def run(self, **spec: Any) -> None:
-        """In this process."""
+        """Runs the query in the test's own process."""
         try:
             StatefulRun(self.spec(**spec), threading.Event()).to_the_end()
         finally:
@@ -66,7 +69,7 @@ class Case:
 
 
 def forget() -> None:
-    """As if the process had ended."""
+    """Drops everything that the process caches, as if it had ended."""
     TaskContext._taskContext = None
     while session._sessions:
         session._sessions.popitem()[1].drop()
@@ -83,7 +86,10 @@ def case(broker: str, topic: Callable[..., str], tmp_path: Path) -> Case:
 def test_the_driver_is_killed_and_state_is_deleted(
     case: Case, driver: Callable[..., Driver], tmp_path: Path
 ) -> None:
-    """A process dies as a driver does that runs its tasks itself; the next one finds what it left."""
+    """Counts stay exact when the driver is killed around the commit and local state is deleted.
+
+    Tasks run inside the driver process, so they die with it; the next start recovers their pending changes.
+    """
     start = partial(driver, module="integration.chaos.loop")
     for number, step in enumerate(["state.after_pending", "commit.before_commit", "commit.after_commit"]):
         once = tmp_path / f"once-{number}"
@@ -102,7 +108,10 @@ def test_the_driver_is_killed_and_state_is_deleted(
     "S08", "the group is deleted while a batch is in Kafka and not in Spark's log", "after the commit"
 )
 def test_the_group_is_deleted_and_the_changelog_knows_its_batch(case: Case, admin: Admin) -> None:
-    """A person says that the batch is in the output; the state would else count it twice."""
+    """With the group deleted, the changelog still knows a batch that an operator declares as committed.
+
+    ``onMissingToken=assume_committed`` skips the batch; without the changelog the state would count it twice.
+    """
     with pytest.MonkeyPatch.context() as patch:
         armed = f"commit.after_commit=raise*{DIES_IN_BATCH + 1}"
         patch.setenv(failpoints.ENVIRONMENT_VARIABLE, armed)

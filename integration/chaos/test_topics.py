@@ -1,4 +1,4 @@
-"""Topics and staged files that change under a query, and settings that a broker refuses."""
+"""Topics or staged files change under a query, or a broker refuses a setting: exactly-once still holds."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def test_t34_a_record_that_the_topic_does_not_take(scenario: Scenario) -> None:
     assert "InvalidRecordError" in driver.log.read_text()
     assert "max.message.bytes" in driver.log.read_text()
     found = scenario.outcome()
-    assert found.rows.exactly_once, "nothing of the batch is visible"
+    assert found.rows.exactly_once, "no record of the batch is visible"
     assert found.token is not None
     assert found.token.batch_id == 0
-    assert found.group_is_behind, "its offsets have not moved"
-    # what the message says is what helps
+    assert found.group_is_behind, "the batch's offsets are not committed"
+    # the fix that the error message names works
     scenario.admin.configure(scenario.sink, {"max.message.bytes": "1000000"})
     scenario.sent.append(("k0", poison))
     scenario.run()
@@ -62,7 +62,7 @@ def test_t37_the_output_topic_is_deleted(scenario: Scenario, at: str) -> None:
     assert driver.wait() == 1
     said = driver.log.read_text()
     assert "KAFKA_EOS.UNAVAILABLE" in said
-    # it carries the records and the token: who misses it first depends on when the brokers have forgotten it
+    # the topic holds the records and the token; which of the two checks fails first depends on timing
     missed = (f"output topic {scenario.sink!r}", f"topic {scenario.sink!r}, which is to carry the token")
     assert any(each in said for each in missed)
     scenario.admin.create(scenario.sink, 2)
@@ -105,9 +105,9 @@ def test_t38b_the_source_topic_is_created_again_while_a_replay_is_pending(
         assert driver.wait() == 1
         said = driver.log.read_text()
         assert "TOPIC_RECREATED" in said
-        assert "after the batch was planned" in said, "the source says so before a task reads anything"
+        assert "after the batch was planned" in said, "the source detects it before a task reads anything"
         assert scenario.outcome().rows.found == 50
-        # the way out that the messages name: the batch says that no loss is accepted, so it is planned again
+        # the fix that the messages name: the planned batch does not accept data loss, so plan it again
         driver = scenario.start(source={"failOnDataLoss": "false"})
         assert driver.wait() == 1
         assert "also delete offsets/1 in the checkpoint" in driver.log.read_text()
@@ -131,7 +131,7 @@ def test_t39_the_output_topic_grows(scenario: Scenario) -> None:
     )
     driver.tell("stop")
     driver.finish()
-    rows = scenario.outcome().rows  # keys move to other partitions: their order over all is nobody's
+    rows = scenario.outcome().rows  # keys move to other partitions, so there is no order to check
     assert rows.exactly_once, rows
 
 
@@ -149,9 +149,9 @@ def test_t44_an_old_checkpoint_whose_batches_are_cut_otherwise(scenario: Scenari
     scenario.feed(30)
     driver = scenario.start(source={"maxOffsetsPerTrigger": "70"})
     assert driver.wait() == 1
-    assert "CheckpointRolledBackError" in driver.log.read_text(), "50 + 3 * 70 is in part in the output"
+    assert "CheckpointRolledBackError" in driver.log.read_text(), "the batch up to 260 is partly written"
     assert scenario.outcome().rows.found == committed
-    # the way out that the message names
+    # the fix that the error message names
     shutil.rmtree(scenario.checkpoint)
     scenario.run(
         source={"startingOffsets": "group", "application.id": scenario.application_id},

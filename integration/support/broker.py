@@ -1,4 +1,4 @@
-"""Which Kafka the tests run against."""
+"""Chooses and starts the Kafka that the tests run against."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from kafka_eos_source.embedded.properties import Ports, server_properties
 
 VARIABLE = "KAFKA_BOOTSTRAP"
 IMAGE = "apache/kafka:4.3.1"
-#: Brokers of tests live for minutes: the second compiler of the JVM would not pay.
+#: Test brokers live for minutes, too short for the JVM's optimising compiler (C2) to pay off.
 JAVA_OPTIONS = ("-XX:TieredStopAtLevel=1",)
 _CONTAINER_SECONDS = 180
 
 
 def choose(environment: Mapping[str, str], engine_answers: Callable[[], bool]) -> str:
-    """``external`` when `VARIABLE` is set, else ``container`` where an engine answers, else ``embedded``."""
+    """Returns ``external`` if `VARIABLE` is set, else ``container`` or, without an engine, ``embedded``."""
     if environment.get(VARIABLE):
         return "external"
     return "container" if engine_answers() else "embedded"
 
 
 def container_engine_answers() -> bool:
-    """Whether a Docker-compatible engine is there and willing."""
+    """Returns whether a Docker-compatible engine is reachable."""
     try:
         import docker
         from docker.errors import DockerException
@@ -41,7 +41,7 @@ def container_engine_answers() -> bool:
 
 @contextmanager
 def running(kind: str) -> Iterator[str]:
-    """Bootstrap servers of a Kafka of this kind, while the block runs."""
+    """Runs a Kafka of this kind while the block runs, and yields its bootstrap servers."""
     if kind == "external":
         yield os.environ[VARIABLE]
     elif kind == "container":
@@ -53,9 +53,10 @@ def running(kind: str) -> Iterator[str]:
 
 
 def container_environment(host: str, port: int, *, auto_create_topics: bool = False) -> dict[str, str]:
-    """The embedded broker's settings for Apache's image, which makes ``a.b`` of ``KAFKA_A_B``.
+    """Returns the embedded broker's settings as environment variables for Apache's image.
 
-    Clients come to ``host:port``; within the container the broker listens on 9092.
+    The image turns ``KAFKA_A_B`` into ``a.b``. Clients connect to ``host:port``; inside the container the
+    broker listens on 9092.
     """
     properties = server_properties(1, {1: Ports(9092, 9093)}, Path("/var/lib/kafka/data"), {})
     properties |= {
@@ -68,7 +69,7 @@ def container_environment(host: str, port: int, *, auto_create_topics: bool = Fa
 
 @contextmanager
 def _container() -> Iterator[str]:
-    """Not testcontainers' own Kafka class: that one knows Confluent's image and its scripts alone."""
+    """Runs Apache's image. The Kafka class of testcontainers supports only Confluent's image."""
     from testcontainers.core.container import DockerContainer
     from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 

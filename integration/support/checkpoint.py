@@ -1,4 +1,4 @@
-"""A checkpoint as Spark leaves it, without Spark."""
+"""Writes a checkpoint's files as Spark does, without Spark."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from kafka_eos_source.protocol.source_position import SourcePosition
 
 
 class MadeUp:
-    """The files of Spark's that the sink and its tools look at.
+    """A checkpoint with the files that the sink and the command line tools read.
 
     Args:
-        folder: to be made.
+        folder: the checkpoint's folder, which is created.
         query_id: Spark's id of the query.
     """
 
@@ -23,16 +23,16 @@ class MadeUp:
         (folder / "metadata").write_text(json.dumps({"id": query_id}))
 
     def log_offsets(self, batch_id: int, *sources: SourcePosition) -> None:
-        """``offsets/<batch>``, written before the batch runs."""
+        """Writes ``offsets/<batch>``, as Spark does before the batch runs."""
         lines = [source.to_json() for source in sources]
         self._write(f"offsets/{batch_id}", "\n".join(["v1", '{"batchWatermarkMs":0}', *lines]))
 
     def log_commit(self, batch_id: int) -> None:
-        """``commits/<batch>``, written after it."""
+        """Writes ``commits/<batch>``, as Spark does after the batch."""
         self._write(f"commits/{batch_id}", "v1\n{}")
 
     def forget(self, *names: str) -> None:
-        """Removes such files, as ``commits/3``."""
+        """Removes files by their path in the checkpoint, such as ``commits/3``."""
         for name in names:
             Path(self.location, name).unlink()
 
@@ -40,4 +40,6 @@ class MadeUp:
         path = Path(self.location, name)
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-        (path.parent / f".{path.name}.crc").write_bytes(b"crc")  # as Hadoop leaves beside it
+        (path.parent / f".{path.name}.crc").write_bytes(
+            b"crc"
+        )  # Hadoop writes a checksum file beside each file

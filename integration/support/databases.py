@@ -1,4 +1,4 @@
-"""Real database servers from Debian's packages, for one test session each; nothing is installed here."""
+"""Runs database servers that are installed on this machine, one process for each test session."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SECONDS = 60.0
 
 
 def binary(name: str, package: str, folders: Sequence[str] = ()) -> str:
-    """Path of a server's program; the test is skipped, and the package named, if it is not there."""
+    """Returns the path of a server's program; if it is missing, skips the test and names the package."""
     found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", *folders]))
     if found is None:
         pytest.skip(f"{name} is not installed (Debian: apt-get install {package})")
@@ -32,10 +32,10 @@ def binary(name: str, package: str, folders: Sequence[str] = ()) -> str:
 
 
 class Server(ABC):
-    """One server, its data in a folder of its own.
+    """One database server with its data in a temporary folder.
 
     Attributes:
-        url: SQLAlchemy's, of its one database.
+        url: SQLAlchemy URL of its only database.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Server(ABC):
         await_condition(self._answers, _SECONDS, f"{type(self).__name__} answers; see {self.log}")
 
     def kill(self) -> None:
-        """SIGKILL: what it had in memory is gone."""
+        """Sends SIGKILL: the server loses everything it had only in memory."""
         self._end(signal.SIGKILL)
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class Server(ABC):
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def run(self, *statements: str) -> list[Any]:
-        """Statements, each committed; what the last one returned."""
+        """Runs statements, commits each, and returns the rows of the last one."""
         import sqlalchemy as sa
 
         engine = sa.create_engine(self.url, poolclass=sa.pool.NullPool)
@@ -91,7 +91,7 @@ class Server(ABC):
         return f"t_{uuid.uuid4().hex[:8]}"
 
     def rows(self, table: str) -> list[dict[str, Any]]:
-        """What a reader sees; nothing, if the table is not there."""
+        """Returns the rows a reader sees; an empty list if the table does not exist."""
         import sqlalchemy as sa
 
         engine = sa.create_engine(self.url, poolclass=sa.pool.NullPool)
@@ -119,7 +119,7 @@ class Server(ABC):
 
 
 class Postgres(Server):
-    """With prepared transactions allowed."""
+    """PostgreSQL with prepared transactions enabled."""
 
     prepared = 50
 
@@ -145,7 +145,7 @@ class Postgres(Server):
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": "",
             "max_prepared_transactions": str(self.prepared),
-            "fsync": "off",  # it is killed, the machine is not
+            "fsync": "off",  # tests kill the server, never the machine
         }
         given = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         return [self._postgres, "-D", str(self._data), "-p", str(self.port), *given]
@@ -154,7 +154,7 @@ class Postgres(Server):
         return "postgres" if os.getuid() == 0 else None
 
     def kill(self) -> None:
-        """The server takes its children with it: as immediate shutdown, which is as a crash."""
+        """Shuts down immediately with all child processes, which PostgreSQL treats like a crash."""
         self._end(signal.SIGQUIT)
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class Postgres(Server):
 
 
 class PostgresAlone(Postgres):
-    """As it comes: max_prepared_transactions is 0."""
+    """PostgreSQL with its default settings, where max_prepared_transactions is 0."""
 
     prepared = 0
 

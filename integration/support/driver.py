@@ -1,18 +1,18 @@
-"""A Spark driver in a process of its own, told what to do by a file: to be killed, and started again.
+"""Runs a Spark driver in a separate process that a test can kill and start again.
 
-As a program: ``python -m integration.support.driver SPEC.json``. A spec is::
+The program is ``python -m integration.support.driver SPEC.json``. A spec is::
 
     {"sources": [{"format": …, "options": {…}}], "select": ["key", "value"],
      "sink": {"format": …, "options": {…}}, "trigger": {"availableNow": true}, "conf": {…},
-     "in_read": false,                      # rows go through `map_in_read`
+     "in_read": false,                      # whether rows go through `map_in_read`
      "state": {"options": {…}, …},          # see `integration.support.stateful.apply`
      "count_by": "word", "checkpoint": …,   # update mode through foreachBatch
-     "directory": …,                        # its working directory, the repository's unless said
-     "restarts": 0,                         # how often a query that failed is started again,
-     "restart_when": FILE,                  # ... once this file is there
-     "stops": [FILE, …]}                    # when the file is there the query is stopped, and started again
+     "directory": …,                        # working directory, by default the repository
+     "restarts": 0,                         # how often to restart a failed query,
+     "restart_when": FILE,                  # ... once this file exists
+     "stops": [FILE, …]}                    # stop and restart the query when this file exists
 
-It ends when the process that started it does, and leaves what `Driver.result` tells.
+The process ends when its parent does. It writes what `Driver.result` returns.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 class Driver:
-    """A driver process. Its output is in `log`.
+    """A driver process, whose output goes to the file `log`.
 
     Args:
-        spec: what it is to do.
-        directory: for its files.
-        failpoints: armed in it, see `kafka_eos_source.runtime.failpoints`.
-        module: run with the path of the spec; this one unless a test has its own.
+        spec: what the driver does, see the module.
+        directory: folder for the driver's files.
+        failpoints: failpoints to arm in it, see `kafka_eos_source.runtime.failpoints`.
+        module: the module to run with the path of the spec as its argument.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Driver:
             )
 
     def wait(self, seconds: float = START_AND_RUN_SECONDS) -> int:
-        """Its exit code; -9 when it was killed."""
+        """Waits until the process ends; returns its exit code, -9 if it was killed."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -86,19 +86,19 @@ class Driver:
             raise AssertionError(f"the driver did not end:\n{self.tail()}") from None
 
     def tell(self, word: str) -> None:
-        """Writes to its standard input."""
+        """Writes a word to the driver's standard input."""
         assert self.process.poll() is None, f"the driver ended by itself:\n{self.tail()}"
         assert self.process.stdin is not None
         self.process.stdin.write(word.encode())
         self.process.stdin.flush()
 
     def await_stopped(self) -> None:
-        """Until it stands still (SIGSTOP): told to go on before that, it would stop for good."""
+        """Waits until SIGSTOP has taken effect. A SIGCONT before that is lost, and the process would hang."""
         status = psutil.Process(self.process.pid).status
         await_condition(lambda: status() == psutil.STATUS_STOPPED, START_AND_RUN_SECONDS, "it has stopped")
 
     def stopped_worker(self) -> psutil.Process:
-        """The Python process that a failpoint has stopped, once there is one."""
+        """Waits until a failpoint has stopped a Python process, and returns that process."""
 
         def stopped() -> list[psutil.Process]:
             return processes.descendants(
@@ -109,20 +109,20 @@ class Driver:
         return stopped()[0]
 
     def resume(self) -> None:
-        """Lets a process go on that stopped at a failpoint, or was stopped (SIGCONT)."""
+        """Sends SIGCONT to the process, which a failpoint or the test has stopped."""
         self.process.send_signal(signal.SIGCONT)
 
     def finish(self) -> None:
-        """Waits for a good end."""
+        """Waits until the driver ends; fails the test unless it succeeded."""
         code = self.wait()
         assert code == 0, f"the driver ended with {code}:\n{self.tail()}"
 
     def result(self) -> dict[str, Any]:
-        """Of one that finished: ``query_id``, ``run_id`` and ``progress`` (Spark's, of the last batches)."""
+        """Returns ``query_id``, ``run_id`` and Spark's ``progress`` reports of a driver that finished."""
         return dict(json.loads(_result_path(self._spec).read_text()))
 
     def kill(self) -> None:
-        """SIGKILL to the script, its JVM and its Python workers, orphans among them."""
+        """Sends SIGKILL to the script, its JVM and its Python workers, including orphans."""
         if self.process.poll() is None:
             self.process.kill()
         processes.kill_marked(processes.DRIVER, self._mark)
@@ -131,11 +131,11 @@ class Driver:
         self.process.stdin.close()
 
     def jvm(self) -> psutil.Process:
-        """The driver's JVM."""
+        """Returns the driver's JVM process."""
         return processes.descendants(self.process.pid, lambda each: each.name() == "java")[0]
 
     def await_text(self, text: str, seconds: float = START_AND_RUN_SECONDS) -> None:
-        """Until ``text`` is in the log."""
+        """Waits until ``text`` is in the log."""
         await_condition(lambda: text in self.log.read_text(errors="replace"), seconds, f"{text!r} in the log")
 
     def tail(self, lines: int = 40) -> str:
@@ -147,7 +147,10 @@ def _result_path(spec: Path) -> Path:
 
 
 def end_with_parent() -> None:
-    """Our standard input is a pipe that only the parent holds; the JVM's is one that only we hold."""
+    """Ends this process when its parent ends, and the JVM with it.
+
+    Only the parent holds the other end of this process's standard input; only this process holds the JVM's.
+    """
 
     def watch() -> None:
         while os.read(0, 1024):
@@ -158,13 +161,13 @@ def end_with_parent() -> None:
 
 
 def _stop_at(query: StreamingQuery, moment: Path) -> bool:
-    """Stops the query when this file is there; False = it ended by itself before."""
+    """Stops the query once a file exists; returns False if the query ended by itself first."""
     await_condition(
         lambda: moment.exists() or not query.isActive, START_AND_RUN_SECONDS, f"the query reached {moment}"
     )
     if not moment.exists():
         return False
-    stopping = threading.Thread(target=query.stop)  # it waits for the batch to end
+    stopping = threading.Thread(target=query.stop)  # stop() blocks until the batch ends
     stopping.start()
     await_condition(lambda: not query.isActive, START_AND_RUN_SECONDS, "the query is told to stop")
     print("QUERY STOPPING at", moment.name, flush=True)

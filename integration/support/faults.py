@@ -1,7 +1,7 @@
-"""The table in `docs/faults.md`, made by the tests themselves: ``pytest … --faults-table docs/faults.md``.
+"""Generates the table in `docs/faults.md` from a test run: ``pytest … --faults-table docs/faults.md``.
 
-A test that injects a fault says which: ``@pytest.mark.fault("T07", "what breaks", "when")``, more than once
-if it shows more than one. What the run measured, if it measured anything, comes with the test's report.
+A test declares the faults it injects with ``@pytest.mark.fault("T07", "what breaks", "when")``, once for
+each fault. Tests may attach `Measures` to their report, which become columns of the table.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _BEGIN, _END = "<!-- table: begin -->", "<!-- table: end -->"
 
 @dataclass(frozen=True)
 class Measures:
-    """Of one run.
+    """What one test measured.
 
     Attributes:
-        drivers: processes started.
-        batches: transactions committed.
-        rows: records that should be in the output.
-        lost, doubled: records that were missing, or there too often.
+        drivers: number of driver processes started.
+        batches: number of transactions committed.
+        rows: number of records that should be in the output.
+        lost, doubled: number of records that were missing, or present too often.
     """
 
     drivers: int
@@ -36,7 +36,7 @@ class Measures:
 
 @dataclass
 class Line:
-    """One fault, over all the tests that inject it."""
+    """One row of the table: a fault, summed over all tests that inject it."""
 
     what: str
     when: str
@@ -52,7 +52,7 @@ class Table:
         self._lines: dict[str, Line] = {}
 
     def add(self, test: str, properties: Iterable[tuple[str, Any]]) -> None:
-        """A test that passed."""
+        """Adds the faults and measures of a test that passed."""
         told = dict(properties)
         for name, what, when in told.get(FAULTS, ()):
             line = self._lines.setdefault(name, Line(what, when))
@@ -62,21 +62,24 @@ class Table:
                 line.measured.append(Measures(**told[MEASURES]))
 
     def write(self, path: Path) -> None:
-        """Puts the table between the marks of the document.
+        """Updates the table between the two marker comments of the document.
 
-        Rows of faults that this run did not inject stay: long tests run by themselves.
+        Rows of faults that this run did not inject are kept, because long tests run separately.
         """
         text = path.read_text()
         before, _, rest = text.partition(_BEGIN)
         known, _, after = rest.partition(_END)
-        told = [*known.strip().splitlines(), *self.markdown().splitlines()]  # what this run saw counts
+        told = [
+            *known.strip().splitlines(),
+            *self.markdown().splitlines(),
+        ]  # rows of this run replace older ones
         rows = {row.split(" | ")[0].removeprefix("| "): row for row in told}
         head = [rows.pop("id"), rows.pop("---")]
         ordered = [rows[name] for name in sorted(rows, key=_number)]
         path.write_text(f"{before}{_BEGIN}\n" + "\n".join([*head, *ordered]) + f"\n{_END}{after}")
 
     def markdown(self) -> str:
-        """Sorted by id."""
+        """Returns the table as Markdown, sorted by fault id."""
         head = ["id", "fault", "when", "runs", *(each.name for each in fields(Measures)), "test"]
         rows = [head, ["---"] * len(head)]
         for name, line in sorted(self._lines.items(), key=lambda item: _number(item[0])):

@@ -1,4 +1,4 @@
-"""Producing and reading back with confluent-kafka alone: nothing of ours judges ours."""
+"""Produces and reads back records with confluent-kafka alone, so that the product does not check itself."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TIMEOUT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Record:
-    """One record, read back."""
+    """One record that was read back."""
 
     topic: str
     partition: int
@@ -41,7 +41,7 @@ class Record:
 
 
 class Admin:
-    """Topics and groups of one cluster."""
+    """Creates, changes and inspects topics and groups of one cluster."""
 
     def __init__(self, bootstrap: str, **config: Any) -> None:
         self._config = {"bootstrap.servers": bootstrap, **config}
@@ -59,7 +59,7 @@ class Admin:
         self.client.create_partitions([NewPartitions(name, partitions)])[name].result(TIMEOUT_SECONDS)
 
     def configure(self, name: str, config: Mapping[str, str]) -> None:
-        """Changes properties of a topic."""
+        """Changes the configuration of a topic."""
         entries = [
             ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
             for key, value in config.items()
@@ -74,7 +74,7 @@ class Admin:
             future.result(TIMEOUT_SECONDS)
 
     def commit(self, group_id: str, offsets: Mapping[tuple[str, int], tuple[int, str]]) -> None:
-        """Commits offsets of a group that nobody is in, each with its metadata."""
+        """Commits offsets with metadata for a group without members."""
         partitions = [
             TopicPartition(topic, number, offset, metadata)
             for (topic, number), (offset, metadata) in offsets.items()
@@ -87,14 +87,14 @@ class Admin:
             consumer.close()
 
     def stable_offsets(self, name: str) -> dict[int, int]:
-        """Last stable offsets: with no transaction open they are the high watermarks."""
+        """Returns last stable offsets, which equal the end offsets if no transaction is open."""
         listed = self.client.list_topics(name, timeout=TIMEOUT_SECONDS).topics[name]
         asked = {TopicPartition(name, number): OffsetSpec.latest() for number in listed.partitions}
         found = self.client.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED)
         return {tp.partition: future.result(TIMEOUT_SECONDS).offset for tp, future in found.items()}
 
     def group(self, group_id: str) -> dict[tuple[str, int], tuple[int, str]]:
-        """Committed offsets and metadata."""
+        """Returns a group's committed offsets and their metadata."""
         future = self.client.list_consumer_group_offsets(
             [ConsumerGroupTopicPartitions(group_id)], require_stable=True
         )[group_id]
@@ -123,7 +123,7 @@ def produce(
     timestamps_ms: Sequence[int] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> None:
-    """Plain records, flushed."""
+    """Sends records without a transaction and waits until the broker has them."""
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, **(config or {})})
     for index, value in enumerate(values):
         key = keys[index] if keys is not None else None
@@ -139,7 +139,7 @@ def produce(
 
 
 def transaction(bootstrap: str, transactional_id: str) -> Producer:
-    """A producer with a transaction begun: commit, abort, or leave it open and ``close``."""
+    """Returns a producer with an open transaction; the caller commits, aborts or closes it."""
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": transactional_id})
     producer.init_transactions(TIMEOUT_SECONDS)
     producer.begin_transaction()
@@ -149,7 +149,7 @@ def transaction(bootstrap: str, transactional_id: str) -> Producer:
 def read_back(
     bootstrap: str, *topics: str, committed: bool = True, config: Mapping[str, Any] | None = None
 ) -> list[Record]:
-    """Every record that is in the topics now, by partition and offset."""
+    """Returns every record that is in the topics now, by partition and offset."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -190,12 +190,12 @@ def read_back(
 
 
 def values(records: Iterable[Record]) -> list[str]:
-    """Values as text, sorted."""
+    """Returns the records' values as text, sorted."""
     return sorted("" if record.value is None else record.value.decode() for record in records)
 
 
 def end_offsets(bootstrap: str, topic: str, isolation_level: str = "read_uncommitted") -> dict[int, int]:
-    """High watermarks, which any write at all moves; under read_committed the last stable offsets."""
+    """Returns end offsets, which every write moves; with read_committed, last stable offsets."""
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": "read-back", "isolation.level": isolation_level}
     )

@@ -1,7 +1,7 @@
-"""Processes that tests start, found again by a mark in their environment: nobody else's are touched.
+"""Finds and kills the processes that tests started, by a mark in their environment, and no others.
 
-A killed driver's JVM and Python workers become orphans, so a walk down the tree of processes does not find
-all of them; the environment is inherited by every one.
+When a driver is killed, its JVM and Python workers become orphans, so the process tree does not lead to all
+of them. But each one inherits the environment.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import psutil
 
 from kafka_eos_source.runtime.deadline import Deadline
 
-#: In the environment of everything that a run of the tests starts.
+#: Environment variable that marks every process that a test run starts.
 RUN = "KAFKA_EOS_TEST_RUN"
-#: In the environment of everything that one driver starts.
+#: Environment variable that marks every process that one driver starts.
 DRIVER = "KAFKA_EOS_TEST_DRIVER"
 _LOOK_SECONDS = 0.1
 
 
 def marked(mark: str, value: str) -> list[psutil.Process]:
-    """Living processes with this in their environment, but for this one and its ancestors.
+    """Returns living processes with this mark, except the current process and its ancestors.
 
-    Their ``info`` has ``name`` and ``cmdline``: to ask one that just ended would fail.
+    Their ``info`` already holds ``name`` and ``cmdline``, because asking a process that just ended fails.
     """
     own = {os.getpid(), *(each.pid for each in psutil.Process().parents())}
     return [
@@ -38,7 +38,7 @@ def marked(mark: str, value: str) -> list[psutil.Process]:
 
 
 def descendants(pid: int, holds: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
-    """Those for which it holds; one that ends meanwhile, as Spark's many short ones do, is none of them."""
+    """Returns descendants for which ``holds`` is true, ignoring processes that end in the meantime."""
 
     def is_there_and_holds(process: psutil.Process) -> bool:
         try:
@@ -50,7 +50,7 @@ def descendants(pid: int, holds: Callable[[psutil.Process], bool]) -> list[psuti
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Not ended; one that nobody has waited for is no more alive."""
+    """Returns whether a process is running; a zombie process counts as ended."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -58,7 +58,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def kill_marked(mark: str, value: str, seconds: float = 30.0) -> None:
-    """SIGKILL until none is left: one that is forked meanwhile is met in the next round."""
+    """Sends SIGKILL repeatedly until no marked process is left, to catch those forked in the meantime."""
 
     def none_left() -> bool:
         found = marked(mark, value)
@@ -73,7 +73,7 @@ def kill_marked(mark: str, value: str, seconds: float = 30.0) -> None:
 
 
 def await_condition(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """Looks until it holds."""
+    """Polls until the condition holds; fails the test with ``what`` after ``seconds``."""
     deadline = Deadline.after_seconds(seconds)
     look = Event()
     while not condition():

@@ -1,4 +1,4 @@
-"""A query from topic to topic in the session of the tests, run to its end as often as wanted."""
+"""A topic-to-topic query in the test session's Spark, for tests that run it several times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 
 class Query:
-    """One query from topic to topic, run to its end as often as wanted."""
+    """A topic-to-topic query with one checkpoint, which `run` starts and runs to its end."""
 
     def __init__(self, spark: SparkSession, broker: str, source: str, sink: str, checkpoint: str) -> None:
         self.spark, self.broker, self.source, self.sink, self.checkpoint = (
@@ -22,7 +22,7 @@ class Query:
         )
 
     def frame(self, topic: str | None = None, *, name: str | None = None, **options: str) -> DataFrame:
-        """One source. ``name``: for source evolution, since PySpark 4.2."""
+        """Returns a streaming DataFrame of one source; ``name`` is for source evolution (PySpark 4.2)."""
         reader = self.spark.readStream.format("kafka-eos").option("kafka.bootstrap.servers", self.broker)
         reader = reader.option("subscribe", topic or self.source).option("startingOffsets", "earliest")
         if name is not None:
@@ -32,7 +32,7 @@ class Query:
     def start(
         self, frame: DataFrame | None = None, *, sink: str = "kafka-eos", **options: str
     ) -> StreamingQuery:
-        """``sink``: its format. ``options``: of the sink, with ``__`` for dots."""
+        """Starts the query. ``sink`` is the sink's format, ``options`` its options with ``__`` for dots."""
         named = {name.replace("__", "."): value for name, value in options.items()}
         selected = (self.frame() if frame is None else frame).selectExpr("key", "value")
         writer = selected.writeStream.format(sink).option("kafka.bootstrap.servers", self.broker)
@@ -40,11 +40,11 @@ class Query:
         return writer.options(**named).trigger(availableNow=True).start()
 
     def run(self, frame: DataFrame | None = None, **options: str) -> None:
-        """To its end; ``options`` as of `start`."""
+        """Runs the query until it has read everything; ``options`` as in `start`."""
         assert self.start(frame, **options).awaitTermination(120), "the query did not end"
 
     def forget_commit(self, batch_id: int) -> None:
-        """As if the driver had died after Kafka's commit and before Spark's."""
+        """Deletes a commit log entry, as if the driver had died after Kafka's commit and before Spark's."""
         for name in (str(batch_id), f".{batch_id}.crc"):
             Path(self.checkpoint, "commits", name).unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""What a test of reading does: topics and transactions from outside Spark, reads run to their end."""
+"""Helpers for tests of the source: they fill topics without Spark, and run reads to their end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMAT = "kafka-eos"
 
 
 class Topics:
-    """What happens to topics while queries read them."""
+    """Creates and fills topics, plainly or in transactions that commit, abort or stay open."""
 
     def __init__(self, bootstrap_servers: str, admin: Admin) -> None:
         self._servers = bootstrap_servers
@@ -34,7 +34,7 @@ class Topics:
     def open_transaction(
         self, topic: str, values: Iterable[Any], *, partition: int = 0
     ) -> Iterator[Producer]:
-        """Sent and not ended; aborted when the block ends without a commit."""
+        """Sends records in a transaction that stays open during the block; aborts it unless committed."""
         producer = transaction(self._servers, f"test-{uuid.uuid4()}")
         for value in values:
             producer.produce(topic, _text(value), partition=partition)
@@ -55,7 +55,7 @@ class Topics:
         producer.commit_transaction(TIMEOUT_SECONDS)
 
     def commit_group(self, group_id: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Sets the offsets of a group that has no members."""
+        """Commits offsets for a group without members."""
         wanted = [TopicPartition(topic, number, offset) for number, offset in offsets.items()]
         futures = self.admin.client.alter_consumer_group_offsets(
             [ConsumerGroupTopicPartitions(group_id, wanted)]
@@ -68,7 +68,7 @@ def _text(value: Any) -> bytes | None:
 
 
 class Reader:
-    """Reads of one cluster, as a user writes them; options with dots and capitals as they are."""
+    """Reads one cluster as a user would; options keep their dots and capitals."""
 
     def __init__(self, spark: SparkSession, bootstrap_servers: str, folder: Path) -> None:
         self.spark = spark
@@ -82,7 +82,7 @@ class Reader:
         return self.spark.readStream.format(FORMAT).options(**self._options(options)).load()
 
     def run(self, checkpoint: str = "c", *, once: bool = False, **options: Any) -> list[list[Row]]:
-        """Runs until what is there now was read; the rows of each batch that had any."""
+        """Reads everything that is there now; returns the rows of each non-empty batch."""
         batches: list[list[Row]] = []
         trigger: dict[str, bool] = {"once": True} if once else {"availableNow": True}
         query = (
@@ -99,14 +99,14 @@ class Reader:
         return batches
 
     def run_all(self, checkpoint: str = "c", **options: Any) -> list[list[Row]]:
-        """As `run`; before PySpark 4.2 such a run is one batch, and a replayed batch is that one."""
+        """Runs twice, because before PySpark 4.2 a run is one batch, which may be a replay."""
         return self.run(checkpoint, **options) + self.run(checkpoint, **options)
 
     @contextmanager
     def running(
         self, checkpoint: str = "c", **options: Any
     ) -> Iterator[tuple[StreamingQuery, list[list[Row]]]]:
-        """A query that goes on until the block ends."""
+        """Runs a query until the block ends."""
         batches: list[list[Row]] = []
         query = (
             self.stream(**options)
@@ -133,7 +133,7 @@ def _keep(batches: list[list[Row]]) -> Callable[[DataFrame, int], None]:
 
 
 def values(rows: list[Row] | list[list[Row]] | DataFrame) -> list[str | None]:
-    """The values as text, ordered by topic, partition and offset."""
+    """Returns the values as text, ordered by topic, partition and offset."""
     if isinstance(rows, DataFrame):
         rows = rows.collect()
     flat: list[Row] = []

@@ -1,7 +1,7 @@
-"""A server that speaks S3 (gaul's S3Proxy over a folder), as a process; and a proxy that loses its answers.
+"""Runs an S3-compatible server (S3Proxy over a folder), and a proxy in front of it that loses answers.
 
-It keeps S3's rules of multipart uploads, checks signatures, and has what it was given when it comes back
-after a kill. Its jars are fetched once, as Kafka's are.
+The server follows S3's rules for multipart uploads, checks signatures and keeps its data when it is killed.
+Its jars are downloaded once, like Kafka's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import pytest
 from kafka_eos_source.embedded import jars, java, supervisor
 from kafka_eos_source.errors import KafkaEosError
 
-#: boto3's own chain finds them. Where there are none it looks for a machine's role, for seconds.
+#: boto3 finds these in the environment. Without them it would spend seconds looking for an instance role.
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "AKIATESTTESTTEST",
     "AWS_SECRET_ACCESS_KEY": "secret-of-the-test",
@@ -33,7 +33,7 @@ CREDENTIALS = {
 }
 
 _VERSION, _JCLOUDS, _JACKSON = "2.6.0", "2.7.0", "2.18.2"
-#: What it needs for a folder of files. All that it names is a hundred jars more, for other clouds.
+#: The jars that the file system backend needs. The full dependency list has a hundred more, for other clouds.
 S3PROXY = jars.JarSet(
     "s3proxy",
     (
@@ -80,12 +80,12 @@ _START_SECONDS = 60.0
 
 @dataclass
 class S3Server:
-    """The process.
+    """The server process.
 
     Attributes:
-        folder: its objects, and its configuration.
-        port: stays the same over restarts.
-        jars: the folder with the server's.
+        folder: holds the objects and the server's configuration.
+        port: the server's port, which stays the same when it restarts.
+        jars: the folder with the server's jars.
     """
 
     folder: Path
@@ -99,7 +99,7 @@ class S3Server:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Returns when it answers."""
+        """Starts the server and waits until it accepts connections."""
         (self.folder / "objects").mkdir(exist_ok=True)
         settings = self.folder / "s3proxy.conf"
         settings.write_text(
@@ -120,7 +120,7 @@ class S3Server:
         command += [f"-Dlogback.configurationFile={quiet}", "-cp", f"{self.jars}/*"]
         command += ["org.gaul.s3proxy.Main", "--properties", str(settings)]
         log = self.folder / "log"
-        self._process = subprocess.Popen(  # it ends the JVM when this process ends, however that happens
+        self._process = subprocess.Popen(  # the supervisor ends the JVM whenever this process ends
             [sys.executable, supervisor.__file__, str(log), "", *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -138,7 +138,7 @@ class S3Server:
                 time.sleep(0.05)
 
     def kill(self) -> None:
-        """At once, as a machine that loses its power."""
+        """Kills the server at once, as a power failure would."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._jvm, signal.SIGKILL)
@@ -148,7 +148,7 @@ class S3Server:
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[S3Server]:
-    """The server; skips the test where its jars, a Java or boto3 cannot be had."""
+    """Runs the server; skips the test if its jars, Java or boto3 are not available."""
     pytest.importorskip("boto3", reason="needs boto3: pip install 'kafka-eos-source[test]'")
     try:
         found = jars.jars(S3PROXY)
@@ -174,13 +174,13 @@ def running(folder: Path) -> Iterator[S3Server]:
 
 @dataclass
 class Lossy:
-    """A proxy before the server that loses answers, or requests.
+    """A proxy in front of the server that loses requests or answers.
 
     Attributes:
-        url: of the proxy.
-        lose: (method, path with query) → "request", "answer", a code of S3's to answer with in place of the
-            server, or "" to let it through.
-        requests: that came, as method and path.
+        url: the proxy's URL.
+        lose: given the method and the path with its query, returns what to lose ("request" or "answer"), an
+            S3 error code to answer with instead of the server, or "" to pass the request on.
+        requests: method and path of every request received.
     """
 
     url: str = ""
@@ -190,13 +190,13 @@ class Lossy:
 
 @contextlib.contextmanager
 def lossy(port: int) -> Iterator[Lossy]:
-    """In a thread of this process, which is not forked meanwhile.
+    """Runs the proxy in a thread of this process, which must not be forked meanwhile.
 
-    It also lets one completion through at a time: S3 completes an upload in one step, while S3Proxy copies
-    its parts, and damages the object (lists answer 500 from then on) when two do it at once.
+    The proxy also passes on only one CompleteMultipartUpload at a time. S3 completes an upload atomically;
+    S3Proxy copies the parts, and two concurrent completions damage the object, so that lists answer 500.
 
     Args:
-        port: of the server.
+        port: the server's port.
     """
     state = Lossy()
     completing = threading.Lock()
@@ -221,7 +221,7 @@ def lossy(port: int) -> Iterator[Lossy]:
                 self.wfile.write(refusal)
                 self.wfile.flush()
                 return
-            # the headers as they are: the signature covers the host that the caller named
+            # pass the headers on unchanged: the signature covers the Host header
             one_step = self.command == "POST" and "uploadId=" in self.path
             with (
                 completing if one_step else contextlib.nullcontext(),
@@ -243,14 +243,14 @@ def lossy(port: int) -> Iterator[Lossy]:
             self.wfile.write(content)
             self.wfile.flush()
 
-        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = pass_on  # noqa: N815 - the names that are called
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = pass_on  # noqa: N815 - names that http.server calls
 
         def _cut(self) -> None:
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Says nothing."""
+            """Suppresses the request log."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as proxy:
         state.url = f"http://127.0.0.1:{proxy.server_port}"

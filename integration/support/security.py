@@ -1,4 +1,4 @@
-"""Clusters where clients log in and may do what ACLs allow them."""
+"""Clusters whose clients authenticate, and whose ACLs limit what they may do."""
 
 from __future__ import annotations
 
@@ -26,43 +26,43 @@ from kafka_eos_source.embedded import EmbeddedKafka, java
 from kafka_eos_source.embedded.cluster import free_ports
 from kafka_eos_source.embedded.properties import HOST
 
-#: The first one may do everything.
+#: Users and passwords for SASL/PLAIN. The first user may do everything.
 PASSWORDS = {"admin": "admin-pass-7f", "alice": "alice-pass-9c"}
-#: Of SCRAM, on the listener with TLS.
+#: Users and passwords for SCRAM, on the TLS listener.
 SCRAM_PASSWORDS = {"reader": "reader-pass-3b", "writer": "writer-pass-5d", "operator": "operator-pass-1c"}
 
 
 class Acls:
-    """Who may do what, on one cluster; ``admin`` may do everything."""
+    """Grants and revokes rights on one cluster; ``admin`` may do everything."""
 
     def __init__(self, admin: Admin) -> None:
         self.admin = admin
 
     def allow(self, user: str, kind: str, name: str, *operations: str) -> None:
-        """Lets the user do ``operations`` (``"READ"``, ...) to a ``kind`` (``"topic"``, ``"group"``, ...).
+        """Grants a user ``operations`` (``"READ"``, ...) on a ``kind`` (``"topic"``, ``"group"``, ...).
 
-        ``name*`` = whatever begins with ``name``.
+        ``name*`` stands for every name that begins with ``name``.
         """
         acls = [_acl(user, kind, name, operation) for operation in operations]
         for future in self.admin.client.create_acls(acls).values():
             future.result(TIMEOUT_SECONDS)
 
     def forbid(self, user: str, kind: str, name: str, operation: str) -> None:
-        """Takes back what `allow` gave."""
+        """Revokes a right that `allow` granted."""
         given = _acl(user, kind, name, operation, AclBindingFilter)
         for future in self.admin.client.delete_acls([given]).values():
             assert len(future.result(TIMEOUT_SECONDS)) == 1
 
 
 class SecuredCluster(Acls):
-    """A running cluster with the users of `PASSWORDS`, who log in by SASL/PLAIN."""
+    """A running cluster whose users, those of `PASSWORDS`, authenticate with SASL/PLAIN."""
 
     def __init__(self, kafka: EmbeddedKafka) -> None:
         self.bootstrap_servers = kafka.bootstrap_servers
         super().__init__(Admin(self.bootstrap_servers, **self.login("admin")))
 
     def login(self, user: str, password: str | None = None) -> dict[str, str]:
-        """As librdkafka takes it."""
+        """Returns a user's login as librdkafka properties."""
         return {
             "security.protocol": "SASL_PLAINTEXT",
             "sasl.mechanism": "PLAIN",
@@ -71,17 +71,17 @@ class SecuredCluster(Acls):
         }
 
     def options(self, user: str, password: str | None = None) -> dict[str, str]:
-        """As the source and the sink take it, the servers included."""
+        """Returns a user's login and the bootstrap servers as options of the source and the sink."""
         return as_options(self.bootstrap_servers, self.login(user, password))
 
 
 class TlsCluster(Acls):
-    """A running cluster with a second listener: TLS, SCRAM-SHA-512, the users of `SCRAM_PASSWORDS`.
+    """A running cluster with a second listener: TLS and SCRAM-SHA-512, for the users of `SCRAM_PASSWORDS`.
 
     Attributes:
-        bootstrap_servers: of that listener. Its certificate names 127.0.0.1 alone.
-        by_host_name: the same one, called ``localhost``.
-        ca, other_ca: PEM files: the authority that signed the certificate, and one that did not.
+        bootstrap_servers: address of that listener, whose certificate names only 127.0.0.1.
+        by_host_name: the same listener under the name ``localhost``.
+        ca, other_ca: PEM files of the authority that signed the certificate, and of one that did not.
     """
 
     def __init__(self, plain: SecuredCluster, port: int, ca: Path, other_ca: Path) -> None:
@@ -99,11 +99,11 @@ class TlsCluster(Acls):
 
     @property
     def admins(self) -> tuple[str, dict[str, str]]:
-        """Where and how ``admin`` comes in, for helpers that judge."""
+        """Returns address and login of ``admin``, for helpers that check results."""
         return self._plain.bootstrap_servers, self._plain.login("admin")
 
     def options(self, user: str, **changed: str) -> dict[str, str]:
-        """As the source and the sink take it; ``changed`` with ``_`` for dots."""
+        """Returns a user's options of the source and the sink; ``changed`` overrides some, ``_`` for dots."""
         login = {
             "security.protocol": "SASL_SSL",
             "ssl.ca.location": str(self.ca),
@@ -117,7 +117,7 @@ class TlsCluster(Acls):
 
 @contextmanager
 def tls_cluster(folder: Path, **arguments: Any) -> Iterator[TlsCluster]:
-    """One broker. ``arguments``: of `EmbeddedKafka`."""
+    """Runs a TLS cluster of one broker; ``arguments`` are those of `EmbeddedKafka`."""
     keys = folder / "keys.p12"
     ca, other_ca = folder / "ca.pem", folder / "other-ca.pem"
     _keytool(keys, "-genkeypair", "-alias", "ca", "-dname", "CN=test CA", "-ext", "bc:c=ca:true", *_KEYS)
@@ -128,7 +128,7 @@ def tls_cluster(folder: Path, **arguments: Any) -> Iterator[TlsCluster]:
     _keytool(keys, "-genkeypair", "-alias", "other", "-dname", "CN=other CA", "-ext", "bc:c=ca:true", *_KEYS)
     _keytool(keys, "-exportcert", "-rfc", "-alias", "ca", "-file", str(ca))
     _keytool(keys, "-exportcert", "-rfc", "-alias", "other", "-file", str(other_ca))
-    # the authorities' own keys are no business of the broker's
+    # the broker needs no private keys of the authorities
     for alias in ("ca", "other"):
         _keytool(keys, "-delete", "-alias", alias)
     plain, secure, controller = free_ports([0, 0, 0])
@@ -156,7 +156,7 @@ _KEYS = ("-keyalg", "EC", "-groupname", "secp256r1", "-validity", "2")
 
 
 def _keytool(store: Path, *command: str) -> None:
-    """Java's own, which is there wherever PySpark runs."""
+    """Runs Java's keytool, which is available wherever PySpark runs."""
     program = os.path.join(os.path.dirname(java.find()), "keytool")
     subprocess.run(
         [program, "-J-XX:TieredStopAtLevel=1", *command, *_STORE, "-keystore", str(store)],
@@ -166,7 +166,7 @@ def _keytool(store: Path, *command: str) -> None:
 
 
 def as_options(bootstrap_servers: str, login: Mapping[str, str]) -> dict[str, str]:
-    """With Spark's prefix."""
+    """Returns a login as options of the source and the sink, with Spark's prefix ``kafka.``."""
     return {
         "kafka.bootstrap.servers": bootstrap_servers,
         **{f"kafka.{name}": value for name, value in login.items()},

@@ -1,4 +1,4 @@
-"""One way to make a SparkSession, for the tests and for the drivers they start."""
+"""Builds the SparkSession of the tests and of the drivers that they start."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def builder() -> SparkSession.Builder:
         .config("spark.driver.memory", "1g")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
-        # these JVMs live for seconds: the second compiler would still be at work when they end
+        # these JVMs live for seconds, too short for the optimising compiler (C2) to pay off
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     )
 
 
 def end(session: SparkSession) -> None:
-    """Stops the session and its JVM, which would else live as long as this process."""
+    """Stops the session and its JVM, which would otherwise live as long as this process."""
     gateway = session.sparkContext._gateway
     session.stop()
     assert gateway is not None
     gateway.shutdown()
-    gateway.proc.stdin.close()  # what the JVM waits for
+    gateway.proc.stdin.close()  # the JVM exits when this pipe is closed
     gateway.proc.wait(_JVM_ENDS_SECONDS)
     SparkContext._gateway = SparkContext._jvm = None

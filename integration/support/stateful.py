@@ -1,7 +1,7 @@
-"""Stateful queries for the tests: a count per key whose every intermediate result can be judged.
+"""A stateful query that counts rows per key, and a check of each of its intermediate results.
 
-Each output row says the key, its count after the batch, and how many rows the batch brought. So one look at
-the output finds a lost, doubled or reordered batch, and a state that was applied twice or not at all.
+Each output row holds the key, its count after the batch, and the number of rows in the batch. The output
+alone therefore shows a lost, doubled or reordered batch, and state that was applied twice or not at all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COUNTS = 1
 
 
 class RunningCounts:
-    """A processor without helpers: what the operator itself does is under test."""
+    """A minimal processor that counts rows per key, so that tests exercise the operator itself."""
 
     output = pa.schema([("key", pa.binary()), ("value", pa.string())])
     schema = "running-counts"
@@ -53,17 +53,17 @@ class RunningCounts:
 def running_counts(
     frame: DataFrame, options: Mapping[str, str], *, store: str = "counts", shards: int = 2
 ) -> DataFrame:
-    """``frame`` (a column ``key``) behind the operator, with the columns that the sink takes."""
+    """Counts the rows of ``frame`` by its column ``key``; returns the columns that the sink expects."""
     rows, keys = grouping(frame, "key")
     return with_operator(rows, keys, RunningCounts(), store=store, shards=shards, options=options)
 
 
 def check_running_counts(wanted: Mapping[str, int], found: Sequence[Record]) -> None:
-    """Every key was counted up without a gap, from nothing to all of its rows.
+    """Checks that every key was counted up without a gap, from zero to all of its rows.
 
     Args:
-        wanted: rows of each key in the input.
-        found: the output, read committed, in the order of each partition.
+        wanted: number of input rows of each key.
+        found: the committed output records, ordered within each partition.
     """
     at: dict[str, int] = {}
     for record in found:
@@ -77,7 +77,7 @@ def check_running_counts(wanted: Mapping[str, int], found: Sequence[Record]) -> 
 
 
 def apply(frame: DataFrame, spec: Mapping[str, Any]) -> DataFrame:
-    """The stateful part of a driver's spec: ``{"options": …, "shards": 2, "drop": "column"}``."""
+    """Applies the ``state`` part of a driver's spec: ``{"options": …, "shards": 2, "drop": "column"}``."""
     result = running_counts(frame, spec["options"], shards=spec.get("shards", 2))
     if spec.get("drop") == "column":
         return result.drop(CHANGELOG)

@@ -1,4 +1,4 @@
-"""Kafka's own command line tools: a second opinion that shares no code with ours."""
+"""Runs Kafka's own command line tools, as a check that shares no code with the product."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TIMEOUT_SECONDS = 120
 
 
 def run(main: str, *arguments: str) -> str:
-    """One tool, to its end; its output."""
+    """Runs one tool and returns its output; fails the test if the tool fails."""
     folder = jars.jars(jars.TOOLS)
     finished = subprocess.run(
         [
@@ -31,7 +31,7 @@ def run(main: str, *arguments: str) -> str:
 
 
 def console_consumer(bootstrap: str, topic: str, at_most: int, idle_ms: int = 15_000) -> list[str]:
-    """The values that Kafka's console consumer reads, read_committed, until none came for ``idle_ms``."""
+    """Returns the values that a read_committed console consumer reads until it is idle for ``idle_ms``."""
     said = run(
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
         *("--bootstrap-server", bootstrap, "--topic", topic, "--from-beginning"),
@@ -42,18 +42,18 @@ def console_consumer(bootstrap: str, topic: str, at_most: int, idle_ms: int = 15
 
 
 def transactions(bootstrap: str) -> dict[str, str]:
-    """State of every transactional id the brokers know."""
+    """Returns the state of every transactional id that the brokers know."""
     return {row["TransactionalId"]: row["TransactionState"] for row in _transactions(bootstrap, "list")}
 
 
 def describe_transaction(bootstrap: str, transactional_id: str) -> dict[str, str]:
-    """Coordinator, producer id and epoch, state, time-out, start and partitions; Kafka's names."""
+    """Returns coordinator, producer id, epoch, state, timeout, start and partitions, by Kafka's names."""
     (row,) = _transactions(bootstrap, "describe", "--transactional-id", transactional_id)
     return row
 
 
 def producers(bootstrap: str, topic: str, partition: int) -> list[dict[str, str]]:
-    """Idempotent producers that wrote the partition, one row for each id; Kafka's names."""
+    """Returns one row for each idempotent producer that wrote the partition, by Kafka's column names."""
     where = ["--topic", topic, "--partition", str(partition)]
     return _transactions(bootstrap, "describe-producers", *where)
 
@@ -61,19 +61,19 @@ def producers(bootstrap: str, topic: str, partition: int) -> list[dict[str, str]
 def hanging_transactions(
     bootstrap: str, topic: str, partition: int, minutes: int = 15
 ) -> list[dict[str, str]]:
-    """Open in the partition for longer than ``minutes``, with no coordinator that knows of them."""
+    """Returns transactions open in a partition for over ``minutes`` that no coordinator knows."""
     where = ["--topic", topic, "--partition", str(partition)]
     return _transactions(bootstrap, "find-hanging", *where, "--max-transaction-timeout", str(minutes))
 
 
 def abort_transaction(bootstrap: str, topic: str, partition: int, start_offset: int) -> None:
-    """Of whoever opened it: writes the abort marker into the partition."""
+    """Aborts the transaction at ``start_offset``, whoever opened it, by writing an abort control record."""
     where = ["--topic", topic, "--partition", str(partition)]
     _transactions(bootstrap, "abort", *where, "--start-offset", str(start_offset))
 
 
 def _transactions(bootstrap: str, *arguments: str) -> list[dict[str, str]]:
-    """The rows of the tool's table, by column."""
+    """Returns the rows of the table that the tool prints, by column."""
     said = run("org.apache.kafka.tools.TransactionsCommand", "--bootstrap-server", bootstrap, *arguments)
     table = [[cell.strip() for cell in line.split("\t")] for line in said.splitlines() if line.strip()]
     if not table:

@@ -1,6 +1,6 @@
-"""A driver that runs the queries of ``examples/`` side by side: ``… integration.support.windowed SPEC.json``.
+"""Runs the windowed queries of ``examples/`` in one driver: ``… integration.support.windowed SPEC.json``.
 
-A spec: ``{"applications": [fields of examples.page_views.Application, …], "flights": file of a demo's spec,
+A spec is ``{"applications": [fields of examples.page_views.Application, …], "flights": file of a demo's spec,
 "offsets_per_trigger": 40}``.
 """
 

@@ -1,4 +1,4 @@
-"""A wire to a server, which can be cut as networks are: without a word, in one direction or both."""
+"""A TCP relay to a server that can lose all traffic silently, in one direction or both."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class Lost(Enum):
-    """What no longer arrives. Nobody is told: no connection is reset."""
+    """Which traffic the relay discards. It does not reset connections, so neither side notices."""
 
     NOTHING = "nothing"
     ANSWERS = "answers"
@@ -17,13 +17,13 @@ class Lost(Enum):
 
 
 class Wire:
-    """Listens on a free port of 127.0.0.1 and passes bytes to the server and back, until closed.
+    """Listens on a free port of 127.0.0.1 and relays bytes to the server and back, until closed.
 
     Args:
-        server_port: of 127.0.0.1.
+        server_port: the server's port on 127.0.0.1.
 
     Attributes:
-        port: where clients come to.
+        port: the port that clients connect to.
     """
 
     def __init__(self, server_port: int) -> None:
@@ -35,7 +35,7 @@ class Wire:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def lose(self, lost: Lost) -> None:
-        """From now on, on connections that are there and on new ones."""
+        """Sets what is lost from now on, on existing connections and new ones."""
         self._lost = lost
 
     def close(self) -> None:
@@ -72,11 +72,11 @@ class Wire:
         except OSError:
             return
         finally:
-            if self._lost not in lost_in:  # the end of a connection is lost like all else
+            if self._lost not in lost_in:  # the end of a connection is lost too
                 _end(target)
 
 
 def _end(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it may be gone already
+    with contextlib.suppress(OSError):  # it may be closed already
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()
