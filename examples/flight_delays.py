@@ -1,11 +1,12 @@
-"""Departure delays of real flights, per airport and hour: how many flights, their mean delay, the longest.
+"""Computes departure delays per airport and hour: number of flights, mean delay and longest delay.
 
-Flights are counted in the hour they were scheduled for, and come in the order of their departure, the
-cancelled ones at the end of their day: up to a day out of order. Each hour's result is written once, when its
-grace is over. The driver is killed again and again meanwhile; then what is in the topic, and the hours that
-are still open in the state, are compared with the data set computed directly.
+The input is a data set of real flights. A flight counts in the hour it was scheduled for, but flights arrive
+in the order of their departure, and cancelled ones at the end of their day, so they are up to a day out of
+order. Each hour's result is written once, when its grace period is over. The driver is killed several times
+on the way. At the end, the results in the topic and the hours still open in the state are compared with a
+direct computation over the data set.
 
-    python examples/flight_delays.py                                      # a broker of its own
+    python examples/flight_delays.py                                      # starts a broker
     python examples/flight_delays.py --events 336776 --kills 3 --seed 1   # all of 2013
     python examples/flight_delays.py --bootstrap-servers 127.0.0.1:9092
 
@@ -45,12 +46,12 @@ if TYPE_CHECKING:
 HOUR_MS = 3_600_000
 SHARDS = 2
 STORE = "delays"
-#: Moments at which the driver certainly dies, once each.
+#: Failpoints at which the driver is killed, once each.
 EXACT_KILLS = ("state.after_pending", "commit.before_commit", "commit.after_commit")
 
 
 def hourly_delays(events: DataFrame, options: Mapping[str, str]) -> DataFrame:
-    """The query."""
+    """Returns the query as a streaming DataFrame."""
     from pyspark.sql import functions as sf
 
     parsed = events.select(
@@ -76,7 +77,7 @@ def hourly_delays(events: DataFrame, options: Mapping[str, str]) -> DataFrame:
 
 
 class Hour(NamedTuple):
-    """The result for one airport and hour; no delays if all of its flights were cancelled."""
+    """The result for one airport and hour; delays are None if all of its flights were cancelled."""
 
     origin: str
     hour_ms: int
@@ -86,7 +87,7 @@ class Hour(NamedTuple):
 
 
 def start(spark: SparkSession, spec: Spec) -> StreamingQuery:
-    """Starts the query on all of the input."""
+    """Starts the query over the whole input."""
     kafka = {"kafka.bootstrap.servers": spec.bootstrap_servers, "application.id": spec.application_id}
     delays = hourly_delays(query.events(spark, spec), {**kafka, "state.dir": f"{spec.checkpoints}/state"})
     return (
@@ -100,7 +101,7 @@ def start(spark: SparkSession, spec: Spec) -> StreamingQuery:
 
 
 def prepare(servers: str, frame: pd.DataFrame, folder: Path, batches: int) -> Spec:
-    """Makes the topics, sends the flights, says what a driver is to do."""
+    """Creates the topics, sends the flights, and returns the spec for a driver."""
     name = f"flight-delays-{uuid.uuid4().hex[:6]}"
     output = f"{name}-hourly"
     playground.create_topics(servers, {name: SOURCE_PARTITIONS, output: SHARDS})
@@ -118,7 +119,7 @@ def prepare(servers: str, frame: pd.DataFrame, folder: Path, batches: int) -> Sp
 
 
 def in_order(limit: int | None) -> pd.DataFrame:
-    """Flights in the order of their days; within a day as in the data set, by departure."""
+    """Returns flights ordered by day, and within a day by departure, as in the data set."""
     import pandas as pd
 
     frame = flights.events()
@@ -128,7 +129,7 @@ def in_order(limit: int | None) -> pd.DataFrame:
 
 
 def expected(frame: pd.DataFrame) -> list[Hour]:
-    """Every hour's result, computed directly."""
+    """Computes every hour's result directly from the data set."""
     hours = pc.strptime(pa.array(frame["time_hour"]), format="%Y-%m-%dT%H:%M:%SZ", unit="ms")
     delays = pa.array(frame["dep_delay"], pa.int64())
     table = pa.table({"origin": pa.array(frame["origin"]), "hour": hours.cast(pa.int64()), "delay": delays})
@@ -140,26 +141,26 @@ def expected(frame: pd.DataFrame) -> list[Hour]:
 
 
 def complete(spec: Spec) -> Iterator[Hour]:
-    """What a ``read_committed`` consumer finds in the output: hours that are closed."""
+    """Returns the closed hours, which a ``read_committed`` consumer finds in the output."""
     for _, value in playground.read_back(spec.bootstrap_servers, {spec.outputs[EXACTLY_ONCE]: SHARDS}):
         row = json.loads(value)
         yield Hour(row["origin"], row["hour_ms"], row["flights"], row.get("mean_delay"), row.get("max_delay"))
 
 
 def still_open(state: StateQuery) -> Iterator[Hour]:
-    """Hours whose grace is not over: they are in the state, and more flights could come."""
+    """Returns the open hours, which are in the state because their grace period is not over."""
     for row in state.to_arrow().to_pylist():
         key, value = row["key"], row["value"]
         yield Hour(key["origin"], int(key["window_start"].timestamp() * 1000), *value.values())
 
 
 def state_of(spec: Spec) -> StateQuery:
-    """The state, read from its changelog."""
+    """Returns the state, read from its changelog."""
     return StateQuery(spec.application_id, STORE, kafka={"kafka.bootstrap.servers": spec.bootstrap_servers})
 
 
 def verdict(frame: pd.DataFrame, spec: Spec) -> bool:
-    """Prints what is there against what should be; whether it is the same."""
+    """Prints the results next to the expected ones, and returns whether they agree."""
     closed = list(complete(spec))
     with state_of(spec) as state:
         opened, late = list(still_open(state)), state.counts.get("late_rows", 0)
@@ -186,7 +187,7 @@ def verdict(frame: pd.DataFrame, spec: Spec) -> bool:
 
 
 def demo(servers: str, events: int | None, kills: int, seed: int, folder: Path) -> bool:
-    """The whole run, with its kills."""
+    """Runs the example, including the kills."""
     frame = in_order(events)
     spec = prepare(servers, frame, folder, batches=12)
     moments: Iterable[Kill] = [
@@ -207,7 +208,7 @@ def demo(servers: str, events: int | None, kills: int, seed: int, folder: Path) 
 
 
 def driver(spec: Spec) -> None:
-    """What is killed: the query, to the end of the input."""
+    """Runs the query to the end of the input, in the process that is killed."""
     query.end_with_parent()
     spark = query.session()
     start(spark, spec).awaitTermination()

@@ -1,11 +1,11 @@
-"""Delays per route, from Kafka to Kafka, a warehouse (SQL) and a lake (Iceberg), exactly once in all three.
+"""Writes delays per route to Kafka, a warehouse (SQL) and a lake (Iceberg), exactly once in all three.
 
-Flights come from a topic; after each micro-batch the routes that it changed go, with their new totals, to an
-output topic, to a table of a database, which holds the newest row of each route, and to an Iceberg table,
-which keeps every revision. The driver is killed at each step of that on the way. Then all three are read
-back: they must hold the same revisions, each once, and the last ones must be what the data set says.
+The query reads flights from a topic. Each micro-batch writes the new totals of the routes that it changed to
+an output topic, to a database table that holds the newest row of each route, and to an Iceberg table that
+keeps every revision. The driver is killed at each step of a commit. At the end, all three systems are read
+back: they must hold the same revisions, each once, and the last revisions must match the data set.
 
-    python examples/kafka_to_warehouse.py                                  # a broker of its own, and SQLite
+    python examples/kafka_to_warehouse.py                                  # starts a broker, uses SQLite
     python examples/kafka_to_warehouse.py --warehouse postgresql+psycopg://eos@db/flights
     python examples/kafka_to_warehouse.py --events 336776 --kills 3        # all of 2013
 
@@ -44,9 +44,10 @@ if TYPE_CHECKING:
 
 SHARDS = 2
 TABLE, LAKE = "route_delays", "flights.route_delays"
-#: Where the database is, for the driver that is killed.
+#: Environment variable with the database's URL, for the driver process that is killed.
 WAREHOUSE = "KAFKA_TO_WAREHOUSE_URL"
-#: Moments at which the driver certainly dies, once each: sinks prepared, Kafka has it, one sink has it.
+#: Failpoints at which the driver is killed, once each: sinks are prepared, Kafka has committed, one sink has
+#: committed.
 EXACT_KILLS = ("commit.after_prepare", "commit.before_commit", "commit.after_commit", "commit.after_finish")
 
 
@@ -60,7 +61,7 @@ class Revision(NamedTuple):
 
 
 def route_delays(events: DataFrame, options: Mapping[str, str]) -> DataFrame:
-    """The totals of each route that a micro-batch changed."""
+    """Returns the new totals of each route that a micro-batch changes."""
     from pyspark.sql import functions as sf
 
     flight = sf.from_json(sf.col("value").cast("string"), "origin STRING, dest STRING, dep_delay INT")
@@ -77,7 +78,7 @@ def route_delays(events: DataFrame, options: Mapping[str, str]) -> DataFrame:
 
 
 def start(spark: SparkSession, spec: Spec) -> StreamingQuery:
-    """Starts the query on all of the input."""
+    """Starts the query over the whole input."""
     kafka = {"kafka.bootstrap.servers": spec.bootstrap_servers, "application.id": spec.application_id}
     columns = ",".join(Revision._fields)
     sinks = {
@@ -105,7 +106,7 @@ def start(spark: SparkSession, spec: Spec) -> StreamingQuery:
 
 
 def lake(folder: str) -> dict[str, str]:
-    """The Iceberg catalog: a file, here; `type=rest` and a URI with a real one."""
+    """Returns the options of the Iceberg catalog: here a file; in production `type=rest` and a URI."""
     return {
         "type": "sql",
         "uri": f"sqlite:///{folder}/catalog.db",
@@ -114,7 +115,7 @@ def lake(folder: str) -> dict[str, str]:
 
 
 def expected(frame: pd.DataFrame) -> set[Revision]:
-    """Every route's last totals, computed directly."""
+    """Computes every route's last totals directly from the data set."""
     table = pa.table(
         {
             "route": pa.array(frame["origin"] + "-" + frame["dest"], pa.string()),
@@ -127,7 +128,7 @@ def expected(frame: pd.DataFrame) -> set[Revision]:
 
 
 def in_kafka(spec: Spec) -> Counter[Revision]:
-    """What a ``read_committed`` consumer finds in the output."""
+    """Returns what a ``read_committed`` consumer finds in the output topic."""
     topic = {spec.outputs[EXACTLY_ONCE]: SHARDS}
     return Counter(
         Revision(**json.loads(value)) for _, value in playground.read_back(spec.bootstrap_servers, topic)
@@ -135,7 +136,7 @@ def in_kafka(spec: Spec) -> Counter[Revision]:
 
 
 def in_warehouse(url: str) -> Counter[Revision]:
-    """The rows of the database's table."""
+    """Returns the rows of the database table."""
     import sqlalchemy
 
     engine = sqlalchemy.create_engine(url)
@@ -147,7 +148,7 @@ def in_warehouse(url: str) -> Counter[Revision]:
 
 
 def in_lake(spec: Spec) -> Counter[Revision]:
-    """The rows of the Iceberg table."""
+    """Returns the rows of the Iceberg table."""
     from pyiceberg.catalog import load_catalog
 
     table = load_catalog("default", **lake(spec.checkpoints)).load_table(LAKE)
@@ -157,7 +158,7 @@ def in_lake(spec: Spec) -> Counter[Revision]:
 
 
 def newest(revisions: Counter[Revision]) -> set[Revision]:
-    """Of each route the one with the most flights."""
+    """Returns the newest revision of each route, which is the one with the most flights."""
     found: dict[str, Revision] = {}
     for each in revisions:
         known = found.get(each.route)
@@ -167,7 +168,7 @@ def newest(revisions: Counter[Revision]) -> set[Revision]:
 
 
 def verdict(frame: pd.DataFrame, spec: Spec, url: str) -> bool:
-    """Prints what is where; whether all three agree with each other and with the data set."""
+    """Prints the contents; returns whether all three systems agree with each other and the data set."""
     wanted, topic, rows, revisions = expected(frame), in_kafka(spec), in_warehouse(url), in_lake(spec)
     checks = {
         "last totals in Kafka are those of the data set": newest(topic) == wanted,
@@ -188,7 +189,7 @@ def verdict(frame: pd.DataFrame, spec: Spec, url: str) -> bool:
 
 
 def demo(servers: str, url: str, events: int | None, kills: int, seed: int, folder: Path) -> bool:
-    """The whole run, with its kills."""
+    """Runs the example, including the kills."""
     frame = in_order(events)
     spec = prepare(servers, frame, folder, batches=10)
     os.environ[WAREHOUSE] = url
@@ -210,7 +211,7 @@ def demo(servers: str, url: str, events: int | None, kills: int, seed: int, fold
 
 
 def driver(spec: Spec) -> None:
-    """What is killed: the query, to the end of the input."""
+    """Runs the query to the end of the input, in the process that is killed."""
     query.end_with_parent()
     spark = query.session()
     start(spark, spec).awaitTermination()

@@ -1,14 +1,14 @@
-"""Page views counted per category in windows of 5 seconds, though views arrive out of order.
+"""Counts page views per category in windows of 5 seconds, although views arrive out of order.
 
 The application of Fig. 2 in "Consistency and Completeness: Rethinking Distributed Stream Processing in Apache
-Kafka" (SIGMOD 2021), on Spark: read ``pageview-events``, leave out views shorter than 30 seconds, count the
-others by category and window, write ``pageview-windowed-counts``. The same counts go to
-``pageview-final-counts`` too, once for each window, when its grace is over.
+Kafka" (SIGMOD 2021), on Spark: it reads ``pageview-events``, drops views shorter than 30 seconds, counts the
+others by category and window, and writes each revised count to ``pageview-windowed-counts``. A second query
+writes each window's final count once to ``pageview-final-counts``, when the window's grace period is over.
 
-    python examples/page_views.py                                      # a broker of its own
+    python examples/page_views.py                                      # starts a broker
     python examples/page_views.py --bootstrap-servers 127.0.0.1:9092
 
-It sends some views, lets both queries take them, prints what they wrote, and goes on with the next ones.
+The program sends some views, lets both queries process them, prints the results, and repeats this.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from kafka_eos_source.state.reading.query import StateQuery
 from kafka_eos_source.state.vector import count, tumbling
 
 SHORTEST_MS, WINDOW_MS, GRACE_MS = 30_000, 5_000, 10_000
-#: As in the paper: partitions of the source; of the output, and tasks of the count.
+#: As in the paper: partitions of the source; partitions of the output, which is also the number of shards.
 PARTITIONS, SHARDS = 2, 3
 STORE = "counts"
 
 
 def windowed_counts(events: DataFrame, emit: str, options: Mapping[str, str]) -> DataFrame:
-    """The query. A view's event time is its record's timestamp.
+    """Returns the query. The event time of a view is its record's timestamp.
 
     Args:
-        events: of ``pageview-events``.
+        events: the records of ``pageview-events``.
         emit: ``on_update`` or ``on_close``.
-        options: of the operator: those by which the sink reaches Kafka.
+        options: the operator's options, with the same Kafka connection as the sink's.
     """
     views = (
         events.select(
@@ -80,11 +80,11 @@ class Application:
     """One of the two queries.
 
     Attributes:
-        servers: of the cluster.
-        events: topic that is read.
-        output: topic that is written, and ``application.id``.
+        servers: bootstrap servers of the cluster.
+        events: the topic that the query reads.
+        output: the topic that the query writes; also its ``application.id``.
         emit: ``on_update`` or ``on_close``.
-        folder: for its checkpoint and its state.
+        folder: folder for its checkpoint and its state.
     """
 
     servers: str
@@ -95,7 +95,7 @@ class Application:
 
     @property
     def options(self) -> dict[str, str]:
-        """Of the operator."""
+        """Returns the operator's options."""
         return {
             "kafka.bootstrap.servers": self.servers,
             "application.id": self.output,
@@ -109,7 +109,7 @@ class Application:
     def start(
         self, spark: SparkSession, *, reading: Mapping[str, str] | None = None, **trigger: Any
     ) -> StreamingQuery:
-        """Starts it; ``reading`` are more options of the source."""
+        """Starts the query; ``reading`` holds more options of the source."""
         events = (
             spark.readStream.format("kafka-eos")
             .option("kafka.bootstrap.servers", self.servers)
@@ -129,7 +129,7 @@ class Application:
         return (writer.trigger(**trigger) if trigger else writer).start()
 
     def late_views(self) -> int:
-        """Views that were dropped because their window was closed, as committed with the state."""
+        """Returns how many views were dropped because their window was closed, read from the state."""
         kafka = {"kafka.bootstrap.servers": self.servers}
         with StateQuery(self.output, STORE, kafka=kafka) as state:
             return state.counts.get("late_rows", 0)
@@ -143,7 +143,7 @@ class View(NamedTuple):
     period_ms: int = 45_000
 
 
-#: What is sent together, and why.
+#: Views that are sent together, with the reason.
 STEPS: Sequence[tuple[str, list[View]]] = [
     ("three views, one of them too short", [View(1, "books"), View(2, "music"), View(3, "books", 10_000)]),
     ("time goes on", [View(6, "books"), View(8, "music")]),
@@ -157,7 +157,7 @@ STEPS: Sequence[tuple[str, list[View]]] = [
 
 
 def main(servers: str, suffix: str, folder: Path) -> None:
-    """Both queries through all `STEPS`."""
+    """Runs both queries through all `STEPS`."""
     events = f"pageview-events{suffix}"
     updates, final = (
         Application(servers, events, f"{output}{suffix}", emit, folder)
@@ -171,7 +171,7 @@ def main(servers: str, suffix: str, folder: Path) -> None:
     queries = []
     for application in (updates, final):
         queries.append(application.start(spark, processingTime="100 milliseconds"))
-        queries[-1].processAllAvailable()  # it is up
+        queries[-1].processAllAvailable()  # waits until the query runs
     revised: dict[str, int] = {}
     seen: Counter[tuple[str, str]] = Counter()
     late = 0
@@ -200,14 +200,14 @@ def main(servers: str, suffix: str, folder: Path) -> None:
     print(f"\n{seen.total()} results, {late} late view dropped")
 
 
-#: 12:00:00 of yesterday: a broker takes no records from the future, and keeps old ones only for a while.
+#: 12:00:00 of yesterday, because a broker refuses records from the future and soon deletes old ones.
 NOON = dt.datetime.combine(
     dt.datetime.now(dt.timezone.utc).date() - dt.timedelta(days=1), dt.time(12), dt.timezone.utc
 )
 
 
 def send(spark: SparkSession, servers: str, topic: str, views: Sequence[View]) -> None:
-    """Writes views, in one transaction."""
+    """Sends views in one transaction."""
     table = pa.table(
         {
             "key": [f"user-{view.second}" for view in views],
@@ -227,7 +227,7 @@ def send(spark: SparkSession, servers: str, topic: str, views: Sequence[View]) -
 
 
 def new_results(servers: str, topics: Sequence[str], seen: Counter[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Topic and value of what the topics hold beyond what was ``seen``, which is added to."""
+    """Returns topic and value of records that are not yet in ``seen``, and adds them to it."""
     now = Counter(
         (topic, value.decode()) for topic, value in read_back(servers, dict.fromkeys(topics, SHARDS))
     )

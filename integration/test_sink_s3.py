@@ -62,7 +62,7 @@ class Store:
         return S3Sink(self.path, **given)
 
     def all_keys(self) -> list[str]:
-        """Returns objects under the path. S3Proxy keeps parts as hidden objects, which this leaves out."""
+        """Returns the keys of objects under the path. S3Proxy keeps parts as hidden objects elsewhere."""
         found = self.s3.list_objects_v2(Bucket=self.bucket, Prefix="in/here/")
         return [each["Key"] for each in found.get("Contents", ())]
 

@@ -1,4 +1,4 @@
-"""The machine that runs the tests is shared: no test is judged by its time."""
+"""Common test settings: no test fails for its run time, because the machine may be shared."""
 
 from hypothesis import settings
 

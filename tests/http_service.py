@@ -1,7 +1,7 @@
-"""A service that keeps the protocol of the `http` sink, as a process; and loses answers when it is told to.
+"""A process that serves the protocol of the `http` sink, and loses answers on request.
 
-Its state is files, so that it survives being killed: ``<folder>/<prepared|committed|aborted>/<id>``. Each
-change is one rename or one file that appears whole.
+Its state is in files, ``<folder>/<prepared|committed|aborted>/<id>``, and survives a kill: each change is a
+single rename, or a file that appears whole.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-#: Done, or not done, before the answer is lost; a status; a wait until the caller has gone.
+#: Faults: lose the answer after or before handling the request; wait until the caller gives up. A fault can
+#: also be a status to answer with.
 LOSE_AFTER, LOSE_BEFORE, DELAY = "lose-after", "lose-before", "delay"
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Endpoints of both protocols; ``/rows`` takes a batch under its key."""
+    """Serves both protocols of the sink; ``/rows`` accepts a batch under its idempotency key."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -62,7 +63,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         _, what, *rest = urlsplit(self.path).path.split("/")
         body = self.rfile.read(size := int(self.headers["Content-Length"]))
-        if len(body) < size:  # the caller died over it
+        if len(body) < size:  # the caller died while sending
             self.close_connection = True
             return
         if what == "faults":
@@ -124,7 +125,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         (self.folder / before / txn).rename(self.folder / after / txn)
 
     def _faulty(self, what: str, lose: str) -> bool:
-        """Whether a fault took the request: the first that fits, once."""
+        """Applies the first matching fault, once; returns whether there was one."""
         for fault in self.faults:
             do = fault["do"]
             if fault["at"] != what or (do in (LOSE_BEFORE, LOSE_AFTER) and do != lose):
@@ -133,7 +134,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 continue
             self.faults.remove(fault)
             if do == DELAY:
-                # until the caller gives up: it closes its end
+                # wait until the caller gives up and closes the connection
                 self.connection.settimeout(30)
                 self.connection.recv(1)
             elif do not in (LOSE_BEFORE, LOSE_AFTER):
@@ -154,16 +155,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing: tests ask for the log."""
+        """Suppresses output, because tests read the service's own log."""
 
 
 @dataclass
 class HttpService:
-    """The process, as a test has it.
+    """Starts and controls the service's process.
 
     Attributes:
-        folder: its state.
-        port: stays the same over restarts.
+        folder: the folder with its state.
+        port: its port, which stays the same when it restarts.
     """
 
     folder: Path
@@ -187,7 +188,7 @@ class HttpService:
             self._process = None
 
     def reset(self) -> None:
-        """As if it were new."""
+        """Deletes the state, as if the service were new."""
         if self._process is None or self._process.poll() is not None:
             self.start()
         self._ask("POST", "/reset", {})
@@ -195,16 +196,16 @@ class HttpService:
             each.unlink()
 
     def fault(self, *faults: tuple[str, str], headers: dict[str, str] | None = None) -> None:
-        """The next request of this kind (``commit``, …), each once: a status, or one of the constants."""
+        """Sets the faults of the next requests of a kind (``commit``, …): statuses or the constants above."""
         self._ask("POST", "/faults", [{"at": at, "do": do, "headers": headers or {}} for at, do in faults])
 
     def log(self) -> list[dict[str, Any]]:
-        """POSTs since it was started."""
+        """Returns the POST requests since the start."""
         found: list[dict[str, Any]] = self._ask("GET", "/log", None)
         return found
 
     def committed(self) -> list[bytes]:
-        """The bodies that readers see."""
+        """Returns the bodies that readers see."""
         return [each.read_bytes() for each in sorted((self.folder / "committed").iterdir())]
 
     def _ask(self, method: str, path: str, content: object) -> Any:
@@ -238,7 +239,7 @@ def serve(folder: str, port: str) -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", int(port)), Own) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         print("ready", flush=True)
-        while os.getppid() == parent:  # a test runner that is killed leaves nothing running
+        while os.getppid() == parent:  # ends with the test runner, even if that is killed
             time.sleep(1)
 
 

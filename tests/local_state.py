@@ -1,4 +1,4 @@
-"""Stores as an operator leaves them on a machine, made without Spark and Kafka; and what Kafka would say."""
+"""Creates an operator's local stores without Spark and Kafka, and fakes the answers of Kafka."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def record(batch_id: int, shard: int, attempt: str = "") -> BatchRecord:
 
 
 class Machine:
-    """The state directory of one store, and the changelog that goes with it.
+    """The state directory of one store on one machine, and its changelog.
 
     Attributes:
         ends: committed end of each shard's changelog.
-        committed: batch of each shard that Kafka's token names.
-        logs: the changelog: what was committed to each shard, in order.
+        committed: for each shard, the batch that the token in Kafka names.
+        logs: the changelog: the changes committed to each shard, in order.
     """
 
     def __init__(self, root: Path, processor: ShardProcessor, keys: Sequence[str], shards: int = 3) -> None:
@@ -57,7 +57,7 @@ class Machine:
     def batch(
         self, batch_id: int, rows: pa.RecordBatch, *, only: Sequence[int] | None = None, attempt: str = ""
     ) -> None:
-        """The tasks of a micro-batch: each promotes what is committed, and leaves its changes pending."""
+        """Runs the tasks of a micro-batch: each promotes committed changes, and leaves its own pending."""
         placed = shards_of([rows.column(name) for name in self.keys], self.shards)
         seen = []
         for shard in range(self.shards) if only is None else only:
@@ -82,14 +82,14 @@ class Machine:
         )
 
     def commit(self) -> None:
-        """The sink's transaction: what is pending last is in Kafka now."""
+        """Commits, as the sink's transaction does, so that the last pending changes are in Kafka."""
         for shard, (kept, changes) in self._staged.items():
             self.committed[shard] = kept
             self.logs[shard] += changes
             self.ends[shard] = len(self.logs[shard])
 
     def promote(self, shard: int) -> None:
-        """As the next task of the shard begins."""
+        """Promotes committed changes, as the shard's next task does when it begins."""
         with self.open(shard) as store:
             self._promote(store, shard)
 

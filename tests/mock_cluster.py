@@ -1,12 +1,12 @@
-"""librdkafka's mock cluster: brokers in threads of this process, real TCP, errors on demand.
+"""librdkafka's mock cluster: brokers in threads of this process that return errors on demand.
 
-It speaks Kafka's protocol to real clients, so what is tested against it is what librdkafka does with an
-answer, not what we believe it does. It is no broker, though: it checks *classes*, not safety.
+Real clients talk to it over TCP, so tests see how librdkafka really reacts to an answer. But it is not a
+broker, so it can test how errors are handled, not whether transactions are safe:
 
-* TxnOffsetCommit is answered and forgotten: no transactional offset can ever be read back.
-* ``init_transactions`` neither aborts what an older owner left open nor raises an epoch.
-* It never says CONCURRENT_TRANSACTIONS by itself, and no transaction times out.
-* Its Fetch knows no isolation level: `mock_log` reads the markers instead.
+* It answers TxnOffsetCommit and forgets it, so transactional offsets can never be read back.
+* ``init_transactions`` neither aborts an older owner's transaction nor raises the epoch.
+* It never answers CONCURRENT_TRANSACTIONS by itself, and transactions do not time out.
+* Its Fetch ignores the isolation level; `mock_log` reads the control records instead.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from confluent_kafka import KafkaError, Producer, libversion
 from kafka_eos_source.kafka.native import client_pointer, function
 
 if libversion()[1] < 0x020F0000:
-    pytest.skip("librdkafka's mock writes no transaction markers before 2.15", allow_module_level=True)
+    pytest.skip("librdkafka's mock writes no control records before 2.15", allow_module_level=True)
 
 
 class Api(IntEnum):
-    """Requests, by their keys in Kafka's protocol."""
+    """API keys of requests in Kafka's protocol."""
 
     PRODUCE = 0
     FETCH = 1
@@ -44,10 +44,10 @@ class Api(IntEnum):
 
 
 class MockCluster:
-    """Brokers 1 to ``brokers``, alive until `close`. Cheap: a few milliseconds, one thread and one port each.
+    """Mock brokers 1 to ``brokers``, which run until `close` and start within milliseconds.
 
     Attributes:
-        bootstrap_servers: what clients connect to.
+        bootstrap_servers: the addresses that clients connect to.
     """
 
     def __init__(self, brokers: int = 1) -> None:
@@ -68,9 +68,9 @@ class MockCluster:
         self.close()
 
     def close(self) -> None:
-        """Ends the brokers. Clients see them gone."""
+        """Ends the brokers; clients lose their connections."""
         self._cluster = 0
-        self._host = None  # its last reference
+        self._host = None  # drops the last reference
 
     def create_topic(self, name: str, partitions: int) -> None:
         create = function("rd_kafka_mock_topic_create", c_int, c_void_p, c_char_p, c_int, c_int)
@@ -82,10 +82,10 @@ class MockCluster:
         )
 
     def fail(self, api: Api, *codes: int) -> None:
-        """The next requests of this kind, to any broker, are answered with these codes (0 = no error).
+        """Sets the error codes of the next requests of this kind to any broker (0 = no error).
 
-        ``KafkaError._TRANSPORT`` cuts the connection instead of answering. What is answered with an error
-        has no effect.
+        ``KafkaError._TRANSPORT`` cuts the connection instead of answering. A request that is answered with
+        an error has no effect.
         """
         errors = (c_int * len(codes))(*codes)
         push = function(
@@ -94,10 +94,10 @@ class MockCluster:
         push(self._cluster, api, len(codes), errors)
 
     def answer(self, broker: int, api: Api, *answers: tuple[int, int]) -> None:
-        """The next requests of this kind to ``broker`` are answered with these (code, delay in ms).
+        """Sets error code and delay in ms for the next requests of this kind to ``broker``.
 
-        They go before those of `fail`. A code of 0 with a delay longer than ``socket.timeout.ms`` is a
-        request that took effect and whose answer is lost.
+        They are used before those of `fail`. Code 0 with a delay longer than ``socket.timeout.ms`` makes a
+        request that takes effect and whose answer is lost.
         """
         push = function(
             "rd_kafka_mock_broker_push_request_error_rtts", c_int, c_void_p, c_int32, c_int16, c_size_t
@@ -106,7 +106,7 @@ class MockCluster:
         _check(push(self._cluster, broker, api, len(answers), *pairs))
 
     def unused_answers(self, broker: int, api: Api) -> int:
-        """How many of `answer` no request has fetched yet."""
+        """Returns how many answers of `answer` are not used yet."""
         count = c_size_t()
         ask = function(
             "rd_kafka_mock_broker_error_stack_cnt", c_int, c_void_p, c_int32, c_int16, POINTER(c_size_t)
@@ -115,7 +115,7 @@ class MockCluster:
         return count.value
 
     def clear_failures(self, api: Api) -> None:
-        """Takes back what of `fail` was not used."""
+        """Removes the answers of `fail` that were not used."""
         function("rd_kafka_mock_clear_request_errors", None, c_void_p, c_int16)(self._cluster, api)
 
     def set_coordinator(self, kind: Literal["transaction", "group"], key: str, broker: int) -> None:
@@ -127,7 +127,7 @@ class MockCluster:
         _check(move(self._cluster, topic.encode(), partition, broker))
 
     def set_down(self, broker: int) -> None:
-        """Cuts the broker's connections and takes no more. Leaders and coordinators stay where they are."""
+        """Stops a broker's network: it loses its connections, but stays leader and coordinator."""
         _check(function("rd_kafka_mock_broker_set_down", c_int, c_void_p, c_int32)(self._cluster, broker))
 
     def set_up(self, broker: int) -> None:
@@ -139,7 +139,7 @@ class MockCluster:
         _check(delay(self._cluster, broker, rtt_ms))
 
     def requests(self) -> Counter[int]:
-        """How many requests of each kind (`Api`) the brokers have got so far."""
+        """Returns how many requests of each kind (`Api`) the brokers have received."""
         count = c_size_t()
         get = function("rd_kafka_mock_get_requests", c_void_p, c_void_p, POINTER(c_size_t))
         found = get(self._cluster, ctypes.byref(count))
@@ -153,4 +153,4 @@ class MockCluster:
 
 
 def _check(code: int) -> None:
-    assert code == 0, f"the mock cluster refuses: {KafkaError(code).str()}"
+    assert code == 0, f"the mock cluster refused the call: {KafkaError(code).str()}"

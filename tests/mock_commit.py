@@ -1,8 +1,8 @@
-"""One batch through the product's own machine, over its own client, against a mock cluster; and the verdict.
+"""Commits one batch with the real commit code and real clients on a mock cluster, and checks the result.
 
-Nothing of the product is replaced. Its producer is watched, and what the mock forgets is put back: the
-offsets that a transaction carried are written to the group once its commit marker is in the log, and only
-then, so that the product finds its token where, and as, a broker would hold it.
+No part of the product is replaced. This module watches the producer and adds what the mock cluster lacks: it
+writes the offsets of a transaction to the group once the transaction's commit control record is in the log,
+so that the product finds its token where a real broker would keep it.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ ROWS = 10
 
 
 class MockKafka:
-    """`KafkaClients` on a mock cluster, watched.
+    """`KafkaClients` on a mock cluster that record every transactional call.
 
     Attributes:
-        calls: transactional calls of the product, in their order.
-        before: what to do before the next call of a name, once.
+        calls: the product's transactional calls, in order.
+        before: functions to run once, before the next call of a name.
     """
 
     def __init__(self, mock: MockCluster, **kafka: str) -> None:
-        """``kafka``: more properties of the client, with ``_`` for ``.``."""
+        """Creates the clients; ``kafka`` holds more client properties, with ``_`` for ``.``."""
         self.mock = mock
         self.calls: list[str] = []
         self.before: dict[str, Callable[[], object]] = {}
@@ -89,23 +89,25 @@ class MockKafka:
         self.before.pop(call, lambda: None)()
 
     def sent(self, offsets: Collection[GroupOffset] | None) -> None:
-        """What the open transaction carries; None = nothing yet."""
+        """Records the offsets that the open transaction carries; None = none yet."""
         self._sent = None if offsets is None else list(offsets)
 
     def settle(self) -> None:
-        """Gives the group the offsets of a transaction that was committed since the last look."""
+        """Writes a transaction's offsets to the group if it was committed since the last call."""
         ends = [commits(self._log(partition)) for partition in range(OUTPUT_PARTITIONS)]
         assert len(set(ends)) == 1, f"a transaction ended in one partition and not in another: {ends}"
         if ends[0] == self._settled:
             return
-        assert ends[0] == self._settled + 1, "two transactions were committed, and nobody looked between"
-        assert self._sent is not None, "records were committed without token"
+        assert ends[0] == self._settled + 1, (
+            "two transactions were committed between two calls of this method"
+        )
+        assert self._sent is not None, "records were committed without a token"
         self._settled = ends[0]
         self.hold(self._sent)
         self._sent = None
 
     def hold(self, offsets: Collection[GroupOffset]) -> None:
-        """Makes ``offsets`` the group's."""
+        """Commits ``offsets`` for the group."""
         consumer = Consumer({**self.kafka, "group.id": APPLICATION_ID})
         try:
             consumer.commit(
@@ -119,14 +121,14 @@ class MockKafka:
             consumer.close()
 
     def token(self) -> Token | None:
-        """The token of the last batch that the group holds; None = only the genesis token."""
+        """Returns the newest token in the group; None if it is only the genesis token."""
         wanted = {SOURCE, TopicPartition(OUTPUT, 0)}
         found = self._clients.group_offsets(APPLICATION_ID, wanted, Deadline.after_seconds(20))
         found_token = newest(found.values())
         return None if found_token is not None and found_token.sequence == 0 else found_token
 
     def visible(self) -> list[str]:
-        """Values of all committed records."""
+        """Returns the values of all committed records."""
         return [
             (value or b"").decode()
             for partition in range(OUTPUT_PARTITIONS)
@@ -138,7 +140,7 @@ class MockKafka:
 
 
 class WatchedProducer:
-    """A `TransactionalProducer` that says what is done with it."""
+    """A `TransactionalProducer` that records the calls made to it."""
 
     def __init__(self, producer: TransactionalProducer, kafka: MockKafka) -> None:
         self._producer = producer
@@ -158,7 +160,7 @@ class WatchedProducer:
         self._producer.begin()
 
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
-        """None: the mock cluster has no topic ids."""
+        """Returns no ids, because the mock cluster has none."""
         return {}
 
     def flush(self, deadline: Deadline) -> None:
@@ -180,7 +182,7 @@ class WatchedProducer:
 
 
 def request(batch_id: int = 0) -> CommitRequest:
-    """Batch ``batch_id`` of one query that reads ``in`` and writes ``out``."""
+    """Returns batch ``batch_id`` of a query that reads topic ``in`` and writes topic ``out``."""
     return CommitRequest(
         batch=Batch(
             application_id=APPLICATION_ID,
@@ -199,14 +201,14 @@ def request(batch_id: int = 0) -> CommitRequest:
 
 
 def values(batch_id: int = 0, rows: int = ROWS) -> list[str]:
-    """Of one batch, as it is read: by the task."""
+    """Returns the values of one batch."""
     return [f"{batch_id}:{row}" for row in range(rows)]
 
 
 def staged(values: Sequence[str], *, timestamps: bool = False) -> StagedRows:
-    """Rows as a task stages them, by turns for each output partition.
+    """Returns staged rows, spread over the output partitions.
 
-    ``timestamps``: each row has one, so that it is produced by a call of its own and not with its batch.
+    With ``timestamps``, each row has one, so that the producer sends rows one by one and not in batches.
     """
     columns = {
         "value": pa.array([value.encode() for value in values]),
@@ -226,7 +228,7 @@ def commit(
     rows: StagedRows | None = None,
     deadline: Deadline | None = None,
 ) -> Result:
-    """As `commit.session` does it; ``rows``: None = the `values` of the batch; ``deadline``: None = far off.
+    """Commits a batch as `commit.session` does; by default with the batch's `values` and a far deadline.
 
     Raises:
         KafkaEosError: as `Commit.run`.
@@ -237,17 +239,17 @@ def commit(
 
 
 def far_off() -> Deadline:
-    """That of the product, if nobody says other."""
+    """Returns a deadline of five minutes, the product's default."""
     return Deadline.after_seconds(300)
 
 
 def shorten(deadline: Deadline, seconds: float) -> None:
-    """Moves a deadline that is in use, so that time runs out in one certain step, however slow the others."""
+    """Moves a deadline that is in use, so that time runs out in exactly one step of the commit."""
     object.__setattr__(deadline, "at", time.monotonic() + seconds)
 
 
 def look(kafka: MockKafka) -> tuple[list[str], Token | None]:
-    """What readers see, sorted, and the group's token; the one without the other is refused."""
+    """Returns the visible values, sorted, and the group's token; fails if only one of them exists."""
     kafka.settle()
     visible, token = kafka.visible(), kafka.token()
     assert bool(visible) == (token is not None), f"{len(visible)} records are visible, the token is {token}"

@@ -1,8 +1,8 @@
-"""The log of a mock cluster's partition as it lies there: records *and* markers, read without librdkafka.
+"""Reads a mock cluster's partition without librdkafka: records and control records.
 
-A consumer cannot tell on the mock what was committed: its Fetch knows no isolation level. The markers are in
-the log, though, so one Fetch (v4) by hand and a reader of record batches (KIP-98's format 2) tell it. It is a
-second implementation besides the one that wrote the records.
+A consumer cannot see on the mock what was committed, because the mock's Fetch ignores the isolation level.
+But the log holds the control records. This module sends a Fetch (v4) itself and parses the record batches
+(format 2 of KIP-98), independently of the code that wrote them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SECONDS = 20.0
 
 
 class Marker(Enum):
-    """The end of a transaction, as control records say it."""
+    """The type of a control record, which ends a transaction."""
 
     ABORT = 0
     COMMIT = 1
@@ -34,10 +34,10 @@ class Entry:
     """One record, or the end of a transaction.
 
     Attributes:
-        offset: in the partition.
-        producer_id: of the writer; the mock gives a new one with every ``init_transactions``.
-        value: of a record.
-        marker: None = it is a record.
+        offset: the offset in the partition.
+        producer_id: the writer's id; the mock assigns a new one at every ``init_transactions``.
+        value: the value of a record.
+        marker: the type of a control record; None for an ordinary record.
     """
 
     offset: int
@@ -47,7 +47,7 @@ class Entry:
 
 
 def read(bootstrap_servers: str, topic: str, partition: int) -> list[Entry]:
-    """All that is in the partition now, whoever leads it."""
+    """Returns everything in the partition now, from whichever broker leads it."""
     for address in bootstrap_servers.split(","):
         host, port = address.rsplit(":", 1)
         with socket.create_connection((host, int(port)), _SECONDS) as connection:
@@ -58,14 +58,14 @@ def read(bootstrap_servers: str, topic: str, partition: int) -> list[Entry]:
                     break
                 assert error == 0, f"fetching {topic}-{partition}: error {error}"
                 entries += _entries(records)
-                # the mock's offsets have no gaps: nothing is compacted or deleted there
+                # the mock compacts and deletes nothing, so offsets have no gaps
                 if len(entries) == end:
                     return entries
     raise AssertionError(f"no broker of {bootstrap_servers} leads {topic}-{partition}")
 
 
 def committed(entries: list[Entry]) -> list[bytes | None]:
-    """What a reader with ``isolation.level=read_committed`` sees: values, in their order."""
+    """Returns the values that a ``read_committed`` reader sees, in order."""
     ends = [(each.producer_id, each.offset, each.marker) for each in entries if each.marker is not None]
 
     def end_of(record: Entry) -> Marker | None:
@@ -78,12 +78,12 @@ def committed(entries: list[Entry]) -> list[bytes | None]:
 
 
 def commits(entries: list[Entry]) -> int:
-    """Transactions that were committed in this partition."""
+    """Returns the number of transactions that were committed in this partition."""
     return sum(each.marker is Marker.COMMIT for each in entries)
 
 
 def _fetch(connection: socket.socket, topic: str, partition: int, offset: int) -> tuple[int, int, bytes]:
-    """Error code, end of the log, and record batches from ``offset`` on."""
+    """Returns error code, end of the log, and the record batches from ``offset`` on."""
     name = _string(topic)
     body = struct.pack(">hhi", _FETCH, _VERSION, 0) + _string("mock-log")
     body += struct.pack(">iiiib", -1, 0, 0, 1 << 24, 0)  # replica, wait, min, max bytes, isolation
@@ -95,20 +95,20 @@ def _fetch(connection: socket.socket, topic: str, partition: int, offset: int) -
     # correlation id, throttle time, one topic, one partition
     at = 4 + 4 + 4 + len(name) + 4 + 4
     error, end, _stable, aborted = struct.unpack_from(">hqqi", answer, at)
-    assert aborted <= 0, "the mock has learnt of aborted transactions: use its answer"
+    assert aborted <= 0, "the mock now reports aborted transactions: use its answer"
     at += struct.calcsize(">hqqi")
     (length,) = struct.unpack_from(">i", answer, at)
     return error, end, answer[at + 4 : at + 4 + max(0, length)]
 
 
 def _entries(records: bytes) -> Iterator[Entry]:
-    """Of whole record batches (format 2), uncompressed."""
+    """Parses whole, uncompressed record batches (format 2)."""
     at = 0
     while at + _HEADER_BYTES <= len(records):
         first, length = struct.unpack_from(">qi", records, at)
         (attributes,) = struct.unpack_from(">h", records, at + 21)
         producer_id, _epoch, _sequence, count = struct.unpack_from(">qhii", records, at + 43)
-        assert attributes & 0x07 == 0, "compressed batches are not read"
+        assert attributes & 0x07 == 0, "compressed batches are not supported"
         position = at + _HEADER_BYTES
         for _ in range(count):
             size, position = varint(records, position)
@@ -124,7 +124,7 @@ def _entries(records: bytes) -> Iterator[Entry]:
 
 
 def _record(records: bytes, position: int) -> tuple[int, bytes | None, bytes | None]:
-    """Offset (relative to the batch), key and value."""
+    """Parses a record: its offset relative to the batch, its key and its value."""
     position += 1  # attributes
     _, position = varint(records, position)  # timestamp
     offset, position = varint(records, position)

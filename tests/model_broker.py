@@ -1,6 +1,6 @@
-"""A pure model of what the commit needs of Kafka: epochs, one open transaction, a group's offsets.
+"""An in-memory model of the parts of Kafka that a commit uses: epochs, transactions and group offsets.
 
-Faults are put in at any call, before it takes effect or after (an answer that got lost).
+A test can inject a fault at any call, before the call takes effect or after it (a lost answer).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOKENS = "tokens"
 
 @dataclass
 class Fault:
-    """Raise ``error`` at the next call named ``call``. What is no `Exception` kills the process."""
+    """Raises ``error`` at the next call named ``call``; a `BaseException` kills the process."""
 
     call: str
     error: BaseException
@@ -30,7 +30,7 @@ class Fault:
 
 @dataclass
 class ModelBroker:
-    """One cluster, one transactional id."""
+    """A cluster with a single transactional id."""
 
     topics: dict[str, int] = field(default_factory=lambda: {"in": 2, "out": 2, "__consumer_offsets": 5})
     ids: dict[str, str] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class ModelBroker:
 
 @dataclass
 class ModelTokens:
-    """The token topic, as the commit sees it."""
+    """The token topic, as the commit uses it."""
 
     broker: ModelBroker
     name: str = TOKENS
@@ -206,7 +206,7 @@ class ModelProducer:
 
 
 class ModelRows:
-    """Staged rows that hold their own text."""
+    """Staged rows that are kept in memory."""
 
     def __init__(self, rows: Iterable[str], shards: Sequence[ShardReport] = ()) -> None:
         self._rows = list(rows)

@@ -1,6 +1,6 @@
-"""Runs that went as they should, made up: batches, kills, replays, and readers at work all the while.
+"""Generates correct runs with batches, kills, replays and concurrent readers, to test the history checker.
 
-And what may go wrong with one: each mutation changes a run in one place, and says what must be found.
+Each mutation breaks such a run in one place and returns the finding that the checker must report.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from kafka_eos_source.testing.history import (
     Txn,
 )
 
-#: The batch id of what feeds the source.
+#: Batch id for the transactions that feed the source.
 FEED = -1
 
-#: How an attempt ends: its outcome, whether its records are committed, whether its driver is gone.
+#: How a try at a batch ends: its phase, whether its records are committed, whether its driver has died.
 FATES = {
     "committed": (Phase.OK, True, False),
     "failed": (Phase.FAIL, False, False),
@@ -43,7 +43,7 @@ FATES = {
 
 @dataclass
 class Entry:
-    """A record in the output's log."""
+    """A record in the log of the output."""
 
     record: Record
     batch_id: int
@@ -54,7 +54,7 @@ class Entry:
 
 @dataclass
 class Run:
-    """What happened, before readers look at it."""
+    """Everything that happened in a run, except what readers saw."""
 
     txns: list[Operation[Txn]] = field(default_factory=list)
     logs: dict[int, list[Entry]] = field(default_factory=lambda: defaultdict(list))
@@ -79,7 +79,7 @@ class Run:
 
 
 def batches(random: Random) -> Iterator[Txn]:
-    """Micro-batches over a source with gaps; each key is in one source partition."""
+    """Plans micro-batches over a source whose offsets have gaps; each key is in one partition."""
     keys = [f"k{i}" for i in range(random.randint(1, 5))]
     sources, targets = random.randint(1, 3), random.randint(1, 3)
     position: dict[int, int] = {partition: random.randint(0, 5) for partition in range(sources)}
@@ -95,9 +95,9 @@ def batches(random: Random) -> Iterator[Txn]:
                     key = random.choice(mine)
                     last[key] += 1
                     reads.append(Record("in", partition, position[partition], key, f"{key}:{last[key]}"))
-                position[partition] += 1  # without a record: a control record, or one that was aborted
+                position[partition] += 1  # an offset without a record: a control record or an aborted record
             ranges.append(SourceRange("in", partition, start, position[partition]))
-        kept = [record for record in reads if random.random() < 0.9]  # a filter of the query's
+        kept = [record for record in reads if random.random() < 0.9]  # the query filters some rows
         sends = [
             Send("out", int(each.key[1:]) % targets if names_partitions else None, each.key, each.value)
             for each in kept
@@ -107,7 +107,7 @@ def batches(random: Random) -> Iterator[Txn]:
 
 
 def write(random: Random, *, finish: bool) -> Run:
-    """A driver's part of a run. ``finish``: the last batch is acknowledged, whatever it takes."""
+    """Generates the driver's part of a run; ``finish`` retries until the last batch is acknowledged."""
     run = Run()
     clock, drivers = count(1000, 1000), count()
     process = f"driver-{next(drivers)}"
@@ -126,12 +126,12 @@ def write(random: Random, *, finish: bool) -> Run:
                 _append(run, txn, partial, targets, commits, next(clock), next(clock))
                 visible = commits
             elif phase is Phase.FAIL:
-                phase = Phase.OK  # it finds the token of an earlier attempt
+                phase = Phase.OK  # the driver finds the token of an earlier try
             completed_ns = next(clock) if phase is not None else None
             if fate == "fenced" and phase is Phase.FAIL and completed_ns is not None:
                 completed_ns += (
                     random.randint(0, 30) * 1000 + 1 + txn.batch_id
-                )  # a zombie, which says it late
+                )  # a zombie that reports its outcome late
             run.txns.append(Operation(process, phase or Phase.INFO, invoked_ns, completed_ns, txn))
             if gone:
                 now_ns = next(clock)
@@ -144,7 +144,7 @@ def write(random: Random, *, finish: bool) -> Run:
 
 
 def _feed(records: list[Record]) -> Operation[Txn]:
-    """Where the source's records are from."""
+    """Generates the transactions that wrote the source's records."""
     sends = tuple(Send("in", each.partition, each.key, each.value) for each in records)
     return Operation("feeder", Phase.OK, 1, 2, Txn("feeder", FEED, sends=sends))
 
@@ -161,7 +161,7 @@ def _append(
         log = run.logs[partition]
         record = Record("out", partition, _next(log), send.key, send.value)
         log.append(Entry(record, txn.batch_id, committed, written_ns, decided_ns))
-    for partition in touched:  # the marker
+    for partition in touched:  # the control record
         run.logs[partition].append(
             Entry(
                 Record("", partition, _next(run.logs[partition]), None, ""),
@@ -178,7 +178,7 @@ def _next(log: list[Entry]) -> int:
 
 
 def read(random: Random, run: Run) -> Run:
-    """Readers' part of a run: some work during it, and at least one reads all of it."""
+    """Generates the readers' part of a run: some read during it, and at least one reads everything."""
     unique = count(1)
     for number in range(random.randint(1, 3)):
         isolation = READ_UNCOMMITTED if number and random.random() < 0.3 else READ_COMMITTED
@@ -188,7 +188,7 @@ def read(random: Random, run: Run) -> Run:
             at_ns = at * 1000 + next(unique) % 1000
             _poll(run, f"reader-{number}", isolation, position, at_ns, random.randint(0, 8))
         if number and random.random() < 0.5:
-            continue  # it does not live to see the end
+            continue  # this reader is killed before the end
         at_ns = run.end_ns + next(unique) % 1000
         while any(position[partition] < len(log) for partition, log in run.logs.items()):
             at_ns += 1000
@@ -208,12 +208,12 @@ def _poll(run: Run, process: str, isolation: str, position: dict[int, int], at_n
     run.polls.append(Operation(process, Phase.OK, None, at_ns, Poll(tuple(records), isolation)))
 
 
-#: Changes a run, says what must be found; None if it holds nothing that could be changed so.
+#: Breaks a run and returns the finding that must be reported; None if the run offers no place for it.
 Mutation = Callable[[Random, Run], "set[Anomaly] | None"]
 
 
 def drop_one(random: Random, run: Run) -> set[Anomaly] | None:
-    """A record that was acknowledged is not there."""
+    """Removes an acknowledged record."""
     some = [entry for entry in run.entries() if entry.committed and run.outcome(entry.batch_id) is Phase.OK]
     if not some:
         return None
@@ -222,7 +222,7 @@ def drop_one(random: Random, run: Run) -> set[Anomaly] | None:
 
 
 def tear(random: Random, run: Run) -> set[Anomaly] | None:
-    """Some records of a transaction are there, some are not."""
+    """Removes some records of a transaction, but not all."""
     of_batch = defaultdict(list)
     for entry in run.entries():
         if entry.committed:
@@ -236,7 +236,7 @@ def tear(random: Random, run: Run) -> set[Anomaly] | None:
 
 
 def double_one(random: Random, run: Run) -> set[Anomaly] | None:
-    """A record is there twice, wherever the second one is."""
+    """Adds a second copy of a record anywhere."""
     some = [entry for entry in run.entries() if entry.committed]
     if not some:
         return None
@@ -248,7 +248,7 @@ def double_one(random: Random, run: Run) -> set[Anomaly] | None:
 
 
 def swap_two(random: Random, run: Run) -> set[Anomaly] | None:
-    """Two records of a key stand in each other's place."""
+    """Swaps two records of a key."""
     of_key = defaultdict(list)
     for entry in run.entries():
         if entry.committed:
@@ -265,7 +265,7 @@ def swap_two(random: Random, run: Run) -> set[Anomaly] | None:
 
 
 def show_aborted(random: Random, run: Run) -> set[Anomaly] | None:
-    """Readers see the aborted records of an attempt. They are there again where it was tried again."""
+    """Shows readers the aborted records of a try. A later try may have written them again."""
     there = {entry.record.value for entry in run.entries() if entry.committed}
     some = [
         entry
@@ -295,12 +295,12 @@ def _moved(random: Random, run: Run, by: int) -> set[Anomaly] | None:
 
 
 def overlap(random: Random, run: Run) -> set[Anomaly] | None:
-    """A transaction reads again what the one before it read."""
+    """Lets a transaction read again what the one before it read."""
     return _moved(random, run, -1)
 
 
 def gap(random: Random, run: Run) -> set[Anomaly] | None:
-    """A transaction does not start where the one before it stopped."""
+    """Lets a transaction start at another offset than the one where its predecessor stopped."""
     return _moved(random, run, 1)
 
 
@@ -313,7 +313,7 @@ WRITTEN_WRONG: tuple[Mutation, ...] = (drop_one, tear, double_one, swap_two, sho
 
 
 def _by_partition(run: Run) -> dict[int, list[tuple[int, int]]]:
-    """By partition, in which poll and at what place in it `reader-0` saw what. A witness saw it too."""
+    """Returns, by partition, poll and place, what `reader-0` and at least one other reader saw."""
     seen = defaultdict(list)
     for number, each in enumerate(list(run.polls)):
         if each.process == "reader-0":
@@ -332,7 +332,7 @@ def _change(run: Run, number: int, change: Callable[[list[Record]], object]) -> 
 
 
 def skip(random: Random, run: Run) -> set[Anomaly] | None:
-    """A reader passes over a record that another one saw."""
+    """Lets a reader skip a record that another one saw."""
     some = [places[1:-1] for places in _by_partition(run).values() if len(places) > 2]
     if not some:
         return None
@@ -342,7 +342,7 @@ def skip(random: Random, run: Run) -> set[Anomaly] | None:
 
 
 def go_back(random: Random, run: Run) -> set[Anomaly] | None:
-    """A reader sees a record again."""
+    """Lets a reader see a record twice."""
     some = [places for places in _by_partition(run).values() if places]
     if not some:
         return None
@@ -354,7 +354,7 @@ def go_back(random: Random, run: Run) -> set[Anomaly] | None:
 
 
 def disagree(random: Random, run: Run) -> set[Anomaly] | None:
-    """Two readers see different values at an offset."""
+    """Lets two readers see different values at one offset."""
     some = [places for places in _by_partition(run).values() if places]
     if not some:
         return None

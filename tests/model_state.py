@@ -1,4 +1,4 @@
-"""A `StateAccess` that is a dict, to compare the store with and to run processors on."""
+"""A `StateAccess` backed by a dict: the reference for the store, and a fast state for processors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kafka_eos_source.state import layout
 
 
 class ModelState:
-    """Scans show the state at the time of the call, as the store's do."""
+    """A dict whose scans, like the store's, show the state at the time of the call."""
 
     def __init__(self) -> None:
         self.data: dict[bytes, bytes] = {}

@@ -124,7 +124,7 @@ class Clock:
 def plan(
     cluster: Cluster, *, streaming: bool = True, clock: Clock | None = None, **options: str
 ) -> SourcePlan:
-    """A plan of a run that begins now."""
+    """Returns the plan of a run that begins now."""
     return SourcePlan(read_options(streaming=streaming, **options), cluster, clock or Clock())
 
 
@@ -136,10 +136,10 @@ def read_options(*, streaming: bool = True, **options: str) -> Any:
 
 
 def over_the_wire(position: SourcePosition) -> SourcePosition:
-    """The position as it comes back from Spark, which keeps it as JSON."""
+    """Returns the position as it comes back from Spark, which keeps it as JSON."""
     return SourcePosition.from_json(position.to_json())
 
 
 def ranges(found: Iterable[tuple[OffsetRange, ...]]) -> set[tuple[TopicPartition, int, int]]:
-    """The ranges of tasks, in any order."""
+    """Returns the ranges of tasks, in any order."""
     return {(each.tp, each.start, each.end) for task in found for each in task}

@@ -1,4 +1,4 @@
-"""The benchmark's own arithmetic: what is counted when, what is wrong, what the tables say."""
+"""The arithmetic of the benchmarks: progress over time, detection of wrong output, and result tables."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ KEYS = 5
 
 
 def output(*records: tuple[int, int, int]) -> Output:
-    """Of (offset, key, count)."""
+    """Returns output records, given as (offset, key, count)."""
     part = Output()
     part.add(*(np.array(column, np.int64) for column in zip(*records, strict=True)))
     return part
@@ -62,14 +62,14 @@ def test_a_foreign_key_is_refused() -> None:
 
 @given(st.lists(st.integers(0, KEYS - 1), max_size=40), st.data())
 def test_what_is_visible_is_what_a_reader_would_count(keys: list[int], data: st.DataObject) -> None:
-    """However the counts are spread over partitions and told: each one, or only every other."""
+    """Progress is right however counts are spread over partitions, even if some counts are not written."""
     parts = [Output(), Output()]
     seen = [0] * KEYS
     told: list[list[tuple[int, int, int]]] = [[], []]
     for key in keys:
         seen[key] += 1
         if data.draw(st.booleans()):
-            told[key % 2].append((2 * len(told[key % 2]), key, seen[key]))  # markers lie between
+            told[key % 2].append((2 * len(told[key % 2]), key, seen[key]))  # control records lie between
     for part, records in zip(parts, told, strict=True):
         if records:
             part.add(*(np.array(column, np.int64) for column in zip(*records, strict=True)))
@@ -84,7 +84,7 @@ def test_what_is_visible_is_what_a_reader_would_count(keys: list[int], data: st.
 
 @dataclasses.dataclass
 class Message:
-    """As much of a client's message as is looked at."""
+    """The part of a client's message that the code uses."""
 
     at: int
     of: int = 0
@@ -124,7 +124,7 @@ def test_a_partition_that_cannot_be_read_is_an_error() -> None:
 
 @given(st.lists(st.lists(st.integers(0, KEYS - 1), max_size=12), max_size=4))
 def test_copies_count_their_keys(readings: list[list[int]]) -> None:
-    """Whatever is read at once; each copy is one record more, and one too many is seen."""
+    """Copies count one record each however many are read at once, and a duplicate is detected."""
     part, offset = Output(), 0
     for keys in readings:
         part.add_copies(np.arange(offset, offset + len(keys)), np.array(keys, np.int64))

@@ -31,7 +31,7 @@ def test_choose(environment: dict[str, str], engine: object, expected: str) -> N
 
 
 def test_docker_runs_the_same_kafka() -> None:
-    """The compose file says what the embedded broker's own properties say."""
+    """The compose file sets the same properties as the embedded broker."""
     compose = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
     assert f"image: {IMAGE}" in compose
     assert IMAGE.endswith(f":{KAFKA_VERSION}")

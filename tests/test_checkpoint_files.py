@@ -1,4 +1,4 @@
-"""The setting that writes a local checkpoint's files quickly: its class is found where Spark has it."""
+"""The setting for fast local checkpoint files finds Spark's class in each supported version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker holds for good is spared Python's search for cycles, and what a task leaves behind is not."""
+"""A worker's long-lived objects are exempt from garbage collection; cycles that a task leaves are not."""
 
 from __future__ import annotations
 

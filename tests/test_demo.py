@@ -1,4 +1,4 @@
-"""The demo's parts that need neither broker nor JVM."""
+"""The parts of the demo that need neither a broker nor a JVM."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_the_table_shows_both_guarantees(counted: tuple[int, int] | None) -> Non
 
 
 def control_batch(offset: int, committed: bool, epoch: int) -> bytes:
-    """As ``EndTransactionMarker`` is written: key = version, type; value = version, coordinator epoch."""
+    """Encodes a control record: the key holds version and type, the value version and coordinator epoch."""
     key = struct.pack(">hh", 0, int(committed))
     value = struct.pack(">hi", 0, 0)
     record = bytes([0, 0, 0, len(key) << 1]) + key + bytes([len(value) << 1]) + value + b"\x00"
@@ -177,7 +177,7 @@ Spoil = Callable[[list[tuple[str, bytes]]], list[tuple[str, bytes]]]
 def test_the_exit_code_is_the_verdict(
     spoil: Spoil, exit_code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everything but Kafka and Spark: what is read back is made from the events that were sent."""
+    """Replaces Kafka and Spark: the records read back are made from the events that were sent."""
     names = flights.Names.of_the_data_set()
     sent: list[str] = []
 

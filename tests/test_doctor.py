@@ -1,4 +1,4 @@
-"""``kafka-eos doctor``: each check, passing and failing."""
+"""``kafka-eos doctor``: each check passes and fails when it should."""
 
 from __future__ import annotations
 

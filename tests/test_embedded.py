@@ -1,4 +1,4 @@
-"""The embedded Kafka without a JVM: the cache of jars, Java's version, ports, configuration."""
+"""The parts of the embedded Kafka that need no JVM: jar cache, Java version, ports and configuration."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def jar(path: Path, content: bytes) -> None:
 
 
 class Repository:
-    """Stands for Maven: fills a folder, and counts how often."""
+    """A fake Maven repository that fills a folder and counts the downloads."""
 
     def __init__(self, fails: int = 0, damages: int = 0) -> None:
         self.fetched = 0
@@ -118,7 +118,7 @@ def test_a_fetch_that_stays_damaged_is_said(tmp_path: Path) -> None:
 
 
 def test_one_process_at_a_time_fetches(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Another one waits, and then finds what the first one fetched."""
+    """A second process waits for the first download and then uses its jars."""
     repository = Repository()
     looked = threading.Event()
     with ThreadPoolExecutor() as pool:
@@ -136,7 +136,7 @@ def test_one_process_at_a_time_fetches(tmp_path: Path, capfd: pytest.CaptureFixt
 
 
 def test_a_whole_cache_is_used_without_its_lock(tmp_path: Path) -> None:
-    """It may be read-only, as in the image of a container."""
+    """A complete cache is used even if it is read-only, as in a container image."""
     folder = jars(BROKER, tmp_path, Repository())
     (tmp_path / "lock").unlink()
     assert jars(BROKER, tmp_path, Repository()) == folder
@@ -307,6 +307,6 @@ def test_the_command_line_gives_messages_and_not_tracebacks(
 
 
 def test_a_cluster_id_is_never_taken_for_an_option() -> None:
-    """One in 64 would be, and the start fail: kafka-storage reads ``-t -abc`` as two options."""
+    """A cluster id never begins with a hyphen, because kafka-storage reads ``-t -abc`` as two options."""
     made = iter([b"\xf8" + bytes(15), bytes(16)])
     assert new_cluster_id(lambda: next(made)) == "A" * 22

@@ -1,4 +1,4 @@
-"""Asking a listener which brokers it knows, against answers in Kafka's encoding."""
+"""The probe that asks a listener which brokers it knows, tested with answers in Kafka's encoding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def text(value: str) -> bytes:
 
 
 def metadata(*ids: int) -> bytes:
-    """Version 4: throttle time, brokers, and the rest, which is not looked at."""
+    """Encodes an answer of version 4: throttle time, brokers, and a rest that the probe ignores."""
     brokers = b"".join(
         struct.pack(">i", id_) + text("127.0.0.1") + struct.pack(">ih", 9092, -1) for id_ in ids
     )
@@ -27,7 +27,7 @@ def metadata(*ids: int) -> bytes:
 
 @contextmanager
 def listener(*answers: bytes) -> Iterator[tuple[int, list[bytes]]]:
-    """Gives these answers to what it is asked on one connection, then closes it."""
+    """Answers the requests of one connection with these answers, then closes it."""
     asked: list[bytes] = []
 
     def serve() -> None:
@@ -35,7 +35,7 @@ def listener(*answers: bytes) -> Iterator[tuple[int, list[bytes]]]:
         with connection, connection.makefile("rb") as incoming:
             for answer in answers:
                 asked.append(incoming.read(struct.unpack(">i", incoming.read(4))[0]))
-                for byte in struct.pack(">ii", len(answer) + 4, 1) + answer:  # in the smallest pieces
+                for byte in struct.pack(">ii", len(answer) + 4, 1) + answer:  # one byte at a time
                     connection.sendall(bytes([byte]))
 
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -1,4 +1,4 @@
-"""Failpoints do nothing unless armed, and fire once when told so."""
+"""Failpoints do nothing unless armed, and fire only once if armed with a file."""
 
 from __future__ import annotations
 

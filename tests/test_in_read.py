@@ -1,4 +1,4 @@
-"""A function in the read: its rows arrive at the sink as they left it, and what cannot work is refused."""
+"""A function in the read: its rows reach the sink unchanged, and unsupported uses are refused."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def rows_batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
 def test_rows_come_out_of_packed_batches_as_they_went_in(
     rows: list[pa.RecordBatch], size_bytes: int, together: bool
 ) -> None:
-    """However many packed batches Spark puts into a batch of its own, and however large they are."""
+    """Rows stay the same however many packed batches Spark puts into one batch, and whatever their size."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed, "PACKED_BATCH_BYTES", size_bytes)
         packed_batches = list(pack(rows, ROWS))
@@ -141,7 +141,7 @@ def test_rows_in_packed_batches_are_held_against_the_sinks_contract() -> None:
 
 
 def short_words(rows: Iterator[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-    """Those of a letter, twice."""
+    """Returns the rows of one letter, each twice."""
     for batch in rows:
         short = batch.filter(pa.compute.equal(pa.compute.utf8_length(batch["word"]), 1))
         given = pa.record_batch({"value": short["word"], "key": short["k"]})
@@ -169,7 +169,7 @@ def test_without_a_function_rows_stay_as_they_are() -> None:
     source = read_arrow_schema(False, COLUMNS.of_source)
     read = pa.RecordBatch.from_arrays([pa.array([b"\xff"]), pa.array([b"1"])], schema=source)
     (found,) = unpack(packed_batches_of(MapInRead(COLUMNS, out, None)([read])), out)
-    assert found["word"].view(pa.binary()).to_pylist() == [b"\xff"], "bytes that are no text stay"
+    assert found["word"].view(pa.binary()).to_pylist() == [b"\xff"], "bytes that are not UTF-8 stay unchanged"
     assert found["k"].to_pylist() == [b"1"]
 
 

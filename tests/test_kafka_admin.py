@@ -18,7 +18,7 @@ A = TopicPartition("t", 0)
 
 
 class Client:
-    """Returns these offsets or topic ids, one per request; repeats the last one. A KafkaError is raised."""
+    """A client that returns these answers, one per request, repeats the last one, and raises KafkaErrors."""
 
     answers: list[Any]
 
@@ -52,12 +52,12 @@ def source_admin(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> admin.Source
 
 
 def test_a_partition_without_offset_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen while a leader is being elected; taken for an offset it would look like lost data."""
+    """During a leader election there is no offset yet; using it as one would look like data loss."""
     assert source_admin(monkeypatch, OFFSET_INVALID, OFFSET_INVALID, 42).latest([A]) == {A: 42}
 
 
 def test_and_never_taken_for_an_offset(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker says at once that it does not know: it is asked for as long as if it did not answer."""
+    """A broker that does not know the offset is asked again until the timeout, as if it did not answer."""
     monkeypatch.setattr(admin, "_REQUEST_SECONDS", 0.1)
     with pytest.raises(UnavailableError, match=r"tried \d{2,} times"):
         source_admin(monkeypatch, OFFSET_INVALID).earliest([A])

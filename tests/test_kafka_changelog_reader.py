@@ -1,4 +1,4 @@
-"""What one look at a changelog partition comes to, over a scripted client."""
+"""The result of one read of a changelog partition, with a scripted client."""
 
 from __future__ import annotations
 

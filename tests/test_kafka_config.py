@@ -1,4 +1,4 @@
-"""``kafka.*`` options: translated, or refused with the way out; judged by librdkafka; secrets never shown."""
+"""``kafka.*`` options are translated or refused with a fix; librdkafka checks values; secrets stay hidden."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_what_exactly_once_needs_may_be_said_and_is_not_doubled(
     ],
 )
 def test_no_secret_is_ever_shown(name: str) -> None:
-    """Neither where it is refused, nor where it is written down."""
+    """A secret is shown neither in the error that refuses it nor anywhere it is logged."""
     assert SECRET not in str(masked({name: SECRET}))
     try:
         check_consumer({name: SECRET})
@@ -239,7 +239,7 @@ def test_one_property_by_two_names() -> None:
     ],
 )
 def test_what_exactly_once_cannot_live_with(kafka: dict[str, str], said: str) -> None:
-    """Found when options are parsed: librdkafka itself would say so in the commit, or not at all."""
+    """Settings that break exactly-once are refused at the start; librdkafka would fail later, or never."""
     with pytest.raises(InvalidOptionError) as caught:
         check_producer(kafka, exactly_once=True)
     assert said in caught.value.message
@@ -289,7 +289,10 @@ def test_idempotence_that_was_asked_for_is_not_given_up() -> None:
 
 
 def test_group_membership_has_no_effect_on_a_read() -> None:
-    """As in Spark, whose consumers are assigned too; some of them librdkafka refuses together."""
+    """Group membership settings are ignored, as in Spark, because consumers use assigned partitions.
+
+    librdkafka would refuse some of them in combination.
+    """
     java_s = {
         "session.timeout.ms": "400000",
         "max.poll.interval.ms": "1000",
@@ -303,7 +306,7 @@ def test_group_membership_has_no_effect_on_a_read() -> None:
 
 @pytest.mark.parametrize("name", [*WITHOUT_DEFAULT, *java.RENAMED.values()])
 def test_every_name_of_our_tables_is_real(name: str) -> None:
-    """librdkafka judges the value, so it has the name."""
+    """Every name in the product's tables exists: librdkafka complains about the value, not the name."""
     with Properties() as conf:
         try:
             conf.set(name, "x", stated_name=name, stated_value="x")

@@ -1,4 +1,4 @@
-"""Kafka's error codes land in the class whose action is right."""
+"""Each Kafka error code becomes the error class that names the right next action."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def error(code: int, *, fatal: bool = False, retriable: bool = False, abort: boo
 @pytest.mark.parametrize(
     ("failure", "expected"),
     [
-        # librdkafka flags PRODUCER_FENCED as abortable only: the name must win
+        # librdkafka flags PRODUCER_FENCED only as abortable, so the code must decide
         (error(KafkaError.PRODUCER_FENCED, abort=True), FencedError),
         (error(KafkaError._FENCED, fatal=True), FencedError),
         (error(KafkaError.INVALID_PRODUCER_EPOCH, fatal=True), FencedError),
-        # flagged abortable too, yet no retry heals them
+        # these are flagged as abortable too, although a retry does not help
         (error(KafkaError.TOPIC_AUTHORIZATION_FAILED, abort=True), AuthorizationError),
         (error(KafkaError.GROUP_AUTHORIZATION_FAILED, abort=True), AuthorizationError),
         (error(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, fatal=True), AuthorizationError),
@@ -71,9 +71,9 @@ def test_fencing_and_transience_are_seen_in_exceptions_too() -> None:
     [KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.OFFSET_NOT_AVAILABLE],
 )
 def test_a_leader_that_moves_is_asked_again(code: int) -> None:
-    """Seen while brokers restart one after the other; librdkafka flags none of them."""
+    """Errors of a moving leader are retried, although librdkafka does not flag them as retriable."""
     assert is_transient(error(code))
-    assert not is_fenced(error(code)), "a partition's leader is fenced, no producer"
+    assert not is_fenced(error(code)), "this error fences a partition's leader, not the producer"
 
 
 def test_unreachable_names_the_option_its_value_and_the_wait() -> None:

@@ -1,4 +1,4 @@
-"""The fast path's array of messages, the routing by topic, and the rule of the clean producer."""
+"""The producer's fast path, its routing by topic, and the rule that decides whether it is clean."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _BYTES = st.lists(st.none() | st.binary(max_size=20), max_size=30)
 
 
 def at(address: int, length: int) -> bytes | None:
-    """What the client will read there."""
+    """Returns what the client will read at a message's address."""
     return None if address == 0 else ctypes.string_at(address, length)
 
 
 @given(_BYTES, st.integers(0, 5), st.integers(0, 30))
 def test_every_message_points_at_its_bytes(values: list[bytes | None], start: int, length: int) -> None:
-    """Null is NULL, empty is not; slices start where they start."""
+    """A null is NULL and an empty value is not; slices of an array point at the right bytes."""
     array = pa.array(values, pa.binary()).slice(start, length)
     batch = librdkafka.messages(array, array, None)
     wanted = values[start : start + length]
@@ -94,10 +94,10 @@ def test_one_commit_answered_at_the_first_try_is_clean() -> None:
 @pytest.mark.parametrize(
     "after",
     [
-        [(5, 1, 0, 2), (0, 0, 0, 0)],  # two EndTxn for one commit: an answer was lost
-        [(3, 1, 0, 2), (0, 0, 0, 0)],  # none: what committed then?
+        [(5, 1, 0, 2), (0, 0, 0, 0)],  # two EndTxn requests for one commit: an answer was lost
+        [(3, 1, 0, 2), (0, 0, 0, 0)],  # no EndTxn at all, so something else committed
         [(4, 2, 0, 2), (0, 0, 0, 0)],  # a retry
-        [(4, 1, 1, 2), (0, 0, 0, 0)],  # a time-out
+        [(4, 1, 1, 2), (0, 0, 0, 0)],  # a timeout
         [(4, 1, 0, 2), (0, 0, 0, 1)],  # a connection was cut, even another broker's
     ],
 )
@@ -136,7 +136,7 @@ def test_a_producer_closes_with_records_that_were_not_sent() -> None:
 
 @pytest.mark.parametrize("columns", [{}, {"timestamp": pa.array([5])}], ids=["plain", "timestamp"])
 def test_without_a_transaction_no_record_is_lost_unsaid(columns: dict[str, pa.Array]) -> None:
-    """No broker takes it in time: whoever waits for the answers hears of it."""
+    """Without a transaction, a record that no broker accepts in time makes `flush` fail."""
     config = {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 100, "log_level": 0}
     producer = RecordProducer(config, "test")
     try:
@@ -149,7 +149,7 @@ def test_without_a_transaction_no_record_is_lost_unsaid(columns: dict[str, pa.Ar
 
 
 def test_whoever_serves_the_clients_events_may_be_told_of_a_fatal_error() -> None:
-    """The client raises it in `flush` or in the polling thread, whichever comes first; neither dies of it."""
+    """A fatal error is reported whether `flush` or the polling thread receives it first."""
     for _ in range(20):
         producer = RecordProducer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, "test")
         try:

@@ -1,4 +1,4 @@
-"""Topics that are made here: what the cluster's answers come to. A scripted client instead of brokers."""
+"""`TopicAdmin` creates and describes topics correctly for each answer of a scripted cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Answer = Any
 
 
 class Client:
-    """Gives these answers, one a request, the last one for ever; a code is an error."""
+    """A client that returns these answers, one per request, and repeats the last; a code is an error."""
 
     def __init__(self, answers: list[Answer], complaints: list[KafkaError]) -> None:
         self._answers, self._complaints = answers, complaints

@@ -1,4 +1,4 @@
-"""The C kernel and its Python twin read the same, byte for byte, from real clients on a mock cluster."""
+"""The C kernel and its Python twin read the same bytes, with real clients on a mock cluster."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def writer(mock: MockCluster) -> Writer:
 
 
 class Writer:
-    """Writes to new topics, raw where confluent-kafka would not."""
+    """Writes to new topics, with raw requests for records that confluent-kafka cannot produce."""
 
     def __init__(self, mock: MockCluster) -> None:
         self._mock = mock
@@ -126,7 +126,7 @@ def whole(topic: str, end: int, partition: int = 0) -> OffsetRange:
 
 
 def as_bytes(batches: Sequence[pa.RecordBatch]) -> list[bytes]:
-    """What Spark gets. Of a slice, Arrow pads with what lies behind it, so each is laid out anew before."""
+    """Returns the bytes that Spark gets. Slices are copied first, because Arrow would pad them."""
     return [
         pa.RecordBatch.from_arrays(
             [pa.concat_arrays([column]) for column in batch.columns], schema=batch.schema
@@ -148,7 +148,7 @@ headers = st.none() | st.lists(st.tuples(names, st.none() | st.binary(max_size=5
 records = st.tuples(binaries, binaries, headers, st.integers(1, 4_102_444_800_000))
 
 
-# -- the same
+# -- both read the same
 
 
 @needs_kernel
@@ -235,7 +235,7 @@ def test_one_record_larger_than_a_column_is_named(
 
 
 class taking:  # noqa: N801
-    """The messages of a range without gaps, as runs; nothing is behind them."""
+    """Returns the messages of a range without gaps, as runs, with nothing after them."""
 
     def __init__(self, kind: type[AssignedConsumer], mock: MockCluster, wanted: OffsetRange) -> None:
         self._consumer = kind(conf(mock))
@@ -259,7 +259,7 @@ class taking:  # noqa: N801
 
 @needs_kernel
 def test_header_names_that_are_not_utf8_say_the_same(mock: MockCluster, writer: Writer) -> None:
-    """Every boundary of the Unicode standard's table of well-formed sequences, against Python's decoder."""
+    """Invalid UTF-8 gives the same error, at every boundary of Unicode's table of well-formed sequences."""
     leads = [b"", b"a", b"\xc1", b"\xc2", b"\xdf", b"\xe0", b"\xed", b"\xef", b"\xf0", b"\xf4", b"\xf5"]
     tails = [b"", b"\x7f", b"\x80", b"\x8f", b"\x90", b"\x9f", b"\xa0", b"\xbf", b"\xc0"]
     raw = [lead + tail + more for lead in leads for tail in tails for more in (b"", b"\x80", b"\x80\x80")]
@@ -316,7 +316,7 @@ def test_control_records_end_ranges_and_are_no_rows(mock: MockCluster, writer: W
         producer.begin_transaction()
         producer.produce(topic, b"%d" % batch, partition=0)
         producer.commit_transaction(30)
-    for end in range(1, 7):  # records at 0, 2, 4; the end of a transaction behind each
+    for end in range(1, 7):  # records at 0, 2, 4, each followed by a control record
         twin, kernels = (read(kind, mock, [whole(topic, end)]) for kind in BOTH)
         assert as_bytes(kernels) == as_bytes(twin)
         assert kernels[0]["offset"].to_pylist() == [at for at in (0, 2, 4) if at < end]
@@ -348,7 +348,7 @@ def test_what_is_lost_is_told_the_same(mock: MockCluster, writer: Writer) -> Non
 def test_a_topic_that_is_not_there_is_the_reason_of_the_time_out(
     mock: MockCluster, kind: type[AssignedConsumer]
 ) -> None:
-    """librdkafka puts an error for the client's callback into the partition's queue."""
+    """A timeout names the missing topic, from an error that librdkafka puts into the partition's queue."""
     with pytest.raises(
         UnavailableError, match=r"no records of never-0 arrived .*: never \[0\]: .*Unknown topic"
     ):
@@ -374,7 +374,7 @@ def test_errors_of_fetches(mock: MockCluster, writer: Writer, kind: type[Assigne
 @needs_kernel
 @both
 def test_a_wait_ends_with_what_comes(mock: MockCluster, writer: Writer, kind: type[AssignedConsumer]) -> None:
-    """Nothing is there, and fewer records come than were asked for: the wait ends with the first."""
+    """A wait ends with the first records that arrive, even if they are fewer than requested."""
     topic = writer.topic()
     tp = TopicPartition(topic, 0)
     consumer = kind(conf(mock))
@@ -392,7 +392,10 @@ def test_a_wait_ends_with_what_comes(mock: MockCluster, writer: Writer, kind: ty
 
 @needs_kernel
 def test_assigned_again_and_moved_it_reads_from_there(mock: MockCluster, writer: Writer) -> None:
-    """Fetching that ends takes its forward along, at a moment of librdkafka's choice."""
+    """A consumer that is assigned or moved reads from the new position.
+
+    When librdkafka stops fetching, it removes the queue's forwarding at some later moment.
+    """
     topic = writer.topic(2)
     for partition in (0, 1):
         writer.write(topic, [(None, b"%d" % at, None, 1) for at in range(100)], partition)
@@ -411,7 +414,7 @@ def test_assigned_again_and_moved_it_reads_from_there(mock: MockCluster, writer:
         assert next_offset() == (first, start + 10)
         consumer.assign({first: 90, second: start + 20})
         consumer.drop([first])
-        while (found := next_offset())[0] == first:  # fetched before it was dropped
+        while (found := next_offset())[0] == first:  # fetched before the forwarding was removed
             pass
         assert found == (second, start + 20)
         if start % 2:
@@ -477,7 +480,7 @@ def test_what_was_read_outlives_its_consumer(mock: MockCluster, writer: Writer) 
 def test_more_than_a_batch_at_once_makes_several(
     mock: MockCluster, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel takes all that is there; batches are bounded nevertheless, in rows and in bytes."""
+    """The kernel takes everything available, but still limits the rows and bytes of a batch."""
     topic = writer.topic(2)
     for partition in (0, 1):
         writer.write(topic, [(None, b"v" * 100, None, 1)] * 1000, partition)
@@ -516,7 +519,7 @@ def test_nothing_is_kept(mock: MockCluster, writer: Writer) -> None:
     gc.collect()
     deadline = time.monotonic() + 20
     while threads() > threads_before:
-        assert time.monotonic() < deadline, "a client was not destroyed: something of it is still held"
+        assert time.monotonic() < deadline, "a client was not destroyed, so something still holds a reference"
         threading.Event().wait(0.01)
 
 
@@ -528,10 +531,10 @@ def test_a_consumer_that_nobody_closes_ends(mock: MockCluster, writer: Writer) -
     consumer.assign({TopicPartition(topic, 0): 0})
     consumer.take(1, 5)
     del consumer
-    gc.collect()  # waited without end
+    gc.collect()  # an earlier version hung here
 
 
-# -- which one
+# -- the choice between kernel and twin
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def mock() -> Iterator[MockCluster]:
 
 
 class Log:
-    """What was written since the last look, by partition, as confluent-kafka reads it."""
+    """Reads with confluent-kafka what was written since the last call, by partition."""
 
     def __init__(self, mock: MockCluster) -> None:
         self._consumer = Consumer(
@@ -68,13 +68,13 @@ def log(mock: MockCluster) -> Iterator[Log]:
 
 
 def producer(mock: MockCluster, kernels: bool, **properties: str) -> RecordProducer:
-    """One without transactions: whoever waits for its answers must hear of every failure."""
+    """Returns a producer without transactions, which must report every failed delivery."""
     with pytest.MonkeyPatch.context() as patch:
         if not kernels:
             patch.setattr(deliveries, "choice", lambda: kernel.Choice(None, "a test"))
         config = producer_config({"bootstrap.servers": mock.bootstrap_servers, **properties})
         made = RecordProducer(config, "test")
-    assert made._reports_batches is kernels  # else all of its records go one by one
+    assert made._reports_batches is kernels  # otherwise it sends all records one by one
     return made
 
 
@@ -117,7 +117,7 @@ def where(row: dict[str, Any]) -> int:
 
 
 def of_murmur2(key: bytes, partitions: int) -> int:
-    """By librdkafka's own partitioner."""
+    """Computes partitions with librdkafka's own partitioner."""
     choose = function(
         "rd_kafka_msg_partitioner_murmur2", c_int32, c_void_p, c_char_p, c_size_t, c_int32, c_void_p, c_void_p
     )
@@ -126,7 +126,7 @@ def of_murmur2(key: bytes, partitions: int) -> int:
 
 @given(keys=st.lists(st.none() | st.binary(max_size=40), min_size=1), partitions=st.integers(1, 2**31 - 1))
 def test_keys_are_placed_as_librdkafka_places_them(keys: list[bytes | None], partitions: int) -> None:
-    rows = pa.array(keys, pa.binary())  # must outlive the messages
+    rows = pa.array(keys, pa.binary())  # the array must outlive the messages
     batch = librdkafka.messages(rows, rows, None)
     librdkafka.place(batch, partitions)
     wanted = [-1 if key is None else of_murmur2(key, partitions) for key in keys]
@@ -149,7 +149,7 @@ def test_messages_of_a_partition_come_together_in_their_order(partitions: list[i
 def test_both_write_the_same_records(
     log: Log, both: Sequence[RecordProducer], drawn: list[dict[str, Any]], start: int, more: bool
 ) -> None:
-    """``start``: a slice of a batch, whose buffers begin elsewhere."""
+    """Kernel and twin write the same records; ``start`` takes a slice, whose buffers have an offset."""
     schema = pa.schema([STAGED_ARROW.field(name) for name in drawn[0] if more or name != "headers"])
     batch = pa.RecordBatch.from_pylist(drawn, schema).slice(min(start, len(drawn) - 1))
     found = []
@@ -180,7 +180,7 @@ def test_a_null_timestamp_is_the_time_of_sending(log: Log, both: Sequence[Record
 
 
 def test_a_null_list_that_covers_entries_is_no_headers(log: Log, both: Sequence[RecordProducer]) -> None:
-    """Arrow lets what a null hides be anything."""
+    """A null list has no headers, although in Arrow it may cover entries of the child array."""
     entries = pa.array(
         [{"key": "hidden", "value": b"1"}, {"key": "a", "value": b"2"}], HEADERS_ARROW.value_type
     )
@@ -235,7 +235,7 @@ def test_a_failed_delivery_is_told_once_and_forgotten_with_its_count(
         with pytest.raises(AuthorizationError, match=f"writing records to '{TOPIC}'"):
             failing.flush(soon())
         mock.clear_failures(Api.PRODUCE)
-        other.flush(soon())  # each client has a count of its own
+        other.flush(soon())  # each client counts separately
         written(other, batch)
         found = log.next(2)
         assert [value for records in found.values() for _, value, _, _ in records] == [b"a", b"b"]
@@ -259,7 +259,7 @@ def test_a_record_that_is_too_large_is_named(mock: MockCluster, kernels: bool) -
 
 @pytest.mark.parametrize("kernels", [False, True])
 def test_a_client_whose_broker_is_gone_ends(kernels: bool) -> None:
-    """Records are purged while it ends, and count as failed deliveries; nobody looks at their count then."""
+    """A client whose broker is gone can close; the records it purges count as failed deliveries."""
     with MockCluster() as gone:
         lost = producer(gone, kernels)
     lost.begin_count()

@@ -1,4 +1,4 @@
-"""Planning: positions, limits, split, loss."""
+"""Planning of a batch: start positions, limits, the split into tasks, and detection of data loss."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_limited_batch_takes_exactly_what_it_may(
 
 @given(st.integers(1, 30), st.integers(1, 10))
 def test_no_partition_starves(small: int, limit: int) -> None:
-    """One partition with no end of records, many with one each: those are read in time."""
+    """One partition with endless records does not keep the others from being read."""
     starts = {TopicPartition("s", n): 0 for n in range(small)}
     ends = dict.fromkeys(starts, 1)
     big = TopicPartition("z", 0)
@@ -114,7 +114,7 @@ def test_waiting_for_more() -> None:
 
 
 def cuts(ranges: list[tuple[int, int]], **options: int) -> list[list[int]]:
-    """Edges of the pieces of each range; one task a piece."""
+    """Returns the edges of each range's pieces; each piece is one task."""
     whole = [OffsetRange(TopicPartition("t", n), *each) for n, each in enumerate(ranges)]
     tasks = split(whole, **options)
     edges: dict[int, list[int]] = {}
@@ -260,7 +260,7 @@ def test_nothing_is_skipped_unless_it_is_said(
     ids_then: dict[str, str],
     ids_now: dict[str, str],
 ) -> None:
-    """Each start is in the log, and is where the query stood unless a loss names its partition or topic."""
+    """A batch starts where the query stood, unless a reported loss names the partition or topic."""
     position = {tp: stood for tp, (stood, _) in states.items() if stood is not None}
     logs = {tp: (low, low + size) for tp, (_, log) in states.items() if log for low, size in [log]}
     earliest, latest = ({tp: log[n] for tp, log in logs.items()} for n in (0, 1))

@@ -50,7 +50,7 @@ def test_an_old_checkpoint_continues_from_the_committed_offsets(caplog: pytest.L
     assert made.requests.count("committed") == 1
     restarted = source(made)
     assert restarted.tasks(OLD, jumped) == [], "a replay of the jump reads nothing either"
-    assert restarted.latest(jumped) == after, "the checkpoint is not behind any more"
+    assert restarted.latest(jumped) == after, "the checkpoint has caught up"
 
 
 def test_a_partition_without_offset_keeps_its_start() -> None:
@@ -130,7 +130,7 @@ def test_no_jump_into_a_topic_that_was_created_again() -> None:
 
 
 def test_no_jump_over_a_topic_that_the_checkpoint_does_not_know() -> None:
-    """Whether it is the topic that the query read cannot be told: no id of it was recorded."""
+    """No jump over a topic without a recorded id: it may not be the topic that the query read."""
     made = cluster(*BEHIND, (B0, 5, MARK))
     made.logs[B0] = (0, 9)
     assert not source(made, subscribe="a,b").latest(OLD).jump
@@ -157,7 +157,7 @@ def test_the_copy_of_a_checkpoint_that_had_read_nothing_jumps() -> None:
 
 
 def test_only_the_first_batch_of_a_run_may_jump() -> None:
-    """Later, offsets ahead of the source are those of another driver: the sink is fenced, or fences it."""
+    """Later in a run, offsets ahead of the source come from another driver, and fencing resolves that."""
     made = cluster((A0, 3, MARK), (A1, 4, MARK))
     run = source(made)
     position = run.latest(OLD)
@@ -175,7 +175,7 @@ def test_without_an_application_id_nothing_is_asked() -> None:
 
 
 def test_a_source_jumps_only_when_the_user_says_so() -> None:
-    """It cannot see its sink. With one that is not `kafka-eos`, a jump would lose the records in between."""
+    """A jump needs the option, because with a sink other than `kafka-eos` it would lose records."""
     made = cluster(*BEHIND)
     assert not plan(made, **{"application.id": APPLICATION}).latest(OLD).jump
     assert "committed" not in made.requests
@@ -197,12 +197,12 @@ def test_available_now_reads_what_lies_behind_the_jump() -> None:
 
 
 def test_once_never_jumps() -> None:
-    """Its only batch would read nothing."""
+    """A jump under Trigger.Once would waste the only batch of the run, which would read nothing."""
     assert not source(cluster(*BEHIND)).latest(OLD, once=True).jump
 
 
 def test_before_pyspark_4_2_a_source_never_jumps() -> None:
-    """There it cannot tell Trigger.Once and AvailableNow, which ask once, from others."""
+    """Before PySpark 4.2 the source cannot recognise Trigger.Once and AvailableNow, so it never jumps."""
     made = cluster(*BEHIND)
     reader = _UnlimitedStreamReader(read_options(**JUMP))
     reader._opened = Planning(SourcePlan(reader._options, made), made)  # type: ignore[arg-type]
@@ -245,7 +245,7 @@ def test_a_group_that_may_not_be_read_is_said_and_is_no_error(caplog: pytest.Log
 
 
 def test_a_group_that_does_not_answer_is_an_error() -> None:
-    """To read on would be refused by the sink, and a restart would jump."""
+    """If the group does not answer, the source fails: reading on would only be refused by the sink."""
     made = cluster(*BEHIND)
     made.refusal = UnavailableError("an open transaction")
     with pytest.raises(UnavailableError, match="an open transaction"):

@@ -1,4 +1,4 @@
-"""The driver's side of a source, against a cluster in memory: what is planned, batch after batch."""
+"""The driver's side of the source plans the right ranges, batch after batch, on an in-memory cluster."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_assign_reads_these_partitions_only() -> None:
 
 
 def test_a_replay_of_batch_0_has_its_first_start() -> None:
-    """Spark asks `initialOffset` again then, and latest has moved."""
+    """A replay of batch 0 starts where batch 0 did, although Spark asks for *latest* again."""
     cluster = Cluster({A0: (0, 10)})
     first = plan(cluster)
     start = over_the_wire(first.initial())
@@ -108,7 +108,7 @@ def test_sparks_own_checkpoint_is_taken_over() -> None:
 
 
 def test_standing_past_the_last_stable_offset_is_no_loss() -> None:
-    """A checkpoint of Spark's source, which reads uncommitted records unless told otherwise."""
+    """A position past the last stable offset is not a loss: Spark's own source reads uncommitted records."""
     cluster = Cluster({A0: (0, 10), A1: (0, 9)}, open_transactions={A0: 5})
     source = plan(cluster)
     start = SourcePosition.from_json('{"a":{"0":8,"1":7}}')
@@ -233,7 +233,7 @@ def test_a_replay_reads_nothing_of_a_topic_that_was_lost(
 
 
 def test_a_replay_of_batch_0_notices_a_topic_that_was_created_again() -> None:
-    """Spark asks for the initial position again then, which names the new topic's id."""
+    """A replay of batch 0 detects a recreated topic, although Spark asks for the initial position again."""
     cluster = Cluster({A0: (0, 5)})
     first = plan(cluster, startingOffsets="earliest")
     end = over_the_wire(first.latest(first.initial()))
@@ -293,7 +293,7 @@ def test_a_batch_of_sparks_own_source_has_no_ids_to_compare() -> None:
 
 
 def test_a_topic_that_comes_back_is_replayed_from_where_it_began() -> None:
-    """Its first records have aged out by the time of the replay: the task reports them, none is left out."""
+    """A replay starts at the topic's first offset even if records have expired; the task then reports it."""
     cluster = Cluster({A0: (0, 5), B0: (0, 7)})
     options = {"subscribePattern": "a|b", "startingOffsets": "earliest", "failOnDataLoss": "false"}
     first = plan(cluster, **options)
@@ -409,7 +409,7 @@ cluster_steps = st.lists(st.tuples(st.sampled_from([A0, A1, B0]), st.integers(0,
 def test_every_offset_is_planned_once(
     steps: list[tuple[TopicPartition, int]], limit: str | None, data: st.DataObject
 ) -> None:
-    """Growing logs, new partitions, limits, replays and restarts: each offset in exactly one batch."""
+    """Each offset is in exactly one batch, with growing logs, new partitions, limits and restarts."""
     cluster = Cluster({A0: (0, 0)})
     options = {"subscribePattern": "a|b", "startingOffsets": "earliest"}
     if limit:
@@ -463,7 +463,7 @@ def test_readers_are_pickled_without_clients() -> None:
 
 
 def test_push_filters_is_there_only_when_asked_for() -> None:
-    """Spark refuses readers that have it while its configuration is off."""
+    """Without the option, readers lack pushFilters; Spark refuses it while its configuration is off."""
     plain = batch_reader(read_options(streaming=False))
     pushing = batch_reader(read_options(streaming=False, pushFilters="true"))
     assert "pushFilters" not in type(plain).__dict__
@@ -491,7 +491,7 @@ def test_before_4_2_the_start_is_fixed_before_the_end() -> None:
     cluster.logs[A0] = (0, 20)
     replaying = reader()
     assert replaying.partitions(end, end) == []
-    first = {**second, "@": end["@"]}  # as if one batch had read it all
+    first = {**second, "@": end["@"]}  # as if one batch had read everything
     again = replaying.partitions(replaying.initialOffset(), first)
     assert ranges(each.ranges for each in again) == {(A0, 10, 12)}
     restarted = reader()

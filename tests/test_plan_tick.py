@@ -19,7 +19,7 @@ MINUTE, HOUR = 60.0, 3600.0
 
 
 class Run:
-    """One run of a query whose source is asked again and again, as Spark does."""
+    """One run of a query; like Spark, it keeps asking the source for new data."""
 
     def __init__(self, cluster: Cluster, position: SourcePosition | None = None, **options: str) -> None:
         self.clock = Clock()
@@ -80,7 +80,7 @@ def test_a_query_that_reads_all_the_time_never_ticks() -> None:
 
 
 def test_the_tick_goes_on_counting_after_a_restart() -> None:
-    """Else the position would equal the last one, and Spark would start no batch."""
+    """The tick counter continues after a restart; an equal position would start no batch in Spark."""
     cluster = Cluster({A0: (0, 5)})
     before = Run(cluster)
     before.seconds_until_batch()
@@ -90,7 +90,7 @@ def test_the_tick_goes_on_counting_after_a_restart() -> None:
 
 
 def test_the_first_question_of_a_run_never_causes_a_tick() -> None:
-    """With Trigger.Once there is no second one."""
+    """The first request of a run never causes a tick, because with Trigger.Once it is the only one."""
     cluster = Cluster({A0: (0, 5)})
     clock = Clock()
     source = plan(cluster, clock=clock)
@@ -157,7 +157,7 @@ def test_records_that_wait_for_a_minimum_do_not_stop_the_tick_nor_does_the_tick_
 
 
 def test_a_tick_keeps_where_batch_0_began_and_nothing_of_the_batch_before() -> None:
-    """The start of a new partition belongs to the batch that read it first."""
+    """A tick does not repeat the starts that the batch before it recorded; batch 0 keeps its own."""
     cluster = Cluster({A0: (0, 5)})
     run = Run(cluster)
     run.seconds_until_batch()
@@ -177,7 +177,7 @@ def test_a_source_that_has_no_partition_yet_ticks_too() -> None:
 
 
 def test_before_pyspark_4_2_a_source_ticks_too() -> None:
-    """There Spark does not say where a batch starts: the reader learns it from the tasks that it plans."""
+    """Before PySpark 4.2 a source ticks too; it learns where a batch starts when it plans the tasks."""
     clock = Clock()
     reader = _UnlimitedStreamReader(read_options())
     cluster = Cluster({A0: (0, 5)})

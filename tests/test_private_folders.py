@@ -1,4 +1,4 @@
-"""What another local user can plant in the shared temporary folder, and what becomes of it."""
+"""Files that another local user plants in the shared temporary folder do no damage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TASK = StreamingTask("q", "4", "r", 1)
 
 @pytest.fixture
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The host's temporary folder."""
+    """Returns a folder that stands in for the host's temporary folder."""
     shared = tmp_path / "tmp"
     shared.mkdir()
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(shared))
@@ -37,7 +37,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """A file that the current user may write, and that nobody asked this package to write."""
+    """Returns a file of the current user that this package must not touch."""
     victim = tmp_path / "authorized_keys"
     victim.write_text("precious")
     return victim
@@ -106,7 +106,7 @@ def test_a_folder_of_another_user_gives_no_advice_and_takes_none(
 def test_only_a_positive_number_is_advice(
     shared: Path, caplog: pytest.LogCaptureFixture, records: str
 ) -> None:
-    """With 0, the source would plan empty batches for ever."""
+    """A planted size of 0 is ignored; the source would otherwise plan empty batches forever."""
     admission.write("app", 7)
     (shared / f"kafka-eos-batches-{UID}" / "app.json").write_text(f'{{"records": {records}}}')
     assert admission.read("app") is None
@@ -213,7 +213,7 @@ def test_folders_and_files_are_the_owners_alone(shared: Path, generous_umask: No
 
 
 def test_an_own_folder_that_others_may_write_becomes_private(shared: Path, generous_umask: None) -> None:
-    """The state folder of older releases had the mode that the umask left."""
+    """A state folder of an older release, whose mode came from the umask, is made private."""
     outer = shared / f"name-{UID}"
     outer.mkdir(mode=0o775)
     PrivateFolder.of_user("name").create()

@@ -1,4 +1,4 @@
-"""Acknowledging at once, on the sockets of this process."""
+"""Immediate TCP acknowledgements are switched on for the sockets of this process."""
 
 import socket
 from concurrent.futures import ProcessPoolExecutor
@@ -15,7 +15,7 @@ def _look() -> None:
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as one,
         server.accept()[0] as other,
-        socket.socketpair()[0],  # not TCP's
+        socket.socketpair()[0],  # not a TCP socket
         open(__file__, "rb"),
     ):
         assert acknowledge() == 3
@@ -25,7 +25,7 @@ def _look() -> None:
 
 
 def test_every_tcp_connection_and_nothing_else() -> None:
-    """In a process of its own: a client that another test left behind connects when it likes."""
+    """Runs in a separate process, because clients left by other tests may open sockets at any time."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         process.submit(_look).result()
 

@@ -1,4 +1,4 @@
-"""The names that users import keep working, and nothing else is promised."""
+"""The public names are exactly the documented ones, and keep working."""
 
 from __future__ import annotations
 
@@ -54,6 +54,6 @@ def test_the_names_that_users_import_are_there(module: str) -> None:
 
 @pytest.mark.parametrize("module", ["kafka_eos_source", "kafka_eos_source.cli", "kafka_eos_source.embedded"])
 def test_the_command_line_starts_without_pyspark(module: str) -> None:
-    """Importing PySpark takes a second, which `kafka-eos --help` must not."""
+    """`kafka-eos --help` does not import PySpark, which takes a second."""
     code = f"import sys, {module}; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -1,4 +1,4 @@
-"""Messages into Arrow: every column as Spark's connector has it."""
+"""Messages become Arrow columns with the same values as in Spark's own connector."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Headers = list[tuple[str, bytes | None]] | None
 
 @dataclass(frozen=True)
 class FakeMessage:
-    """The accessors of ``confluent_kafka.Message`` that the columns are made from."""
+    """A message with the accessors of ``confluent_kafka.Message`` that the columns use."""
 
     key_: bytes | None = None
     value_: bytes | None = None
@@ -72,7 +72,7 @@ def test_topic_partition_and_offset_of_runs_in_their_order() -> None:
 
 
 def test_timestamps_and_their_types_are_sparks() -> None:
-    """librdkafka says 0 none, 1 create, 2 append; Java and Spark -1, 0, 1, and -1 ms for none."""
+    """Timestamp types are those of Java and Spark: librdkafka's 0, 1, 2 become -1, 0, 1."""
     batch = record_batch(
         [
             run(
@@ -103,7 +103,7 @@ def test_a_timestamp_beyond_sparks_range_names_the_record() -> None:
 
 
 def test_only_the_columns_that_are_asked_for_are_made() -> None:
-    """In the order asked for; what is not asked for is not even looked at."""
+    """Columns come in the requested order, and other columns are not even read from the message."""
 
     class Broken(FakeMessage):
         def timestamp(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Ranges read to their end from logs with gaps, against a model of a log; what is lost is said."""
+"""Ranges are read to their end from logs with gaps, and lost records are reported, on a model of a log."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Log:
 
 @dataclass
 class ModelConsumer:
-    """An `AssignedConsumer` over logs in memory; ``sizes`` says how many messages each look gives."""
+    """An `AssignedConsumer` over in-memory logs; ``sizes`` sets how many messages each read returns."""
 
     logs: dict[TopicPartition, Log]
     sizes: Sequence[int] = (3,)
@@ -182,7 +182,7 @@ def read_case(draw: st.DrawFn) -> tuple[dict[TopicPartition, Log], list[OffsetRa
 def test_exactly_the_records_of_the_ranges_in_order(
     case: tuple[dict[TopicPartition, Log], list[OffsetRange], list[int]],
 ) -> None:
-    """Markers, aborted and compacted offsets, wherever they lie, neither end a range early nor hang it."""
+    """Control records, aborted and compacted offsets neither end a range early nor make a read hang."""
     logs, ranges, sizes = case
     found = read(ModelConsumer(logs, sizes), ranges)
     for each in ranges:
@@ -208,7 +208,7 @@ def test_batches_are_bounded_in_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_batches_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first look may overshoot, before the size of messages (100 bytes here) is known."""
+    """Reads respect the byte limit, except the first, which does not know the message size (100 bytes)."""
     monkeypatch.setattr(fetch, "BATCH_BYTES", 2000)
     progress = Progress([OffsetRange(A, 0, 2000)])
     reading = Reading(ModelConsumer({A: Log(range(2000), 2000)}, sizes=[10_000]), progress, ReadSettings({}))
@@ -263,7 +263,7 @@ def test_a_log_shorter_than_planned_is_data_loss() -> None:
 
 @pytest.mark.usefixtures("no_grace")
 def test_a_log_that_looks_short_for_a_moment_is_none() -> None:
-    """A new leader's high watermark lags (KIP-207): its bounds are asked before anything is called lost."""
+    """A new leader's lagging high watermark (KIP-207) does not count as data loss."""
 
     class Lagging(ModelConsumer):
         def log_bounds(self, tp: TopicPartition, timeout_seconds: float) -> tuple[int, int]:

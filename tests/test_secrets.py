@@ -1,4 +1,4 @@
-"""No secret in an error, a log line, a repr or a message that is pickled, whatever the secret is."""
+"""No secret appears in an error, a log line, a repr or a pickled message, whatever the secret is."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NAMES = (
     "sasl.oauthbearer.config",
     "sasl.oauthbearer.client.secret",
 )
-#: Longer than any word of a message, and not all of one letter: what is left of it would be seen.
+#: Secrets longer than any word of a message and not all of one letter, so that a leaked part is found.
 any_secret = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=12).filter(
     lambda text: len(set(text)) > 8 and MASK not in text
 )
@@ -56,7 +56,7 @@ def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(st.sampled_from(NAMES), any_secret, st.sampled_from([KafkaError._TRANSPORT, KafkaError._SSL, 29, 58]))
 def test_whatever_client_or_broker_says_is_masked(name: str, secret: str, code: int) -> None:
     ours = str(classify(KafkaError(code, ""), "reading with")) + str(unreachable("servers", 1000, ""))
-    assume(secret not in ours)  # a secret that is a part of our own wording tells nobody anything
+    assume(secret not in ours)  # a secret that occurs in a message's fixed wording reveals nothing
     secrets.register_secrets({name: secret})
     for said in (secret, repr(secret), f"refused {secret!r}: {secret}"):
         for error in (
@@ -70,7 +70,7 @@ def test_whatever_client_or_broker_says_is_masked(name: str, secret: str, code: 
 
 @given(st.lists(st.from_regex(r"[a-z]{3,8}=[A-Za-z0-9]{9,20}", fullmatch=True), min_size=1, max_size=4))
 def test_what_librdkafka_shows_of_a_line_is_masked(words: list[str]) -> None:
-    """Unrecognized sasl.oauthbearer.config beginning at: … has the rest of it."""
+    """Parts of a secret are hidden too, as in "Unrecognized sasl.oauthbearer.config beginning at: …"."""
     line = " ".join(words)
     for at in range(len(words)):
         rest = " ".join(words[at:])
@@ -89,12 +89,12 @@ def test_a_client_that_cannot_be_made_shows_no_secret(kind: Any) -> None:
     shown = "".join(traceback.format_exception(caught.value))
     assert SECRET not in shown
     assert MASK in shown
-    # and the real ones: two properties that do not go together
+    # and real errors of librdkafka: two properties that exclude each other
     with pytest.raises(InvalidOptionError, match="librdkafka refuses"):
         make(kind, {**UNUSABLE, "group.id": "g"})
 
 
-#: librdkafka finds out when the client is made.
+#: Properties that librdkafka refuses only when the client is created.
 UNUSABLE = {
     "bootstrap.servers": "127.0.0.1:1",
     "security.protocol": "ssl",
@@ -145,8 +145,8 @@ def test_nothing_that_is_printed_holds_a_secret() -> None:
 
 
 def test_commit_messages_hold_no_options() -> None:
-    """What a task tells the driver is its part alone."""
+    """A task's message to the driver holds only its staged part, and no options."""
     message = _Message(StagedPart("", 1, 2, 3, topics=(("t", -1),), inline=b"rows", run_id="r"))
-    assert set(vars(message)) == {"part", "sinks"}, "of sinks: their names, rows and tokens"
+    assert set(vars(message)) == {"part", "sinks"}, "for sinks, only their names, rows and tokens"
     assert set(vars(message.part)) == set(StagedPart.__dataclass_fields__)
     assert pickle.loads(pickle.dumps(message)) == message

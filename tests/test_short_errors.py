@@ -1,4 +1,4 @@
-"""Errors that Spark shows: without causes and inner frames, which the debug log has."""
+"""Spark shows short errors, without causes and inner frames; the debug log has both."""
 
 from __future__ import annotations
 

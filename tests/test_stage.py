@@ -1,4 +1,4 @@
-"""Rows become staged parts, whole or not at all."""
+"""A task's rows become a staged part, whole or not at all."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_arrow_rows_are_staged_column_by_column() -> None:
 
 
 def test_spark_rows_are_staged_the_same() -> None:
-    local = NOON.astimezone().replace(tzinfo=None)  # what PySpark hands to a row-based writer
+    local = NOON.astimezone().replace(tzinfo=None)  # PySpark passes naive local times to a row-based writer
     rows = [
         ("t", "v", 1, bytearray(b"k"), 0, [("h", bytearray(b"1")), ("i", None)], local),
         ("t", None, 1, None, None, None, None),
@@ -183,15 +183,15 @@ def test_many_bytes_go_to_a_file(folder: StagingFolder) -> None:
     assert os.path.getsize(f"{folder.location}/3/{part.name}") == part.size_bytes
     staged = StagedRows(folder, "3", [part])
     assert [batch.num_rows for batch in staged.batches()] == [100, 1]
-    assert [batch.num_rows for batch in staged.batches()] == [100, 1]  # a retried commit reads again
+    assert [batch.num_rows for batch in staged.batches()] == [100, 1]  # a retried commit reads the part again
     assert staged.topics == {"out": -1}
     folder.remove_batch("3")
     assert folder.batches() == []
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells what is resident")
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux reports resident memory")
 def test_a_batch_that_was_read_is_not_in_memory(folder: StagingFolder) -> None:
-    """And can be read again: a commit may be tried several times."""
+    """A staged file is read in pieces, and can be read again by a retried commit."""
     rows = pa.record_batch({"value": pa.array([b"x" * 1000] * 20_000)})
     part = stage([rows], rows.schema, folder=folder, batch="3", inline_bytes=0, topic="out")
     staged = StagedRows(folder, "3", [part])
@@ -205,7 +205,7 @@ def test_a_batch_that_was_read_is_not_in_memory(folder: StagingFolder) -> None:
 
 
 def resident(name: str) -> int:
-    """Bytes of a mapped file that this process has in memory."""
+    """Returns how many bytes of a mapped file are resident in this process."""
     maps = Path("/proc/self/smaps").read_text().split(name)[1:]
     return sum(1024 * int(re.search(r"^Rss: +(\d+) kB$", each, re.MULTILINE)[1]) for each in maps)  # type: ignore[index]
 
@@ -264,7 +264,7 @@ def test_a_folder_that_is_not_shared_is_refused(folder: StagingFolder) -> None:
     elsewhere = StagingFolder(folder.location, probe="written by a driver on another machine")
     with pytest.raises(InvalidOptionError, match="not shared"):
         put(elsewhere, value_only(100))
-    assert put(elsewhere, value_only(1), inline_bytes=10_000).inline is not None  # needs no folder
+    assert put(elsewhere, value_only(1), inline_bytes=10_000).inline is not None  # inline rows need no folder
 
 
 def test_the_probe_is_the_same_for_every_writer(folder: StagingFolder) -> None:
@@ -337,7 +337,7 @@ def test_two_queries_with_one_staging_location_do_not_meet(tmp_path: Path) -> No
     assert location_of_query("/checkpoints/a/", None) == "/checkpoints/a/kafka-eos/staging"
 
 
-# -- nobody else's business
+# -- protection against other users
 
 
 @pytest.fixture
@@ -395,7 +395,7 @@ _LEADING_OUT = [
 
 
 def claimed(part: StagedPart, name: str) -> StagedPart:
-    """The part, as a message with another name would have it: length and checksum are right."""
+    """Returns the part under another file name, with the right length and checksum."""
     return StagedPart(name, part.rows, part.size_bytes, part.crc32)
 
 
@@ -457,7 +457,7 @@ def test_a_staging_folder_that_is_reached_by_a_link_is_as_good(tmp_path: Path) -
 
 
 class Bomb:
-    """Leaves a trace where it is unpickled."""
+    """Leaves a trace when it is unpickled."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -467,7 +467,7 @@ class Bomb:
 
 
 def test_staged_files_are_never_unpickled(folder: StagingFolder, tmp_path: Path) -> None:
-    """Neither as what they are, nor as a type of Arrow's that old versions unpickled (CVE-2023-47248)."""
+    """Staged files are never unpickled, not even by the Arrow type of CVE-2023-47248."""
     trace = tmp_path / "exploded"
     pickled = pickle.dumps(Bomb(trace))
     field = pa.field(
@@ -496,7 +496,7 @@ def test_staged_files_are_never_unpickled(folder: StagingFolder, tmp_path: Path)
 
 
 def test_nothing_of_the_product_unpickles() -> None:
-    """Spark does, of its own messages; this package only what a query's own options hold."""
+    """This package unpickles only what a query's own options hold; Spark unpickles its own messages."""
     package = Path(kafka_eos_source.__file__).parent
     found = re.compile(
         r"\b(pickle|cloudpickle|marshal|shelve|allow_pickle|py_extension_type|eval|exec)\b\s*(\.\w|[(=])"
@@ -510,7 +510,7 @@ def test_nothing_of_the_product_unpickles() -> None:
 def test_the_folder_of_batch_writes_must_be_our_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, generous_umask: None
 ) -> None:
-    """Its name is known to everybody, and the system's temporary folder is everybody's."""
+    """A staging folder in the shared temporary folder, whose name anyone can guess, must be private."""
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     location = location_of_batch_writes()
     assert location == location_of_batch_writes() == f"{tmp_path}/kafka-eos-staging-{os.getuid()}"

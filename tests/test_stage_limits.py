@@ -1,4 +1,4 @@
-"""Thousands of staged parts in a process that may open few files, and parts that change after their proof."""
+"""Thousands of parts are read with few open files, and a part that changes after its check is detected."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> StagingFolder:
 
 @pytest.fixture
 def remote(folder: StagingFolder, monkeypatch: pytest.MonkeyPatch) -> StagingFolder:
-    """The same folder on a file system that cannot be mapped into memory."""
+    """Returns the same folder on a file system that does not support memory mapping."""
 
     def not_local(location: str) -> tuple[pafs.FileSystem, str]:
         return pafs.SubTreeFileSystem("/", pafs.LocalFileSystem()), location.lstrip("/")
@@ -127,7 +127,7 @@ def damage(path: Path, how: str, other: Path) -> None:
 def test_a_part_that_changes_after_its_proof_is_refused(
     folder: StagingFolder, proved: Callable[..., Read], how: str
 ) -> None:
-    """The other file is a whole one with as many rows and bytes."""
+    """A staged file that is replaced by another valid file of equal size is detected."""
     part, other = put(folder, 0), put(folder, 1)
     assert (part.rows, part.size_bytes) == (other.rows, other.size_bytes)
     batch = Path(folder.location, "0")

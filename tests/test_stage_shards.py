@@ -1,4 +1,4 @@
-"""Changes of operators' state on their way to the commit: packets, their reports, and what may be missing."""
+"""State changes travel to the commit in packets with reports, so that a missing part is detected."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def changes(*pairs: tuple[bytes, bytes | None]) -> pa.RecordBatch:
 
 
 def frame(values: list[bytes], packets: list[bytes]) -> pa.RecordBatch:
-    """As an operator emits it: output rows, then packets."""
+    """Returns a batch as an operator emits it: output rows, then packets."""
     return pa.record_batch(
         [
             pa.array([*values, *[None] * len(packets)], pa.binary()),
@@ -77,7 +77,7 @@ def both_shards() -> list[StagedPart]:
 
 
 def test_an_operator_that_ran_and_was_not_heard_of_stops_the_batch() -> None:
-    """Its column of changes was dropped; or a second operator's column took its place."""
+    """Lost state changes fail the batch: their column was dropped or overwritten by another operator's."""
     without = [replace(part, shards=None, operators=(TOPIC,)) for part in both_shards()]
     with pytest.raises(
         StateLostError, match=rf"the operator of {TOPIC} ran, but none of its state changes reached the sink"

@@ -1,4 +1,4 @@
-"""Questions to a store while its query runs: committed data only, of one batch, by key, range and all."""
+"""Lookups in a store while its query runs return only committed data, all of the same batch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def committed(machine: Machine) -> Snapshot:
 
 
 def values(snapshot: Snapshot) -> dict[str, int]:
-    """Flights of each origin."""
+    """Returns rows with the number of flights of each origin."""
     found: dict[str, int] = {}
     for state in snapshot.states.values():
         description = state.view.get(META_KEY)
@@ -114,7 +114,7 @@ def test_numbers_have_an_order(tmp_path: Path) -> None:
 
 def test_what_is_pending_is_seen_only_if_kafka_names_it(machine: Machine) -> None:
     machine.batch(0, rows_of(FLIGHTS, [("JFK", 1), ("LGA", 1), ("EWR", 1), ("BOS", 1)]))
-    with ask(machine) as state:  # not committed: nothing of it
+    with ask(machine) as state:  # not committed, so not visible
         assert state.batch_id is None
         assert state.get("JFK") is None
         assert list(state.all()) == []
@@ -160,7 +160,7 @@ def test_the_owner_at_work_does_not_disturb(machine: Machine) -> None:
         with ask(machine) as state:
             assert state.get("JFK") == {"flights": 1, "delay": 1}
             owner.commit({TopicPartition(TOPIC, shard): 9})
-            assert state.get("JFK") == {"flights": 1, "delay": 1}  # the same moment
+            assert state.get("JFK") == {"flights": 1, "delay": 1}  # the same batch as before
             state.refresh()
             assert state.get("JFK") is None
 
@@ -168,7 +168,9 @@ def test_the_owner_at_work_does_not_disturb(machine: Machine) -> None:
 def test_a_shard_that_stays_behind(machine: Machine) -> None:
     machine.batch(0, rows_of(FLIGHTS, [("JFK", 1)]))
     machine.commit()
-    machine.batch(1, rows_of(FLIGHTS, [("JFK", 1)]), only=[0, 2])  # the task of shard 1 ran elsewhere
+    machine.batch(
+        1, rows_of(FLIGHTS, [("JFK", 1)]), only=[0, 2]
+    )  # the task of shard 1 ran on another machine
     machine.commit()
     machine.committed[1] = machine.committed[0]
     machine.ends[1] += 1
@@ -207,7 +209,7 @@ def test_at_least(machine: Machine) -> None:
     with ask(machine, at_least=0) as state:
         with pytest.raises(NotUpToBoundError, match="is that of batch 0; expected batch 1 or later"):
             state.refresh(at_least=1)
-        assert state.get("JFK") is not None  # the old moment stays
+        assert state.get("JFK") is not None  # still the state of the old batch
     tp = TopicPartition("flights", 0)
     machine.cut({tp: 10}).check({tp: 9})
     with pytest.raises(
@@ -252,7 +254,7 @@ def test_windows_by_time_and_by_key(tmp_path: Path) -> None:
     )
     machine = Machine(tmp_path, processor, ["page"])
     noon = dt.datetime(2026, 11, 21, 12, tzinfo=dt.timezone.utc)
-    pages = ["home", *(f"page-{n}" for n in range(9))]  # in three shards: "home" shares one
+    pages = ["home", *(f"page-{n}" for n in range(9))]  # in three shards, one of which "home" shares
     rows = [(page, noon + dt.timedelta(seconds=30 * n)) for n in range(6) for page in pages]
     machine.batch(0, rows_of(schema, rows))
     machine.commit()

@@ -1,4 +1,4 @@
-"""Aggregates by key, vectorised, against plain Python: whatever the rows are split into."""
+"""Vectorised aggregates by key agree with plain Python, however the rows are split into batches."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_state_is_the_same_whatever_the_rows_are_split_into(some: list[Row],
     whole.run([[batch_of(some)]])
     for batch in split(data.draw, some):
         parts.run([as_partials(PROCESSOR, split(data.draw, batch, 3))])
-    # In both, a description; and the same bytes for the same rows.
+    # both states hold a description, and the same bytes for the same rows
     assert parts.states[0].rows == whole.states[0].rows
 
 

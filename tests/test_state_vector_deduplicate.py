@@ -1,4 +1,4 @@
-"""Duplicates, vectorised, against plain Python; and what is forgotten of them."""
+"""Vectorised deduplication agrees with plain Python and removes expired keys from the state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_first_row_of_each_key_passes_once(some: list[Row], data: st.DataObj
                     seen.add(key_of(row, KEYS))
                     firsts.append(row["seq"])
         assert [row["seq"] for row in stream.run(_inputs(processor, data, batch, shards))] == firsts
-    # One entry a key, and the description.
+    # one entry per key, and the description
     assert sum(len(state.rows) - 1 for state in stream.states) == len(seen)
 
 
@@ -61,7 +61,7 @@ def test_within_a_time(some: list[Row], within: int, grace: int, data: st.DataOb
     for batch in split(data.draw, some):
         partial = data.draw(st.booleans())
         expected = []
-        if event_time is not None:  # what no row can be a duplicate of any more is forgotten
+        if event_time is not None:  # keys that no later row can duplicate are removed
             passed = {key: time for key, time in passed.items() if time + within > event_time - grace}
         timed = [row for row in batch if row["ts"] is not None]
         own = [row for row in timed if event_time is None or row["ts"] >= event_time - grace]
@@ -78,10 +78,10 @@ def test_within_a_time(some: list[Row], within: int, grace: int, data: st.DataOb
             [row["ts"] for row in timed] + ([] if event_time is None else [event_time]), default=None
         )
         assert stream.event_time_ms == event_time
-        # Two entries of each key that is left.
+        # two entries for each remaining key
         assert len(stream.states[0].rows) == 1 + 2 * len(passed)
         if partial:
-            late = stream.metrics.get("late_rows", 0)  # duplicates among them did not get so far
+            late = stream.metrics.get("late_rows", 0)  # late rows are dropped before the duplicate check
             no_time = stream.metrics.get("null_time_rows", 0)
     assert stream.metrics.get("late_rows", 0) == late
     assert stream.metrics.get("null_time_rows", 0) == no_time
@@ -95,7 +95,7 @@ def test_what_is_late_and_what_is_forgotten_to_the_millisecond() -> None:
         return [row["k"] for row in stream.run([[batch_of(batch)]])]
 
     assert run(("a", 4000), ("b", 4001), ("c", 10_000)) == ["a", "b", "c"]
-    # The watermark is 9 s: of "a", whose 5 s end then, nothing is left; a row at 9 s is not late.
+    # the watermark is 9 s: the 5 s of "a" are over, so its entry is gone; a row at 9 s is not late
     assert run(("d", 8999), ("e", 9000), ("b", 9000)) == ["e"]
     assert stream.metrics == {"late_rows": 1}
     assert len(stream.states[0].rows) == 1 + 2 * len("bce")

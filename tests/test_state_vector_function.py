@@ -1,4 +1,4 @@
-"""A user's function over rows and the state of their keys; and the state of every processor read back."""
+"""A user's function gets rows with the state of their keys; the state of every processor can be read back."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OUTPUT = pa.schema([("k", pa.string()), ("rows", pa.int64()), ("longest", pa.str
 
 
 def longest(batch: KeyedBatch) -> tuple[pa.RecordBatch, pa.StructArray]:
-    """How many rows a key had, and its longest string; forgets a key whose batch has an "a"."""
+    """Counts a key's rows and keeps its longest string; drops the state if a batch has an "a"."""
     number = batch.key_of_row.to_numpy()
     count_, text = batch.state.field("rows").fill_null(0), batch.state.field("longest")
     total = pc.add(count_, pa.array(np.bincount(number, minlength=len(batch.keys))))

@@ -1,4 +1,4 @@
-"""The first step of an aggregation in the read: the same partial rows as a step after it gives."""
+"""Partial aggregation inside the read gives the same partial rows as the same step after the read."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def batches(draw: st.DrawFn) -> list[pa.RecordBatch]:
 @pytest.mark.parametrize("window", WINDOWS)
 @given(read=batches())
 def test_the_read_gives_what_a_step_after_it_would(window: Window | None, read: list[pa.RecordBatch]) -> None:
-    """With keys that are no UTF-8 too: Spark's cast leaves bytes as they are."""
+    """The results agree even for keys that are not UTF-8, because Spark's cast keeps the bytes."""
     schema = pa.schema(
         [
             pa.field("page", pa.string()),
@@ -100,7 +100,7 @@ def test_the_read_gives_what_a_step_after_it_would(window: Window | None, read: 
 
 
 def _delivered(packed: Iterator[pa.RecordBatch], schema: pa.Schema) -> list[list[dict[str, object]]]:
-    """What each shard gets, by the route that Spark takes."""
+    """Returns the input of each shard, routed as Spark does."""
     found: list[list[dict[str, object]]] = [[] for _ in range(SHARDS)]
     for batch in packed:
         assert batch.schema == PACKED_SCHEMA
@@ -113,7 +113,7 @@ def _delivered(packed: Iterator[pa.RecordBatch], schema: pa.Schema) -> list[list
 
 
 def _rows(batch: pa.RecordBatch) -> list[dict[str, object]]:
-    """Rows, text as the bytes that it is."""
+    """Returns rows with text as bytes."""
     columns = {
         name: column.view(pa.binary()) if pa.types.is_string(column.type) else column
         for name, column in zip(batch.schema.names, batch.columns, strict=True)

@@ -1,4 +1,4 @@
-"""Session windows, vectorised, against plain Python: growing, joined, out of order, late."""
+"""Vectorised session windows agree with plain Python: they grow, merge, and drop late rows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def gaps(draw: st.DrawFn, *, grace: bool = True) -> Session:
 
 @dataclass
 class Model:
-    """Sessions as lists of rows, joined one row at a time."""
+    """Sessions as lists of rows, merged one row at a time."""
 
     window: Session
     shards: int
@@ -72,7 +72,7 @@ class Model:
         return until_ms is not None and self.span(some)[1] + self.window.grace_ms <= until_ms
 
     def take_closed(self, found: dict[Any, list[list[Row]]], until_ms: int | None) -> dict[Any, Any]:
-        """Removes the sessions that are over, and gives their results."""
+        """Removes the sessions that are over, and returns their results."""
         over: dict[Any, Any] = {}
         for key, some in found.items():
             over |= {(key, self.span(one)): results(one, SOME) for one in some if self.closed(one, until_ms)}
@@ -88,7 +88,7 @@ class Model:
         found[key] = [*(some for some in mine if some not in touching), whole]
 
     def run_shard(self, found: dict[Any, list[list[Row]]], batch: list[Row]) -> tuple[Any, set[Any], Any]:
-        """What is updated, what is taken back, and what closes."""
+        """Returns the sessions that a batch updates, retracts and closes."""
         over = self.take_closed(found, self.event_time_ms)  # the watermark is known before the rows are
         before = {(key, self.span(some)) for key, mine in found.items() for some in mine}
         timed = [row for row in batch if row["ts"] is not None]
@@ -128,7 +128,7 @@ class Model:
 
 
 def emitted(found: list[Row]) -> tuple[dict[Any, Any], set[Any]]:
-    """What a processor emitted: each session once, what is taken back first."""
+    """Checks and returns what a processor emitted: each session once, retractions first."""
     kept: dict[Any, Any] = {}
     removed: set[Any] = set()
     for row in found:
@@ -160,8 +160,7 @@ def test_every_batch_gives_what_the_model_gives(
         assert found == ((over, set()) if on_close else (updated, removed))
         for state, mine in zip(stream.states, model.open, strict=True):
             keys = sum(1 for sessions in mine.values() if sessions)
-            # For each key its sessions and one entry of what is due, which is not later than the first of
-            # them.
+            # each key has its sessions and one timer entry, which is not later than its first session
             assert len(state.rows) == 1 + 2 * keys
     assert stream.rows_left_out() == (model.late, model.no_time)
 
@@ -179,13 +178,13 @@ def test_within_grace_the_sessions_do_not_depend_on_batches(
         updated, removed = emitted(parts.run([as_partials(processor, split(data.draw, batch, 3))]))
         assert removed <= kept.keys()
         kept = {place: row for place, row in kept.items() if place not in removed} | updated
-    # What was emitted and not taken back is what there is.
+    # results that were emitted and not retracted are the final sessions
     assert kept == Model(window, 1).run([some])[0]
     assert _stored(processor, parts) == _stored(processor, whole)
 
 
 def _stored(processor: AggregateProcessor, stream: Stream) -> list[Any]:
-    """The sessions in the state, without when their keys are looked at again."""
+    """Returns the sessions in the state, without the timer entries of their keys."""
     codec = ListCodec(processor.description.tables[2].value)
     values = {key: value for key, value in stream.states[0].rows.items() if key[0] == 2}
     found = codec.decode(pa.array(list(values.values()), pa.binary()))
@@ -214,11 +213,11 @@ def test_sessions_grow_join_and_close() -> None:
     assert run(0, 8000) == ([(0, 5000, 1), (8000, 13_000, 1)], [])
     joined = [(0, 5000, "removed"), (8000, 13_000, "removed"), (0, 13_000, 3)]
     assert run(4000) == (joined, [])
-    assert run(6000) == ([(0, 13_000, 4)], [])  # within it
-    assert run(13_000) == ([(13_000, 18_000, 1)], [])  # exactly the gap after it: another one
+    assert run(6000) == ([(0, 13_000, 4)], [])  # within the session
+    assert run(13_000) == ([(13_000, 18_000, 1)], [])  # exactly one gap later: a new session
     assert run(23_000) == ([(23_000, 28_000, 1)], [(0, 13_000, 4)])
-    assert run(7999) == ([], [])  # its session is closed
-    # 9 s is late alone, but its session is not: it lives on with a row of the same batch.
+    assert run(7999) == ([], [])  # late, because its session is closed
+    # a row at 9 s alone would be late, but another row of the batch extends its session
     assert run(9000, 13_500, 10_000) == ([(13_000, 18_000, "removed"), (9000, 18_500, 4)], [])
     assert run(60_000)[1] == [(9000, 18_500, 4), (23_000, 28_000, 1)]
     assert update.metrics == close.metrics == {"late_rows": 1}
@@ -231,13 +230,13 @@ def test_partial_rows_are_joined_where_they_are_made(some: list[Row], window: Se
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("kafka_eos_source.state.vector.intake.CHUNK_ROWS", 2)
         partial = list(processor.partial([batch_of([row]) for row in some]))
-    assert len(partial) <= 1  # each session once, whatever it was made of
+    assert len(partial) <= 1  # each session once, however it was combined
     assert partial == [] or partial[0].num_rows <= len(some)
     assert emitted(Stream(processor).run([partial]))[0] == Model(window, 1).run([some])[0]
 
 
 def test_a_key_that_goes_on_is_looked_at_rarely() -> None:
-    """A key whose session grows in every batch: its entry among what is due is moved when it fires only."""
+    """If a session grows in every batch, its timer entry is moved only when it fires."""
     stream = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=session("10s", on="ts")))
     state = stream.states[0]
     moves = 0
@@ -257,7 +256,7 @@ def test_a_session_that_closed_by_another_shards_time_takes_no_rows(emit: str) -
     processor = AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=session("5s", on="ts"), emit=emit)
     stream = Stream(processor, 2)
     stream.run([[batch_of([row_at("a", 0)])], [batch_of([row_at("b", 6000)])]])
-    # The row is not late by itself. Its session [0, 5 s) is over; this shard has not looked at it since.
+    # the row itself is not late; its session [0, 5 s) is over, but the shard has not processed it since
     (row,) = stream.run([[batch_of([row_at("a", 4000)])], []])
     span = (ms(row["window_start"]) - BASE, ms(row["window_end"]) - BASE)
     assert (row["k"], span, row["n"]) == ("a", (0, 5000) if emit == "on_close" else (4000, 9000), 1)
@@ -268,7 +267,7 @@ def test_an_earlier_session_of_a_key_closes_in_time() -> None:
     window = session("5s", on="ts", grace="10s")
     stream = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=window, emit="on_close"))
     assert _run(stream, 20_000) == []
-    assert _run(stream, 12_000) == []  # the key is to be looked at earlier now
+    assert _run(stream, 12_000) == []  # the key's timer entry is now earlier
     found = stream.run([[batch_of([row_at("b", 27_000)])]])
     assert [(row["k"], ms(row["window_end"]) - BASE) for row in found] == [("a", 17_000)]
     assert _run(stream, 35_000) == [(20_000, 25_000, 1)]
@@ -290,7 +289,7 @@ def test_spans_that_overlap_are_one(spans: list[tuple[int, int, int]]) -> None:
     assert sorted(map(sorted, groups)) == sorted(
         [number for number, session_ in enumerate(found) if session_ == each] for each in set(found)
     )
-    # Numbered in the order of keys and starts.
+    # numbered by key and start
     firsts = [
         min((spans[n][0], spans[n][1]) for n, s in enumerate(found) if s == each)
         for each in sorted(set(found))

@@ -1,4 +1,4 @@
-"""The vectorised processors on the real store: commits, attempts that are thrown away, reopening."""
+"""The vectorised processors work on the real store across commits, dropped task attempts and reopening."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PROCESSORS = {
 
 @pytest.fixture
 def folders(tmp_path: Path) -> Iterator[Path]:
-    """A new one whenever asked for the next."""
+    """Returns an iterator of unused folders."""
     return (tmp_path / str(number) for number in count_up())
 
 

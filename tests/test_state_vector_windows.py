@@ -1,4 +1,4 @@
-"""Windows in event time, vectorised, against plain Python: out of order, late, on update and on close."""
+"""Vectorised event-time windows agree with plain Python, for late rows and for both emit modes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def windows(draw: st.DrawFn, *, grace: bool = True) -> Tumbling:
 
 @dataclass
 class Model:
-    """One row, one window at a time."""
+    """Computes windows one row at a time."""
 
     window: Tumbling
     shards: int
@@ -118,7 +118,7 @@ class Model:
 
 
 def emitted(found: list[Row], window: Tumbling) -> dict[Any, Any]:
-    """What a processor emitted, each window once."""
+    """Checks and returns what a processor emitted: each window once."""
     by_place = {}
     for row in found:
         start, end = ms(row["window_start"]), ms(row["window_end"])
@@ -143,7 +143,7 @@ def test_every_batch_gives_what_the_model_gives(
         own = sharded(batch, KEYS, shards)
         assert emitted(stream.run(inputs(data.draw, processor, own)), window) == model.run(own)
         assert stream.event_time_ms == model.event_time_ms
-        # A closed window leaves nothing behind; the description is always there.
+        # a closed window leaves nothing in the state except the description, which always exists
         assert [len(state.rows) - 1 for state in stream.states] == [len(windows_) for windows_ in model.open]
     assert stream.rows_left_out() == (model.late, model.no_time)
 
@@ -160,7 +160,7 @@ def test_within_grace_the_state_does_not_depend_on_batches(
     for batch in split(data.draw, some):
         last |= emitted(parts.run([as_partials(processor, split(data.draw, batch, 3))]), window)
     assert parts.states[0].rows == whole.states[0].rows
-    # Revised as often as need be, the last results are those of all rows.
+    # however often windows were revised, the last results cover all rows
     assert last == Model(window, 1, False).run([some])
 
 
@@ -178,8 +178,8 @@ def test_results_are_revised_within_grace_and_final_after_it() -> None:
         )
 
     assert run(1000, 6000) == ([(0, 1), (5000, 1)], [])
-    assert run(4999, 14_999) == ([(0, 2), (10_000, 1)], [])  # out of order: revised
-    assert run(15_000) == ([(15_000, 1)], [(0, 2)])  # end + grace has come
+    assert run(4999, 14_999) == ([(0, 2), (10_000, 1)], [])  # out of order, so the window is revised
+    assert run(15_000) == ([(15_000, 1)], [(0, 2)])  # the watermark reaches end + grace
     assert run(0, 5000) == ([(5000, 2)], [])  # late for the first window, not for the second
     assert run(40_000) == ([(40_000, 1)], [(5000, 2), (10_000, 1), (15_000, 1)])
     assert update.metrics == close.metrics == {"late_rows": 1}
@@ -242,7 +242,7 @@ def test_a_window_that_opens_and_closes_in_one_batch_is_not_stored() -> None:
 def test_event_time_of_every_type(type_: pa.DataType, per_ms: int) -> None:
     schema = pa.schema([("k", pa.string()), ("t", type_)])
     processor = AggregateProcessor(schema, ["k"], {"n": count()}, window=tumbling("1s", on="t"))
-    # One before the epoch, in the last instant of its window: times are rounded down.
+    # a time before the epoch, in the last instant of its window: times are rounded down
     times = pa.array([-1, 999 * per_ms + (per_ms - 1)], pa.int64()).cast(type_)
     (out,) = processor.process(
         iter([pa.RecordBatch.from_arrays([pa.array(["a", "a"]), times], schema=schema)]),

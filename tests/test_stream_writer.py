@@ -1,4 +1,4 @@
-"""What the sink asks of a task before it stages."""
+"""The sink's checks in a task before the task stages rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Sink = Callable[[str], stream_writer._StagedSink]
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
-    """A sink in a task that sees another folder than the driver; its rows fit into messages."""
+    """Returns a sink in a task that sees another folder than the driver, with rows that fit into messages."""
     monkeypatch.setattr(stream_writer, "running_task", lambda: StreamingTask("q", "0", "r"))
     options = parse_write(
         {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": str(tmp_path)},
@@ -49,7 +49,7 @@ def test_a_query_is_refused_a_folder_that_is_not_shared_before_it_needs_it(elsew
 
 
 def test_a_batch_write_that_fits_into_messages_needs_no_folder(elsewhere: Sink) -> None:
-    """It has no checkpoint, and no later batch."""
+    """A batch write skips the check of the folder: it has no checkpoint and no later batch."""
     part = elsewhere("write-1").write(rows()).part
     assert part is not None
     assert part.inline is not None
@@ -90,7 +90,7 @@ PART = StagedPart("", 1, 2, 3, inline=b"rows")
 
 @pytest.mark.parametrize("other", [None, WriterCommitMessage()])
 def test_a_commit_without_a_tasks_message_is_refused(other: WriterCommitMessage | None) -> None:
-    """Without it, the rows of that task would be lost, and Spark would believe them written."""
+    """Without the check, the rows of that task would be lost although Spark considers them written."""
     sink = RecordingSink()
     writer = stream_writer._ArrowStreamWriter(cast(Any, sink), None)
     message = stream_writer._Message(PART)

@@ -1,4 +1,4 @@
-"""The checker of histories: what is wrong is found, and what is right is not called wrong."""
+"""The history checker finds every kind of violation, and accepts every correct history."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def txn(
     reads: Sequence[Record] | None = None,
     query: str = "app",
 ) -> Operation[Txn]:
-    """Batch 0 from 100 to 150, batch 1 from 200 to 250, and so on, if ``at`` does not say otherwise."""
+    """Returns a batch's operation; unless ``at`` is set, batch 0 lasts from 100 to 150, batch 1 from 200."""
     at = 100 * (batch_id + 1) if at is None else at
     sends = tuple(send(each) if isinstance(each, str) else each for each in values)
     source = tuple(SourceRange("in", partition, *each) for partition, each in enumerate(ranges))
@@ -84,7 +84,7 @@ def run(*operations: Operation[Any]) -> History:
 A1, A2, A3, B1 = record("a:1", 0), record("a:2", 2), record("a:3", 3), record("b:1", 1)
 IN = [record("a:1", 0, topic="in"), record("b:1", 1, topic="in"), record("a:2", 3, topic="in")]
 
-#: What is found; a history that has it; the same one without it.
+#: For each violation: the expected finding, a history with it, and the same history without it.
 CASES: dict[str, tuple[set[Anomaly], History, History]] = {
     "two readers see different values at one offset": (
         {Anomaly.INCONSISTENT_OFFSET},
@@ -439,7 +439,7 @@ def test_what_is_read_wrong_is_found(mutation: model_run.Mutation, seed: int, fi
 
 
 def written(history: History, folder: Path) -> list[Path]:
-    """What the recorders of all its processes would have written."""
+    """Writes the files that the recorders of all processes would have written."""
     steps: list[tuple[int, str, Phase, Operation[Any]]] = []
     operations: list[Operation[Any]] = [*history.txns, *history.polls, *history.faults]
     for each in operations:
@@ -532,7 +532,7 @@ def test_a_file_may_end_anywhere(data: st.DataObject) -> None:
         assert found.torn_lines == (0 if whole[:cut].endswith(b"\n") or not cut else 1)
         assert [each.phase for each in found.txns] == [OK] * (lines // 2) + [INFO] * (lines % 2)
 
-        with Recorder(path, "driver") as again:  # a process that goes on where the other was killed
+        with Recorder(path, "driver") as again:  # a process that continues where the other was killed
             again.ok(again.invoke(Txn("app", 9)))
         gone_on = read_history([path])
         assert gone_on.torn_lines == 0
@@ -564,7 +564,7 @@ def test_a_line_that_is_no_operation_is_refused(tmp_path: Path, line: str) -> No
 
 
 def test_lines_survive_a_kill(tmp_path: Path) -> None:
-    """What a recorder has returned from is there, although nothing was closed."""
+    """Calls of a recorder that returned are on disk, even if the process is killed afterwards."""
     script = (
         "import os, signal, sys; from pathlib import Path\n"
         "from kafka_eos_source.testing.history import Recorder, Txn\n"
@@ -580,7 +580,7 @@ def test_lines_survive_a_kill(tmp_path: Path) -> None:
 
 
 def parse(text: str) -> Any:
-    """A small reader of EDN: vectors are lists, keywords are strings that start with a colon."""
+    """Reads a subset of EDN: vectors become lists, keywords strings that start with a colon."""
     value, rest = _value(text)
     assert not rest.strip(" ,"), f"left over: {rest!r}"
     return value
@@ -654,7 +654,7 @@ def test_edn_has_the_polls_of_a_topic_that_is_written_to() -> None:
 
 
 def exported(*operations: Operation[Any]) -> list[tuple[int, int, str, Any]]:
-    """Time, process, type and value of what becomes of them."""
+    """Returns time, process, type and value of each operation's outcome."""
     found = [parse(line) for line in edn(run(*operations))]
     return [(op[":time"], op[":process"], op[":type"], op[":value"]) for op in found]
 
@@ -709,7 +709,7 @@ def test_edn_shows_values_of_a_key_that_changed_places() -> None:
 
 @given(SEEDS, st.booleans())
 def test_edn_of_any_run_is_a_history(seed: int, finish: bool) -> None:
-    """Each process does one thing at a time, says how it ended, and nothing more after it is in doubt."""
+    """In a valid history, a process runs one operation at a time and stops after an unknown outcome."""
     random = Random(seed)
     history = model_run.read(random, model_run.write(random, finish=finish)).history
     found = [parse(line) for line in edn(history)]

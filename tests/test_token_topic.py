@@ -1,4 +1,4 @@
-"""The token topic without brokers: what is checked, what is read and waited for, what the commands say."""
+"""The token topic without brokers: its checks, its reader, and the output of its commands."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def record(sequence: int, application_id: str = APP) -> TokenRecord:
 
 
 class Admin:
-    """As `TopicAdmin`: a cluster that has, or gets, one topic."""
+    """Replaces `TopicAdmin`: a cluster in which one topic exists or is created."""
 
     def __init__(self, config: Mapping[str, str] | Exception | None = None) -> None:
         self.found = config
@@ -168,7 +168,7 @@ class Message:
 
 @dataclass
 class Log:
-    """One partition: messages, and where its ends stand at each look; the last look is for ever."""
+    """One partition: its messages, and its end offsets at each read; the last ones stay."""
 
     messages: Sequence[Message] = ()
     looks: list[LogEnds] = field(default_factory=lambda: [LogEnds(0, 0, 0)])
@@ -181,7 +181,7 @@ class Log:
 
 @dataclass
 class FakeKafka:
-    """In place of the look at the cluster and of the pool of consumers."""
+    """Replaces the description of the cluster and the pool of consumers."""
 
     logs: dict[TopicPartition, Log]
     isolation: list[str] = field(default_factory=list)
@@ -288,7 +288,7 @@ def test_of_several_partitions_the_highest_sequence_counts(monkeypatch: pytest.M
 
 
 def test_an_open_transaction_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to the end that the log had at first, however far it grows meanwhile."""
+    """A read ends where the log ended when it began, however far the log grows in the meantime."""
     messages = [sent(0, record(3)), sent(3, record(4)), sent(9, record(5))]
     looks = [LogEnds(0, 2, 5), LogEnds(0, 2, 12), LogEnds(0, 5, 20)]
     FakeKafka({FIRST: Log(messages, looks)}).install(monkeypatch)

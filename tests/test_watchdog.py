@@ -1,4 +1,4 @@
-"""A client's call that never returns is left behind, and so is the client."""
+"""A client call that never returns is abandoned, together with its client."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_call_that_hangs_is_left_behind_and_the_client_closed_when_it_returns(
     with pytest.raises(RetriableError, match="asking again"):
         dog.call("asking again", lambda: pytest.fail("the client is in the middle of a call"), 0.01)
     dog.end(closed.set, 10.0)
-    assert not closed.is_set(), "it is not closed while it hangs, and nobody waits for it"
+    assert not closed.is_set(), "a hanging client is not closed, and nobody waits for it"
     release.set()
     assert closed.wait(10)
 

@@ -1,4 +1,4 @@
-"""What the vectorised processors must do, in plain Python, one row at a time; and a dict as their state."""
+"""A reference for the vectorised processors: plain Python that handles one row at a time."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ AGGREGATES = {
 
 
 class DictState:
-    """`StateAccess` on a dict."""
+    """A `StateAccess` backed by a dict."""
 
     def __init__(self) -> None:
         self.rows: dict[bytes, bytes] = {}
@@ -99,7 +99,7 @@ class DictState:
 
 @st.composite
 def rows(draw: st.DrawFn, *, most: int = 24, seconds: int = 20) -> list[Row]:
-    """Rows of few keys and few moments, so that they meet."""
+    """Generates rows with few keys and few event times, so that they often collide."""
     some = st.fixed_dictionaries(
         {
             "k": st.sampled_from(["a", "a", "", None]),
@@ -121,12 +121,12 @@ def rows(draw: st.DrawFn, *, most: int = 24, seconds: int = 20) -> list[Row]:
 
 
 def row_at(key: str, time_ms: int) -> Row:
-    """A row with nothing but a key and a time after `BASE`."""
+    """Returns a row with only a key and an event time after `BASE`."""
     return {**dict.fromkeys(SCHEMA.names), "k": key, "ts": BASE + time_ms, "seq": 0}
 
 
 def batch_of(some: Sequence[Row], schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
-    """Rows in Arrow; times are in ms, and Arrow's in µs."""
+    """Converts rows to Arrow; rows have times in ms, Arrow in µs."""
     columns = []
     for column in schema:
         values = [row[column.name] for row in some]
@@ -139,19 +139,19 @@ def batch_of(some: Sequence[Row], schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
 
 
 def split(draw: st.DrawFn, some: Sequence[Row], most: int = 4) -> list[list[Row]]:
-    """The same rows in several parts, some of them empty."""
+    """Splits rows into several parts, some of them empty."""
     cuts = sorted(draw(st.lists(st.integers(0, len(some)), max_size=most - 1)))
     ends = [0, *cuts, len(some)]
     return [list(some[start:end]) for start, end in pairwise(ends)]
 
 
 def ms(value: Any) -> Any:
-    """A time that Arrow gave as ms."""
+    """Converts a time of Arrow to ms."""
     return value if value is None or isinstance(value, int) else round(value.timestamp() * 1000)
 
 
 def key_of(row: Row, keys: Sequence[str]) -> tuple[Any, ...]:
-    """The group of a row, as Spark has it."""
+    """Returns the group that Spark puts a row into."""
     values = (row[key] for key in keys)
     return tuple(
         ("nan" if math.isnan(value) else value + 0.0) if isinstance(value, float) else value
@@ -160,7 +160,7 @@ def key_of(row: Row, keys: Sequence[str]) -> tuple[Any, ...]:
 
 
 def same(value: Any) -> Any:
-    """A result that compares: NaN is itself, and -0.0 is not 0.0."""
+    """Makes a result comparable: NaN equals NaN, and -0.0 differs from 0.0."""
     if isinstance(value, float):
         return "nan" if math.isnan(value) else (value, math.copysign(1, value))
     return ms(value) if hasattr(value, "timestamp") else value
@@ -196,7 +196,7 @@ def _mean(values: list[Any], type_: pa.DataType) -> Any:
 
 
 def aggregated(aggregate: Aggregate, some: Sequence[Row], schema: pa.Schema = SCHEMA) -> Any:
-    """An aggregate of rows in the order of their arrival."""
+    """Computes an aggregate of rows in their order of arrival."""
     if aggregate.column is None:
         return len(some)
     values = [row[aggregate.column] for row in some if row[aggregate.column] is not None]
@@ -218,7 +218,7 @@ def aggregated(aggregate: Aggregate, some: Sequence[Row], schema: pa.Schema = SC
 
 
 def results(some: Sequence[Row], aggregates: dict[str, Aggregate] = AGGREGATES) -> tuple[Any, ...]:
-    """All aggregates of rows, comparable."""
+    """Computes all aggregates of rows, in comparable form."""
     return tuple(same(aggregated(each, some)) for each in aggregates.values())
 
 
@@ -240,7 +240,7 @@ class Stream:
         self.states = [DictState() for _ in range(self.shards)]
 
     def run(self, shard_batches: Sequence[Iterable[pa.RecordBatch]]) -> list[Row]:
-        """One micro-batch, given what comes to each shard. Returns the rows emitted."""
+        """Runs one micro-batch over the rows of each shard; returns the emitted rows."""
         processor: ShardProcessor = self.processor
         emitted: list[Row] = []
         seen: list[int] = []
@@ -263,12 +263,12 @@ class Stream:
         return emitted
 
     def rows_left_out(self) -> tuple[int, int]:
-        """Late ones, and those without a time, as counted so far."""
+        """Returns how many rows were counted as late and as without a time so far."""
         return self.metrics.get("late_rows", 0), self.metrics.get("null_time_rows", 0)
 
 
 def sharded(some: Sequence[Row], keys: Sequence[str], shards: int) -> list[list[Row]]:
-    """The rows of each shard, in their order."""
+    """Returns the rows of each shard, in order."""
     found: list[list[Row]] = [[] for _ in range(shards)]
     for row in some:
         found[hash(repr(key_of(row, keys))) % shards].append(row)
@@ -276,14 +276,14 @@ def sharded(some: Sequence[Row], keys: Sequence[str], shards: int) -> list[list[
 
 
 def as_partials(processor: AggregateProcessor, parts: Sequence[Sequence[Row]]) -> list[pa.RecordBatch]:
-    """What the map side makes of the rows of several input partitions."""
+    """Combines the rows of several input partitions, as the map side does."""
     return [out for part in parts for out in processor.partial([batch_of(part)])]
 
 
 def inputs(
     draw: st.DrawFn, processor: AggregateProcessor, shard_rows: Sequence[Sequence[Row]]
 ) -> list[list[pa.RecordBatch]]:
-    """What comes to each shard: its rows as they are, or combined by several input partitions."""
+    """Returns the input of each shard: its rows as they are, or combined by input partition."""
     return [
         as_partials(processor, split(draw, own, 3)) if draw(st.booleans()) else [batch_of(own)]
         for own in shard_rows
