@@ -1,1 +1,1 @@
-"""kafka-eos and its peers at the same work: same records, same broker, same machine, one after the other."""
+"""Compares kafka-eos with its peers on the same work: same records, same broker, same machine, in turn."""

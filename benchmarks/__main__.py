@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: task after task, every contender in turn, then the tables."""
+"""``python -m benchmarks``: runs each task with every contender in turn, then prints the tables."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ S = TypeVar("S", bound=report.Runs[Any])
 
 @dataclass(frozen=True)
 class Settings:
-    """Of all tasks of one call.
+    """Settings of one call, for all of its tasks.
 
     Attributes:
-        repeat: runs of each contender.
-        batch: records of a micro-batch.
+        repeat: number of runs of each contender.
+        batch: number of records in a micro-batch.
         cores: parallelism of each contender.
-        only: names of contenders; empty = all but those on request.
-        folder: for what they need and leave.
-        out: for the results.
+        only: names of contenders; empty means all except those that run on request.
+        folder: folder for the contenders' files.
+        out: folder for the results.
     """
 
     repeat: int
@@ -93,11 +93,13 @@ def main(
     keep: bool,
     out: Path,
 ) -> None:
-    """kafka-eos and its peers, one after the other, on one broker and machine.
+    """Runs kafka-eos and its peers one after the other, on one broker and machine.
 
-    TASKS: which; all if none is named. Each output is checked.
+    TASKS names the tasks to run; by default all. The output of each run is checked.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left running
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # SIGTERM then ends all processes that were started
     names = [name.strip() for name in only.split(",") if name.strip()]
     chosen = [_sized(TASKS[name], records, keys, quick) for name in tasks or TASKS]
     known = {contender.name for task in chosen for contender in task.contenders}
@@ -122,7 +124,7 @@ def main(
 
 
 def run_task(cluster: Cluster, task: Task, settings: Settings) -> list[str]:
-    """Runs a task's contenders, writes its tables. Returns what went wrong with whom."""
+    """Runs a task's contenders and writes its tables; returns the problems of contenders."""
     contenders = []
     missing = []
     for contender in task.contenders:
@@ -159,13 +161,13 @@ _RESTARTS = (Judge.RESTART_COUNTS, Judge.RESTART_COPIES)
 
 @dataclass(frozen=True)
 class Told:
-    """What a task's runs tell.
+    """The results of a task's runs.
 
     Attributes:
-        results: of each contender.
-        tables: and lists, as Markdown.
-        unit: of the plot.
-        values: of the plot, by title.
+        results: the result of each contender.
+        tables: tables and lists as Markdown.
+        unit: unit of the plot's values.
+        values: values of the plot, by title.
     """
 
     results: Sequence[report.Runs[Any]]
@@ -241,7 +243,7 @@ def _in_turn(
     run: Callable[[Contender, Job], R],
     result: Callable[[str, str, str, str, int, list[R]], S],
 ) -> list[S]:
-    """Every contender in turn, and that as often as asked: noise of the machine meets all of them."""
+    """Runs every contender in turn, ``repeat`` times, so that noise of the machine affects all of them."""
     runs: dict[str, list[R]] = {contender.name: [] for contender in contenders}
     for turn in range(settings.repeat):
         for contender in contenders:

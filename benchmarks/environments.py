@@ -1,4 +1,4 @@
-"""Virtual environments of the peers' own, made once, in the user's cache."""
+"""Creates a virtual environment for each peer, once, in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _STAMP = "installed"
 
 
 def python_with(name: str, requirements: Sequence[str]) -> Path:
-    """The Python of an environment that has these, installed first where it is not there yet.
+    """Returns the Python of an environment with these packages, and creates it if it does not exist.
 
     Raises:
-        UnavailableError: it cannot be made, or pip does not get what it needs.
+        UnavailableError: if the environment cannot be created, or pip cannot get the packages.
     """
     asked = hashlib.sha256("\n".join([sys.version, *requirements]).encode()).hexdigest()[:8]
     folder = cache_directory() / "benchmarks" / f"{name}-{asked}"
@@ -35,10 +35,10 @@ def python_with(name: str, requirements: Sequence[str]) -> Path:
 
 
 def jdk() -> str:
-    """A ``java`` that runs a source file.
+    """Returns a ``java`` that can run a source file.
 
     Raises:
-        UnavailableError: there is no Java, or only one without its compiler.
+        UnavailableError: if there is no Java, or only one without a compiler.
     """
     found = java.find()
     modules = subprocess.run([found, "--list-modules"], capture_output=True, text=True, check=False).stdout

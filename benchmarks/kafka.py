@@ -1,4 +1,4 @@
-"""Sending, looking and reading back with confluent-kafka alone: nothing of ours judges ours."""
+"""Sends, watches and reads records with confluent-kafka alone, so that kafka-eos does not check itself."""
 
 from __future__ import annotations
 
@@ -28,34 +28,36 @@ _WARM_TRANSACTIONS = 200
 
 
 class Cluster:
-    """One cluster, seen from outside."""
+    """Client operations on one cluster."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
         self._admin = _AdminClient({"bootstrap.servers": bootstrap})
 
     def create(self, topic: str, partitions: int, config: Mapping[str, str] | None = None) -> None:
-        """Returns when its leaders are known. Raises: KafkaException: it could not be made."""
+        """Creates a topic and waits for its leaders. Raises: KafkaException: if that fails."""
         made = self._admin.create_topics([_NewTopic(topic, partitions, -1, config=dict(config or {}))])
         made[topic].result(_SECONDS)
         self.stable(topic, partitions)
 
     def delete(self, topics: Sequence[str]) -> None:
-        """Raises: KafkaException: one could not be deleted."""
+        """Deletes topics. Raises: KafkaException: if one cannot be deleted."""
         for future in self._admin.delete_topics(list(topics)).values() if topics else ():
             future.result(_SECONDS)
 
     def topics(self) -> list[str]:
-        """All there are, but for the brokers' own."""
+        """Returns all topics except the brokers' internal ones."""
         found = self._admin.list_topics(timeout=_SECONDS).topics
         return sorted(name for name in found if not name.startswith("__"))
 
     def warm_up(self) -> None:
-        """Transactions with a group's offsets, so that the first contender does not pay for what a broker
-        does once: its own two topics of 50 partitions, and the JVM's compiler.
+        """Warms up the broker with transactions that commit a group's offsets.
+
+        Otherwise the first contender would pay for the creation of the broker's two internal topics with 50
+        partitions, and for the JVM's compiler.
 
         Raises:
-            KafkaException: the broker does not do them.
+            KafkaException: if a transaction fails.
         """
         topic = f"bench.warm-up.{time.time():.0f}"
         self.create(topic, 4)
@@ -73,10 +75,10 @@ class Cluster:
         self.delete([topic])
 
     def preload(self, workload: Workload, topic: str) -> None:
-        """Sends the workload's records; partitioned as Java's producers do, acknowledged by all.
+        """Sends the workload's records with Java's partitioning and ``acks=all``.
 
         Raises:
-            UnavailableError: not every record was taken.
+            UnavailableError: if the broker did not accept every record.
         """
         producer = Producer(
             {
@@ -103,15 +105,15 @@ class Cluster:
             raise UnavailableError(f"{ends} of {workload.records} records are in {topic!r}.")
 
     def stable(self, topic: str, partitions: int) -> tuple[int, ...]:
-        """The last stable offset of each partition.
+        """Returns the last stable offset of each partition.
 
         Raises:
-            KafkaException: no answer within a minute.
+            KafkaException: if there is no answer within a minute.
         """
         return self._latest(topic, partitions, IsolationLevel.READ_COMMITTED)
 
     def ends(self, topic: str, partitions: int) -> tuple[int, ...]:
-        """The end of each partition, whatever is open there. Raises: as `stable`."""
+        """Returns the end offset of each partition, open transactions included. Raises: as `stable`."""
         return self._latest(topic, partitions, IsolationLevel.READ_UNCOMMITTED)
 
     def _latest(self, topic: str, partitions: int, isolation: Any) -> tuple[int, ...]:
@@ -123,8 +125,8 @@ class Cluster:
                 found = {at.partition: future.result(_SECONDS).offset for at, future in futures.items()}
                 return tuple(int(found[number]) for number in range(partitions))
             except KafkaException:
-                # A new topic is not known everywhere at once; and a client that asked too early, seen with
-                # librdkafka 2.16, may say "No leaders found" for a minute and more: another one is asked.
+                # Not every broker knows a new topic at once, and a client of librdkafka 2.16 that asked too
+                # early may report "No leaders found" for over a minute, so this makes a new client.
                 if deadline.expired:
                     raise
                 self._admin = _AdminClient({"bootstrap.servers": self.bootstrap})
@@ -132,16 +134,16 @@ class Cluster:
 
 
 class OutputReader:
-    """Reads an output topic, ``read_committed``, on from where it was.
+    """Reads an output topic with ``read_committed``; each read continues where the last one stopped.
 
     Args:
-        bootstrap: of the cluster.
-        topic: to read.
-        partitions: of it.
-        copies: records are copies; else each value is the count of its key.
+        bootstrap: bootstrap servers of the cluster.
+        topic: the topic to read.
+        partitions: its number of partitions.
+        copies: whether records are copies of the input; otherwise each value is the count of its key.
 
     Attributes:
-        output: of each partition, as far as it was read.
+        output: the output of each partition, as far as it was read.
     """
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, *, copies: bool = False) -> None:
@@ -162,12 +164,12 @@ class OutputReader:
         )
 
     def read(self) -> None:
-        """Reads what is visible now.
+        """Reads everything that is visible now.
 
         Raises:
-            KafkaException: a partition cannot be read.
-            UnavailableError: nothing came for a minute.
-            ValueError: a record is no count, or of a key that was not sent.
+            KafkaException: if a partition cannot be read.
+            UnavailableError: if nothing arrives for a minute.
+            ValueError: if a record is not a count, or its key was never sent.
         """
         taken = Taken(len(self.output))
         self._client.assign([TopicPartition(self._topic, *at) for at in enumerate(self._next)])
@@ -197,9 +199,9 @@ class OutputReader:
 
 
 class Taken:
-    """What one reading took of each partition, up to the first end that it met there.
+    """The records of one read, for each partition up to the first end that the read reached.
 
-    What comes behind that end was written meanwhile; it is read by the next reading, which begins there.
+    Records after that end were written in the meantime; the next read begins with them.
     """
 
     def __init__(self, partitions: int) -> None:
@@ -213,7 +215,7 @@ class Taken:
         return len(self.ends) == len(self.offsets)
 
     def take(self, messages: Sequence[Any]) -> None:
-        """Raises: KafkaException: a partition cannot be read."""
+        """Adds messages. Raises: KafkaException: if a partition cannot be read."""
         for message in messages:
             number, error = message.partition(), message.error()
             if number in self.ends:

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.kernel``: the C kernel beside its Python twin, without Spark.
+"""``python -m benchmarks.kernel``: compares the C kernel with its Python twin, without Spark.
 
-Each runs in a process of its own, in turn, on one embedded broker. Prints a table of medians: millions of
-records a second, and CPU seconds for a million records, librdkafka's threads included. On a busy machine the
-second is the one to look at.
+Both run in turn in separate processes, on one embedded broker. The program prints a table of medians:
+millions of records per second, and CPU seconds per million records, including librdkafka's threads. On a busy
+machine, the CPU seconds are more reliable.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _ROWS: Mapping[str, pa.RecordBatch] = {
     "2 headers": pa.record_batch({"key": _KEY, "value": _VALUE, "headers": _HEADERS}),
 }
 
-#: Of each piece of work: millions of records a second, and CPU seconds for a million.
+#: For each kind of work: millions of records per second, and CPU seconds per million records.
 Figures = dict[str, tuple[float, float]]
 
 
 def figures(bootstrap: str, records: int) -> Figures:
-    """Does all the work once, in this process, with what `choice` chose."""
+    """Does all the work once in this process, with the implementation that `choice` selects."""
     found: Figures = {}
 
     def measured(name: str, count: int, work: Callable[[], None]) -> None:
@@ -146,7 +146,7 @@ def _in_a_process(bootstrap: str, records: int, native: bool) -> Figures:
 @click.option("--repeat", default=3, show_default=True, help="Rounds; the table has their medians.")
 @click.option("--measure", metavar="BOOTSTRAP", help="Once, in this process, on topics that are there.")
 def main(records: int, repeat: int, measure: str | None) -> None:
-    """The C kernel beside its Python twin."""
+    """Compares the C kernel with its Python twin."""
     records -= records % (_BATCH * PARTITIONS * _READ_OF_EACH_WRITTEN)
     if measure:
         click.echo(json.dumps(figures(measure, records)))

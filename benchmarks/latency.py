@@ -1,4 +1,4 @@
-"""How late a record is visible: records come all the time, and a reader looks for each of them."""
+"""Measures how long each record of a steady stream takes until a reader sees it in the output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.processes import Batch, Processes, others_cpu_seconds
 from benchmarks.workload import KEY_BYTES, Workload
 from kafka_eos_source.runtime.deadline import Deadline
 
-#: After the first record came out: so long records flow before they count. A JVM compiles for about a minute.
+#: Warm-up after the first output record, before measuring starts. A JVM compiles for about a minute.
 _WARM_SECONDS = 60.0
 _FIRST_SECONDS = 120.0
 _LAST_SECONDS = 60.0
@@ -29,15 +29,15 @@ Percentiles = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class LatencyRun:
-    """What came of it.
+    """Result of one run.
 
     Attributes:
         problem: why there are no figures; empty if there are.
-        end_to_end_ms: p50, p95, p99 from the record's sending to a ``read_committed`` reader having it.
-        trigger_ms: p50, p95, p99 of a micro-batch as Spark tells it; None = not Spark.
-        parts_ms: the median of each part of a micro-batch, by Spark's names (``addBatch``, …).
-        cores: how many cores the contender used.
-        others_cores: how many cores others used meanwhile: the noise.
+        end_to_end_ms: p50, p95, p99 from sending a record until a ``read_committed`` reader has it.
+        trigger_ms: p50, p95, p99 of a micro-batch as Spark reports it; None without Spark.
+        parts_ms: median of each part of a micro-batch, by Spark's names (``addBatch``, …).
+        cores: number of cores that the contender used.
+        others_cores: number of cores that other processes used at the same time, which is noise.
     """
 
     problem: str = ""
@@ -51,14 +51,14 @@ class LatencyRun:
 def measure_latency(
     cluster: Cluster, contender: Contender, job: Job, workload: Workload, rate: int
 ) -> LatencyRun:
-    """Runs a contender while records come, and judges its output: each record once.
+    """Runs a contender on a steady stream, and checks that its output holds each record once.
 
     Args:
-        cluster: where the topics are.
-        contender: prepared.
-        job: its work; both topics are empty.
-        workload: its records are those that count.
-        rate: records a second.
+        cluster: the cluster with the topics.
+        contender: the contender, already prepared.
+        job: its work, with two empty topics.
+        workload: the records that are measured.
+        rate: records per second.
     """
     try:
         with Processes(contender.commands(job), job.folder) as processes:
@@ -68,7 +68,7 @@ def measure_latency(
 
 
 class _Stream:
-    """Records in, records out, in one thread: what is sent has its number and its time."""
+    """Sends and reads records in one thread; each record carries its number and the time it was sent."""
 
     def __init__(
         self, cluster: Cluster, processes: Processes, job: Job, workload: Workload, rate: int
@@ -131,7 +131,7 @@ class _Stream:
         return LatencyRun("", _percentiles(counted), _triggers(batches), _parts(batches), cores, others_cores)
 
     def _flow(self, done: Callable[[], bool], deadline: Deadline | None) -> bool:
-        """Sends at the rate and looks at what came until it is done; whether it was, before the deadline."""
+        """Sends at the rate and reads the output until all is seen; returns False at the deadline."""
         while not done():
             if (deadline is not None and deadline.expired) or self._processes.failed():
                 return False

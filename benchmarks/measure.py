@@ -1,4 +1,4 @@
-"""One run of one contender, and its figures."""
+"""Measures one run of one contender."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from kafka_eos_source.errors import UnavailableError
 
 #: `Run.sustained` leaves this share of the records out.
 _WARM_SHARE = 0.25
-#: Between two looks at the CPU that a query without output uses.
+#: Interval between two samples of the CPU that a query without output uses.
 _TOLD_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
 class Run:
-    """What came of it. All times in seconds.
+    """Result of one run. All times are in seconds.
 
     Attributes:
         problem: why there are no figures; empty if there are.
-        seconds: from the first record processed to all records counted and visible.
-        with_start_seconds: the same from the start of the process.
-        first_visible_seconds: from the start of the process to the first records that are visible.
-        sustained: records a second from the first look that sees a quarter of them to the end; 0 if that
-            look sees all.
-        sustained_cpu: CPU seconds a record of that part.
-        cpu_seconds: of the contender's processes in ``seconds``.
-        with_start_cpu_seconds: the same in ``with_start_seconds``.
-        others_cores: how many cores others than the contender and the broker used meanwhile: the noise.
-        commits: looks at which more was visible than before.
-        written: records of output.
+        seconds: from the first record processed until all records are counted and visible.
+        with_start_seconds: the same, from the start of the process.
+        first_visible_seconds: from the start of the process until the first records are visible.
+        sustained: records per second from the first sample that sees a quarter of them until the end; 0 if
+            that sample sees all.
+        sustained_cpu: CPU seconds per record in that part.
+        cpu_seconds: CPU seconds of the contender's processes during ``seconds``.
+        with_start_cpu_seconds: the same, during ``with_start_seconds``.
+        others_cores: number of cores used by processes other than contender and broker, which is noise.
+        commits: number of samples that saw more records than the sample before.
+        written: number of output records.
     """
 
     problem: str = ""
@@ -58,14 +58,14 @@ class Run:
 
 
 def measure(cluster: Cluster, contender: Contender, job: Job, truth: Ints, judge: Judge) -> Run:
-    """Runs a contender and judges its output. What fails is its problem, and the next one's turn comes.
+    """Runs a contender and checks its output; a failure is returned as the run's problem.
 
     Args:
-        cluster: where the topics are.
-        contender: prepared.
+        cluster: the cluster with the topics.
+        contender: the contender, already prepared.
         job: its work.
-        truth: records of each key.
-        judge: what the output is.
+        truth: number of records of each key.
+        judge: how the output is checked.
     """
     try:
         if judge is Judge.PROGRESS:
@@ -83,13 +83,13 @@ def _measure(cluster: Cluster, contender: Contender, job: Job, truth: Ints, *, c
             watched = watcher.to_the_end(int(truth.sum()))
         if watched.problem:
             return Run(watched.problem)
-        reader.read()  # what came after the end is judged too
+        reader.read()  # records written after the end are checked too
         found = wrong(reader.output, truth, contender.exactly_once)
         return Run(f"WRONG: {found}") if found else figures(reader.output, watched, began)
 
 
 def _measure_told(contender: Contender, job: Job, records: int) -> Run:
-    """Of a query that writes nothing, by what its program tells of its micro-batches."""
+    """Measures a query without output, by the micro-batches that its program reports."""
     began = time.time()
     cpu: list[CpuSample] = []
     with Processes(contender.commands(job), job.folder) as processes:
@@ -110,7 +110,7 @@ def _measure_told(contender: Contender, job: Job, records: int) -> Run:
 
 
 def figures(output: Sequence[Output], watched: Watched, began: float) -> Run:
-    """The figures of a run whose output is right; it began at ``began`` on the samples' clock."""
+    """Computes the figures of a run with correct output; ``began`` is on the samples' clock."""
     visible = curve(output, watched.samples)
     times = np.array([sample.seconds for sample in watched.samples])
     return _figures(
@@ -134,7 +134,7 @@ def _figures(
     commits: int,
     written: int,
 ) -> Run:
-    """Of how many records were done at which times."""
+    """Computes the figures from how many records were done at which times."""
     records = int(visible[-1])
     end = float(times[np.argmax(visible == records)])
     warm = int(np.argmax(visible >= _WARM_SHARE * records))

@@ -1,7 +1,7 @@
-"""``python -m benchmarks.memory``: a micro-batch of 20 million records, and the most memory each process had.
+"""``python -m benchmarks.memory``: peak memory of each process in a micro-batch of 20 million records.
 
-Counted are resident bytes, those of files that are mapped included, which the kernel takes back when it needs
-them. What the JVM has depends on its ``spark.driver.memory`` (1 GiB unless set), and grows towards it.
+It counts resident bytes, including those of mapped files, which the operating system reclaims when needed.
+The JVM's memory grows towards ``spark.driver.memory`` (1 GiB by default).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kafka_eos_source.embedded import EmbeddedKafka
 
 _MIB = 1 << 20
 _LOOK_SECONDS = 0.2
-#: How to know a process by its command line, and what it is.
+#: Part of a process's command line, and the role of the process.
 _ROLES = (
     ("python_streaming_sink_runner", "driver: commits"),
     ("python_streaming_source_runner", "driver: plans"),
@@ -37,7 +37,7 @@ _ROLES = (
 @click.option("--records", default=20_000_000, show_default=True)
 @click.option("--record-bytes", default=110, show_default=True)
 def main(records: int, record_bytes: int) -> None:
-    """One micro-batch, topic to topic, exactly once."""
+    """Runs one topic-to-topic micro-batch, exactly once, and prints peak memory."""
     workload = Workload(records=records, record_bytes=record_bytes)
     with EmbeddedKafka() as kafka, tempfile.TemporaryDirectory() as folder:
         cluster = Cluster(kafka.bootstrap_servers)

@@ -1,4 +1,4 @@
-"""Bars, as SVG: enough to see who is how fast, and nothing to install."""
+"""Draws bar charts as SVG, without a plotting library."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WIDTH, _LABELS, _FIGURES, _ROW, _HEAD = 900, 360, 110, 26, 54
 
 
 def plot(path: Path, title: str, unit: str, values: Mapping[str, float]) -> None:
-    """A bar for each value, ours in another colour. Nothing is written without values."""
+    """Writes a chart with a bar for each value, kafka-eos in another colour; no file without values."""
     if not values:
         return
     longest = max(values.values()) or 1.0

@@ -1,4 +1,4 @@
-"""The processes of a contender: started, watched, ended."""
+"""Starts, watches and ends the processes of a contender."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from types import TracebackType
 
 import psutil
 
-#: What a contender's program prints, with its `time.time`, when its first record is processed.
+#: A contender's program prints this, with its `time.time`, when it has processed its first record.
 _FIRST = re.compile(r"^FIRST (\d+(?:\.\d+)?)$", re.MULTILINE)
-#: What a Spark program prints of a micro-batch (`programs/running.py`).
+#: A Spark program prints this for each micro-batch (`programs/running.py`).
 _BATCH = re.compile(r"^BATCH (\{.*\})$", re.MULTILINE)
 _END_SECONDS = 20.0
 _TAIL_LINES = 15
-#: Spark's of the bench's own environment must not reach another Spark.
+#: Environment variables of the benchmark's own Spark, which must not reach another Spark.
 _FOREIGN = ("PYSPARK_SUBMIT_ARGS", "PYTHONPATH", "SPARK_HOME", "JAVA_TOOL_OPTIONS")
 
 
@@ -31,7 +31,7 @@ class Command:
 
     Attributes:
         arguments: program and arguments.
-        environment: added to ours.
+        environment: variables added to those of this process.
     """
 
     arguments: Sequence[str]
@@ -40,13 +40,13 @@ class Command:
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch, as its program told of it.
+    """A micro-batch, as its program reported it.
 
     Attributes:
-        rows: records read.
-        began: seconds since the epoch.
-        trigger_ms: how long all of it took.
-        durations_ms: how long its parts took, by Spark's names for them.
+        rows: number of records read.
+        began: its start, in seconds since the epoch.
+        trigger_ms: duration of the whole micro-batch.
+        durations_ms: durations of its parts, by Spark's names.
     """
 
     rows: int
@@ -87,7 +87,7 @@ class Processes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Asks them to end, then ends whatever is left of their trees."""
+        """Asks the processes to end, then kills what is left of their process trees."""
         trees = [each for process in self._started for each in _tree(process)]
         for process in self._started:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -99,7 +99,7 @@ class Processes:
         psutil.wait_procs(left, timeout=_END_SECONDS)
 
     def kill(self) -> None:
-        """Ends the trees of all of them with SIGKILL, as a machine does that loses its power."""
+        """Kills all process trees with SIGKILL, as a power failure would."""
         trees = [each for process in self._started for each in _tree(process)]
         for each in trees:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -107,11 +107,11 @@ class Processes:
         psutil.wait_procs(trees, timeout=_END_SECONDS)
 
     def cpu_seconds(self) -> float:
-        """Used by all of them and by those of their children that ended."""
+        """Returns the CPU seconds of all processes, including children that have ended."""
         return sum(map(_cpu_seconds, self._started))
 
     def failed(self) -> str:
-        """How one of them failed, with the end of its log; empty while none did."""
+        """Returns how a process failed, with the end of its log; empty if none has failed."""
         for process, log in zip(self._started, self._logs, strict=True):
             code = process.poll()
             if code:
@@ -120,16 +120,16 @@ class Processes:
         return ""
 
     def ended(self) -> bool:
-        """Whether all of them ended."""
+        """Returns whether all processes have ended."""
         return all(process.poll() is not None for process in self._started)
 
     def first_seconds(self) -> float | None:
-        """When the first record was processed, as the programs tell; None as long as none does."""
+        """Returns when a program reported its first processed record; None if none has yet."""
         told = [found for log in self._logs for found in _FIRST.findall(log.read_text(errors="replace"))]
         return min(map(float, told), default=None)
 
     def batches(self) -> list[Batch]:
-        """The micro-batches that the programs told of, in order."""
+        """Returns the micro-batches that the programs reported, in order."""
         told = [found for log in self._logs for found in _BATCH.findall(log.read_text(errors="replace"))]
         batches = map(json.loads, told)
         return [
@@ -138,9 +138,9 @@ class Processes:
 
 
 def others_cpu_seconds() -> float:
-    """CPU seconds that went to none of ours since the machine started: what disturbs a measurement.
+    """Returns CPU seconds of other processes since the machine started, which disturb a measurement.
 
-    Ours are this process and all that it started, the broker too.
+    Other means neither this process nor any that it started, such as the broker.
     """
     busy = sum(
         psutil.cpu_times()._asdict().get(name, 0.0) for name in ("user", "system", "nice", "softirq", "irq")
@@ -149,7 +149,7 @@ def others_cpu_seconds() -> float:
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
-    """Of a process, its children, and those of them that ended."""
+    """Returns the CPU seconds of a process and its children, including ended ones."""
     total = 0.0
     for each in _tree(process):
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,8 +1,8 @@
-"""How many records were counted, and visible, at each moment: from the output alone, the same for everybody.
+"""Computes from the output alone how many input records were counted and visible at each moment.
 
-Each output record says how far its key is counted. What a record adds is its count less the one before it of
-the same key; the sum of that up to an offset is the number of records counted there. A sample of the last
-stable offsets then tells how many were counted, and visible to ``read_committed``, at its time.
+Each output record holds the count of its key. A record adds its count minus the previous count of the key;
+the sum up to an offset is the number of input records counted there. With samples of the last stable offsets,
+this yields how many were counted, and visible to ``read_committed``, at each sample's time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Output:
     """The output of one partition, in order, as far as it was read.
 
     Attributes:
-        offsets, keys, counts: of each record; keys by their number.
+        offsets, keys, counts: offset, key number and count of each record.
     """
 
     offsets: Ints = field(default_factory=lambda: np.empty(0, np.int64))
@@ -34,7 +34,7 @@ class Output:
         self.counts = np.concatenate([self.counts, counts])
 
     def add_copies(self, offsets: Ints, keys: Ints) -> None:
-        """Records that are copies: each counts its key one further."""
+        """Adds records that are copies; each one increases its key's count by one."""
         order = np.argsort(keys, kind="stable")
         begins = np.flatnonzero(np.diff(keys[order], prepend=-1))
         sizes = np.diff(np.append(begins, len(keys)))
@@ -44,7 +44,7 @@ class Output:
         self.add(offsets, keys, known[keys] + ranks + 1)
 
     def gains(self) -> Ints:
-        """What each record adds to the records counted."""
+        """Returns how many input records each output record adds."""
         order = np.argsort(self.keys, kind="stable")
         keys, counts = self.keys[order], self.counts[order]
         before = np.zeros_like(counts)
@@ -57,10 +57,10 @@ class Output:
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at a run.
+    """One observation of a run.
 
     Attributes:
-        seconds: when, on the clock of `time.time`.
+        seconds: its time, on the clock of `time.time`.
         stable: last stable offset of each output partition.
     """
 
@@ -69,12 +69,12 @@ class Sample:
 
 
 def counted(output: Sequence[Output]) -> int:
-    """Records counted, by all of the output that was read."""
+    """Returns the number of input records counted in all of the output that was read."""
     return sum(int(part.gains().sum()) for part in output)
 
 
 def curve(output: Sequence[Output], samples: Sequence[Sample]) -> Ints:
-    """Records counted and visible at each sample."""
+    """Returns the number of input records counted and visible at each sample."""
     total = np.zeros(len(samples), np.int64)
     for number, part in enumerate(output):
         sums = np.concatenate([[0], np.cumsum(part.gains())])
@@ -84,13 +84,13 @@ def curve(output: Sequence[Output], samples: Sequence[Sample]) -> Ints:
 
 
 def wrong(output: Sequence[Output], truth: Ints, exactly_once: bool) -> str:
-    """Why the output is not what it must be; empty when it is.
+    """Returns why the output is wrong; empty if it is correct.
 
     Args:
-        output: of all partitions.
-        truth: records of each key.
-        exactly_once: who promises it is held to it: no key's count may come again, or a lower one. Nobody is
-            killed here, so the final counts of one who promises less must be right too.
+        output: the output of all partitions.
+        truth: number of records of each key.
+        exactly_once: whether the contender promises it; then no count of a key may repeat or decrease. The
+            final counts must be right in any case, because no process is killed.
     """
     final = np.zeros_like(truth)
     seen = np.zeros(len(truth), np.int64)

@@ -1,4 +1,4 @@
-"""The tables: what each contender did, and how many times faster one is than the other."""
+"""Writes the result tables: the figures of each contender, and the ratios between contenders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MILLION = 1_000_000
 
 
 class AnyRun(Protocol):
-    """A run of any task: its problem, and the noise it had."""
+    """A run of any task, with its problem and its noise."""
 
     @property
     def problem(self) -> str: ...
@@ -29,12 +29,12 @@ R_co = TypeVar("R_co", bound=AnyRun, covariant=True)
 
 @dataclass(frozen=True)
 class Runs(Generic[R_co]):
-    """What a contender did, over all of its runs.
+    """All runs of one contender.
 
     Attributes:
-        name, title, guarantee, settings: of the contender.
-        records: of the workload.
-        runs: in order.
+        name, title, guarantee, settings: those of the contender.
+        records: number of records in the workload.
+        runs: the runs, in order.
     """
 
     name: str
@@ -46,22 +46,22 @@ class Runs(Generic[R_co]):
 
     @property
     def problem(self) -> str:
-        """Of the first run that has one: a contender that is wrong once has no figures."""
+        """The first problem of any run; a contender that is wrong once has no figures."""
         return next((run.problem for run in self.runs if run.problem), "" if self.runs else "did not run")
 
     @property
     def others_cores(self) -> float:
-        """Cores that others on the machine used meanwhile."""
+        """Number of cores that other processes used."""
         return statistics.median(run.others_cores for run in self.runs)
 
 
 @dataclass(frozen=True)
 class Result(Runs[Run]):
-    """Of a task whose figure is records a second."""
+    """Result of a task that measures records per second."""
 
     @property
     def rate(self) -> float:
-        """Records a second from the first record processed; the median of the runs. 0 without figures."""
+        """Median records per second from the first record processed; 0 without figures."""
         return self._median([self.records / run.seconds for run in self.runs]) if not self.problem else 0.0
 
     @property
@@ -71,7 +71,7 @@ class Result(Runs[Run]):
 
     @property
     def first_visible_seconds(self) -> float:
-        """From the start of the process to the first records that are visible."""
+        """Seconds from the start of the process until the first records are visible."""
         return self._median([run.first_visible_seconds for run in self.runs])
 
     @property
@@ -81,7 +81,7 @@ class Result(Runs[Run]):
 
     @property
     def warm(self) -> float:
-        """What contenders are compared by: after the first quarter, or in all if that is one commit."""
+        """The rate for comparisons: after the first quarter, or of the whole run if it is one commit."""
         return self.sustained or self.rate
 
     @property
@@ -91,7 +91,7 @@ class Result(Runs[Run]):
 
     @property
     def cpu_per_million(self) -> float:
-        """CPU seconds for a million records, the start left out."""
+        """CPU seconds per million records, without the start."""
         return self._median([run.cpu_seconds * MILLION / self.records for run in self.runs])
 
     def _median(self, values: Sequence[float]) -> float:
@@ -100,16 +100,16 @@ class Result(Runs[Run]):
 
 @dataclass(frozen=True)
 class LatencyResult(Runs[LatencyRun]):
-    """How late a contender's output was."""
+    """Latency of a contender's output."""
 
     @property
     def end_to_end_ms(self) -> Percentiles:
-        """The median of the runs, of each percentile."""
+        """The median over the runs of each percentile."""
         return _medians([run.end_to_end_ms for run in self.runs])
 
     @property
     def cores(self) -> float:
-        """Cores that the contender used; the median."""
+        """Median number of cores that the contender used."""
         return statistics.median(run.cores for run in self.runs)
 
     @property
@@ -127,16 +127,16 @@ class LatencyResult(Runs[LatencyRun]):
 
 @dataclass(frozen=True)
 class RestartResult(Runs[RestartRun]):
-    """How long a contender's outage lasted."""
+    """Duration of a contender's outage."""
 
     @property
     def seconds(self) -> float:
-        """From the start of the new processes to their first visible record; the median."""
+        """Median seconds from the start of the new processes to their first visible record."""
         return statistics.median(run.seconds for run in self.runs)
 
     @property
     def again(self) -> int:
-        """Records that the kill doubled; the median."""
+        """Median number of records that the kill duplicated."""
         return round(statistics.median(run.again for run in self.runs))
 
 
@@ -146,7 +146,7 @@ def _medians(runs: Sequence[Percentiles]) -> Percentiles:
 
 
 def contenders_table(results: Sequence[Result]) -> str:
-    """Markdown: a row for each contender."""
+    """Returns a Markdown table with a row for each contender."""
     rows = [
         [
             "",
@@ -176,7 +176,7 @@ def contenders_table(results: Sequence[Result]) -> str:
 
 
 def latency_table(results: Sequence[LatencyResult]) -> str:
-    """Markdown: a row for each contender; p50, p95 and p99 in ms."""
+    """Returns a Markdown table with a row for each contender: p50, p95 and p99 in ms."""
     head = ["end to end p50, p95, p99", "trigger p50, p95, p99", "cores used", "others' cores"]
     rows = [["", "guarantee", *head]]
     rows.append(["---", "---", *("--:" for _ in head)])
@@ -195,7 +195,7 @@ def latency_table(results: Sequence[LatencyResult]) -> str:
 
 
 def parts_table(results: Sequence[LatencyResult]) -> str:
-    """Markdown: where the milliseconds of a micro-batch go, a column for each contender that has such."""
+    """Returns a Markdown table of the parts of a micro-batch, with a column for each Spark contender."""
     told = [result for result in results if not result.problem and result.parts_ms]
     names = list(dict.fromkeys(name for result in told for name in result.parts_ms))
     rows = [["part of a micro-batch, p50 in ms", *(result.title for result in told)]]
@@ -205,7 +205,7 @@ def parts_table(results: Sequence[LatencyResult]) -> str:
 
 
 def restart_table(results: Sequence[RestartResult]) -> str:
-    """Markdown: a row for each contender."""
+    """Returns a Markdown table with a row for each contender."""
     rows = [["", "guarantee", "first committed record after", "records doubled", "others' cores"]]
     rows.append(["---", "---", "--:", "--:", "--:"])
     for result in results:
@@ -235,17 +235,17 @@ def ratios_table(results: Sequence[Result], ours: Sequence[str]) -> str:
 
 
 def times(one: Result, other: Result) -> str:
-    """How many times as fast; a dash where either has no figures."""
+    """Returns the ratio of two rates, or a dash if one of them has no figures."""
     return "–" if one.problem or other.problem else f"{one.warm / other.warm:.1f} ×"
 
 
 def verdict(problem: str) -> str:
-    """What the table says instead of a number."""
+    """Returns the text that replaces a number in the table."""
     return "WRONG" if problem.startswith("WRONG") else "FAILED"
 
 
 def targets_lines(results: Sequence[Result], targets: Sequence[Target]) -> list[str]:
-    """A line for each target whose contenders ran."""
+    """Returns a line for each target whose contenders ran."""
     by_name: Mapping[str, Result] = {result.name: result for result in results}
     lines = []
     for target in targets:
@@ -260,7 +260,7 @@ def targets_lines(results: Sequence[Result], targets: Sequence[Target]) -> list[
 
 
 def as_json(results: Sequence[Runs[Any]], about: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that was measured."""
+    """Returns everything that was measured."""
     return {
         **about,
         "contenders": [
@@ -288,7 +288,7 @@ def _markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def in_short(run: Run | LatencyRun | RestartRun, records: int) -> str:
-    """One run in a few words, as it is done."""
+    """Returns a short summary of a run, printed as soon as it is done."""
     if run.problem:
         return run.problem
     if isinstance(run, LatencyRun):

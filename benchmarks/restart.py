@@ -1,4 +1,4 @@
-"""How long an outage lasts: all processes are killed on the way, started again, and a first result comes."""
+"""Measures an outage: all processes are killed and restarted; it ends with the first new result."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _STALLED_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class RestartRun:
-    """What came of it.
+    """Result of one run.
 
     Attributes:
         problem: why there are no figures; empty if there are.
-        seconds: from the start of the new processes to the first record of theirs that a ``read_committed``
-            reader gets.
-        again: records that were counted or copied twice for the kill; 0 of who promises exactly once.
-        others_cores: how many cores others used meanwhile: the noise.
+        seconds: from the start of the new processes until a ``read_committed`` reader gets their first
+            record.
+        again: number of records that the kill duplicated; must be 0 if the contender promises exactly-once.
+        others_cores: number of cores that other processes used at the same time, which is noise.
     """
 
     problem: str = ""
@@ -44,14 +44,14 @@ class RestartRun:
 def measure_restart(
     cluster: Cluster, contender: Contender, job: Job, truth: Ints, *, copies: bool
 ) -> RestartRun:
-    """Runs a contender, kills all of it with SIGKILL, runs it again, and judges the whole output.
+    """Runs a contender, kills all of its processes, runs it again, and checks the whole output.
 
     Args:
-        cluster: where the topics are.
-        contender: prepared.
+        cluster: the cluster with the topics.
+        contender: the contender, already prepared.
         job: its work.
-        truth: records of each key.
-        copies: whether the output is copies; else counts.
+        truth: number of records of each key.
+        copies: whether the output is copies of the input; otherwise counts.
     """
     try:
         with OutputReader(cluster.bootstrap, job.topic_out, job.partitions, copies=copies) as reader:
@@ -96,7 +96,7 @@ class _Restart:
         return RestartRun("" if again >= 0 else f"WRONG: {-again} lost", seconds, again, others_cores)
 
     def _until_killed(self, processes: Processes, records: int) -> str:
-        """Returns once they are killed, or with the problem there is."""
+        """Waits for the moment to kill the processes and kills them; returns a problem, if any."""
         deadline = Deadline.after_seconds(_STALLED_SECONDS)
         while counted(self._reader.output) < _KILL_SHARE * records:
             if processes.failed() or processes.ended() or deadline.expired:
@@ -107,7 +107,7 @@ class _Restart:
         return ""
 
     def _ends(self) -> tuple[int, ...]:
-        """Ends of the output once nothing of the dead is under way any more."""
+        """Returns the output's end offsets once they no longer change."""
         ends = self._cluster.ends(self._job.topic_out, self._job.partitions)
         while True:
             self._pause.wait(_LOOK_SECONDS)
@@ -117,7 +117,7 @@ class _Restart:
             ends = again
 
     def _first_behind(self, ends: tuple[int, ...], processes: Processes) -> bool:
-        """Returns with True at the first committed record behind those ends."""
+        """Waits for the first committed record after these end offsets; returns whether one came."""
         reader: Any = Consumer(
             {
                 "bootstrap.servers": self._cluster.bootstrap,
@@ -141,7 +141,7 @@ class _Restart:
             reader.close()
 
     def _to_the_end(self, processes: Processes, records: int) -> str:
-        """Who may repeat records is done when it ends by itself, not when there are as many as were sent."""
+        """Waits for the end: of the process if it may repeat records, else until all records are there."""
         if self._contender.exactly_once:
             watcher = Watcher(
                 self._cluster, processes, self._reader, self._job.topic_out, ends=self._contender.ends

@@ -1,7 +1,7 @@
-"""``python -m benchmarks.restore``: state from its changelog, whole, and after a crash that left the state.
+"""``python -m benchmarks.restore``: time to restore state, from scratch and after a crash that kept it.
 
-One shard, keys drawn at random and written in no order, each of them different. No Spark: what is timed is
-what a task does before its first record (`state.changelog.restore`), the opening of the store included.
+It restores one shard with random, distinct, unordered keys, without Spark. It times what a task does before
+its first record (`state.changelog.restore`), including opening the store.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KEY_BYTES = 16
 @click.option("--records", "sizes", multiple=True, type=int, default=(10_000, 100_000, 1_000_000, 2_000_000))
 @click.option("--value-bytes", default=24, show_default=True)
 def main(sizes: tuple[int, ...], value_bytes: int) -> None:
-    """Times both for changelogs of these numbers of records."""
+    """Times both cases for changelogs with these numbers of records."""
     with EmbeddedKafka() as kafka, tempfile.TemporaryDirectory() as folder:
         for records in sizes:
             _measure(kafka.bootstrap_servers, Path(folder), records, value_bytes)
@@ -61,7 +61,7 @@ def _measure(bootstrap: str, folder: Path, records: int, value_bytes: int) -> No
 def _timed(
     kafka: dict[str, str], group_id: str, path: Path, identity: StoreIdentity, tp: TopicPartition, end: int
 ) -> tuple[float, float]:
-    """Seconds until the state is ready, and CPU seconds of this process."""
+    """Restores the state; returns the seconds until it is ready and the CPU seconds of this process."""
     began, cpu = time.perf_counter(), time.process_time()
     store = TransactionalStateStore.open(path, identity)
     try:
@@ -85,7 +85,7 @@ def _fill(bootstrap: str, topic: str, records: int, value_bytes: int) -> None:
         for first in range(0, records, _ROWS):
             rows = min(_ROWS, records - first)
             keys = random.integers(0, 256, (rows, 1 + _KEY_BYTES), np.uint8)
-            keys[:, 0] = 1  # the space of users' keys
+            keys[:, 0] = 1  # the table of users' keys
             batch = pa.record_batch(
                 {
                     "key": pa.FixedSizeBinaryArray.from_buffers(

@@ -1,7 +1,7 @@
-"""Each sink beside its library alone, writing the same batches: ``python -m benchmarks.sinks [ROWS] [URL…]``.
+"""Compares each sink with its library on the same batches: ``python -m benchmarks.sinks [ROWS] [URL…]``.
 
-The sink's time is that of all it does: stage, prepare, commit, recover's list and tidying up. The library's
-is the plain way to have the same rows on disk, or in one transaction. Each is run in turn, three times; the
+A sink's time covers all of its steps: stage, prepare, commit, the list of `recover`, and cleaning up. The
+library writes the same rows directly, to disk or in one transaction. Both run in turn, three times, and the
 medians are compared.
 """
 
@@ -31,7 +31,7 @@ from kafka_eos_source.stage.files import StagingFolder
 
 _RUNS = 3
 _BATCH_ROWS = 10_000
-#: A batch so small that its time is that of the two phases: what each commit costs at least.
+#: Rows of a batch so small that its time shows the fixed cost of the two phases of a commit.
 _FEW, _RUNS_OF_FEW = 100, 15
 
 
@@ -49,7 +49,7 @@ def table(rows: int) -> pa.Table:
 
 
 def by_sink(sink: TwoPhaseSink, rows: pa.Table, folder: Path) -> float:
-    """Seconds of one batch through the sink, from the task's first row to its end."""
+    """Writes one batch through the sink; returns the seconds from the task's first row to the end."""
     staging = StagingFolder.at(str(folder / "staging"))
     sink.open(SinkContext("bench", "bench", NotesFolder(str(folder / "store"))))
     deadline = Deadline.after_seconds(600)
@@ -89,7 +89,7 @@ def csv(rows: pa.Table, folder: Path) -> None:
 
 
 def json(rows: pa.Table, folder: Path) -> None:
-    """By pandas: pyarrow writes no JSON."""
+    """Writes JSON with pandas, because pyarrow cannot."""
     with open(folder / f"{uuid.uuid4().hex}.jsonl", "w") as out:
         for batch in rows.to_batches(_BATCH_ROWS):
             batch.to_pandas().to_json(out, orient="records", lines=True, date_format="iso", date_unit="us")

@@ -1,4 +1,4 @@
-"""What is measured: each task with its records, its contenders, and how its output is judged."""
+"""The tasks of the benchmark: their records, their contenders, and how the output is checked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from benchmarks.workload import Workload
 
 
 class Judge(Enum):
-    """Where a run's progress is seen, and what is right."""
+    """How a run's progress is measured and its output checked."""
 
     COUNTS = "output: the count of each key, as it grows"
     COPIES = "output: every record once"
@@ -36,19 +36,19 @@ class Judge(Enum):
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to do, the same for every contender.
+    """A piece of work that is the same for every contender.
 
     Attributes:
-        name: as the command line has it.
-        title: of its table.
-        judge: of the output.
-        workload: what is sent beforehand; sizes can be changed on the command line.
-        contenders: all that can do it.
-        targets: between them.
-        on_request: names of those left out unless asked for.
-        output_partitions: of the topic that is written.
-        rate: records a second that come while it runs, for `Judge.LATENCY`.
-        batch: records of a micro-batch, where that matters; 0 = what the command line says.
+        name: its name on the command line.
+        title: title of its table.
+        judge: how its output is checked.
+        workload: the records sent beforehand; the command line can change its size.
+        contenders: all contenders that can do the task.
+        targets: target ratios between contenders.
+        on_request: names of contenders that run only if they are named.
+        output_partitions: number of partitions of the output topic.
+        rate: records per second sent during the run, for `Judge.LATENCY`.
+        batch: records of a micro-batch; 0 means the command line's value.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Task:
 
     @property
     def ours(self) -> tuple[str, ...]:
-        """Names of those that are kafka-eos."""
+        """Names of the contenders that are kafka-eos."""
         return tuple(each.name for each in self.contenders if each.name.startswith("kafka-eos"))
 
 
@@ -119,7 +119,7 @@ TASKS: Mapping[str, Task] = {
                 Target("kafka-eos-processor", "quix", 4),
                 Target("kafka-eos-processor", "spark-tws", 1),
             ),
-            # slower than the same peer in its other form, and it takes long to see that
+            # slower than the same peer in its other form, and takes long
             on_request=("spark-tws-pandas",),
         ),
         Task(

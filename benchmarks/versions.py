@@ -1,10 +1,10 @@
-"""Every peer's version, in this one place."""
+"""The versions of all peers."""
 
 from __future__ import annotations
 
 from kafka_eos_source.embedded.jars import KAFKA_VERSION, JarSet
 
-#: Kafka Streams of the broker's own version.
+#: Kafka Streams in the broker's version.
 STREAMS = JarSet(
     "kafka-streams",
     (("org.apache.kafka", "kafka-streams", KAFKA_VERSION), ("org.slf4j", "slf4j-simple", "1.7.36")),
@@ -14,16 +14,16 @@ STREAMS = JarSet(
 QUIX_VERSION = "3.28.1"
 QUIX = (f"quixstreams=={QUIX_VERSION}",)
 
-#: The newest Spark whose Kafka connector is published together with all that it needs.
+#: The newest Spark whose Kafka connector is published with all of its dependencies.
 SPARK_VERSION = "4.2.0"
 SPARK = (
     f"pyspark=={SPARK_VERSION}",
     "pandas>=2.2,<3",
     "pyarrow>=15",
-    "protobuf>=5",  # what transformWithState asks of a Python worker
+    "protobuf>=5",  # transformWithState needs it in Python workers
 )
-#: Named one by one: the token provider of that version is not to be had; what the connector asks of it, the
-#: one of 4.0.0 has too.
+#: Jars are listed one by one, because the token provider of that version is not available; the connector also
+#: works with the one of 4.0.0.
 SPARK_KAFKA = JarSet(
     "spark-kafka",
     (

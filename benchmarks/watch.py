@@ -1,4 +1,4 @@
-"""A run, watched from outside until its output counts every record, or it is clear that it never will."""
+"""Watches a run from outside until its output counts every record, or clearly never will."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from benchmarks.progress import Sample, counted
 from kafka_eos_source.runtime.deadline import Deadline
 
 _LOOK_SECONDS = 0.05
-#: Walking the tree of processes costs ten times a look.
+#: Interval of CPU samples; walking the process tree costs ten times as much as reading offsets.
 _CPU_SECONDS = 0.5
-#: So long the output of one who runs for ever must stand still before it is read: that takes a core for
-#: seconds, which is not to be one of the contender's.
+#: How long the output of an endless contender must be unchanged before it is read. Reading takes a core for
+#: seconds, and must not slow the contender down.
 _QUIET_SECONDS = 3.0
-#: So long nothing may come at all.
+#: How long there may be no output at all.
 _STALLED_SECONDS = 300.0
 _FIRST_SECONDS = 30.0
-#: A commit is answered before its markers are written (KIP-98): what one wrote may be visible after its end.
+#: A commit is answered before its control records are written (KIP-98), so output may become visible after
+#: the contender has ended.
 _MARKERS_SECONDS = 10.0
 
 
 class CpuSample(NamedTuple):
-    """CPU seconds used until a time: by the contender's processes, and by others than we on the machine."""
+    """CPU seconds used up to a time, by the contender and by unrelated processes of the machine."""
 
     seconds: float
     contender: float
@@ -35,13 +36,13 @@ class CpuSample(NamedTuple):
 
 @dataclass
 class Watched:
-    """What was seen.
+    """The observations of one run.
 
     Attributes:
-        samples: of the output's last stable offsets.
-        cpu: what was used of it.
-        first_seconds: when the first record was processed, as the contender tells.
-        problem: why it will never come to an end; empty if it did.
+        samples: samples of the output's last stable offsets.
+        cpu: samples of CPU usage.
+        first_seconds: when the contender reported its first processed record.
+        problem: why the run cannot finish; empty if it did.
     """
 
     samples: list[Sample] = field(default_factory=list)
@@ -54,11 +55,11 @@ class Watcher:
     """Watches one run.
 
     Args:
-        cluster: where the output is.
-        processes: of the contender.
-        reader: of the output.
-        topic: its name.
-        ends: whether the contender ends by itself; then nothing is read before.
+        cluster: the cluster with the output.
+        processes: the contender's processes.
+        reader: reads the output.
+        topic: name of the output topic.
+        ends: whether the contender ends by itself; then the output is read only afterwards.
     """
 
     def __init__(
@@ -75,10 +76,10 @@ class Watcher:
         self._pause = threading.Event()
 
     def to_the_end(self, records: int) -> Watched:
-        """Returns when the output counts so many records, or there is a problem.
+        """Waits until the output counts this many records, or there is a problem.
 
         Raises:
-            KafkaException: the cluster does not answer.
+            KafkaException: if the cluster does not answer.
         """
         counted_so_far = 0
         while True:
@@ -92,7 +93,7 @@ class Watcher:
                 self._read_up_to = sample.stable
                 counted_so_far = counted(self._reader.output)
             if counted_so_far >= records:
-                self._look()  # what was read may be later than the last sample
+                self._look()  # the read may have seen more than the last sample
                 self._await_first()
                 return self.watched
             self.watched.problem = self._problem(
@@ -109,7 +110,9 @@ class Watcher:
             self._moved = sample.seconds
         samples.append(sample)
         if not cpu or sample.seconds - cpu[-1].seconds >= _CPU_SECONDS:
-            used = max(self._processes.cpu_seconds(), cpu[-1].contender if cpu else 0.0)  # 0 once they ended
+            used = max(
+                self._processes.cpu_seconds(), cpu[-1].contender if cpu else 0.0
+            )  # 0 after they have ended
             cpu.append(CpuSample(sample.seconds, used, others_cpu_seconds()))
         return sample
 
@@ -124,7 +127,7 @@ class Watcher:
         return ""
 
     def _await_first(self) -> None:
-        """Spark tells when a micro-batch began once it is done."""
+        """Waits until the first record is reported, which Spark does only after its micro-batch."""
         deadline = Deadline.after_seconds(_FIRST_SECONDS)
         while self.watched.first_seconds is None and not deadline.expired:
             self.watched.first_seconds = self._processes.first_seconds()

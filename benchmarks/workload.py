@@ -1,4 +1,4 @@
-"""What is sent, and what must come of it."""
+"""The records that a benchmark sends, and the expected results."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 KEY_BYTES = 10
 RECORD_BYTES = 110
-#: Of a value that is not random: so many bytes of each word are.
+#: How many bytes of each word are random in a value that compresses.
 _WORD, _RANDOM = b"status=ok;route=/orders/", 8
 _CHUNK = 100_000
-#: With compression: so many that a batch of a producer holds hardly two that are the same.
+#: Number of different values with compression; large enough that a producer's batch rarely repeats one.
 _DIFFERENT = 4_096
 
 
@@ -22,12 +22,12 @@ class Workload:
     """Records with uniformly random keys; each key's records are to be counted, or copied.
 
     Attributes:
-        records: how many.
-        keys: how many different ones at most.
-        seed: of the keys' order.
-        partitions: of the topic that is read.
-        record_bytes: of key and value together.
-        compression: librdkafka's ``compression.type`` of what is sent, and of what contenders write.
+        records: number of records.
+        keys: maximum number of different keys.
+        seed: seed for the order of the keys.
+        partitions: number of partitions of the input topic.
+        record_bytes: size of key and value together.
+        compression: librdkafka's ``compression.type`` for the input and for what contenders write.
     """
 
     records: int = 2_000_000
@@ -38,16 +38,19 @@ class Workload:
     compression: str = "none"
 
     def numbers(self) -> NDArray[np.int64]:
-        """The key of each record, as a number from 0."""
+        """Returns the key of each record, as a number from 0."""
         return np.random.default_rng(self.seed).integers(0, self.keys, self.records)
 
     def truth(self) -> NDArray[np.int64]:
-        """Records of each key."""
+        """Returns the number of records of each key."""
         return np.bincount(self.numbers(), minlength=self.keys)
 
     def payloads(self) -> list[bytes]:
-        """The records' values, in turn: random, so that nobody gains by compressing them; with
-        ``compression`` a quarter of each is, as in a line of a log, and none is that of its neighbours."""
+        """Returns the values, which records use in turn.
+
+        They are random, so that compression helps no contender. With ``compression``, a quarter of each value
+        is random, as in a log line, and neighbours differ.
+        """
         size, random = self.record_bytes - KEY_BYTES, np.random.default_rng(self.seed)
         if self.compression == "none":
             return [random.bytes(size)]
@@ -57,17 +60,17 @@ class Workload:
         ]
 
     def chunks(self) -> Iterator[list[bytes]]:
-        """The keys, in order, as they are sent."""
+        """Returns the encoded keys in sending order."""
         numbers = self.numbers()
         for start in range(0, self.records, _CHUNK):
             yield [b"%010d" % number for number in numbers[start : start + _CHUNK].tolist()]
 
 
 def key_numbers(keys: list[bytes]) -> NDArray[np.int64]:
-    """The numbers of keys as they are sent.
+    """Decodes keys into their numbers.
 
     Raises:
-        ValueError: a key is none of ours.
+        ValueError: if a key is not one of this workload.
     """
     if any(len(key) != KEY_BYTES for key in keys):
         raise ValueError(f"a key is not {KEY_BYTES} bytes long")
