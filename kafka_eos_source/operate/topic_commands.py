@@ -222,8 +222,8 @@ def lag(
 def _kafka(given: dict[str, Any]) -> Mapping[str, str]:
     """Properties of the connection. Without any, that of `kafka-eos broker`."""
     if given["bootstrap_servers"] is None and given["properties"] is None:
-        stated = [each.partition("=")[0].strip() for each in given["stated"]]
-        if not {"bootstrap.servers", "kafka.bootstrap.servers"} & set(stated):
+        names = {each.partition("=")[0].strip() for each in given["pairs"]}
+        if not {"bootstrap.servers", "kafka.bootstrap.servers"} & names:
             given = {**given, "bootstrap_servers": _DEFAULT_BOOTSTRAP}
     kafka = target_of(given).kafka
     assert kafka is not None, "brokers were named"
