@@ -20,7 +20,7 @@ from kafka_eos_source.operate import sinks as operating
 from kafka_eos_source.operate.cluster import KafkaView
 from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
 from kafka_eos_source.sinks.contract import SinkTxn
-from kafka_eos_source.sinks.memory import SYSTEMS, Memory
+from kafka_eos_source.sinks.memory import SYSTEMS, Memory, MemorySink
 
 ATTEMPT = "0123456789abcdef0123"
 TXN = SinkTxn("app", "box", 7, ATTEMPT)
@@ -126,6 +126,26 @@ def test_what_the_token_tells_is_not_a_persons_to_say(
     assert code == 1
     assert "start the query" in said
     assert TXN in memory.prepared
+
+
+@pytest.mark.parametrize("failing", ["recover", "commit", "nothing"])
+@pytest.mark.parametrize("arguments", [["list"], ["commit", "--sink", "box", "--id", str(TXN), "--yes"]])
+def test_every_sink_is_closed_also_after_an_error(
+    monkeypatch: pytest.MonkeyPatch, file: Path, failing: str, arguments: list[str]
+) -> None:
+    with file.open("a") as options:
+        options.write(f"sinks=box,other\nsink.other.type=memory\nsink.other.system={uuid.uuid4().hex}\n")
+    closed: list[str] = []
+
+    def fail(*_arguments: object) -> None:
+        raise OSError("the connection is gone")
+
+    monkeypatch.setattr(MemorySink, "close", lambda sink: closed.append(sink.context.name))
+    if failing != "nothing":
+        monkeypatch.setattr(MemorySink, failing, fail)
+    code, _ = run(monkeypatch, None, arguments[0], "--options", str(file), *arguments[1:])
+    assert (code == 0) is (failing == "nothing" and arguments[0] == "commit")
+    assert sorted(closed) == ["box", "other"]
 
 
 def test_options_without_sinks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
