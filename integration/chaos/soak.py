@@ -154,8 +154,8 @@ class Soak:
         log = self._proxied.kafka.directory / "node-1" / "broker.log"
         if _SKIPPED_MARKERS in log.read_bytes():
             raise BrokenBrokerError(
-                f"after {self.report.faults.total()} faults, the broker finished a transaction without writing "
-                "its control records (KAFKA-20734, see 'A committed transaction that hangs' in "
+                f"after {self.report.faults.total()} faults, the broker finished a transaction without "
+                "writing its control records (KAFKA-20734, see 'A committed transaction that hangs' in "
                 "docs/runbooks.md). Run the soak again, with another seed."
             )
 
