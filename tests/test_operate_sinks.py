@@ -19,7 +19,7 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate import sinks as operating
 from kafka_eos_source.operate.cluster import KafkaView
 from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
-from kafka_eos_source.sinks.contract import SinkTxn
+from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
 from kafka_eos_source.sinks.memory import SYSTEMS, Memory, MemorySink
 
 ATTEMPT = "0123456789abcdef0123"
@@ -146,6 +146,25 @@ def test_every_sink_is_closed_also_after_an_error(
     code, _ = run(monkeypatch, None, arguments[0], "--options", str(file), *arguments[1:])
     assert (code == 0) is (failing == "nothing" and arguments[0] == "commit")
     assert sorted(closed) == ["box", "other"]
+
+
+def test_if_one_sink_cannot_be_opened_the_others_are_closed(
+    monkeypatch: pytest.MonkeyPatch, file: Path
+) -> None:
+    with file.open("a") as options:
+        options.write(f"sinks=box,other\nsink.other.type=memory\nsink.other.system={uuid.uuid4().hex}\n")
+    closed: list[str] = []
+    open_sink = MemorySink.open
+
+    def open_first(sink: MemorySink, context: SinkContext) -> None:
+        if context.name == "other":
+            raise OSError("the connection is refused")
+        open_sink(sink, context)
+
+    monkeypatch.setattr(MemorySink, "open", open_first)
+    monkeypatch.setattr(MemorySink, "close", lambda sink: closed.append(sink.context.name))
+    assert run(monkeypatch, None, "list", "--options", str(file))[0] == 1
+    assert closed == ["box"]
 
 
 def test_options_without_sinks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
