@@ -227,7 +227,7 @@ class Commit:
         return self._result(Step.COMMITTED)
 
     def _write_genesis(self, decision: Decision) -> None:
-        """Commits the genesis token in its own transaction. It ends where the first batch starts.
+        """Commits the genesis token in its own transaction, with the offsets where the first batch starts.
 
         From then on a missing token always means that Kafka lost it. Crash before the commit ⇒ nothing has
         happened. Crash after it ⇒ the next start finds the token, and the batch continues it.

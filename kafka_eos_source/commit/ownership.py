@@ -29,10 +29,10 @@ from kafka_eos_source.runtime import failpoints
 
 
 def reuse_producer(context: CommitContext, progress: Progress) -> Decision | None:
-    """Decides with the producer of the previous batch, without asking Kafka.
+    """Decides about the batch without asking Kafka, if the producer of the previous batch is still usable.
 
-    The group holds what this process committed last: any process that committed since would have fenced this
-    producer.
+    The group still holds what this process committed last: any process that committed since then would have
+    fenced this producer.
 
     Returns:
         None if there is no clean producer, or if this batch does not continue the one that it committed last.
@@ -139,7 +139,7 @@ def refuse_changed(
     read: Mapping[TopicPartition, GroupOffset],
     proved: Mapping[TopicPartition, GroupOffset],
 ) -> None:
-    """Raises unless the offsets that were read are those of a coordinator that is proved to be up to date.
+    """Raises if the offsets that were read differ from those of a coordinator that is certainly up to date.
 
     Raises:
         AbortableError: if the two answers differ.
