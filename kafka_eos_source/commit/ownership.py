@@ -198,7 +198,7 @@ def _decide(context: CommitContext, batch: Batch, held: Held) -> Verdict:
             token_topic=request.token_topic,
         )
     except ForeignQueryError:
-        raise  # the sinks that the token names belong to the other query
+        raise  # only the other query may commit the sinks that its token names
     except KafkaEosError:
         if token is not None:
             sinks.resolve_prepared(token, batch, None, context.deadline)
@@ -289,7 +289,7 @@ def _refuse_rival(context: CommitContext, progress: Progress, token: Token, know
     before = None if known is None else known.token
     runs = {batch.run_id, before.run_id if before is not None else ""}
     if token.run_id not in runs:
-        # the work that this run prepared is dead, and the other run may not list it for weeks
+        # no token will name the work that this run prepared, and the other run may not list it for weeks
         context.sinks.resolve_prepared(token, batch, None, context.deadline)
         raise OvertakenError(
             f"run {token.run_id} of query {token.query_id} took over application.id="

@@ -66,8 +66,8 @@ class PreparedSinks:
     names: tuple[str, ...]
 
 
-#: The sinks of a token that a person wrote (``onMissingToken``, ``kafka-eos adopt``). It decides nothing in
-#: sinks.
+#: The sinks of a token that a person wrote (``onMissingToken``, ``kafka-eos adopt``). Such a token does not
+#: tell sinks to commit anything.
 UNDECIDED = PreparedSinks("?", ())
 
 
