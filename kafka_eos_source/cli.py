@@ -97,7 +97,7 @@ def demo(arguments: tuple[str, ...]) -> None:
 @main.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def flights(arguments: tuple[str, ...]) -> None:
-    """Creates a topic of real flights to try queries on (--help lists its options)."""
+    """Create a topic of real flights to try queries on."""
     from kafka_eos_source.demo.flights_topic import main as run
 
     run(list(arguments), prog_name="kafka-eos flights")

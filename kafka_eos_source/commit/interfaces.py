@@ -196,7 +196,7 @@ def missing_sinks(token: Token, names: Iterable[str]) -> InvalidOptionError:
 
 @dataclass
 class ProducerSession:
-    """The producer of a transactional id that one process keeps between batches, and what it knows.
+    """What a process keeps between batches: the producer, and what Kafka held after its last commit.
 
     Attributes:
         producer: the initialised producer; None if there is none.

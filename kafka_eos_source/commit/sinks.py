@@ -111,7 +111,7 @@ class SinkWork:
             )
         to_commit: dict[str, SinkTxn] = {}
         for name, txn, what in decided:
-            _log.warning("sink %r: recovery by the token: %s %s", name, what.value, txn)
+            _log.warning("sink %r: the token decides to %s prepared transaction %s", name, what.value, txn)
             metrics.of(self._application_id, name).recovered += 1
             if what is Fate.COMMIT:
                 to_commit[name] = txn

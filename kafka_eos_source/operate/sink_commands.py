@@ -39,7 +39,7 @@ _TRANSACTION = (
 
 @click.group()
 def sinks() -> None:
-    """Resolve prepared batches of other sinks.
+    """Resolve prepared batches of sinks outside Kafka.
 
     Sinks outside Kafka first prepare a batch, and commit it after Kafka has committed. For SINK_UNFINISHED
     and SINK_UNDECIDED, see docs/runbooks.md.
