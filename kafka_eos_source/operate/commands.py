@@ -110,13 +110,13 @@ def fence(application_id: str, yes: bool, timeout: str, **options: Any) -> None:
 @click.option(
     "--sinks-finished",
     is_flag=True,
-    help="All sinks outside Kafka that the old token names have committed its batch.",
+    help="You checked that all sinks outside Kafka have committed the last batch of the old query.",
 )
 @click.pass_context
 def adopt(
     ctx: click.Context, /, outcome: str | None, sinks_finished: bool, yes: bool, timeout: str, **options: Any
 ) -> None:
-    """Let a checkpoint continue where Kafka stands.
+    """Let a checkpoint continue after the last batch that Kafka holds.
 
     FOREIGN_QUERY, for a new checkpoint that replaces a lost one: shows which batch Kafka holds and the
     options to start the query with. After the query has planned its first batch, --yes hands the

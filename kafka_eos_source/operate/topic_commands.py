@@ -220,7 +220,7 @@ def lag(
 
 
 def _kafka(given: dict[str, Any]) -> Mapping[str, str]:
-    """Properties of the connection. Without any, that of `kafka-eos broker`."""
+    """Returns the connection's properties; without brokers, those of `kafka-eos broker`."""
     if given["bootstrap_servers"] is None and given["properties"] is None:
         stated = [each.partition("=")[0].strip() for each in given["stated"]]
         if not {"bootstrap.servers", "kafka.bootstrap.servers"} & set(stated):

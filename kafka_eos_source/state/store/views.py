@@ -79,7 +79,7 @@ class StateView(ABC):
         return self._metadata.offsets.get(tp)
 
     def last_batch(self) -> BatchRecord | None:
-        """Returns the micro-batch whose state the committed data is."""
+        """Returns the last micro-batch in the committed data."""
         return self._metadata.batch
 
     def position(self) -> Offsets:
