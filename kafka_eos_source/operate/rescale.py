@@ -177,12 +177,15 @@ class Rescale:
         }
         last = None
         with self._transaction():
-            self._report("fenced the query; unfinished transactions of it or of an earlier move have ended")
+            self._report(
+                "fenced the query; its unfinished transactions and those of earlier moves have ended"
+            )
         while (stage := next_stage(self.observe()[0], self._to)) is not Stage.DONE:
             if stage is last:
                 raise StateError(
-                    f"stage {stage.value!r} of the move has no effect: something else changes these topics.",
-                    fix="stop the other process, then run the command again.",
+                    f"stage {stage.value!r} of the move is done, but Kafka does not show its result: another "
+                    "program changes the topics or the group's offsets.",
+                    fix="stop that program, then run the command again.",
                 )
             steps[stage]()
             failpoints.reach(f"rescale.after_{stage.value}")
@@ -221,8 +224,8 @@ class Rescale:
                 )
         except FencedError as error:
             raise StateError(
-                f"a driver of application.id={self._application_id!r} is alive and took its id back, so the "
-                f"move did not begin: {error.message}",
+                f"a driver of application.id={self._application_id!r} is alive and took its transactional id "
+                f"back, so the move did not begin: {error.message}",
                 fix="nothing was changed. Stop the query, then run the command again.",
             ) from error
 

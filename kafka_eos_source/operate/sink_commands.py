@@ -50,7 +50,7 @@ def sinks() -> None:
 @with_options(*_QUERY)
 @click.pass_context
 def list_(ctx: click.Context, /, file: Path, timeout: str) -> None:
-    """List prepared batches, and what the next start of the query does with each.
+    """List prepared batches and how the next start resolves each.
 
     Prepared means: neither committed nor aborted in the sink. While the query runs, the list includes the
     batch in progress.

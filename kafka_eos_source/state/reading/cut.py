@@ -153,12 +153,12 @@ def check_batch(batch_id: int | None, at_least: int) -> None:
         at_least: the expected batch.
 
     Raises:
-        NotUpToBoundError: if the state is that of an earlier batch.
+        NotUpToBoundError: if the state reflects an earlier batch.
     """
     if batch_id is None or batch_id < at_least:
         of = "no batch" if batch_id is None else f"batch {batch_id}"
         raise NotUpToBoundError(
-            f"the state is that of {of}; expected batch {at_least} or later.",
+            f"the state reflects {of}; expected batch {at_least} or later.",
             fix="read again after the next batch.",
         )
 
