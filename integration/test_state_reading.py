@@ -388,6 +388,6 @@ def test_state_moves_to_more_and_fewer_shards(
     monkeypatch.setattr("kafka_eos_source.runtime.failpoints.reach", wakes_up)
     refused = command(pages, "rescale", "--shards", 4, "--yes")
     rival.close()
-    assert "is alive and took its id back" in refused.output
+    assert "is alive and took its transactional id back" in refused.output
     assert "nothing was changed" in refused.output
     assert views(pages.frame("changelog")) == dict(pages.wanted)

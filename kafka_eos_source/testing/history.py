@@ -168,7 +168,7 @@ class History:
 
 
 class Invoked(NamedTuple):
-    """A begun operation, as `Recorder.ok`, `Recorder.fail` and `Recorder.info` take it."""
+    """An operation that has begun; to be passed to `Recorder.ok`, `Recorder.fail` or `Recorder.info`."""
 
     op: int
     kind: str

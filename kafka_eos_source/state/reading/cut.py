@@ -1,4 +1,4 @@
-"""Reads up to which offsets the changelog of a store is committed, with all shards at the same batch.
+"""Reads the committed offsets of a store's changelog, with all shards at the same batch.
 
 The output, the state and the offsets of a micro-batch commit in one transaction, and one OffsetFetch request
 reads the committed offsets of all partitions. Its answer therefore describes the state of one batch in every

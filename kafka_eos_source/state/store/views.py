@@ -102,7 +102,7 @@ class StateView(ABC):
 
 
 class CommittedView(StateView):
-    """The data of one commit, whatever the owner does meanwhile."""
+    """The data of one commit, unaffected by later writes of the owner."""
 
     def get(self, key: bytes) -> bytes | None:
         return self._cursor.get(key)
