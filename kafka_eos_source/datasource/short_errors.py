@@ -1,8 +1,7 @@
 """Shortens errors of this package before Spark shows them.
 
 Spark shows the full traceback of a Python error: its frames, then the errors that caused it, each with its
-    own
-frames. The message of a `KafkaEosError` already names what happened, the value and the fix, and the rest
+own frames. The message of a `KafkaEosError` already names what happened, the value and the fix, and the rest
 buries it. So the methods that Spark calls raise such an error without its cause and without inner frames. The
 debug log gets the complete traceback.
 """

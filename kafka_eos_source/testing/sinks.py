@@ -262,9 +262,7 @@ class SinkConformance:
         assert self._ids(system) == rows["id"].to_pylist()[:4]
 
     def test_ids_of_older_versions_are_resolved(self, system: System) -> None:
-        """An old id, `<application.id>-<batch>-<attempt>` without the sink's name, can be committed or
-        aborted.
-        """
+        """An id of an older version, without the sink's name, can be committed or aborted."""
         rows = self.rows_of(system)
         for number, end in enumerate(("commit", "abort")):
             txn = old_txn(7 + number)
