@@ -73,7 +73,7 @@ class SinkWork:
         self._pause = threading.Event()
 
     def list_prepared(self, deadline: Deadline) -> None:
-        """Asks every sink what it holds prepared, and keeps the answers for `resolve_prepared`.
+        """Asks every sink for its prepared batches, and keeps the answers for `resolve_prepared`.
 
         Raises:
             SinkRetryableError: if a sink cannot answer now.
