@@ -120,9 +120,11 @@ class TestConformance(SinkConformance):
     def system(self, store: Store) -> System:
         return System(sink=store.sink, visible=store.visible)
 
-    def test_two_commit_at_once(self, store: Store, proxy: Lossy) -> None:
+    def test_two_processes_commit_at_once(self, store: Store, proxy: Lossy) -> None:
         """Through the proxy, which has a completion be one step, as S3 does."""
-        super().test_two_commit_at_once(System(lambda: store.sink(endpoint=proxy.url), store.visible))
+        super().test_two_processes_commit_at_once(
+            System(lambda: store.sink(endpoint=proxy.url), store.visible)
+        )
 
 
 @pytest.fixture

@@ -67,8 +67,8 @@ def token(sinks: PreparedSinks | None) -> Token:
 @pytest.mark.parametrize(
     ("held", "code", "said"),
     [
-        (token(PreparedSinks(ATTEMPT, ("box",))), 0, "a start will commit it"),
-        (token(None), 0, "a start will abort it"),
+        (token(PreparedSinks(ATTEMPT, ("box",))), 0, "the next start of the query will commit it"),
+        (token(None), 0, "the next start of the query will abort it"),
         (None, 3, "no token"),
     ],
 )
@@ -87,13 +87,18 @@ def test_what_an_older_version_prepared_is_decided_by_its_token(
     memory.prepared[OLD] = memory.prepared.pop(TXN)
     named = token(PreparedSinks(OLD.attempt, ("box",)))
     assert (
-        f"{OLD}\ta start will commit it"
+        f"{OLD}\tthe next start of the query will commit it"
         in run(monkeypatch, replace(named, format=1), "list", "--options", str(file))[1]
     )
-    assert f"{OLD}\ta start will abort it" in run(monkeypatch, named, "list", "--options", str(file))[1]
+    assert (
+        f"{OLD}\tthe next start of the query will abort it"
+        in run(monkeypatch, named, "list", "--options", str(file))[1]
+    )
 
 
-@pytest.mark.parametrize(("sequence", "said"), [(6, "a start will abort it"), (7, "no token")])
+@pytest.mark.parametrize(
+    ("sequence", "said"), [(6, "the next start of the query will abort it"), (7, "no token")]
+)
 def test_a_token_that_a_person_wrote_decides_what_was_prepared_after_it(
     monkeypatch: pytest.MonkeyPatch, file: Path, memory: Memory, sequence: int, said: str
 ) -> None:

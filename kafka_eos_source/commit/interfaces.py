@@ -101,7 +101,7 @@ class Sinks(Protocol):
     """All two-phase sinks of the query (`commit.sinks.SinkWork`, or `NoSinks`)."""
 
     def list_prepared(self, deadline: Deadline) -> None:
-        """Asks every sink what it holds prepared.
+        """Asks every sink for its prepared batches.
 
         Call it before `Producer.init`: the token that is read after that decides the fate of all of it.
         """

@@ -75,7 +75,7 @@ def take_ownership(context: CommitContext, progress: Progress) -> Decision:
             failed.
     """
     request, session, deadline = context.request, context.session, context.deadline
-    # 1. Sinks list what they hold prepared. Crash here ⇒ nothing has happened.
+    # 1. Sinks list their prepared batches. Crash here ⇒ nothing has happened.
     progress.move(Step.INIT)
     context.sinks.list_prepared(deadline)
     failpoints.reach("commit.after_look")
@@ -184,7 +184,7 @@ def _decide(context: CommitContext, batch: Batch, held: Held) -> Verdict:
     """Returns the verdict on the batch, after the sinks have finished what the token names.
 
     The sinks finish also if the batch is refused. A token that is not the newest decides nothing in sinks,
-    because the lost token may name what they hold prepared.
+    because the lost token may name their prepared batches.
     """
     request, sinks, token = context.request, context.sinks, held.whole_token
     try:

@@ -220,6 +220,7 @@ _CONNECTION_PREFIXES = (
     "api.version.",
     "metadata.recovery.",
     "plugin.library.paths",
+    "log_level",
     "debug",
     "log",
 )
