@@ -220,7 +220,6 @@ _CONNECTION_PREFIXES = (
     "api.version.",
     "metadata.recovery.",
     "plugin.library.paths",
-    "log_level",
     "debug",
     "log",
 )

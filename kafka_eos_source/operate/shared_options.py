@@ -97,7 +97,8 @@ def target_of(options: dict[str, Any]) -> Target:
         options["bootstrap_servers"], pairs, file.read_text(encoding="utf-8") if file is not None else None
     )
     if kafka:
-        kafka.setdefault("kafka.log_level", "0")  # errors are messages; librdkafka's own lines would hide them
+        # errors are messages; what librdkafka logs would hide them
+        kafka.setdefault("kafka.log_level", "0")
     sink = {
         "checkpointLocation": options.get("checkpoint"),
         "application.id": options.get("application_id"),
