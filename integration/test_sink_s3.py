@@ -120,9 +120,11 @@ class TestConformance(SinkConformance):
     def system(self, store: Store) -> System:
         return System(sink=store.sink, visible=store.visible)
 
-    def test_two_commit_at_once(self, store: Store, proxy: Lossy) -> None:
+    def test_two_processes_commit_at_once(self, store: Store, proxy: Lossy) -> None:
         """Two drivers may commit at once. The proxy serialises completions, because S3's are atomic."""
-        super().test_two_commit_at_once(System(lambda: store.sink(endpoint=proxy.url), store.visible))
+        super().test_two_processes_commit_at_once(
+            System(lambda: store.sink(endpoint=proxy.url), store.visible)
+        )
 
 
 @pytest.fixture

@@ -303,7 +303,7 @@ def guarded() -> Iterator[EmbeddedKafka]:
 @pytest.mark.parametrize(
     ("resource", "operation", "said"),
     [
-        ("topic", "WRITE", "the topic (Write and Describe"),
+        ("topic", "WRITE", "for a sink: Write and Describe"),
         ("group", "READ", "the consumer group (Read)"),
         ("transactional_id", "WRITE", "the transactional id (Write and Describe)"),
     ],

@@ -219,7 +219,7 @@ def test_a_store_as_a_frame_and_by_questions(pages: Pages) -> None:
     raw = pages.frame("changelog", raw="true")
     assert raw.schema.simpleString() == "struct<key:binary,value:binary,partition_id:int>"
     assert raw.count() == len(pages.wanted) + SHARDS, "one row per key, and one description in each shard"
-    with pytest.raises(Exception, match="batchId is 0, but the state is that of batch 1"):
+    with pytest.raises(Exception, match="batchId is 0, but the state reflects batch 1"):
         pages.frame("changelog", batchId="0").count()
     with pytest.raises(AnalysisException, match="stateVarName is 'nothing'"):
         pages.frame("changelog", stateVarName="nothing")
@@ -388,6 +388,6 @@ def test_state_moves_to_more_and_fewer_shards(
     monkeypatch.setattr("kafka_eos_source.runtime.failpoints.reach", wakes_up)
     refused = command(pages, "rescale", "--shards", 4, "--yes")
     rival.close()
-    assert "is alive and took its id back" in refused.output
+    assert "is alive and took its transactional id back" in refused.output
     assert "nothing was changed" in refused.output
     assert views(pages.frame("changelog")) == dict(pages.wanted)

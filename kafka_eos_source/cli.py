@@ -85,7 +85,7 @@ def broker(port: int, brokers: int, directory: str | None, config: tuple[str, ..
 @main.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def demo(arguments: tuple[str, ...]) -> None:
-    """Kill a query's driver repeatedly; count rows.
+    """Kill a query's driver repeatedly, and count the rows.
 
     The query reads real flights. `kafka-eos demo --help` lists the options.
     """
@@ -97,7 +97,10 @@ def demo(arguments: tuple[str, ...]) -> None:
 @main.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def flights(arguments: tuple[str, ...]) -> None:
-    """Creates a topic of real flights to try queries on (--help lists its options)."""
+    """Create a topic of real flights to try queries on.
+
+    `kafka-eos flights --help` lists the options.
+    """
     from kafka_eos_source.demo.flights_topic import main as run
 
     run(list(arguments), prog_name="kafka-eos flights")

@@ -75,7 +75,7 @@ def test_rows_come_out_of_packed_batches_as_they_went_in(
     assert all(each.num_rows for each in found)
 
 
-def test_large_batches_become_several_parcels() -> None:
+def test_large_batches_become_several_packed_batches() -> None:
     rows = rows_batch([(b"k" * 100_000, "", 0)] * 60)
     assert 3 <= len(list(pack([rows], ROWS))) <= 6
 
@@ -112,7 +112,7 @@ def test_what_is_no_batch_is_refused(given: Any) -> None:
         list(pack(given, ROWS))
 
 
-def test_the_frame_says_what_is_in_its_parcels() -> None:
+def test_the_frame_names_the_schema_of_its_packed_batches() -> None:
     schema = packed_frame_schema(ROWS)
     assert schema_of_packed_rows(StructType.fromJson(json.loads(schema.json()))) == ROWS
     assert schema_of_packed_rows(ROWS) is None
@@ -216,7 +216,7 @@ def test_a_function_that_cannot_be_pickled_is_refused() -> None:
 
 
 @pytest.mark.parametrize("as_rows", [True, False], ids=["PySpark 4.0", "Arrow"])
-def test_the_sink_stages_the_rows_in_the_parcels(
+def test_the_sink_stages_the_rows_in_packed_batches(
     as_rows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_writer, "running_task", lambda: StreamingTask("q", "0", "r"))
@@ -241,7 +241,7 @@ def test_the_sink_stages_the_rows_in_the_parcels(
     ]
 
 
-def test_sinks_outside_kafka_get_the_rows_in_the_parcels(
+def test_sinks_outside_kafka_get_the_rows_in_packed_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_writer, "running_task", lambda: StreamingTask("q", "0", "r"))

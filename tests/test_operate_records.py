@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kafka_eos_source.cli import main
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.kafka.topic_reader import TopicRecord, _in_time_order
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.operate import topics as operating
 from kafka_eos_source.operate.lag import source_partitions
 from kafka_eos_source.operate.records import from_json, from_lines, record_json, record_line
 from kafka_eos_source.protocol.token import Mark, ShardProgress, Token
@@ -116,3 +119,27 @@ def test_the_lag_of_a_query_leaves_out_anchor_and_changelogs() -> None:
     assert source_partitions([*held, GroupOffset(source, 2, text)], [source]) == {source}
     # a group of any other consumer has no tokens
     assert source_partitions([GroupOffset(anchor, 5, ""), GroupOffset(source, 0, "")]) == {anchor, source}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "servers"),
+    [
+        ([], "127.0.0.1:9092"),
+        (["--kafka", "client.id=me"], "127.0.0.1:9092"),
+        (["--bootstrap-servers", "a:1"], "a:1"),
+        (["--kafka", "bootstrap.servers=b:2"], "b:2"),
+        (["--kafka", "kafka.bootstrap.servers = c:3"], "c:3"),
+    ],
+)
+def test_without_brokers_the_commands_use_the_local_one(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], servers: str
+) -> None:
+    asked: list[object] = []
+
+    def topics(kafka: dict[str, str], *_rest: object, **_named: object) -> dict[str, int]:
+        asked.append(kafka["bootstrap.servers"])
+        return {"flights": 3}
+
+    monkeypatch.setattr(operating, "topics", topics)
+    result = CliRunner().invoke(main, ["topics", "list", *arguments])
+    assert (result.exit_code, asked) == (0, [servers]), result.output

@@ -19,8 +19,8 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate import sinks as operating
 from kafka_eos_source.operate.cluster import KafkaView
 from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
-from kafka_eos_source.sinks.contract import SinkTxn
-from kafka_eos_source.sinks.memory import SYSTEMS, Memory
+from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
+from kafka_eos_source.sinks.memory import SYSTEMS, Memory, MemorySink
 
 ATTEMPT = "0123456789abcdef0123"
 TXN = SinkTxn("app", "box", 7, ATTEMPT)
@@ -67,8 +67,8 @@ def token(sinks: PreparedSinks | None) -> Token:
 @pytest.mark.parametrize(
     ("held", "code", "said"),
     [
-        (token(PreparedSinks(ATTEMPT, ("box",))), 0, "a start will commit it"),
-        (token(None), 0, "a start will abort it"),
+        (token(PreparedSinks(ATTEMPT, ("box",))), 0, "the next start of the query will commit it"),
+        (token(None), 0, "the next start of the query will abort it"),
         (None, 3, "no token"),
     ],
 )
@@ -87,13 +87,18 @@ def test_what_an_older_version_prepared_is_decided_by_its_token(
     memory.prepared[OLD] = memory.prepared.pop(TXN)
     named = token(PreparedSinks(OLD.attempt, ("box",)))
     assert (
-        f"{OLD}\ta start will commit it"
+        f"{OLD}\tthe next start of the query will commit it"
         in run(monkeypatch, replace(named, format=1), "list", "--options", str(file))[1]
     )
-    assert f"{OLD}\ta start will abort it" in run(monkeypatch, named, "list", "--options", str(file))[1]
+    assert (
+        f"{OLD}\tthe next start of the query will abort it"
+        in run(monkeypatch, named, "list", "--options", str(file))[1]
+    )
 
 
-@pytest.mark.parametrize(("sequence", "said"), [(6, "a start will abort it"), (7, "no token")])
+@pytest.mark.parametrize(
+    ("sequence", "said"), [(6, "the next start of the query will abort it"), (7, "no token")]
+)
 def test_a_token_that_a_person_wrote_decides_what_was_prepared_after_it(
     monkeypatch: pytest.MonkeyPatch, file: Path, memory: Memory, sequence: int, said: str
 ) -> None:
@@ -126,6 +131,45 @@ def test_what_the_token_tells_is_not_a_persons_to_say(
     assert code == 1
     assert "start the query" in said
     assert TXN in memory.prepared
+
+
+@pytest.mark.parametrize("failing", ["recover", "commit", "nothing"])
+@pytest.mark.parametrize("arguments", [["list"], ["commit", "--sink", "box", "--id", str(TXN), "--yes"]])
+def test_every_sink_is_closed_also_after_an_error(
+    monkeypatch: pytest.MonkeyPatch, file: Path, failing: str, arguments: list[str]
+) -> None:
+    with file.open("a") as options:
+        options.write(f"sinks=box,other\nsink.other.type=memory\nsink.other.system={uuid.uuid4().hex}\n")
+    closed: list[str] = []
+
+    def fail(*_arguments: object) -> None:
+        raise OSError("the connection is gone")
+
+    monkeypatch.setattr(MemorySink, "close", lambda sink: closed.append(sink.context.name))
+    if failing != "nothing":
+        monkeypatch.setattr(MemorySink, failing, fail)
+    code, _ = run(monkeypatch, None, arguments[0], "--options", str(file), *arguments[1:])
+    assert (code == 0) is (failing == "nothing" and arguments[0] == "commit")
+    assert sorted(closed) == ["box", "other"]
+
+
+def test_if_one_sink_cannot_be_opened_the_others_are_closed(
+    monkeypatch: pytest.MonkeyPatch, file: Path
+) -> None:
+    with file.open("a") as options:
+        options.write(f"sinks=box,other\nsink.other.type=memory\nsink.other.system={uuid.uuid4().hex}\n")
+    closed: list[str] = []
+    open_sink = MemorySink.open
+
+    def open_first(sink: MemorySink, context: SinkContext) -> None:
+        if context.name == "other":
+            raise OSError("the connection is refused")
+        open_sink(sink, context)
+
+    monkeypatch.setattr(MemorySink, "open", open_first)
+    monkeypatch.setattr(MemorySink, "close", lambda sink: closed.append(sink.context.name))
+    assert run(monkeypatch, None, "list", "--options", str(file))[0] == 1
+    assert closed == ["box"]
 
 
 def test_options_without_sinks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

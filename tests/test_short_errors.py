@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Iterator
+from types import FunctionType
 
 import pytest
 
@@ -18,11 +19,20 @@ from kafka_eos_source.errors import (
 )
 
 
-def missing_topic(error: type[KafkaEosError] = UnavailableError) -> None:
+def missing_topic_of_user(error: type[KafkaEosError] = UnavailableError) -> None:
     try:
         raise OSError("what librdkafka said")  # noqa: TRY301
     except OSError as cause:
         raise error("topic 'no-such-topic' does not exist.", fix="create the topic.") from cause
+
+
+#: The same function, as if a module of the package contained it.
+missing_topic = FunctionType(
+    missing_topic_of_user.__code__,
+    {**globals(), "__name__": "kafka_eos_source.example"},
+    "missing_topic",
+    missing_topic_of_user.__defaults__,
+)
 
 
 @short_errors
@@ -46,12 +56,12 @@ def test_an_error_is_shown_without_its_cause_and_inner_frames(caplog: pytest.Log
     text = shown(caught.value)
     assert text.count("Traceback") == 1
     assert "librdkafka" not in text
-    assert "in missing_topic" not in text
+    assert "in missing_topic_of_user" not in text
     assert text.splitlines()[-1].endswith(
         "[KAFKA_EOS.UNAVAILABLE] topic 'no-such-topic' does not exist. Fix: create the topic."
     )
     assert "what librdkafka said" in caplog.text
-    assert "in missing_topic" in caplog.text
+    assert "in missing_topic_of_user" in caplog.text
 
 
 def test_so_is_an_error_while_rows_are_read() -> None:
@@ -60,13 +70,28 @@ def test_so_is_an_error_while_rows_are_read() -> None:
     with pytest.raises(UnavailableError) as caught:
         next(rows)
     assert "librdkafka" not in shown(caught.value)
-    assert "in missing_topic" not in shown(caught.value)
+    assert "in missing_topic_of_user" not in shown(caught.value)
 
 
 def test_an_error_of_a_sink_keeps_its_cause_for_the_author_of_the_sink() -> None:
     with pytest.raises(SinkFailedError) as caught:
         call(SinkFailedError)
     assert "what librdkafka said" in shown(caught.value)
+
+
+def test_an_error_that_the_code_of_a_user_raised_keeps_everything() -> None:
+    """A sink of the user may raise any error of the package, for example while a task stages its rows."""
+
+    def rows() -> Iterator[int]:
+        yield 1
+        missing_topic_of_user()
+
+    with pytest.raises(UnavailableError) as caught:
+        short_errors(missing_topic_of_user)()
+    assert "what librdkafka said" in shown(caught.value)
+    with pytest.raises(UnavailableError) as caught:
+        list(with_short_errors(rows()))
+    assert "in missing_topic_of_user" in shown(caught.value)
 
 
 def test_an_error_of_another_kind_keeps_everything() -> None:

@@ -128,7 +128,7 @@ def test_one_that_never_answers_prepares_nothing_and_is_not_waited_for_twice() -
         work.prepare(1, soon())
     work.roll_back(soon())
     assert sink.calls == ["prepare"], "it is in the middle of that call"
-    with pytest.raises(SinkRetryableError, match="cannot list what it holds prepared"):
+    with pytest.raises(SinkRetryableError, match="cannot list its prepared batches"):
         work.list_prepared(soon())
     release.set()
 

@@ -207,7 +207,7 @@ def test_at_least(machine: Machine) -> None:
     for shard in range(machine.shards):
         machine.promote(shard)
     with ask(machine, at_least=0) as state:
-        with pytest.raises(NotUpToBoundError, match="is that of batch 0; expected batch 1 or later"):
+        with pytest.raises(NotUpToBoundError, match="reflects batch 0; expected batch 1 or later"):
             state.refresh(at_least=1)
         assert state.get("JFK") is not None  # still the state of the old batch
     tp = TopicPartition("flights", 0)

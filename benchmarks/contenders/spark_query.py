@@ -47,7 +47,8 @@ UNCHECKED = Tuning(
     },
 )
 
-#: A JVM that only hands parcels on needs no second compiler, which takes a core for minutes; others do.
+#: Runs the JVM without its second compiler, which takes a core for minutes. A JVM that only passes on packed
+#: batches does not need it; other queries do.
 TUNED = Tuning(
     "local_checkpoints(), one JVM compiler",
     {**LOCAL_CHECKPOINTS.conf, "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},
@@ -56,14 +57,14 @@ TUNED = Tuning(
 
 @dataclass(frozen=True)
 class _Query:
-    """Either of them.
+    """A query that copies a topic, with kafka-eos or with Spark's own connector.
 
     Attributes:
-        name: as the command line has it.
-        to_nothing: what is read goes nowhere.
-        trigger: of a query that runs for ever; empty = it ends with the records there are.
-        batch: records of a micro-batch; 0 = what the command line says.
-        tuning: of Spark; None = its defaults.
+        name: name on the command line.
+        to_nothing: whether the rows are discarded instead of written.
+        trigger: trigger of a query that runs forever; empty = the query ends after the existing records.
+        batch: records of a micro-batch; 0 = the value from the command line.
+        tuning: settings of Spark; None = Spark's defaults.
     """
 
     name: str

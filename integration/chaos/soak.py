@@ -41,6 +41,14 @@ _PARTITIONS = 3
 _FEED_ROWS, _FEED_EVERY_SECONDS = 40, 0.2
 _COMES_TO_REST_SECONDS = 180.0
 
+#: A broker logs this when it finishes a transaction without writing its control records (KAFKA-20734). A
+#: committed batch then stays invisible in some partitions, whatever a client does.
+_SKIPPED_MARKERS = b"these partitions are likely deleted already and hence can be skipped"
+
+
+class BrokenBrokerError(Exception):
+    """The broker broke its own promise, so the run says nothing about the product."""
+
 
 @dataclass
 class Report:
@@ -123,11 +131,13 @@ class Soak:
         until = Deadline.after_seconds(60 * minutes)
         while not until.expired:
             self._over.wait(self._chance.uniform(2.0, 6.0))
+            self._check_broker()
             self._inject(self._chance.choice(list(self._FAULTS)))
         self._over.set()
         self._proxied.proxy.catch_nothing()
         for each in (feeder, keeper):  # the last driver must run alone, on input that is complete
             _join(each)
+        self._check_broker()
         self._come_to_rest()
         self._done.set()
         _join(reader)
@@ -142,6 +152,16 @@ class Soak:
         self._faults.fault(name)
         self.report.faults[name] += 1
         self._FAULTS[name](self)
+
+    def _check_broker(self) -> None:
+        """Raises BrokenBrokerError if the broker has left a transaction unfinished."""
+        log = self._proxied.kafka.directory / "node-1" / "broker.log"
+        if _SKIPPED_MARKERS in log.read_bytes():
+            raise BrokenBrokerError(
+                f"after {self.report.faults.total()} faults, the broker finished a transaction without "
+                "writing its control records (KAFKA-20734, see 'A committed transaction that hangs' in "
+                "docs/runbooks.md). Run the soak again, with another seed."
+            )
 
     def _kill_driver(self) -> None:
         with self._lock:
@@ -316,9 +336,13 @@ def main(minutes: float, seed: int | None, keep: Path | None) -> None:
         raise click.UsageError(f"{folder} holds the histories of another run.")
     began = time.monotonic()
     click.echo(f"seed {seed}, {minutes:g} minutes, histories in {folder}")
-    report = soak(
-        minutes, seed, folder, lambda line: click.echo(f"{time.monotonic() - began:7.1f} s  {line}")
-    )
+    try:
+        report = soak(
+            minutes, seed, folder, lambda line: click.echo(f"{time.monotonic() - began:7.1f} s  {line}")
+        )
+    except BrokenBrokerError as error:
+        click.echo(f"STOPPED {error}")
+        sys.exit(2)
     click.echo(f"faults: {dict(report.faults)}; drivers started: {report.starts}")
     click.echo(str(report.findings))
     assert report.outcome is not None

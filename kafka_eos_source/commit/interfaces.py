@@ -101,7 +101,7 @@ class Sinks(Protocol):
     """All two-phase sinks of the query (`commit.sinks.SinkWork`, or `NoSinks`)."""
 
     def list_prepared(self, deadline: Deadline) -> None:
-        """Asks every sink what it holds prepared.
+        """Asks every sink for its prepared batches.
 
         Call it before `Producer.init`: the token that is read after that decides the fate of all of it.
         """
@@ -196,7 +196,7 @@ def missing_sinks(token: Token, names: Iterable[str]) -> InvalidOptionError:
 
 @dataclass
 class ProducerSession:
-    """The producer of a transactional id that one process keeps between batches, and what it knows.
+    """What a process keeps between batches: the producer, and what Kafka held after its last commit.
 
     Attributes:
         producer: the initialised producer; None if there is none.

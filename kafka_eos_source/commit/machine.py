@@ -227,7 +227,7 @@ class Commit:
         return self._result(Step.COMMITTED)
 
     def _write_genesis(self, decision: Decision) -> None:
-        """Commits the genesis token in its own transaction. It ends where the first batch starts.
+        """Commits the genesis token in its own transaction, with the offsets where the first batch starts.
 
         From then on a missing token always means that Kafka lost it. Crash before the commit ⇒ nothing has
         happened. Crash after it ⇒ the next start finds the token, and the batch continues it.
@@ -262,7 +262,7 @@ class Commit:
         Writes without a version share their group if ``kafka.group.id`` or ``application.id`` names one.
 
         Raises:
-            OutcomeLostError: if so.
+            OutcomeLostError: if another write did, and the outcome of an earlier try is not known.
         """
         request, unknown = self._context.request, self._progress.unknown
         if unknown is None or decision.in_group.get(request.anchor) == self._progress.anchor_before:
@@ -310,7 +310,7 @@ class Commit:
     # -- a try that failed -----------------------------------------------------------------------
 
     def _record_failure(self, error: KafkaEosError) -> None:
-        """Keeps what the next try must know.
+        """Records, for the next try, that the outcome is unknown or that the producer was fenced.
 
         Raises:
             FencedError: if this is the second time that the producer was fenced.

@@ -29,10 +29,10 @@ from kafka_eos_source.runtime import failpoints
 
 
 def reuse_producer(context: CommitContext, progress: Progress) -> Decision | None:
-    """Decides with the producer of the previous batch, without asking Kafka.
+    """Decides about the batch without asking Kafka, if the producer of the previous batch is still usable.
 
-    The group holds what this process committed last: any process that committed since would have fenced this
-    producer.
+    The group still holds what this process committed last: any process that committed since then would have
+    fenced this producer.
 
     Returns:
         None if there is no clean producer, or if this batch does not continue the one that it committed last.
@@ -75,7 +75,7 @@ def take_ownership(context: CommitContext, progress: Progress) -> Decision:
             failed.
     """
     request, session, deadline = context.request, context.session, context.deadline
-    # 1. Sinks list what they hold prepared. Crash here ⇒ nothing has happened.
+    # 1. Sinks list their prepared batches. Crash here ⇒ nothing has happened.
     progress.move(Step.INIT)
     context.sinks.list_prepared(deadline)
     failpoints.reach("commit.after_look")
@@ -139,7 +139,7 @@ def refuse_changed(
     read: Mapping[TopicPartition, GroupOffset],
     proved: Mapping[TopicPartition, GroupOffset],
 ) -> None:
-    """Raises unless the offsets that were read are those of a coordinator that is proved to be up to date.
+    """Raises if the offsets that were read differ from those of a coordinator that is certainly up to date.
 
     Raises:
         AbortableError: if the two answers differ.
@@ -184,7 +184,7 @@ def _decide(context: CommitContext, batch: Batch, held: Held) -> Verdict:
     """Returns the verdict on the batch, after the sinks have finished what the token names.
 
     The sinks finish also if the batch is refused. A token that is not the newest decides nothing in sinks,
-    because the lost token may name what they hold prepared.
+    because the lost token may name their prepared batches.
     """
     request, sinks, token = context.request, context.sinks, held.whole_token
     try:
@@ -198,7 +198,7 @@ def _decide(context: CommitContext, batch: Batch, held: Held) -> Verdict:
             token_topic=request.token_topic,
         )
     except ForeignQueryError:
-        raise  # the sinks that the token names belong to the other query
+        raise  # only the other query may commit the sinks that its token names
     except KafkaEosError:
         if token is not None:
             sinks.resolve_prepared(token, batch, None, context.deadline)
@@ -289,7 +289,7 @@ def _refuse_rival(context: CommitContext, progress: Progress, token: Token, know
     before = None if known is None else known.token
     runs = {batch.run_id, before.run_id if before is not None else ""}
     if token.run_id not in runs:
-        # the work that this run prepared is dead, and the other run may not list it for weeks
+        # no token will name the work that this run prepared, and the other run may not list it for weeks
         context.sinks.resolve_prepared(token, batch, None, context.deadline)
         raise OvertakenError(
             f"run {token.run_id} of query {token.query_id} took over application.id="

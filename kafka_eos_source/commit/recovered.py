@@ -9,7 +9,7 @@ newest token in the group             record in the token topic   what the commi
 of this query, no newer mark          none, older, or equally new the group
 of this query, no newer mark          of another query            the group
 of this query, no newer mark          newer                       the record: the group lost offsets
-the same, with a higher batch id      newer                       neither: the commit refuses the batch
+of this query, with a higher batch id newer                       neither: the commit refuses the batch
 none, or some marks are newer         as new as the newest mark   the record: the group was deleted or expired
 none, or some marks are newer         none, or older than a mark  the group: new query, or its token is lost
 ===================================== =========================== ============================================

@@ -28,7 +28,7 @@ def shared_group(batch: Batch, tp: TopicPartition, other: Token | None) -> Forei
 
     Args:
         batch: the batch.
-        tp: such a partition.
+        tp: one of these partitions.
         other: the token on it; None if its metadata is a mark, which holds only a hash of the id.
     """
     name = "another application.id" if other is None else f"application.id={other.application_id!r}"

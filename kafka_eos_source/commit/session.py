@@ -174,7 +174,7 @@ def of_batch_write(options: WriteOptions, write_id: str) -> Identity:
 
 
 def digests(logged: LoggedOffsets | None, query_id: str) -> Digests:
-    """Returns the digests of an offset log entry, or of the start of the checkpoint if there is none."""
+    """Returns the digests of an offset log entry; None = the start, before batch 0."""
     if logged is None:
         return Digests(genesis_digest(query_id), "")
     return Digests(logged.digest, logged.digest_of_format_1)
@@ -212,9 +212,9 @@ def _advise(application_id: str, request: CommitRequest, staged: StagedRows) -> 
     advised = advice.next_limit(before, records, pressure)
     if pressure > 1:
         _log.warning(
-            "the state changes of batch %d are %.1f times as large as statestore.uncommitted.max.bytes; a "
-            "source with the option application.id=%r reads %s offsets in the next batch; otherwise set "
-            "maxOffsetsPerTrigger",
+            "the state changes of batch %d are %.1f times as large as statestore.uncommitted.max.bytes. If "
+            "the source has the option application.id=%r, its next batch reads only %s offsets; if not, set "
+            "maxOffsetsPerTrigger on the source.",
             request.batch.batch_id,
             pressure,
             application_id,

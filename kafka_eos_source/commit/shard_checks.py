@@ -72,7 +72,7 @@ def _sequence(token: Token | None) -> int:
 
 
 def check_same_log(shard: ShardReport, end: int) -> None:
-    """Checks that the changelog holds the shard's earlier state before the changes of this batch.
+    """Checks that nobody deleted and recreated the changelog, which would lose the shard's earlier state.
 
     Args:
         shard: the report of the shard.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 
 from kafka_eos_source.commit.sinks import SinkWork
 from kafka_eos_source.errors import OperatorError, RestartQueryError
@@ -60,12 +61,15 @@ def opened(options: WriteOptions, application_id: str) -> Mapping[str, TwoPhaseS
 def open_all(
     specs: Sequence[SinkSpec], application_id: str, checkpoint: str | None
 ) -> dict[str, TwoPhaseSink]:
-    """Creates and opens the sinks, and returns them by name."""
+    """Creates and opens the sinks, and returns them by name. If one cannot be opened, closes the others."""
     found: dict[str, TwoPhaseSink] = {}
-    for spec in specs:
-        sink = found[spec.name] = WatchedSink(spec.build())
-        store = None if checkpoint is None else NotesFolder(store_location(checkpoint, spec.name))
-        sink.open(SinkContext(spec.name, application_id, store))
+    with ExitStack() as opened_before:
+        for spec in specs:
+            sink = found[spec.name] = WatchedSink(spec.build())
+            store = None if checkpoint is None else NotesFolder(store_location(checkpoint, spec.name))
+            sink.open(SinkContext(spec.name, application_id, store))
+            opened_before.callback(sink.close)
+        opened_before.pop_all()
     return found
 
 

@@ -73,7 +73,7 @@ class SinkWork:
         self._pause = threading.Event()
 
     def list_prepared(self, deadline: Deadline) -> None:
-        """Asks every sink what it holds prepared, and keeps the answers for `resolve_prepared`.
+        """Asks every sink for its prepared batches, and keeps the answers for `resolve_prepared`.
 
         Raises:
             SinkRetryableError: if a sink cannot answer now.
@@ -111,7 +111,7 @@ class SinkWork:
             )
         to_commit: dict[str, SinkTxn] = {}
         for name, txn, what in decided:
-            _log.warning("sink %r: recovery by the token: %s %s", name, what.value, txn)
+            _log.warning("sink %r: the token decides to %s prepared transaction %s", name, what.value, txn)
             metrics.of(self._application_id, name).recovered += 1
             if what is Fate.COMMIT:
                 to_commit[name] = txn
@@ -249,7 +249,7 @@ class SinkWork:
             raise SinkFailedError(f"sink {name!r}: {concealed(error.message)}", fix=error.fix) from error
         except Exception as error:
             raise SinkRetryableError(
-                f"sink {name!r} cannot list what it holds prepared: {_text(error)}"
+                f"sink {name!r} cannot list its prepared batches: {_text(error)}"
             ) from error
         context = SinkContext(name, self._application_id)
         return [txn for txn in prepared if context.owns(txn)]

@@ -58,7 +58,7 @@ def ranges(logged: LoggedOffsets, before: LoggedOffsets | None) -> list[SourceRa
             start = earlier.end
             ids = position.topic_ids
             same_topics = all(ids.get(topic, was) == was for topic, was in earlier.topic_ids.items())
-        # a source without new records is logged as before, with the jump of an earlier batch
+        # for a source without new records, Spark logs the line before again, with the jump of that batch
         jump = position.jump and line != line_before
         found.append(
             SourceRange(

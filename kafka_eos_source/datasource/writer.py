@@ -2,8 +2,8 @@
 
 The tasks stage rows (package `stage`) and the driver commits them (package `commit`). For every micro-batch,
 Spark creates a writer on the driver, pickles it to the tasks, which call ``write``, and creates another
-writer to commit or abort. Tasks contact no broker, so code that only the driver needs is imported inside the
-functions that use it.
+writer to commit or abort. The tasks of an exactly-once write contact no broker, so code that only
+the driver needs is imported inside the functions that use it.
 """
 
 from __future__ import annotations

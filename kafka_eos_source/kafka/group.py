@@ -63,7 +63,7 @@ class GroupOffsets:
             AuthorizationError: if the principal may not describe the group.
         """
         found = self._stable(group_id, None, deadline)
-        # partitions with an older offset have been checked for a pending one already
+        # partitions that have an offset were already checked for an open transaction
         missing = [tp for tp in certainly if tp not in found]
         if missing:
             found.update(self._stable(group_id, missing, deadline))

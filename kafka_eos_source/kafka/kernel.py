@@ -104,7 +104,7 @@ class Kernel:
             *(ctypes.cast(function(name, None), c_void_p) for name in _BOUND_FUNCTIONS)
         )
         if library.kafka_eos_bind(pointers, len(pointers)) != 0:
-            raise KernelUnavailableError("it expects a different list of librdkafka functions")
+            raise KernelUnavailableError("the kernel was built for another list of librdkafka functions")
         for name, (result, arguments) in _SIGNATURES.items():
             found = library[f"kafka_eos_{name}"]
             found.restype, found.argtypes = result, arguments
@@ -132,6 +132,6 @@ def choice() -> Choice:
         except (KernelUnavailableError, AttributeError) as failure:  # AttributeError: a symbol is missing
             why_not = str(failure)
     else:
-        why_not = "it needs a 64-bit CPython with the GIL, whose layout of client objects is known"
+        why_not = "the kernel needs a 64-bit CPython with the GIL, whose layout of client objects is known"
     _log.debug("using the Python twin of the C kernel, because the kernel is not available: %s", why_not)
     return Choice(None, why_not)

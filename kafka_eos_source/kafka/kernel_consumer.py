@@ -192,7 +192,7 @@ class KernelConsumer(AssignedConsumer):
         return block if block.rows or len(block.events) else None
 
     def _sorted(self, block: Block, polled: Sequence[Any]) -> Taken:
-        """Returns the block's messages, with its events and those that the client was polled for."""
+        """Returns the block's messages, together with the events of the block and of the client's poll."""
         messages = KernelMessages(block, 0, block.rows)
         if not len(block.events) and not polled:
             return Taken(messages)
@@ -226,7 +226,7 @@ class KernelConsumer(AssignedConsumer):
         return events
 
     def _await_unassigned(self) -> None:
-        """Waits until unassigned partitions have stopped fetching, which clears their forwards."""
+        """Waits until librdkafka has stopped fetching unassigned partitions and forwarding their queues."""
         if self._is_unassigning:
             self._client.assignment()
             self._is_unassigning = False

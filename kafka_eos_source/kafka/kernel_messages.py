@@ -63,7 +63,7 @@ class Block:
 
     @cached_property
     def keys(self) -> pa.Array:
-        """Keys. Empty if the caller did not ask for them; so are all properties below."""
+        """Keys. This and all properties below are empty if the caller did not ask for them."""
         return self._array(pa.binary(), self.rows, self._found.keys)
 
     @cached_property

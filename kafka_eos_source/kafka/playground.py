@@ -45,7 +45,9 @@ def send(
     bootstrap_servers: str, topic: str, values: list[str], keys: list[str], report: Callable[[int], None]
 ) -> None:
     """Sends events without a transaction; calls ``report`` with the size of each chunk."""
-    producer = RecordProducer(producer_config({"bootstrap.servers": bootstrap_servers}), "demo")
+    producer = RecordProducer(
+        producer_config({"bootstrap.servers": bootstrap_servers, "log_level": "0"}), "demo"
+    )
     try:
         for start in range(0, len(values), 10_000):
             rows = pa.record_batch(

@@ -127,7 +127,7 @@ def perform(
 def _hand_over(
     inspection: Inspection, target: Target, kafka: KafkaView, checkpoint: Checkpoint, held: Sequence[str]
 ) -> Adoption:
-    """Requests the batch before the checkpoint's next one, empty, where the other query stopped."""
+    """Plans an empty batch that hands the application.id to this checkpoint's query."""
     batch = replace(
         checkpoint.describe_next_batch(inspection.application_id, kafka.own),
         run_id=RUN,
@@ -147,8 +147,8 @@ def _hand_over(
             held,
             options=_options(inspection, None, adopts=True),
             refused=Finding(
-                f"cannot compare where this checkpoint starts with the group's committed offsets, for {new}.",
-                fix="if this is intended, start the query with onForeignQuery=adopt instead of this command.",
+                f"cannot check that this checkpoint starts at the group's committed offsets in {new}.",
+                fix="to continue without this check, start the query with onForeignQuery=adopt.",
             ),
         )
     messages = [
@@ -208,7 +208,7 @@ def _without_token(
             ),
         )
     before = offset_log.read(checkpoint.location, token_batch - 1)
-    messages.append(f"Batch {batch_id} is {outcome.value}: the new token says batch {token_batch}.")
+    messages.append(f"Batch {batch_id} is {outcome.value}: the new token names batch {token_batch}.")
     return Adoption(
         messages,
         request=CommitRequest(

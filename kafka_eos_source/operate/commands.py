@@ -110,13 +110,13 @@ def fence(application_id: str, yes: bool, timeout: str, **options: Any) -> None:
 @click.option(
     "--sinks-finished",
     is_flag=True,
-    help="All sinks outside Kafka that the old token names have committed its batch.",
+    help="You checked that all sinks outside Kafka have committed the last batch of the old query.",
 )
 @click.pass_context
 def adopt(
     ctx: click.Context, /, outcome: str | None, sinks_finished: bool, yes: bool, timeout: str, **options: Any
 ) -> None:
-    """Let a checkpoint continue where Kafka stands.
+    """Let a checkpoint continue from Kafka's last batch.
 
     FOREIGN_QUERY, for a new checkpoint that replaces a lost one: shows which batch Kafka holds and the
     options to start the query with. After the query has planned its first batch, --yes hands the
@@ -157,7 +157,7 @@ def adopt(
     default="1d",
     show_default=True,
     metavar="DURATION",
-    help="Minimum age at which leftovers of dead batch writes, and the batch of the token, are deleted.",
+    help="Minimum age of leftovers of dead batch writes, and of the newest batch in Kafka, to be deleted.",
 )
 @click.pass_context
 def sweep(ctx: click.Context, /, older_than: str, yes: bool, timeout: str, **options: Any) -> None:
@@ -197,7 +197,8 @@ def doctor(ctx: click.Context, /, timeout: str, **options: Any) -> None:
     """Check that this machine has what a query needs.
 
     Checks versions, Java, the C kernel, whether Spark finds the data sources, the executors' Python and, if
-    --bootstrap-servers or --kafka-properties is given, the broker.
+    --bootstrap-servers or --kafka-properties is given, the broker. Also shows settings that would speed up
+    queries on this machine.
 
     Exit code: 0 = ready; 3 = fix the checks marked BAD first.
     """

@@ -36,7 +36,7 @@ class PartitionLag:
 
     @property
     def lag(self) -> int:
-        """Offsets between the two; control records count too."""
+        """Offsets from ``committed`` to ``end``, including control records."""
         return max(0, self.end - self.committed)
 
 

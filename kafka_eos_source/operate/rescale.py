@@ -4,8 +4,8 @@ Kafka can add partitions to a topic but not remove them, and a key's old records
 partition that the key leaves. So the command creates the changelog again, by way of a copy::
 
     COPY     changelog ──────▶ copy, placed by the new number of shards          ┐ one transaction of the
-             move mark instead of tokens, on the changelog's and copy's offsets  ┘ query's transactional id
-    REMAKE   changelog deleted, created with the new number of partitions, and marked
+             move record instead of tokens on the offsets of changelog and copy  ┘ query's transactional id
+    REMAKE   changelog deleted, created with the new number of partitions and the move record
     FILL     copy ──────▶ changelog, partition by partition                      ┐ one transaction
              tokens of the query's last batch on the changelog's offsets         ┘
     CLEAN    copy deleted
@@ -18,7 +18,7 @@ the command is killed, or Kafka fails  what Kafka then holds
 =====================================  ====================================================================
 before COPY's transaction commits      the old state, unchanged; the query could continue with its old shards
 between COPY and the end of FILL       all state and tokens in the copy; the query refuses to run, because its
-                                       tasks and its sink find the mark, and its error says what to do
+                                       tasks and its sink find the move record, and fail with the fix
 within FILL's transaction              the same; the records of the aborted transaction are never read
 before CLEAN                           the new state; the command still has to delete the copy
 COPY's or FILL's commit unanswered     one of the two states above; the next run finds out which
@@ -26,7 +26,7 @@ COPY's or FILL's commit unanswered     one of the two states above; the next run
 
 If the query is still alive: COPY initialises its transactional id, which fences the driver. A driver that
 takes the id back before COPY commits fences COPY; then nothing has changed, and the command reports it. A
-driver that comes later finds the mark. So there is no moment at which both own the state.
+driver that starts later finds the move record. So there is no moment at which both own the state.
 
 If the command runs twice at once: each run checks the stage again right before it deletes a topic, and a
 commit of one run fences the other. One case remains: a run that is suspended (SIGSTOP) between this check and
@@ -138,7 +138,7 @@ class Rescale:
 
         Raises:
             UnavailableError, AuthorizationError: if Kafka cannot be reached or refuses the request.
-            OperatorError: if a move mark is damaged or has a newer version.
+            OperatorError: if a move record is damaged or has a newer version.
         """
         return self._observe(stable=True)
 
@@ -156,8 +156,8 @@ class Rescale:
             offsets = group.fetch(self._group_id, certainly, self._deadline())
         else:
             offsets, _ = group.now(self._group_id, certainly, self._deadline())
-        marks = [Move.decode(each.metadata) for each in offsets.values()]
-        own = (mark for mark in marks if mark is not None and mark.store == self._store)
+        moves = [Move.decode(each.metadata) for each in offsets.values()]
+        own = (move for move in moves if move is not None and move.store == self._store)
         return MoveState(changelog, copy, next(own, None)), offsets
 
     def run(self) -> None:
@@ -177,12 +177,15 @@ class Rescale:
         }
         last = None
         with self._transaction():
-            self._report("fenced the query; unfinished transactions of it or of an earlier move have ended")
+            self._report(
+                "fenced the query; its unfinished transactions and those of earlier moves have ended"
+            )
         while (stage := next_stage(self.observe()[0], self._to)) is not Stage.DONE:
             if stage is last:
                 raise StateError(
-                    f"stage {stage.value!r} of the move has no effect: something else changes these topics.",
-                    fix="stop the other process, then run the command again.",
+                    f"stage {stage.value!r} of the move is done, but Kafka does not show its result: another "
+                    "program changes the topics or the group's offsets.",
+                    fix="stop that program, then run the command again.",
                 )
             steps[stage]()
             failpoints.reach(f"rescale.after_{stage.value}")
@@ -207,12 +210,12 @@ class Rescale:
                 copy_to_new_shards(self._store_changelog(), cut, self._to, sender)
                 self._flush(producer, sender.records)
                 ends = self._ends(producer, self._copy)
-                mark = move.encode()
+                record = move.encode()
                 self._commit(
                     producer,
                     [
-                        *(GroupOffset(tp, end, mark) for tp, end in ends.items()),
-                        *(GroupOffset(cut.tp(k), cut.ends[k], mark) for k in range(cut.shards)),
+                        *(GroupOffset(tp, end, record) for tp, end in ends.items()),
+                        *(GroupOffset(cut.tp(k), cut.ends[k], record) for k in range(cut.shards)),
                     ],
                 )
                 self._report(
@@ -221,8 +224,8 @@ class Rescale:
                 )
         except FencedError as error:
             raise StateError(
-                f"a driver of application.id={self._application_id!r} is alive and took its id back, so the "
-                f"move did not begin: {error.message}",
+                f"a driver of application.id={self._application_id!r} is alive and took its transactional id "
+                f"back, so the move did not begin: {error.message}",
                 fix="nothing was changed. Stop the query, then run the command again.",
             ) from error
 
@@ -234,8 +237,8 @@ class Rescale:
             if move is None:
                 raise StateError("another process has continued this move.", fix="run the command again.")
             producer.begin()
-            mark = move.encode()
-            self._commit(producer, [GroupOffset(tp, 0, mark) for tp in self._partitions(self._changelog)])
+            record = move.encode()
+            self._commit(producer, [GroupOffset(tp, 0, record) for tp in self._partitions(self._changelog)])
 
     def _fill_changelog(self) -> None:
         with self._transaction() as producer:
@@ -272,7 +275,7 @@ class Rescale:
     # ------------------------------------------------------------------ parts of the stages
 
     def _plan_move(self, seen: MoveState, offsets: Mapping[TopicPartition, GroupOffset]) -> tuple[Cut, Move]:
-        """Returns the committed state of the old changelog, and the mark of the move."""
+        """Returns the committed state of the old changelog, and the move record."""
         assert seen.changelog is not None
         shards = range(seen.changelog.partitions)
         found = {k: offsets.get(TopicPartition(self._changelog, k)) for k in shards}

@@ -96,6 +96,9 @@ def target_of(options: dict[str, Any]) -> Target:
     kafka = kafka_options(
         options["bootstrap_servers"], pairs, file.read_text(encoding="utf-8") if file is not None else None
     )
+    if kafka:
+        # errors are messages; what librdkafka logs would hide them
+        kafka.setdefault("kafka.log_level", "0")
     sink = {
         "checkpointLocation": options.get("checkpoint"),
         "application.id": options.get("application_id"),

@@ -39,9 +39,9 @@ _TRANSACTION = (
 
 @click.group()
 def sinks() -> None:
-    """Resolve prepared batches of other sinks.
+    """Resolve prepared batches of sinks outside Kafka.
 
-    Sinks outside Kafka first prepare a batch, and commit it after Kafka has committed. For SINK_UNFINISHED
+    These sinks first prepare a batch, and commit it after Kafka has committed. For SINK_UNFINISHED
     and SINK_UNDECIDED, see docs/runbooks.md.
     """
 
@@ -50,12 +50,12 @@ def sinks() -> None:
 @with_options(*_QUERY)
 @click.pass_context
 def list_(ctx: click.Context, /, file: Path, timeout: str) -> None:
-    """List prepared batches and what a start of the query does with each.
+    """List prepared batches and how the next start resolves each.
 
     Prepared means: neither committed nor aborted in the sink. While the query runs, the list includes the
     batch in progress.
 
-    Exit code: 0 = a start resolves all of them; 3 = a person must decide at least one.
+    Exit code: 0 = the next start resolves all of them; 3 = a person must decide at least one.
     """
     from kafka_eos_source.operate import sinks as operating
 
@@ -64,9 +64,9 @@ def list_(ctx: click.Context, /, file: Path, timeout: str) -> None:
     prepared = operating.list_prepared(query, operating.read_kafka(query, deadline), deadline)
     for each in prepared:
         text = (
-            "no token decides it: run `sinks commit` or `sinks abort`"
+            "no token decides its fate: run `sinks commit` or `sinks abort`"
             if each.needs_a_person
-            else f"a start will {each.fate.value} it"
+            else f"the next start of the query will {each.fate.value} it"
         )
         click.echo(f"{each.sink}\t{each.txn}\t{text}")
     if not prepared:
@@ -80,7 +80,7 @@ def list_(ctx: click.Context, /, file: Path, timeout: str) -> None:
 def commit(file: Path, timeout: str, name: str, text: str, yes: bool) -> None:
     """Commit a prepared batch whose token is lost.
 
-    Use it if the batch is in Kafka's output. Refused if Kafka holds a token that decides about the batch.
+    Use it if the batch is in Kafka's output. Refused if Kafka holds a token that decides the batch's fate.
     """
     _resolve(file, timeout, name, text, yes, commit=True)
 
@@ -90,7 +90,7 @@ def commit(file: Path, timeout: str, name: str, text: str, yes: bool) -> None:
 def abort(file: Path, timeout: str, name: str, text: str, yes: bool) -> None:
     """Abort a prepared batch whose token is lost.
 
-    Use it if the batch is not in Kafka's output. Refused if Kafka holds a token that decides about the batch.
+    Use it if the batch is not in Kafka's output. Refused if Kafka holds a token that decides its fate.
     """
     _resolve(file, timeout, name, text, yes, commit=False)
 

@@ -1,8 +1,9 @@
-"""Lists what the sinks of a query hold prepared, and commits or aborts it where only a person can decide."""
+"""Lists the prepared batches of a query's sinks, and commits or aborts those that no token decides."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from kafka_eos_source.commit import sink_session
@@ -91,43 +92,42 @@ def list_prepared(query: Query, kafka: KafkaView, deadline: Deadline) -> list[Pr
         SinkFailedError: if a sink cannot list its prepared batches.
     """
     prepared = []
-    for name, sink in _open(query).items():
-        try:
-            txns = sink.recover(deadline)
-        except Exception as error:
-            raise SinkFailedError(
-                f"sink {name!r} cannot list what it holds prepared: {concealed(str(error))}"
-            ) from error
-        finally:
-            sink.close()
-        prepared += [Prepared(name, txn, fate_by_token(name, txn, kafka.token)) for txn in txns]
+    with _opened(query) as sinks:
+        for name, sink in sinks.items():
+            try:
+                txns = sink.recover(deadline)
+            except Exception as error:
+                raise SinkFailedError(
+                    f"sink {name!r} cannot list its prepared batches: {concealed(str(error))}"
+                ) from error
+            prepared += [Prepared(name, txn, fate_by_token(name, txn, kafka.token)) for txn in txns]
     return prepared
 
 
 def resolve(
     query: Query, kafka: KafkaView, sink_name: str, txn: SinkTxn, deadline: Deadline, *, commit: bool
 ) -> None:
-    """Commits or aborts a prepared batch about which no token decides.
+    """Commits or aborts a prepared batch whose fate no token decides.
 
     Raises:
-        OperatorError: if the token decides about the batch, or the sink does not hold it.
+        OperatorError: if the token decides the fate of the batch, or the sink does not hold it.
         SinkFailedError: if the sink cannot commit or abort it.
     """
     fate = fate_by_token(sink_name, txn, kafka.token)
     if kafka.token is not None and fate is not Fate.LEAVE:
         raise OperatorError(
-            f"the token of batch {kafka.token.batch_id} in Kafka decides about {txn}: {fate.value}.",
-            fix="start the query; it does this before anything else.",
+            f"Kafka holds the token of batch {kafka.token.batch_id}, by which the next start of the query "
+            f"will {fate.value} {txn}.",
+            fix="start the query.",
         )
-    sinks = _open(query)
-    sink = sinks.get(sink_name)
-    if sink is None or txn not in sink.recover(deadline):
-        raise OperatorError(
-            f"sink {sink_name!r} does not hold {txn}.", fix="run `kafka-eos sinks list` to see what it holds."
-        )
-    outcome = sink.commit(txn, deadline) if commit else sink.abort(txn, deadline)
-    for each in sinks.values():
-        each.close()
+    with _opened(query) as sinks:
+        sink = sinks.get(sink_name)
+        if sink is None or txn not in sink.recover(deadline):
+            raise OperatorError(
+                f"sink {sink_name!r} does not hold {txn}.",
+                fix="run `kafka-eos sinks list`, which shows the ids that each sink holds.",
+            )
+        outcome = sink.commit(txn, deadline) if commit else sink.abort(txn, deadline)
     if isinstance(outcome, Retryable | Fatal):
         verb = "commit" if commit else "abort"
         raise SinkFailedError(
@@ -150,5 +150,13 @@ def read_kafka(query: Query, deadline: Deadline) -> KafkaView:
     return found.kafka
 
 
-def _open(query: Query) -> Mapping[str, TwoPhaseSink]:
-    return sink_session.open_all(query.options.sinks, query.application_id, query.options.checkpoint_location)
+@contextmanager
+def _opened(query: Query) -> Iterator[Mapping[str, TwoPhaseSink]]:
+    """Opens the sinks of the query, and closes all of them at the end, also after an error."""
+    with ExitStack() as stack:
+        sinks = sink_session.open_all(
+            query.options.sinks, query.application_id, query.options.checkpoint_location
+        )
+        for sink in sinks.values():
+            stack.callback(sink.close)
+        yield sinks

@@ -176,7 +176,7 @@ def restore(
 def verify(
     ctx: click.Context, /, state_dir: str | None, store: str | None, timeout: str, **options: Any
 ) -> None:
-    """Compare the databases in --state-dir with their changelog: keys, values, offset.
+    """Compare the databases in --state-dir with their changelog.
 
     Only reads, so the query may run. Restores each shard into a temporary folder, which needs as much space
     as its database.

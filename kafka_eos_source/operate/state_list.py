@@ -26,7 +26,7 @@ class LocalShard:
         identity: the identity that it stores; None = it cannot be read, see ``problem``.
         batch: the batch whose state it contains; None = no batch.
         next_offset: changelog offset from which to continue; None = not recorded.
-        pending: batches whose changes are kept on disk until the token decides about them.
+        pending: batches whose changes are kept on disk until the token decides their fate.
         size_bytes: size of its files.
         problem: why it cannot be read.
     """
@@ -62,10 +62,10 @@ class ChangelogShard:
 
     @property
     def lag(self) -> int:
-        """Offsets after the committed one.
+        """Offsets in the log from the committed offset on.
 
-        Usually 1, for the control record of the commit. More are in a transaction that is open, or written by
-        others.
+        Usually 1, for the control record of the commit. More belong to an open transaction, or to another
+        program.
         """
         return self.log.end - (self.committed or 0)
 

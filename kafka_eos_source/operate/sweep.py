@@ -20,7 +20,7 @@ class Sweep:
         location: the staging folder.
         decisions: a decision for each entry.
         token_batch: newest batch that Kafka holds; None = not known, so all micro-batches are kept.
-        why_unknown: why it is not known; "" = it is known.
+        why_unknown: why ``token_batch`` is not known; "" if it is known.
     """
 
     location: str

@@ -146,9 +146,10 @@ def show(name: str, application_id: str | None, as_json: bool, timeout: str, **o
 @with_options(_TOPIC, *CONNECTION, YES)
 @_APPLICATION_ID
 def forget(name: str, application_id: str, yes: bool, timeout: str, **options: Any) -> None:
-    """Delete the record of a retired query, so that its application.id can be reused.
+    """Delete the record of a retired query.
 
-    A query that still runs writes its record again with its next batch.
+    After that, its application.id can be reused. A query that still runs writes its record again with its
+    next batch.
     """
     from kafka_eos_source.kafka import token_topic, token_topic_reader
     from kafka_eos_source.operate import token_topics, view

@@ -50,9 +50,14 @@ def list_topics(internal: bool, as_json: bool, timeout: str, **given: Any) -> No
 @topics.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @with_options(*CONNECTION)
-@click.option("--partitions", default=1, show_default=True, type=click.IntRange(min=1))
 @click.option(
-    "--replication-factor", default=-1, show_default=True, help="Replicas; -1 = the broker's default."
+    "--partitions", default=1, show_default=True, type=click.IntRange(min=1), help="Number of partitions."
+)
+@click.option(
+    "--replication-factor",
+    default=-1,
+    show_default=True,
+    help="Number of replicas; -1 = the broker's default.",
 )
 @click.option("--config", multiple=True, metavar="KEY=VALUE", help="Property of the topic; may be repeated.")
 def create(
@@ -89,7 +94,7 @@ def create(
 @click.argument("name")
 @with_options(*CONNECTION, _JSON)
 def describe(name: str, as_json: bool, timeout: str, **given: Any) -> None:
-    """Show a topic's partitions, offsets, open transactions and properties."""
+    """Show a topic's partitions, transactions and properties."""
     from kafka_eos_source.operate import topics as operating
 
     found = operating.describe(_kafka(given), name, deadline_of(timeout))
@@ -112,8 +117,12 @@ def describe(name: str, as_json: bool, timeout: str, **given: Any) -> None:
     help="lines: each line is a value. json: each line is an object with value, key, headers, partition, "
     "timestamp_ms, as `kafka-eos tail --json` prints it.",
 )
-@click.option("--key-separator", metavar="TEXT", help="With lines: what stands between key and value.")
-@click.option("--keep-partitions", is_flag=True, help="With json: send each record to its field partition.")
+@click.option("--key-separator", metavar="TEXT", help="With --format lines: text between key and value.")
+@click.option(
+    "--keep-partitions",
+    is_flag=True,
+    help="With --format json: send each record to the partition in its field 'partition'.",
+)
 def produce(
     topic: str,
     file: TextIO,
@@ -130,7 +139,9 @@ def produce(
     from kafka_eos_source.operate import records as operating
 
     if written == "json" and key_separator is not None:
-        raise click.UsageError("--key-separator goes with --format lines; JSON has a field 'key'.")
+        raise click.UsageError(
+            "--key-separator requires --format lines; in JSON, the field 'key' is the key."
+        )
     if written == "json":
         batches = operating.from_json(file, keep_partitions=keep_partitions)
     else:
@@ -142,7 +153,9 @@ def produce(
 @click.command()
 @click.argument("topic")
 @with_options(*CONNECTION, _JSON)
-@click.option("-n", "--records", default=10, show_default=True, type=click.IntRange(min=0), help="How many.")
+@click.option(
+    "-n", "--records", default=10, show_default=True, type=click.IntRange(min=0), help="Number of records."
+)
 @click.option("-f", "--follow", is_flag=True, help="Wait for new records until Ctrl-C.")
 @click.option(
     "--uncommitted", is_flag=True, help="Include records of open and aborted transactions, marked as such."
@@ -150,9 +163,10 @@ def produce(
 def tail(
     topic: str, records: int, follow: bool, uncommitted: bool, as_json: bool, timeout: str, **given: Any
 ) -> None:
-    """Print the newest records of TOPIC: partition, offset, time, key, value.
+    """Print the newest records of TOPIC.
 
-    Only committed records are shown, as a read_committed consumer sees them.
+    Prints partition, offset, time, key and value. Only committed records are shown, as a read_committed
+    consumer sees them.
     """
     from kafka_eos_source.operate import records as operating
     from kafka_eos_source.operate import topics as operating_topics
@@ -180,7 +194,7 @@ def tail(
 @click.command()
 @click.option("--checkpoint", metavar="URI", help="The query's option checkpointLocation.")
 @click.option("--application-id", metavar="ID", help="The query's option application.id.")
-@click.option("--group", "group_id", metavar="ID", help="A consumer group, of a query or of any consumer.")
+@click.option("--group", "group_id", metavar="ID", help="A consumer group: a query's, or any other.")
 @with_options(*CONNECTION, _JSON)
 @click.option("--watch", is_flag=True, help="Measure again every two seconds until Ctrl-C.")
 def lag(
@@ -220,10 +234,10 @@ def lag(
 
 
 def _kafka(given: dict[str, Any]) -> Mapping[str, str]:
-    """Properties of the connection. Without any, that of `kafka-eos broker`."""
+    """Returns the connection's properties; without brokers, those of `kafka-eos broker`."""
     if given["bootstrap_servers"] is None and given["properties"] is None:
-        stated = [each.partition("=")[0].strip() for each in given["stated"]]
-        if not {"bootstrap.servers", "kafka.bootstrap.servers"} & set(stated):
+        names = {each.partition("=")[0].strip() for each in given["pairs"]}
+        if not {"bootstrap.servers", "kafka.bootstrap.servers"} & names:
             given = {**given, "bootstrap_servers": _DEFAULT_BOOTSTRAP}
     kafka = target_of(given).kafka
     assert kafka is not None, "brokers were named"

@@ -1,4 +1,4 @@
-"""The planner of one source on the driver: takes and returns positions as JSON, as Spark has them."""
+"""The planner of one source on the driver: takes and returns positions as JSON, as Spark stores them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Narrows the offset ranges of a batch read by Spark's filters on topic, partition, offset and timestamp.
 
-It removes only offsets whose records no filter lets through, and Spark applies every filter again. An upper
+It removes only offsets of records that the filters exclude, and Spark applies every filter again. An upper
 bound on the timestamp removes nothing, because records are not necessarily in order of time.
 """
 

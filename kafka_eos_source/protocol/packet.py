@@ -132,7 +132,7 @@ def _packet(report: ShardReport, number: int, done: object, changes: pa.Buffer |
 
 def _counts(found: object) -> dict[str, int]:
     if not isinstance(found, dict):
-        raise TypeError(f"counts have type {type(found).__name__}")
+        raise TypeError(f"the key 'counts' has type {type(found).__name__}; expected an object")
     return {str(name): int(number) for name, number in found.items()}
 
 

@@ -66,8 +66,8 @@ class PreparedSinks:
     names: tuple[str, ...]
 
 
-#: The sinks of a token that a person wrote (``onMissingToken``, ``kafka-eos adopt``). It decides nothing in
-#: sinks.
+#: The sinks of a token that a person wrote (``onMissingToken``, ``kafka-eos adopt``). Such a token does not
+#: tell sinks to commit anything.
 UNDECIDED = PreparedSinks("?", ())
 
 
@@ -107,7 +107,7 @@ class Token:
     format: int = FORMAT
 
     def encode(self) -> str:
-        """Returns compact JSON of less than 1 KB, or 2 KB with counts. Brokers accept up to 4096 bytes."""
+        """Returns compact JSON: up to 1 KB, or 2 KB with ``shard.counts``. Brokers accept 4096 bytes."""
         return json.dumps(
             {
                 "kafka-eos": FORMAT,

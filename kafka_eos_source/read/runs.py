@@ -101,6 +101,7 @@ class Run(NamedTuple):
 
 
 def row_count(runs: Sequence[Run]) -> int:
+    """Returns the number of records in the runs."""
     return sum(len(run.offsets) for run in runs)
 
 

@@ -53,7 +53,7 @@ def _armed() -> dict[str, _Armed]:
         if action not in _ACTIONS or not (times or "1").isdecimal():
             raise ValueError(
                 f"{ENVIRONMENT_VARIABLE} has an unknown action {rest!r} in {entry!r}; expected one of "
-                f"{', '.join(_ACTIONS)}, with *n and a number if it is not to fire the first time"
+                f"{', '.join(_ACTIONS)}, followed by *n to fire when the place is reached the n-th time"
             )
         armed[name] = _Armed(action, int(times or 1), once_file)
     return armed

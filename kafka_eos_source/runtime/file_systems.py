@@ -40,9 +40,9 @@ def file_system(uri: str) -> tuple[pafs.FileSystem, str]:
         found: tuple[pafs.FileSystem, str] = pafs.FileSystem.from_uri(ours)
     except (ValueError, OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise InvalidOptionError(
-            f"PyArrow cannot open the file system of the staging folder {uri!r}: {error}.",
-            fix="set .option('staging.location', …) to a folder that the driver and all executors share, "
-            "such as file:/…, hdfs://…, s3a://… or gs://….",
+            f"PyArrow cannot open the file system of {uri!r}: {error}.",
+            fix="correct the option that names this location: checkpointLocation, staging.location or "
+            "the path of a sink. PyArrow can open file:/…, hdfs://…, s3a://… and gs://….",
         ) from error
     return found
 

@@ -275,7 +275,7 @@ def _values(name: str, stated: Mapping[str, str], declared: Sequence[SinkOption]
 
 
 def _declared(name: str, declared: Sequence[SinkOption]) -> SinkOption | None:
-    """Returns the declared option of that name, else the one whose prefix matches most of it."""
+    """Returns the option declared by this name, else by its longest declared prefix."""
     for option in declared:
         if option.name == name:
             return option

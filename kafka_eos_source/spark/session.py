@@ -17,12 +17,10 @@ def local_checkpoints() -> dict[str, Any]:
 
     Set them before the queries start: ``SparkSession.builder.config(map=local_checkpoints())``, or with
     ``spark.conf.set``. Spark writes two files per micro-batch. Its default, Hadoop's ``FileContext``, takes
-    40 ms for
-    each: without Hadoop's native library, it starts ten processes (``chmod``, ``readlink``) for a file and
-        its
-    checksum. The file manager in this setting starts two and takes 11 ms. It writes a temporary file and
-    renames it, which is atomic on a local file system. The files are the same, so a query can switch at any
-    restart.
+    40 ms for each file: without Hadoop's native library, it starts ten processes (``chmod``, ``readlink``)
+    for a file and its checksum. The file manager in this setting starts two and takes 11 ms. It writes a
+    temporary file and renames it, which is atomic on a local file system. The files are the same, so a query
+    can switch at any restart.
 
     Do not use it on HDFS; Spark's default is as fast and safer there. On object stores, Spark uses this
     manager anyway.

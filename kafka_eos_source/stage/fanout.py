@@ -208,7 +208,7 @@ class Fanout:
 
 
 class PartStage:
-    """Stages the rows of a sink in the staging folder (`StageContext.parts`). Its token is a `StagedPart`."""
+    """Stages the rows of a sink in the staging folder (`StageContext.parts`); `finish` returns the part."""
 
     def __init__(
         self, schema: pa.Schema, folder: StagingFolder | None, batch: str, inline_bytes: int

@@ -1,9 +1,9 @@
 """Locations and file names of staged data, and checks that protect them.
 
-On a local file system, only the owner can read staged data: folders have mode 0700 and files 0600. On other
-    file
-systems, their own access rules apply. The driver receives file names from tasks. It accepts only names that a
-task can create, and follows no links, so that it never reads or deletes a file outside of the location.
+On a local file system, only the owner can read staged data: folders have mode 0700 and files 0600. On
+other file systems, their own access rules apply. The driver receives file names from tasks. It accepts only
+names that a task can create, and follows no links, so that it never reads or deletes a file outside of the
+location.
 """
 
 from __future__ import annotations

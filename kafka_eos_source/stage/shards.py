@@ -53,7 +53,7 @@ def reports(parts: Iterable[StagedPart], query_id: str, batch_id: int) -> tuple[
 
 
 def batch_of(report: ShardReport) -> BatchRecord:
-    """Returns the batch record for the changelog of a shard. Only the token records the run."""
+    """Returns the batch record for the changelog of a shard. It does not name the run; the token does."""
     return BatchRecord(
         query_id=report.query_id,
         batch_id=report.batch_id,

@@ -181,7 +181,7 @@ class ShardProcessor(Protocol):
 
     @property
     def schema(self) -> str:
-        """Fingerprint of how it encodes keys and values, for `StoreIdentity.schema`."""
+        """Fingerprint of the encoding of keys and values, for `StoreIdentity.schema`."""
 
     def process(
         self, batches: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext

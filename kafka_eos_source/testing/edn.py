@@ -63,7 +63,7 @@ from kafka_eos_source.testing.replays import Transaction, transactions
 class _Done(NamedTuple):
     """An operation in Jepsen's form: what was intended, and the result."""
 
-    actor: str  #: does one thing at a time
+    actor: str  #: name of a process that runs one operation at a time
     begin_ns: int
     end_ns: int
     outcome: Phase

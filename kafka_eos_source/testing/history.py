@@ -148,7 +148,7 @@ class Operation(Generic[T]):
 
     @property
     def time_ns(self) -> int:
-        """When it began, as far as known."""
+        """When the operation began; if that was not recorded, when it ended; else 0."""
         return next((each for each in (self.invoked_ns, self.completed_ns) if each is not None), 0)
 
 
@@ -168,7 +168,7 @@ class History:
 
 
 class Invoked(NamedTuple):
-    """A begun operation, as `Recorder.ok`, `Recorder.fail` and `Recorder.info` take it."""
+    """An operation that has begun; to be passed to `Recorder.ok`, `Recorder.fail` or `Recorder.info`."""
 
     op: int
     kind: str
@@ -209,15 +209,15 @@ class Recorder:
         return self._write(None, Phase.INVOKE, what)
 
     def ok(self, begun: Invoked, what: Txn | Poll | None = None) -> None:
-        """Records that it happened; ``what`` replaces the recorded operation, if more is known now."""
+        """Records that the operation happened; ``what`` replaces the operation, if more is known now."""
         self._write(begun, Phase.OK, what)
 
     def fail(self, begun: Invoked, what: Txn | Poll | None = None) -> None:
-        """Records that it did not happen and never will."""
+        """Records that the operation did not happen and never will."""
         self._write(begun, Phase.FAIL, what)
 
     def info(self, begun: Invoked, what: Txn | Poll | None = None) -> None:
-        """Records that its outcome is unknown."""
+        """Records that the outcome of the operation is unknown."""
         self._write(begun, Phase.INFO, what)
 
     def polled(self, records: Iterable[Record], isolation: str = READ_COMMITTED) -> None:

@@ -20,7 +20,7 @@ _FAILED = 3
 
 
 class Killed(BaseException):
-    """Stands for the death of the process."""
+    """Simulates the death of the process: raised at the line at which the process is killed."""
 
 
 class Lines:

@@ -92,7 +92,7 @@ class SinkConformance:
         assert set(seen) <= set(wanted), "rows are visible that were never written"
         return counts.pop()
 
-    def test_what_is_prepared_is_not_visible_and_what_is_committed_is(self, system: System) -> None:
+    def test_prepared_rows_are_invisible_until_the_commit(self, system: System) -> None:
         txn = new_txn()
         with opened(system) as sink:
             staged = stage(sink, self.rows_of(system))
@@ -164,7 +164,7 @@ class SinkConformance:
             assert isinstance(sink.commit(first, deadline()), Fatal)
         assert self.times(system) == 1
 
-    def test_it_recovers_its_own_query_and_no_other(self, system: System) -> None:
+    def test_recover_lists_only_ids_of_its_own_query(self, system: System) -> None:
         rows = self.rows_of(system)
         own, others = new_txn(), [new_txn(3, f"{APPLICATION}-7"), new_txn(3, "conform")]
         for number, txn in enumerate((own, *others)):
@@ -178,7 +178,7 @@ class SinkConformance:
                 assert sink.abort(txn, deadline()) == OK
         assert self.times(system) == 0
 
-    def test_what_it_does_not_know_is_never_called_committed(self, system: System) -> None:
+    def test_commit_of_an_unknown_id_is_fatal(self, system: System) -> None:
         """A commit of an unknown id is fatal.
 
         The token names the id, so an answer of OK would lose the batch without an error.
@@ -199,10 +199,8 @@ class SinkConformance:
         with opened(system) as sink:
             assert sink.commit(done, deadline()) == OK, "after a restart, the sink forgot what it committed"
 
-    def test_what_the_lost_checkpoint_held_is_not_called_committed(
-        self, system: System, tmp_path: Path
-    ) -> None:
-        """Another checkpoint prepared the batch that the token names."""
+    def test_commit_after_the_checkpoint_is_lost(self, system: System, tmp_path: Path) -> None:
+        """The query lost the checkpoint in which the sink kept its prepared rows."""
         if system.store is None:
             pytest.skip("this sink keeps nothing in the checkpoint")
         txn = new_txn()
@@ -215,8 +213,8 @@ class SinkConformance:
             assert sink.commit(txn, deadline()) == OK
         assert self.times(system) == 1
 
-    def test_two_sinks_of_one_query_do_not_meet(self, system: System) -> None:
-        """Two sinks of one type, on one target, with the same sequence, attempt and batch."""
+    def test_two_sinks_of_one_query_are_independent(self, system: System) -> None:
+        """Two sinks of one type write to one target, with the same sequence number, attempt and batch."""
         rows = self.rows_of(system)
         left = new_txn(sink="left")
         right = SinkTxn(left.application_id, "right", left.sequence, left.attempt)
@@ -224,8 +222,10 @@ class SinkConformance:
             # Each sink has its own rows, because a database may lock rows that it upserts.
             of_one, of_two = stage(one, rows.slice(0, 2), tasks=1), stage(two, rows.slice(2), tasks=2)
             assert one.prepare(left, of_one, deadline()) == OK
-            assert list(two.recover(deadline())) == [], "it lists what the other sink prepared"
-            assert isinstance(two.commit(right, deadline()), Fatal), "it commits what the other sink prepared"
+            assert list(two.recover(deadline())) == [], "recover lists what the other sink prepared"
+            assert isinstance(two.commit(right, deadline()), Fatal), (
+                "commit accepts what the other sink prepared"
+            )
             assert two.prepare(right, of_two, deadline()) == OK
             assert list(one.recover(deadline())) == [left]
             assert list(two.recover(deadline())) == [right]
@@ -245,7 +245,7 @@ class SinkConformance:
             assert one.abort(again, deadline()) == OK
             assert self._ids(system) == rows["id"].to_pylist()
 
-    def test_batch_ids_that_go_back_lose_nothing(self, system: System) -> None:
+    def test_repeated_batch_ids_lose_nothing(self, system: System) -> None:
         """A checkpoint was restored: the sequence continues, but Spark's batch ids repeat."""
         rows = self.rows_of(system)
         with opened(system) as sink:
@@ -261,10 +261,8 @@ class SinkConformance:
                 assert list(sink.recover(deadline())) == []
         assert self._ids(system) == rows["id"].to_pylist()[:4]
 
-    def test_what_an_older_version_prepared_is_finished(self, system: System) -> None:
-        """An old id, `<application.id>-<batch>-<attempt>` without the sink's name, can be committed or
-        aborted.
-        """
+    def test_ids_of_older_versions_are_resolved(self, system: System) -> None:
+        """An id of an older version, without the sink's name, can be committed or aborted."""
         rows = self.rows_of(system)
         for number, end in enumerate(("commit", "abort")):
             txn = old_txn(7 + number)
@@ -281,7 +279,7 @@ class SinkConformance:
     def _ids(self, system: System) -> list[Any]:
         return sorted(row["id"] for row in system.visible())
 
-    def test_two_commit_at_once(self, system: System) -> None:
+    def test_two_processes_commit_at_once(self, system: System) -> None:
         """A zombie driver and the new driver commit the same batch at once."""
         txn = new_txn()
         with opened(system) as sink:
@@ -306,7 +304,7 @@ class SinkConformance:
             assert list(sink.recover(deadline())) == []
         assert self.times(system) == 1
 
-    def test_a_zombie_prepares_beside_the_one_that_goes_on(self, system: System) -> None:
+    def test_a_zombie_prepares_after_the_commit(self, system: System) -> None:
         """A zombie driver prepares after the new driver has committed.
 
         No token names the zombie's id, so the next start aborts it.

@@ -227,7 +227,7 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
         return bool(found == (txn.sequence, _number(txn)))
 
     def was_committed(self, table: DeltaTable, txn: SinkTxn) -> bool:
-        """Returns whether one of the last 1000 commits is that of the id."""
+        """Returns whether one of the last 1000 commits records the id."""
         batch, _ = self._app_ids()
         wanted = f"{batch}: {txn}"
         return any(each.get(ID) == wanted for each in table.history(_SEARCHED_COMMITS))

@@ -27,7 +27,7 @@ class PreparedTransactions(ABC):
     is_exact: bool
 
     def limit_lock_wait(self, connection: Any, seconds: int) -> None:
-        """Makes the next locking read wait at most so long for a transaction that wrote the row."""
+        """Limits how long the next locking read waits for a transaction that wrote the row."""
         return
 
     @abstractmethod

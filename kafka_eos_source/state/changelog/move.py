@@ -1,18 +1,18 @@
 """Rules for moving a store's state to another number of shards.
 
-While state moves, a *mark* replaces the token in the metadata of the group's offsets. The transaction that
-copies the state writes it, and the transaction that fills the new changelog removes it. `Token.decode` raises
-an error for it, so no task and no commit of the query can run meanwhile.
+While state moves, a *move record* replaces the token in the metadata of the group's offsets. The transaction
+that copies the state writes it, and the transaction that fills the new changelog removes it. `Token.decode`
+raises an error for it, so no task and no commit of the query can run meanwhile.
 
 For a move from n to m shards::
 
-    changelog   copy      mark      next stage
+    changelog   copy      record    next stage
     ──────────  ────────  ────────  ──────────────────────────────────────────────────────────────
-    n shards    any       none      COPY    one transaction writes all records to the copy, and the mark
+    n shards    any       none      COPY    one transaction copies all records, writes the move record
     old         complete  present   REMAKE  delete the changelog topic, create it with m partitions
     none        complete  present   REMAKE
     not m       complete  present   REMAKE  a task of the query created the topic; it is empty
-    m, new      complete  present   FILL    one transaction writes all records back, the tokens, no mark
+    m, new      complete  present   FILL    one transaction copies all records back, writes the tokens
     m           any       none      CLEAN   delete the copy
     m           none      none      DONE
 """
@@ -50,7 +50,7 @@ EVERY_SHARD = -1
 
 @dataclass(frozen=True)
 class Move:
-    """The mark of a move: what the later stages need to know.
+    """The move record: what the later stages of a move need to know.
 
     Attributes:
         store: name of the store whose state moves.
@@ -73,7 +73,7 @@ class Move:
     counts: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def encode(self) -> str:
-        """Returns the mark as offset metadata: about 500 bytes of JSON, plus the counts."""
+        """Returns the move record as offset metadata: about 500 bytes of JSON, plus the counts."""
         return json.dumps(
             {
                 "kafka-eos": _VERSION,
@@ -94,10 +94,10 @@ class Move:
 
     @classmethod
     def decode(cls, metadata: str) -> Move | None:
-        """Returns the mark in an offset's metadata; None if the metadata is no mark.
+        """Returns the move record in an offset's metadata; None if the metadata is no move record.
 
         Raises:
-            OperatorError: if the mark is damaged, or a newer release wrote it.
+            OperatorError: if the move record is damaged, or a newer release wrote it.
         """
         try:
             document = json.loads(metadata.rstrip("\0")) if f'"{MOVING}"' in metadata else None
@@ -122,11 +122,12 @@ class Move:
                 )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise OperatorError(
-                f"the mark of a move of state cannot be decoded ({error!r}): {metadata}.",
+                f"the move record in a committed offset cannot be decoded ({error!r}): {metadata}.",
                 fix="find the program that commits offsets to this group, and stop it.",
             ) from error
         raise OperatorError(
-            f"the mark of a move of state has another format version: {metadata}.",
+            f"the move record in a committed offset has a format that this version of kafka-eos cannot read: "
+            f"{metadata}.",
             fix="finish the move with the version of kafka-eos that began it.",
         )
 
@@ -154,7 +155,7 @@ class MoveState:
 
     Attributes:
         changelog, copy: the topics; None = it does not exist.
-        move: the mark; None = no move has begun, or it is finished.
+        move: the move record; None = no move has begun, or it is finished.
     """
 
     changelog: TopicShape | None
@@ -196,7 +197,7 @@ def next_stage(state: MoveState, to: int) -> Stage:
 
 
 def begin_move(store: str, tokens: Mapping[int, Token | None], topic_id: str, to: int, attempt: str) -> Move:
-    """Returns the mark of a new move.
+    """Returns the move record of a new move.
 
     Args:
         store: name of the store.

@@ -85,11 +85,11 @@ class WipeNeeded:
 
 @dataclass(frozen=True)
 class ReadRange:
-    """The changelog is to be read from offset ``start`` (included) to ``end`` (excluded).
+    """Offsets of the changelog to read, from ``start`` (included) to ``end`` (excluded).
 
     Attributes:
         start, end: equal if nothing is to be read.
-        reason: why it is read.
+        reason: why the changelog is read.
         since_ms: from when on the store may miss deletes, ms since the epoch.
     """
 

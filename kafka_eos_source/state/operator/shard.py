@@ -300,10 +300,10 @@ def _restore_to_token(
 def _restore_without_token(
     task: ShardTask, store: TransactionalStateStore, read: _ReadChangelog
 ) -> Restored | WipeNeeded:
-    """Reads the changelog of a shard without a token; by default it must be empty, as for a new query.
+    """Reads the changelog of a shard without a token; by default, the changelog must be empty.
 
     Raises:
-        TokenMissingError: if it holds state, and ``onMissingState`` is not ``changelog``.
+        TokenMissingError: if the changelog holds state, and ``onMissingState`` is not ``changelog``.
     """
     outcome = read(None)
     if isinstance(outcome, WipeNeeded):

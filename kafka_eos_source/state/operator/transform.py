@@ -148,7 +148,7 @@ def aggregate_with_changelog_state(
         StateMismatchError, ChangelogError, UnavailableError: see `transform_with_changelog_state`.
     """
     frame, keys = grouping(rows, key)
-    # Spark would convert every other column to rows and back for nothing.
+    # Drop the other columns, because Spark would convert them to rows and back.
     used = used_columns(keys, aggregates, window)
     frame = _select(frame, used)
     processor = AggregateProcessor(

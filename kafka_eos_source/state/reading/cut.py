@@ -1,4 +1,4 @@
-"""Reads up to which offsets the changelog of a store is committed, with all shards at the same batch.
+"""Reads the committed offsets of a store's changelog, with all shards at the same batch.
 
 The output, the state and the offsets of a micro-batch commit in one transaction, and one OffsetFetch request
 reads the committed offsets of all partitions. Its answer therefore describes the state of one batch in every
@@ -153,12 +153,12 @@ def check_batch(batch_id: int | None, at_least: int) -> None:
         at_least: the expected batch.
 
     Raises:
-        NotUpToBoundError: if the state is that of an earlier batch.
+        NotUpToBoundError: if the state reflects an earlier batch.
     """
     if batch_id is None or batch_id < at_least:
         of = "no batch" if batch_id is None else f"batch {batch_id}"
         raise NotUpToBoundError(
-            f"the state is that of {of}; expected batch {at_least} or later.",
+            f"the state reflects {of}; expected batch {at_least} or later.",
             fix="read again after the next batch.",
         )
 

@@ -33,7 +33,7 @@ RAW = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 
 @dataclass(frozen=True)
 class Part:
-    """What one task reads: the database of a shard, or its changelog up to a cut."""
+    """What one task reads: the database of a shard, or its changelog up to the offset in a `Cut`."""
 
     shard: int
     folder: StoreFolder | None = None
@@ -139,7 +139,7 @@ def _check_batch(options: StateReadOptions, batch_id: int | None) -> None:
     if options.batch_id is not None and options.batch_id != batch_id:
         of = "no batch" if batch_id is None else f"batch {batch_id}"
         raise InvalidOptionError(
-            f"batchId is {options.batch_id}, but the state is that of {of}; older states are not kept.",
+            f"batchId is {options.batch_id}, but the state reflects {of}; older states are not kept.",
             fix="remove batchId.",
         )
 

@@ -223,7 +223,7 @@ class Database:
         reverse: bool = False,
         family: str = "data",
     ) -> tuple[list[Pair], Generator[Pair, None, None] | None]:
-        """Begins the same scan.
+        """Begins a scan like `scan`, and reads its first pairs at once.
 
         Most scans of a processor are short. They cost half as much if no iterator has to be tracked.
 

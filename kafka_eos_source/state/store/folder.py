@@ -121,7 +121,7 @@ def check_version(path: Path) -> bool:
 def set_aside(path: Path) -> Path | None:
     """Renames a damaged store; see `TransactionalStateStore.set_aside`."""
     now_ms = int(time.time() * 1000)
-    with _unlocked(path):
+    with _locked(path):
         if not path.exists():
             return None
         aside = path.with_name(f"{path.name}.corrupt-{now_ms}")
@@ -143,7 +143,7 @@ def set_aside(path: Path) -> Path | None:
 
 def destroy(path: Path) -> None:
     """Removes a store; see `TransactionalStateStore.destroy`."""
-    with _unlocked(path):
+    with _locked(path):
         remove_tree(path)
 
 
@@ -217,8 +217,8 @@ def _merged_identity(path: Path, stored: StoreIdentity, expected: StoreIdentity)
 
 
 @contextmanager
-def _unlocked(path: Path) -> Iterator[None]:
-    """Locks a database that is closed, so that nobody opens it meanwhile.
+def _locked(path: Path) -> Iterator[None]:
+    """Locks a closed database inside the block, so that no other process opens it.
 
     Raises:
         StateLockedError: if any process has the database open.

@@ -70,7 +70,7 @@ def freeze(database: Path, target: Path) -> tuple[str, int]:
 
 
 def _link_log(source: Path, target: Path) -> None:
-    """Links a log, unless a flush deleted it: the manifest copied later has its rows."""
+    """Links a log. If a flush deleted it, the manifest that is copied later names a table with its rows."""
     try:
         try:
             os.link(source, target)
@@ -83,7 +83,7 @@ def _link_log(source: Path, target: Path) -> None:
 
 
 def _link_tables(source: Path, target: Path, names: list[str]) -> None:
-    """Links those of the named tables that ``target`` does not have yet."""
+    """Links the tables among these file names that ``target`` does not contain yet."""
     for name in names:
         if not name.endswith(".sst") or os.path.lexists(target / name):
             continue

@@ -57,7 +57,7 @@ class Ranges:
         return high is None or key < high
 
     def plus(self, low: bytes, high: bytes | None) -> Ranges:
-        """Returns these ranges and one more; ranges that touch are joined."""
+        """Returns these ranges and another one; joins ranges that touch."""
         spans: list[tuple[bytes, bytes | None]] = []
         for other_low, other_high in self.spans:
             if (other_high is not None and other_high < low) or (high is not None and high < other_low):
@@ -144,7 +144,7 @@ class Overlay:
     def slice_for_other_thread(
         self, low: bytes | None, high: bytes | None, *, reverse: bool
     ) -> list[tuple[bytes, bytes | None]]:
-        """Returns the same without using the sorted keys, which belong to the owner's thread."""
+        """Returns the result of `slice`, without the sorted keys, which only the owner's thread may use."""
         taken = list(self.rows.items())  # one step of the interpreter, so no write happens in between
         return sorted(
             (
@@ -158,7 +158,7 @@ class Overlay:
     def get_many(
         self, keys: list[bytes], recent: Mapping[bytes, bytes | None]
     ) -> list[bytes | Missing | None]:
-        """Returns the value of each key, as far as it is in memory.
+        """Returns the value of each key from memory: from the staged writes, else from ``recent``.
 
         A deleted key has None; `MISSING` means that only the database knows the value.
 

@@ -253,7 +253,7 @@ class TransactionalStateStore(StagedMap):
         return self._durable.metadata.offsets.get(tp)
 
     def last_batch(self) -> BatchRecord | None:
-        """Returns the micro-batch whose state the data is."""
+        """Returns the micro-batch whose state the store holds."""
         self._check_open()
         return self._durable.metadata.batch
 

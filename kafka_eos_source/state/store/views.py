@@ -79,7 +79,7 @@ class StateView(ABC):
         return self._metadata.offsets.get(tp)
 
     def last_batch(self) -> BatchRecord | None:
-        """Returns the micro-batch whose state the committed data is."""
+        """Returns the last micro-batch in the committed data."""
         return self._metadata.batch
 
     def position(self) -> Offsets:
@@ -102,7 +102,7 @@ class StateView(ABC):
 
 
 class CommittedView(StateView):
-    """The data of one commit, whatever the owner does meanwhile."""
+    """The data of one commit, unaffected by later writes of the owner."""
 
     def get(self, key: bytes) -> bytes | None:
         return self._cursor.get(key)

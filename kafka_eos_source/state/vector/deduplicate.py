@@ -187,7 +187,7 @@ class DeduplicateProcessor:
         stored = state.get_many(places)
         known = binary.valid(stored)
         before, entry = (cells.raw(column, np.int64) for column in self._values.decode(stored))
-        # Event time of each key from which on a row passes.
+        # For each key, the earliest event time at which a row passes.
         floor = np.where(known, before + within_ms, np.iinfo(np.int64).min)
         passed, floor = _passing(number, times[own], floor, within_ms)
         last = floor - within_ms
@@ -202,7 +202,7 @@ class DeduplicateProcessor:
         return np.asarray(own[np.sort(passed)], np.int64)
 
     def _delete_expired(self, state: StateAccess, until_ms: int | None) -> None:
-        """Deletes the keys of which no row from ``until_ms`` on can be a duplicate; earlier rows are late."""
+        """Deletes the keys whose duplicates would all be earlier than ``until_ms``, and so late."""
         group_keys = due.due_keys(state, TIMES, until_ms)
         if len(group_keys) and until_ms is not None:
             places = keyed_keys(VALUES, group_keys)
@@ -234,7 +234,9 @@ def _first_positions(number: Ints) -> Ints:
 
 
 def _passing(number: Ints, times: Ints, floor: Ints, within_ms: int) -> tuple[NDArray[Any], Ints]:
-    """Finds the rows that pass; each row that passes raises the floor of its key.
+    """Finds the rows that are no duplicates, given the time from which each key may pass again.
+
+    A row that passes raises this time, the *floor* of its key.
 
     The rows of a key are considered in the order of event time. Each round of the loop finds the next row
     that passes for all keys at once, so the number of rounds is the largest number of rows of one key that
