@@ -63,7 +63,7 @@ def test_t37_the_output_topic_is_deleted(scenario: Scenario, at: str) -> None:
     said = driver.log.read_text()
     assert "KAFKA_EOS.UNAVAILABLE" in said
     # the topic holds the records and the token; which of the two checks fails first depends on timing
-    missed = (f"output topic {scenario.sink!r}", f"topic {scenario.sink!r}, which is to carry the token")
+    missed = (f"output topic {scenario.sink!r}", f"anchor topic {scenario.sink!r} does not exist")
     assert any(each in said for each in missed)
     scenario.admin.create(scenario.sink, 2)
     scenario.run()
