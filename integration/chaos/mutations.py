@@ -53,6 +53,9 @@ class _AnyNumber(int):
 
     __hash__ = int.__hash__
 
+    def __sub__(self, other: int) -> _AnyNumber:
+        return self
+
 
 def _token_before_init() -> None:
     """Reads the token before it initialises the producer, so that an older owner can commit in between.
