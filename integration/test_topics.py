@@ -19,6 +19,7 @@ from kafka_eos_source.kafka.topic_reader import TopicRecord
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate import records
 from kafka_eos_source.operate.lag import lag
+from kafka_eos_source.operate.topics import describe
 from kafka_eos_source.runtime.deadline import Deadline
 
 
@@ -110,6 +111,20 @@ def test_tail_follows_across_control_records(broker: str, topic: Callable[..., s
     for record in follow():
         seen.append(record)
     assert [record.value for record in seen] == [b"0", b"1", b"2"]
+
+
+def test_tail_prints_a_record_once_that_arrives_before_it_follows(
+    broker: str, topic: Callable[..., str]
+) -> None:
+    name, kafka = topic(), {"bootstrap.servers": broker}
+    produce(broker, name, ["first"])
+    logs = describe(kafka, name, Deadline.after_seconds(30)).logs
+    produce(broker, name, ["between"])
+    printed = records.newest(kafka, logs, count=10, uncommitted=False)
+    start = {tp: log.stable for tp, log in logs.items()}
+    rounds = iter([True, True, False])
+    printed += records.follow(kafka, start, uncommitted=False, wait=lambda: next(rounds))
+    assert [record.value for record in printed] == [b"first", b"between"]
 
 
 def test_the_lag_of_a_query(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
@@ -125,7 +125,7 @@ class TopicReader:
                 state = "open"
             elif (record.tp, record.offset) not in seen:
                 state = "aborted"
-            yield _with_state(record, state)
+            yield replace(record, state=state)
 
     def _read(
         self, ranges: Mapping[TopicPartition, tuple[int, int]], isolation_level: str
@@ -201,10 +201,4 @@ def _record(tp: TopicPartition, message: Any) -> TopicRecord:
         message.key(),
         message.value(),
         tuple(message.headers() or ()),
-    )
-
-
-def _with_state(record: TopicRecord, state: State) -> TopicRecord:
-    return TopicRecord(
-        record.tp, record.offset, record.timestamp_ms, record.key, record.value, record.headers, state
     )

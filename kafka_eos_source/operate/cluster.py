@@ -21,7 +21,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 
 #: Prefix of Kafka's internal topics. One of them carries the tokens of a sink without a topic; the commands
 #: do not show its log.
-_INTERNAL = "__"
+INTERNAL_PREFIX = "__"
 
 
 class MetadataReader(Protocol):
@@ -142,7 +142,7 @@ def view(
     written = {tp.topic for tp in {*offsets, *known_anchor} - read}
     shown = {*read, *offsets, *(TopicPartition(t, n) for t in written for n in range(topics.get(t, 0)))}
     existing = {tp for tp in shown if tp.partition < topics.get(tp.topic, 0)}
-    logs = reader.logs({tp for tp in existing if not tp.topic.startswith(_INTERNAL)})
+    logs = reader.logs({tp for tp in existing if not tp.topic.startswith(INTERNAL_PREFIX)})
     planned = checkpoint is not None and checkpoint.replays
     return KafkaView(
         cluster_id=cluster_id,
@@ -161,7 +161,7 @@ def view(
                 log=logs.get(tp),
             )
             for tp in sorted(shown)
-            if tp in read or tp in offsets or not tp.topic.startswith(_INTERNAL)
+            if tp in read or tp in offsets or not tp.topic.startswith(INTERNAL_PREFIX)
         ],
         losses=_losses(reader, checkpoint, own, existing, logs),
     )

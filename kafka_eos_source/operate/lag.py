@@ -11,11 +11,9 @@ from typing import Any
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka.cluster_reader import ClusterReader
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.operate.cluster import INTERNAL_PREFIX
 from kafka_eos_source.protocol.token import Mark, Token
 from kafka_eos_source.runtime.deadline import Deadline
-
-#: Names of Kafka's own topics begin with it.
-_INTERNAL = "__"
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ def source_partitions(
     full_tokens = []
     for each in offsets:
         token = Token.decode(each.metadata)
-        if token is None and (Mark.decode(each.metadata) or not each.tp.topic.startswith(_INTERNAL)):
+        if token is None and (Mark.decode(each.metadata) or not each.tp.topic.startswith(INTERNAL_PREFIX)):
             found.add(each.tp)
         elif token is not None and token.shard is None:
             full_tokens.append((each, token))

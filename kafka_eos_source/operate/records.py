@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidRecordError
-from kafka_eos_source.kafka.cluster_reader import ClusterReader
+from kafka_eos_source.kafka.cluster_reader import ClusterReader, LogEnds
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.kafka.topic_reader import TopicReader, TopicRecord
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.operate.topics import describe, no_topic
+from kafka_eos_source.operate.topics import no_topic
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import STAGED_ARROW
 
@@ -32,17 +32,21 @@ _FIELDS = frozenset(
 
 
 def newest(
-    kafka: Mapping[str, Any], name: str, deadline: Deadline, *, count: int, uncommitted: bool
+    kafka: Mapping[str, Any], logs: Mapping[TopicPartition, LogEnds], *, count: int, uncommitted: bool
 ) -> list[TopicRecord]:
     """Returns the newest records of a topic, oldest first.
 
+    Args:
+        kafka: librdkafka properties that say how to reach the cluster.
+        logs: bounds of each partition's log; `follow` can continue at their ends without a gap or an overlap.
+        count: how many records.
+        uncommitted: whether to include records of open and aborted transactions.
+
     Raises:
-        InvalidOptionError: there is no such topic.
         UnavailableError, AuthorizationError: the cluster does not answer, or refuses to.
     """
-    found = describe(kafka, name, deadline)
     with TopicReader(kafka) as reader:
-        return reader.newest(found.logs, count, uncommitted=uncommitted)
+        return reader.newest(logs, count, uncommitted=uncommitted)
 
 
 def follow(

@@ -169,14 +169,14 @@ def tail(
     consumer sees them.
     """
     from kafka_eos_source.operate import records as operating
-    from kafka_eos_source.operate import topics as operating_topics
+    from kafka_eos_source.operate.topics import describe as describe_topic
 
-    kafka, deadline = _kafka(given), deadline_of(timeout)
-    described = operating_topics.describe(kafka, topic, deadline)
-    _print(operating.newest(kafka, topic, deadline, count=records, uncommitted=uncommitted), as_json)
+    kafka = _kafka(given)
+    logs = describe_topic(kafka, topic, deadline_of(timeout)).logs
+    _print(operating.newest(kafka, logs, count=records, uncommitted=uncommitted), as_json)
     if not follow:
         return
-    start = {tp: log.end if uncommitted else log.stable for tp, log in described.logs.items()}
+    start = {tp: log.end if uncommitted else log.stable for tp, log in logs.items()}
     pause = threading.Event()
 
     def wait() -> bool:

@@ -11,10 +11,8 @@ from kafka_eos_source.kafka.cluster_reader import ClusterReader, LogEnds
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.operate.cluster import INTERNAL_PREFIX
 from kafka_eos_source.runtime.deadline import Deadline
-
-#: Names of Kafka's own topics begin with it.
-_INTERNAL = "__"
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ def topics(kafka: Mapping[str, Any], deadline: Deadline, *, internal: bool = Fal
     """
     with ClusterReader(admin_config(kafka)) as cluster:
         _, found = cluster.topics(deadline)
-    return {name: found[name] for name in sorted(found) if internal or not name.startswith(_INTERNAL)}
+    return {name: found[name] for name in sorted(found) if internal or not name.startswith(INTERNAL_PREFIX)}
 
 
 def create(
