@@ -22,6 +22,8 @@ from kafka_eos_source.commit.steps import MOVES, Step
 from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.errors import FencedError, OutcomeUnknownError
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.observe.steps import TracedStep
+from kafka_eos_source.observe.trace import Trace
 from kafka_eos_source.runtime.deadline import Deadline
 
 
@@ -81,6 +83,7 @@ class Progress:
         fenced: the error of the try that was fenced.
         unknown: the error of the newest commit whose outcome is unknown.
         anchor_before: the group's offset of the anchor partition before the newest transaction.
+        trace: measures the steps.
     """
 
     step: Step = Step.OPEN
@@ -89,6 +92,7 @@ class Progress:
     fenced: FencedError | None = None
     unknown: OutcomeUnknownError | None = None
     anchor_before: GroupOffset | None = None
+    trace: Trace = field(default_factory=Trace)
 
     def move(self, to: Step) -> None:
         """Enters another step.
@@ -99,6 +103,7 @@ class Progress:
         if to not in MOVES[self.step]:
             raise AssertionError(f"commit cannot go from {self.step.name} to {to.name}")
         self.step = to
+        self.trace.enter(TracedStep(to.value))
 
 
 class OvertakenError(FencedError):

@@ -54,7 +54,11 @@ from kafka_eos_source.errors import (
     StateLostError,
     UnavailableError,
 )
+from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.model import Offsets, ShardReport
+from kafka_eos_source.observe.figures import EventKind
+from kafka_eos_source.observe.steps import TracedStep
+from kafka_eos_source.observe.trace import Trace
 from kafka_eos_source.protocol.token import UNDECIDED, Token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
@@ -91,6 +95,7 @@ class Commit:
         deadline: time limit of the whole commit.
         sinks: sinks outside Kafka; None if the query has none.
         first_batch: the first-batch file of the checkpoint; None if there is no checkpoint.
+        trace: measures the commit; None = nobody looks at the figures.
     """
 
     def __init__(
@@ -102,7 +107,9 @@ class Commit:
         deadline: Deadline,
         sinks: Sinks | None = None,
         first_batch: FirstBatchMarker | None = None,
+        trace: Trace | None = None,
     ) -> None:
+        self._trace = Trace() if trace is None else trace
         self._context = CommitContext(
             request,
             staged,
@@ -112,7 +119,7 @@ class Commit:
             NoSinks() if sinks is None else sinks,
             NoCheckpoint() if first_batch is None else first_batch,
         )
-        self._progress = Progress()
+        self._progress = Progress(trace=self._trace)
         self._pause = threading.Event()
 
     def run(self) -> Result:
@@ -125,17 +132,20 @@ class Commit:
             OperatorError: if the batch is refused, or retries did not help in time.
         """
         deadline, pause = self._context.deadline, _FIRST_PAUSE_SECONDS
+        self._trace.enter(TracedStep.OPEN)
         while True:
             try:
                 result = self._try()
                 if result is not None:
                     return result
                 self._progress.move(Step.OPEN)
-            except (OvertakenError, OutcomeLostError):
+            except (OvertakenError, OutcomeLostError) as error:
                 self._end_try()
+                self._trace_failure(error)
                 raise
             except (RetriableError, AbortableError, OutcomeUnknownError, FencedError) as error:
                 self._end_try()
+                self._trace_failure(error)
                 self._record_failure(error)
                 _log.warning("batch %d: %s; retrying", self._context.request.batch.batch_id, error)
                 self._pause.wait(min(pause, deadline.remaining_seconds()))
@@ -143,6 +153,7 @@ class Commit:
                     # another try would fail at once, with a less helpful error than this one
                     raise (self._progress.unknown or _out_of_time(error, deadline)) from error
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                self._trace.happened(EventKind.RETRIED, concealed(error.message))
                 self._progress.move(Step.OPEN)
             except BaseException:
                 self._end_try()
@@ -160,7 +171,7 @@ class Commit:
             self._context.session.drop()
             decision = take_ownership(self._context, self._progress)
         if decision.verdict is Verdict.SKIP:
-            return self._skip()
+            return self._skip(decision)
         if decision.batch.once:
             self._refuse_hidden_outcome(decision)
         # 2. The genesis token begins the chain. Crash here ⇒ the next start finds it, if it was committed.
@@ -177,10 +188,13 @@ class Commit:
 
     # -- skipping, writing the token only, writing -----------------------------------------------
 
-    def _skip(self) -> Result:
+    def _skip(self, decision: Decision) -> Result:
         """Ends the commit: Kafka holds the batch, and the sinks that its token names have committed it."""
         self._progress.move(Step.SKIPPED)
-        return self._result(Step.SKIPPED, confirmed_by_token=self._progress.unknown is not None)
+        confirmed_by_token, token = self._progress.unknown is not None, decision.held.token
+        if confirmed_by_token and token is not None:
+            self._trace.committed(token.sequence)
+        return self._result(Step.SKIPPED, confirmed_by_token=confirmed_by_token)
 
     def _write_token_only(self, decision: Decision) -> Result:
         """Commits the token of a batch that a person declared committed (``onMissingToken``)."""
@@ -333,12 +347,21 @@ class Commit:
             ) from fenced
         progress.fenced = fenced
 
+    def _trace_failure(self, error: KafkaEosError) -> None:
+        text = concealed(error.message)
+        if isinstance(error, OutcomeUnknownError):
+            self._trace.happened(EventKind.UNKNOWN, text)
+        if isinstance(error, FencedError) or isinstance(error.__cause__, FencedError):
+            self._trace.happened(EventKind.FENCED, text)
+        self._trace.waiting(text)
+
     def _end_try(self) -> None:
         """Aborts an open transaction, takes back prepared work, and closes the producer for good."""
         session, deadline = self._context.session, self._context.deadline
         if session.producer is not None and self._progress.step in ABORTED_ON_ERROR:
             failpoints.reach("commit.before_abort")
             session.producer.abort(deadline)
+            self._trace.happened(EventKind.ABORTED, f"in step {self._progress.step.value!r}")
         session.drop()
         if self._progress.step in ROLLED_BACK_ON_ERROR:
             self._context.sinks.roll_back(deadline)

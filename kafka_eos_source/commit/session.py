@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import pyarrow.fs as pafs
 
-from kafka_eos_source.commit import sink_session
+from kafka_eos_source.commit import sink_session, tracing
 from kafka_eos_source.commit.facts import Batch, Digests
 from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile
 from kafka_eos_source.commit.interfaces import ProducerSession, Sinks
@@ -26,8 +26,12 @@ from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.group import GroupOffsets
+from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, StagedPart, TopicPartition
+from kafka_eos_source.observe.journal import Journal
+from kafka_eos_source.observe.steps import TracedStep
+from kafka_eos_source.observe.trace import Trace, traced
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.plan import advice
 from kafka_eos_source.protocol import identity, offset_log
@@ -99,54 +103,61 @@ def commit_micro_batch(
     Raises:
         KafkaEosError: if the batch cannot be committed. The class shows what to do (see `errors`).
     """
-    parts = list(parts)
     checkpoint = options.checkpoint_location
     if checkpoint is None:
         raise InvalidOptionError(
             "the option checkpointLocation of the sink is missing.",
             fix="set .option('checkpointLocation', …) on the query.",
         )
-    name = str(batch_id)
     query_id = offset_log.query_id(checkpoint)
-    staged = StagedRows(folder, name, parts, shards.reports(parts, query_id, batch_id))
-    failpoints.reach("commit.after_check")
-    logged = _logged(checkpoint, batch_id)
-    before = _logged(checkpoint, batch_id - 1) if batch_id > 0 else None
     who = of_stream(options, query_id)
-    first_batch = FirstBatchFile(
-        checkpoint, FirstBatch(who.application_id, query_id, batch_id, token_topic=options.token_topic)
-    )
-    request = _request(
-        options,
-        who,
-        Batch(
-            application_id=who.application_id,
-            query_id=query_id,
-            run_id=_run_id(parts),
-            batch_id=batch_id,
-            start=digests(before, query_id),
-            end=digests(logged, query_id),
-            promised=first_batch.promises_token(batch_id),
-        ),
-        sources=tuple(ranges(logged, before)),
-        has_native_state=lambda: _has_native_state(checkpoint),
-    )
-    if plan is None:
-        result = _commit(options, who, request, staged, first_batch=first_batch)
-    else:
-        sinks = sink_session.work(options, plan, folder, who.application_id, batch_id, sink_parts)
-        try:
-            result = _commit(options, who, request, staged, sinks, first_batch)
-        except BaseException:
-            sink_session.close(options, who.application_id)
-            raise
-        sinks.tidy(Deadline.after_ms(options.commit_timeout_ms))
-    failpoints.reach("commit.before_cleanup")
-    if staged.shards:
-        _advise(who.application_id, request, staged)
-    for old in [each for each in folder.batches() if each <= batch_id]:
-        folder.remove_batch(str(old))
-    return result
+    journal = Journal(who.application_id)
+    trace = Trace([journal])
+    with traced(trace, concealed):
+        parts = list(parts)
+        logged = _logged(checkpoint, batch_id)
+        before = _logged(checkpoint, batch_id - 1) if batch_id > 0 else None
+        sources = tuple(ranges(logged, before))
+        trace.begin(tracing.subject(who, _run_id(parts), batch_id, logged, sources, journal.newest()))
+        staged = StagedRows(folder, str(batch_id), parts, shards.reports(parts, query_id, batch_id))
+        failpoints.reach("commit.after_check")
+        first_batch = FirstBatchFile(
+            checkpoint, FirstBatch(who.application_id, query_id, batch_id, token_topic=options.token_topic)
+        )
+        request = _request(
+            options,
+            who,
+            Batch(
+                application_id=who.application_id,
+                query_id=query_id,
+                run_id=_run_id(parts),
+                batch_id=batch_id,
+                start=digests(before, query_id),
+                end=digests(logged, query_id),
+                promised=first_batch.promises_token(batch_id),
+            ),
+            sources=sources,
+            has_native_state=lambda: _has_native_state(checkpoint),
+        )
+        if plan is None:
+            result = _commit(options, who, request, staged, first_batch=first_batch, trace=trace)
+        else:
+            sinks = sink_session.work(options, plan, folder, who.application_id, batch_id, sink_parts, trace)
+            try:
+                result = _commit(options, who, request, staged, sinks, first_batch, trace)
+            except BaseException:
+                sink_session.close(options, who.application_id)
+                raise
+            trace.enter(TracedStep.TIDY)
+            sinks.tidy(Deadline.after_ms(options.commit_timeout_ms))
+        trace.enter(TracedStep.TIDY)
+        failpoints.reach("commit.before_cleanup")
+        if staged.shards:
+            _advise(who.application_id, request, staged)
+        for old in [each for each in folder.batches() if each <= batch_id]:
+            folder.remove_batch(str(old))
+        tracing.finish(trace, result, staged, parts)
+        return result
 
 
 def of_stream(options: WriteOptions, query_id: str) -> Identity:
@@ -273,12 +284,15 @@ def _commit(
     staged: StagedRows,
     sinks: Sinks | None = None,
     first_batch: FirstBatchFile | None = None,
+    trace: Trace | None = None,
 ) -> Result:
     key = who.application_id, repr(sorted(options.kafka.items()))
     session = _sessions.setdefault(key, ProducerSession())
     _sessions.move_to_end(key)
     while len(_sessions) > _MOST_SESSIONS:
         _sessions.popitem(last=False)[1].drop()
+    if trace is not None:
+        trace.explained_by(lambda: tracing.complaint(session.producer))
     result = Commit(
         request,
         staged,
@@ -287,6 +301,7 @@ def _commit(
         Deadline.after_ms(options.commit_timeout_ms),
         sinks,
         first_batch,
+        trace,
     ).run()
     _log.info(
         "batch %d of %s: %s, %d records, %d transactions",

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from kafka_eos_source.commit.sinks import SinkWork
 from kafka_eos_source.errors import OperatorError, RestartQueryError
 from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.observe.trace import Trace
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.identity import derived_application_id
@@ -117,6 +118,7 @@ def work(
     application_id: str,
     batch_id: int,
     parts: Iterable[SinkPart],
+    trace: Trace | None = None,
 ) -> SinkWork:
     """Returns the sinks with their staged rows, for the commit of one batch.
 
@@ -132,7 +134,7 @@ def work(
         for route in plan.routes
         if route.spec.name in by_sink
     }
-    return SinkWork(opened(options, application_id), staged, application_id, batch_id)
+    return SinkWork(opened(options, application_id), staged, application_id, batch_id, trace)
 
 
 def _key(options: WriteOptions, application_id: str) -> _Key:

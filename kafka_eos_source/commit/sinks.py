@@ -23,10 +23,11 @@ from kafka_eos_source.errors import (
     SinkUnfinishedError,
 )
 from kafka_eos_source.kafka.secrets import concealed
+from kafka_eos_source.observe.figures import EventKind
+from kafka_eos_source.observe.trace import Trace
 from kafka_eos_source.protocol.token import PreparedSinks, Token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.sinks import metrics
 from kafka_eos_source.sinks.contract import (
     Fatal,
     Ok,
@@ -55,6 +56,7 @@ class SinkWork:
         staged: the rows of the batch, for the sinks that have any.
         application_id: the transactional id of the query.
         batch_id: Spark's id of the batch.
+        trace: measures the sinks; None = nobody looks at the figures.
     """
 
     def __init__(
@@ -63,8 +65,10 @@ class SinkWork:
         staged: Mapping[str, Staged],
         application_id: str,
         batch_id: int,
+        trace: Trace | None = None,
     ) -> None:
         self._sinks = sinks
+        self._trace = Trace() if trace is None else trace
         self._staged = staged
         self._application_id = application_id
         self._batch_id = batch_id
@@ -112,7 +116,7 @@ class SinkWork:
         to_commit: dict[str, SinkTxn] = {}
         for name, txn, what in decided:
             _log.warning("sink %r: the token decides to %s prepared transaction %s", name, what.value, txn)
-            metrics.of(self._application_id, name).recovered += 1
+            self._trace.sink(name).recovered += 1
             if what is Fate.COMMIT:
                 to_commit[name] = txn
             else:
@@ -145,7 +149,7 @@ class SinkWork:
             begun = time.monotonic()
             outcome = _outcome_of(partial(sink.prepare, txn, staged, deadline))
             _raise_unless_ok(name, "prepare", txn, outcome)
-            measured = metrics.of(self._application_id, name)
+            measured = self._trace.sink(name)
             measured.prepare_seconds += time.monotonic() - begun
             measured.prepared += 1
             failpoints.reach("commit.within_prepare")
@@ -159,7 +163,7 @@ class SinkWork:
         prepared, self._prepared = self._prepared, []
         for name, txn in prepared:
             outcome = _outcome_of(partial(self._sinks[name].abort, txn, _at_least(deadline)))
-            metrics.of(self._application_id, name).aborted += 1
+            self._trace.sink(name).aborted += 1
             if not isinstance(outcome, Ok):
                 _log.warning("sink %r could not abort %s yet: %s", name, txn, concealed(outcome.why))
             failpoints.reach("commit.within_roll_back")
@@ -197,16 +201,16 @@ class SinkWork:
                 called = time.monotonic()
                 call = partial(self._sinks[name].commit, txn, _at_least(deadline))
                 outcome = _outcome_of(call, is_commit=True)
-                measured = metrics.of(self._application_id, name)
+                measured = self._trace.sink(name)
                 measured.commit_seconds += time.monotonic() - called
                 if isinstance(outcome, Retryable):
                     waiting[name] = outcome
                     measured.retries += 1
-                    measured.held_back_seconds = time.monotonic() - begun
                 elif isinstance(outcome, Fatal):
                     failed[name] = outcome
                 else:
-                    measured.held_back_seconds = 0.0
+                    if measured.retries:
+                        measured.held_back_seconds = time.monotonic() - begun
                     measured.committed += 1
                     measured.rows += self._staged[name].rows if name in self._staged else 0
                     failpoints.reach("commit.within_finish")
@@ -223,6 +227,9 @@ class SinkWork:
                     time.monotonic() - begun,
                     reasons,
                 )
+                if pause == _FIRST_PAUSE_SECONDS:
+                    self._trace.happened(EventKind.HELD_BACK, reasons)
+                self._trace.waiting(reasons)
                 self._pause.wait(min(pause, deadline.remaining_seconds()))
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 

@@ -76,6 +76,7 @@ class Transaction:
         self._progress.move(Step.BEGIN)
         producer.begin()
         self._progress.transactions += 1
+        self._progress.trace.count(transactions=1)
         self._progress.begun_at = time.monotonic()
         # 2. Records and state changes go to Kafka. Crash here ⇒ the next owner's init aborts the transaction.
         #    Without state changes all offsets are known already, so the record for the token topic travels
@@ -118,6 +119,7 @@ class Transaction:
         self._progress.move(Step.COMMIT)
         self._progress.anchor_before = self._decision.in_group.get(self._request.anchor)
         producer.commit(deadline)
+        self._progress.trace.committed(self._token.sequence)
         failpoints.reach(f"{point}.after_commit")
         session.held = self._decision.held.after(self._token, {each.tp: each for each in written})
         session.confirmed = True

@@ -103,7 +103,7 @@ class _StreamReaderBase(_Reader, DataSourceStreamReader):
 
     def _planning(self) -> Planning:
         if self._opened is None:
-            self._opened = _open_planning(self._options)
+            self._opened = _open_planning(self._options, observed=True)
         return self._opened
 
 
@@ -205,7 +205,7 @@ class _FilteringBatchReader(_BatchReader):
         return self._filters
 
 
-def _open_planning(options: ReadOptions) -> Planning:
+def _open_planning(options: ReadOptions, *, observed: bool = False) -> Planning:
     from kafka_eos_source.plan.driver import Planning
 
-    return Planning.of(options)
+    return Planning.of(options, observed=observed)

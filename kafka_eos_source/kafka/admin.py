@@ -111,6 +111,11 @@ class SourceAdmin:
         self._closed.set()
         self._client = None
 
+    @property
+    def complaint(self) -> str:
+        """What the client reported since the last answer, without secrets; "" if nothing."""
+        return self._complaints.last
+
     def named(self, topics: Iterable[str]) -> Topics:
         """Describes these topics.
 
@@ -335,7 +340,7 @@ class SourceAdmin:
 
         pauses = Pauses(None, self._retry_interval_seconds, sleep=self._closed.wait)
         answer = retry(call, KafkaException, pauses, permanent=permanent)
-        self._complaints.login_refused = None
+        self._complaints.answered()
         return answer
 
     def _patience(self) -> Deadline:

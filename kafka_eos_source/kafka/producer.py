@@ -103,6 +103,11 @@ class RecordProducer:
         self._poller = threading.Thread(target=self._poll, name="kafka-eos-producer", daemon=True)
         self._poller.start()
 
+    @property
+    def complaint(self) -> str:
+        """What the client reported since the last transaction was committed; "" if nothing."""
+        return self._complaints.last
+
     def begin_count(self) -> None:
         """Resets the count of records, the topics written to, and earlier delivery errors."""
         self.enqueued = 0

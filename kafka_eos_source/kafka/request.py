@@ -41,6 +41,10 @@ class Complaints:
         if is_login(error):
             self.login_refused = error
 
+    def answered(self) -> None:
+        """Forgets the reports, because a broker has answered."""
+        self.last, self.login_refused = "", None
+
     def await_answer(self, client: Any, future: Any) -> Any:
         """Returns the result of an admin call; stops waiting for it if the login was refused.
 

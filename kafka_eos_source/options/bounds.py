@@ -28,6 +28,12 @@ class Subscription:
     pattern: str = ""
     partitions: tuple[TopicPartition, ...] = ()
 
+    def __str__(self) -> str:
+        """Returns what is read, for people."""
+        if self.kind == "subscribePattern":
+            return f"topics that match {self.pattern}"
+        return ", ".join(self.topics or sorted({tp.topic for tp in self.partitions}))
+
     def has_topic(self, topic: str) -> bool:
         """Returns whether the subscription can include partitions of the topic."""
         if self.kind == "subscribePattern":

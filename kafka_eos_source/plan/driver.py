@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.config import admin_config
+from kafka_eos_source.observe.source import SourceObserver
+from kafka_eos_source.observe.summary import with_figures
+from kafka_eos_source.plan.open_transactions import OpenTransactions
 from kafka_eos_source.plan.pushdown import narrowed
 from kafka_eos_source.plan.source import SourcePlan
 from kafka_eos_source.protocol.source_position import SourcePosition
@@ -23,34 +26,60 @@ Json = dict[str, Any]
 class Planning:
     """Plans the batches of one source; the methods raise the errors of `SourcePlan`."""
 
-    def __init__(self, plan: SourcePlan, admin: SourceAdmin) -> None:
+    def __init__(self, plan: SourcePlan, admin: SourceAdmin, observer: SourceObserver | None = None) -> None:
         self._plan = plan
         self._admin = admin
+        self._observer = observer
+        self._open_transactions = OpenTransactions(admin)
 
     @classmethod
-    def of(cls, options: ReadOptions) -> Planning:
-        """Returns the planner for these options, without contacting a broker."""
+    def of(cls, options: ReadOptions, *, observed: bool = False) -> Planning:
+        """Returns the planner for these options, without contacting a broker.
+
+        Args:
+            options: options of the source.
+            observed: whether to write down what the source sees, for `kafka-eos top` and the notebook.
+        """
         admin = SourceAdmin(
             admin_config(options.kafka),
             options.isolation_level,
             options.fetch_num_retries,
             options.fetch_retry_interval_ms,
         )
-        return cls(SourcePlan(options, admin), admin)
+        observer = None
+        if observed:
+            observer = SourceObserver(str(options.subscription), options.application_id or "")
+            observer.explained_by(lambda: admin.complaint)
+        return cls(SourcePlan(options, admin), admin, observer)
 
     def close(self) -> None:
         """Closes the Kafka client."""
         self._admin.close()
+        if self._observer is not None:
+            self._observer.stopped()
 
     def initial(self) -> Json:
         return self._plan.initial().to_dict()
 
     def latest(self, start: Json, *, once: bool = False, may_jump: bool = True) -> Json:
-        return self._plan.latest(SourcePosition.from_dict(start), once=once, may_jump=may_jump).to_dict()
+        position = SourcePosition.from_dict(start)
+        if self._observer is None:
+            return self._plan.latest(position, once=once, may_jump=may_jump).to_dict()
+        with self._observer.asking():
+            end = self._plan.latest(position, once=once, may_jump=may_jump)
+        latest = {} if self._plan.available is None else self._plan.available.end
+        is_batch = end != position
+        reason = "" if is_batch else self._plan.waits_for or self._open_transactions.reason(latest)
+        self._observer.planned(position.end, end.end, latest, is_batch=is_batch, reason=reason)
+        return end.to_dict()
 
     def available(self) -> Json | None:
         found = self._plan.available
-        return None if found is None else found.to_dict()
+        if found is None:
+            return None
+        return with_figures(
+            found.to_dict(), None if self._observer is None else self._observer.newest_batch()
+        )
 
     def stop_at_latest(self) -> None:
         self._plan.stop_at_latest()

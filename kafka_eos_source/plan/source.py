@@ -82,6 +82,12 @@ class SourcePlan:
         self._initial: SourcePosition | None = None
         self._planned: SourcePosition | None = None
         self._asked_for_latest = False
+        self._waits_for = ""
+
+    @property
+    def waits_for(self) -> str:
+        """Why the last call of `latest` returned no batch although there are records; "" = there are none."""
+        return self._waits_for
 
     @property
     def available(self) -> SourcePosition | None:
@@ -321,6 +327,7 @@ class SourcePlan:
     def _limited(self, starts: Offsets, ends: Offsets, once: bool) -> dict[TopicPartition, int]:
         options = self._options
         waiting = backlog(starts, ends)
+        self._waits_for = ""
         limited = not (options.max_offsets_per_trigger is None and options.min_offsets_per_trigger is None)
         if not waiting or (once and limited):
             return dict(ends)
@@ -328,6 +335,9 @@ class SourcePlan:
         if self._stop_at is None and should_wait(
             waiting, options.min_offsets_per_trigger, since, options.max_trigger_delay_ms
         ):
+            self._waits_for = (
+                f"minOffsetsPerTrigger={options.min_offsets_per_trigger}: {waiting} offsets are available"
+            )
             return dict(starts)
         self._last_batch_at = self._clock()
         limits = [

@@ -33,10 +33,12 @@ class LoggedOffsets:
         digest: digest of the batch id and the whole file. Spark writes each file once and never changes it,
             and the file contains the time when the batch was planned. So two entries with the same digest are
             the same plan of the same batch, whatever the sources are.
+        planned_at_ms: when Spark planned the batch, in ms since the epoch; None if the entry does not say so.
     """
 
     sources: Mapping[str, str | None]
     digest: str
+    planned_at_ms: int | None = None
 
     @property
     def digest_of_format_1(self) -> str:
@@ -85,7 +87,16 @@ def parse(text: str, path: str, batch_id: int) -> LoggedOffsets:
     return LoggedOffsets(
         {name: None if line == _NO_OFFSET else line for name, line in found.items()},
         digest((str(batch_id), text.rstrip("\n"))),
+        _planned_at_ms(lines[1]),
     )
+
+
+def _planned_at_ms(metadata: str) -> int | None:
+    try:
+        found = json.loads(metadata)["batchTimestampMs"]
+    except (ValueError, KeyError, TypeError):
+        return None  # nothing but the figures about the batch depends on it
+    return found if type(found) is int else None
 
 
 def read(checkpoint: str, batch_id: int) -> LoggedOffsets | None:

@@ -4,21 +4,24 @@ The system's temporary folder is shared, and the names that this package uses in
 local user may therefore create a folder of that name first, or plant a symbolic link. Every operation in
 this module opens each folder on the path by descriptor, follows no links, and checks that the current user
 owns the folder before it touches a file. It creates files exclusively, with mode 0600, and renames them into
-place, so it never writes into a file that already exists.
+place. Only `PrivateFolder.append` writes into a file that already exists, after checking its owner.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import stat
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import BinaryIO
 from urllib.parse import quote, unquote
 
 _OWNERS_FOLDER, _OWNERS_FILE = 0o700, 0o600
@@ -26,6 +29,8 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: O_NONBLOCK: without it, opening a named pipe would wait for a writer.
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+#: O_RDWR: `append` reads the last byte.
+_APPEND_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 #: Longest name of one file that file systems allow.
 _LONGEST_NAME_BYTES = 255
@@ -35,7 +40,9 @@ _UNFINISHED = "."
 _HASHED = "%sha256-"
 #: The name for the empty text. `quote` writes two digits after each "%".
 _EMPTY = "%"
-#: Most bytes that are read of a file. Files that this package keeps in such a folder are much smaller.
+#: Suffix of the former part of a file to which lines are appended. `quote` writes two digits after each "%".
+_FORMER = "%1"
+#: Most bytes that are read of a file, unless the caller expects a larger one.
 _LARGEST_FILE_BYTES = 64 << 10
 
 
@@ -77,8 +84,12 @@ class PrivateFolder:
         with self._open(create=True):
             return self.path
 
-    def read(self, name: str) -> str | None:
+    def read(self, name: str, most_bytes: int = _LARGEST_FILE_BYTES) -> str | None:
         """Returns the text of a file; None if the file or the folder does not exist.
+
+        Args:
+            name: name of the file.
+            most_bytes: size of the largest file that the caller expects; the rest of a larger one is cut off.
 
         Raises:
             ForeignFolderError: if another user owns the folder or the file.
@@ -86,7 +97,7 @@ class PrivateFolder:
             UnicodeDecodeError: if the file is not UTF-8.
         """
         with contextlib.suppress(FileNotFoundError), self._open() as folder:
-            return self._read(folder, file_name(name))
+            return self._read(folder, file_name(name), most_bytes)
         return None
 
     def write(self, name: str, text: str) -> None:
@@ -107,6 +118,93 @@ class PrivateFolder:
                 with contextlib.suppress(OSError):
                     os.unlink(unfinished, dir_fd=folder)
                 raise
+
+    def append(self, name: str, line: str, most_bytes: int) -> None:
+        """Appends a line to a file, which several processes may do at once.
+
+        When the file has reached ``most_bytes``, it becomes the *former part* of the file, which replaces an
+        older former part, and the line begins a new file. If a process was killed while it wrote, the damaged
+        line stays alone on its line.
+
+        Args:
+            name: name of the file.
+            line: text without a line break.
+            most_bytes: size of each of the two parts, apart from the last line.
+
+        Raises:
+            ForeignFolderError: if another user owns the folder or the file.
+            OSError: if the file cannot be written.
+        """
+        with self._open(create=True) as folder:
+            descriptor, size = self._open_to_append(folder, file_name(name))
+            try:
+                if size >= most_bytes and _set_aside(folder, descriptor, file_name(name)):
+                    os.close(descriptor)
+                    descriptor = -1
+                    descriptor, size = self._open_to_append(folder, file_name(name))
+                is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+                # one call, so that lines of several processes do not mix
+                os.write(descriptor, f"{chr(10) if is_torn else ''}{line}\n".encode())
+            finally:
+                if descriptor >= 0:
+                    os.close(descriptor)
+
+    def lines(self, name: str, last_bytes: int) -> list[str]:
+        """Returns the last lines of a file to which `append` wrote, oldest first.
+
+        Args:
+            name: name of the file.
+            last_bytes: how much is read at most of the file and its former part together. The first line may
+                be incomplete.
+
+        Raises:
+            ForeignFolderError: if another user owns the folder or the file.
+            OSError: if the file cannot be read.
+        """
+        found: list[bytes] = []
+        left = last_bytes
+        with contextlib.suppress(FileNotFoundError), self._open() as folder:
+            for each in (file_name(name), file_name(name) + _FORMER):
+                if left > 0:
+                    with contextlib.suppress(FileNotFoundError):  # there is no former part
+                        found.append(self._read_end(folder, each, left))
+                        left -= len(found[-1])
+        return [
+            line.decode(errors="replace") for part in reversed(found) for line in part.split(b"\n") if line
+        ]
+
+    def changes(self) -> dict[str, float]:
+        """Returns each complete file with the time of its last change, in seconds since 1970.
+
+        Files whose names are too long for a file system are left out.
+
+        Raises:
+            ForeignFolderError: if another user owns the folder.
+            OSError: if the folder cannot be read.
+        """
+        found: dict[str, float] = {}
+        with contextlib.suppress(FileNotFoundError), self._open() as folder:
+            for each in os.listdir(folder):
+                if not each.startswith((_UNFINISHED, _HASHED)) and not each.endswith(_FORMER):
+                    with contextlib.suppress(FileNotFoundError):  # the file was deleted after the listing
+                        changed = os.stat(each, dir_fd=folder, follow_symlinks=False).st_mtime
+                        found[unquote(each)] = changed
+        return found
+
+    def remove_older(self, seconds: float) -> None:
+        """Deletes files that have not changed for this long, complete or not.
+
+        Raises:
+            ForeignFolderError: if another user owns the folder.
+            OSError: if a file cannot be deleted.
+        """
+        oldest = time.time() - seconds
+        with contextlib.suppress(FileNotFoundError), self._open() as folder:
+            for each in os.listdir(folder):
+                with contextlib.suppress(FileNotFoundError):  # another process deleted it
+                    found = os.stat(each, dir_fd=folder, follow_symlinks=False)
+                    if stat.S_ISREG(found.st_mode) and found.st_mtime < oldest:
+                        os.unlink(each, dir_fd=folder)
 
     def remove(self, name: str) -> None:
         """Deletes a file if it exists.
@@ -131,9 +229,9 @@ class PrivateFolder:
         found: dict[str, str] = {}
         with contextlib.suppress(FileNotFoundError), self._open() as folder:
             for each in os.listdir(folder):
-                if not each.startswith((_UNFINISHED, _HASHED)):
+                if not each.startswith((_UNFINISHED, _HASHED)) and not each.endswith(_FORMER):
                     with contextlib.suppress(FileNotFoundError):  # the file was deleted after the listing
-                        found[unquote(each)] = self._read(folder, each)
+                        found[unquote(each)] = self._read(folder, each, _LARGEST_FILE_BYTES)
         return found
 
     @contextmanager
@@ -155,18 +253,42 @@ class PrivateFolder:
         finally:
             os.close(folder)
 
-    def _read(self, folder: int, name: str) -> str:
+    def _read(self, folder: int, name: str, most_bytes: int) -> str:
+        with self._open_to_read(folder, name) as file:
+            return file.read(most_bytes).decode()
+
+    def _read_end(self, folder: int, name: str, most_bytes: int) -> bytes:
+        with self._open_to_read(folder, name) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
+            return file.read(most_bytes)
+
+    def _open_to_read(self, folder: int, name: str) -> BinaryIO:
         path = os.path.join(self.path, name)
         try:
             descriptor = os.open(name, _READ_FLAGS, dir_fd=folder)
         except OSError as error:
             raise _explained(error, folder, name, path) from error
-        with open(descriptor, "rb") as file:
+        try:
+            _check_file(path, os.fstat(descriptor))
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return open(descriptor, "rb")
+
+    def _open_to_append(self, folder: int, name: str) -> tuple[int, int]:
+        """Opens or creates a file, and returns its descriptor and its size."""
+        path = os.path.join(self.path, name)
+        try:
+            descriptor = os.open(name, _APPEND_FLAGS, _OWNERS_FILE, dir_fd=folder)
+        except OSError as error:
+            raise _explained(error, folder, name, path) from error
+        try:
             found = os.fstat(descriptor)
-            _check_owner(path, found)
-            if not stat.S_ISREG(found.st_mode):
-                raise ForeignFolderError(f"{path!r} is not a regular file")
-            return file.read(_LARGEST_FILE_BYTES).decode()
+            _check_file(path, found)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor, found.st_size
 
 
 def file_name(text: str) -> str:
@@ -207,6 +329,29 @@ def _open_own_folder(parent: int, name: str, path: str) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _set_aside(folder: int, descriptor: int, name: str) -> bool:
+    """Makes a full file the former part, unless another process is doing that or has done it.
+
+    Returns:
+        Whether ``name`` now names another file than ``descriptor``, or none.
+    """
+    try:
+        # a lock that is never waited for: a process that was stopped while it held it delays nobody
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    with contextlib.suppress(FileNotFoundError):
+        if os.stat(name, dir_fd=folder, follow_symlinks=False).st_ino == os.fstat(descriptor).st_ino:
+            os.rename(name, name + _FORMER, src_dir_fd=folder, dst_dir_fd=folder)
+    return True
+
+
+def _check_file(path: str, found: os.stat_result) -> None:
+    _check_owner(path, found)
+    if not stat.S_ISREG(found.st_mode):
+        raise ForeignFolderError(f"{path!r} is not a regular file")
 
 
 def _check_owner(path: str, found: os.stat_result) -> None:

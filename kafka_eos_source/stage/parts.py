@@ -20,7 +20,8 @@ class StagedRows:
     """All staged rows of a batch, in the order of its tasks, and the state changes of its operators.
 
     Attributes:
-        rows: number of records that the batch writes.
+        rows: number of records that the batch writes, those of changelogs included.
+        changelog_rows: number of records that the batch writes to changelogs.
         topics: each topic that the batch writes, with the highest partition that a row names (-1 = none).
         shards: reports of the operators' shards (`stage.shards.reports`).
     """
@@ -42,6 +43,7 @@ class StagedRows:
         self._parts = VerifiedParts(folder, batch, parts)
         packets = sum(len(shard.packets) for part in parts for shard in part.shards or ())
         changes = sum(shard.records + 1 for shard in self.shards if shard.records)  # and the batch record
+        self.changelog_rows = changes
         self.rows = sum(part.rows for part in parts) - packets + changes
         self.topics: Mapping[str, int] = _highest(parts)
 

@@ -1,0 +1,76 @@
+"""What the commit of a micro-batch tells its trace about the batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from kafka_eos_source.commit.interfaces import Producer
+from kafka_eos_source.commit.machine import Result
+from kafka_eos_source.commit.sources import SourceRange
+from kafka_eos_source.commit.steps import Step
+from kafka_eos_source.kafka.transactional import TransactionalProducer
+from kafka_eos_source.model import StagedPart
+from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceRead, position_id
+from kafka_eos_source.observe.process import this_writer
+from kafka_eos_source.observe.trace import Subject, Trace
+from kafka_eos_source.protocol.identity import Identity
+from kafka_eos_source.protocol.offset_log import LoggedOffsets
+from kafka_eos_source.stage.parts import StagedRows
+
+
+def subject(
+    who: Identity,
+    run_id: str,
+    batch_id: int,
+    logged: LoggedOffsets,
+    sources: Iterable[SourceRange],
+    last: BatchFigures | None,
+) -> Subject:
+    """Returns the batch as its trace names it.
+
+    Args:
+        who: the names of the query.
+        run_id, batch_id: Spark's ids.
+        logged: entry of the batch in the offset log.
+        sources: what the batch reads.
+        last: the batch before it; None if it is not known.
+    """
+    planned_at = None if logged.planned_at_ms is None else logged.planned_at_ms / 1000
+    run_began_at = this_writer().driver.started_at if last is None else last.ended_at
+    if planned_at is not None and planned_at < run_began_at and (last is None or last.run_id != run_id):
+        planned_at = None  # an earlier run planned the batch, and this one repeats it
+    return Subject(who.application_id, who.query_id, run_id, batch_id, planned_at, tuple(_reads(sources)))
+
+
+def finish(trace: Trace, result: Result, staged: StagedRows, parts: Iterable[StagedPart]) -> None:
+    """Ends the trace of a batch that Kafka holds."""
+    if result.step is Step.SKIPPED and not result.confirmed_by_token:
+        trace.finish(Outcome.SKIPPED)
+        return
+    trace.count(
+        records=staged.rows - staged.changelog_rows,
+        changes=staged.changelog_rows,
+        staged_bytes=sum(part.size_bytes for part in parts),
+    )
+    if staged.shards:
+        counts: Counter[str] = Counter()
+        for shard in staged.shards:
+            counts.update(shard.counts)
+        trace.state(len(staged.shards), max(shard.pressure for shard in staged.shards), counts)
+    trace.finish(Outcome.COMMITTED)
+
+
+def complaint(producer: Producer | None) -> str:
+    """Returns what the producer's client has reported, the likely reason why a commit stands still."""
+    return producer.complaint if isinstance(producer, TransactionalProducer) else ""
+
+
+def _reads(sources: Iterable[SourceRange]) -> Iterator[SourceRead]:
+    for source in sources:
+        if source.end is not None:
+            offsets: dict[str, int] = {}
+            for tp, end in source.end.items():
+                start = end if source.jump else (source.start or {}).get(tp, end)
+                offsets[tp.topic] = offsets.get(tp.topic, 0) + max(0, end - start)
+            yield SourceRead(position_id(source.end), offsets)

@@ -1,0 +1,1 @@
+"""Figures about running queries: measured in the process that commits, and shown live."""

@@ -1,0 +1,263 @@
+"""Keeps the figures of the queries on this host in private files, for whoever wants to look at them.
+
+There are three kinds of files, in folders that only this user can open:
+
+* one journal per query, to which the committing process appends one line per micro-batch; its size is bounded
+* one file per query whose commit stands still; it is replaced about once per second and deleted at the end
+* one file per source, which the planning process of the source replaces about once per second
+
+Losing a file costs figures and nothing else. Every error of these files is logged once and ignored.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import TypeVar
+from urllib.parse import quote
+
+from kafka_eos_source.observe.figures import (
+    BatchFigures,
+    Outcome,
+    SourceFigures,
+    WaitingCommit,
+    summed,
+)
+from kafka_eos_source.runtime.private_folders import PrivateFolder, warn_once
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: A journal has two parts of this size: 1,500 batches or more.
+_JOURNAL_BYTES = 1 << 20
+#: The newest line is within these last bytes, unless a query has dozens of sources and sinks.
+_NEWEST_BYTES = 32 << 10
+#: Size of the largest file of a source: 100,000 partitions.
+_SOURCE_BYTES = 8 << 20
+#: Files of queries that have not run for this long are deleted.
+_KEPT_SECONDS = 7 * 24 * 3600.0
+_LONGEST_NAME = 200
+
+
+class Journal:
+    """The journal of one query, written by the process that commits: an `Observer`."""
+
+    def __init__(self, application_id: str) -> None:
+        self._name = _name(application_id)
+        self._last: BatchFigures | None = None
+
+    def newest(self) -> BatchFigures | None:
+        """Reads the newest batch of the journal; None if there is none. `finished` continues its totals."""
+        self._last = attempt(lambda: _newest(self._name), "read")
+        return self._last
+
+    def finished(self, figures: BatchFigures) -> None:
+        """Appends a line, with the totals of the run."""
+        _tidy_once()
+        self._last = with_totals(figures, self._last)
+        line = self._last.to_json()
+        attempt(lambda: _journals().append(self._name, line, _JOURNAL_BYTES), "write")
+
+    def waits(self, commit: WaitingCommit) -> None:
+        """Replaces the file that says what the commit waits for."""
+        attempt(lambda: _waiting().write(self._name, commit.to_json()), "write")
+
+    def proceeds(self) -> None:
+        """Deletes that file."""
+        attempt(lambda: _waiting().remove(self._name), "delete")
+
+
+def with_totals(figures: BatchFigures, last: BatchFigures | None) -> BatchFigures:
+    """Returns the figures with the sums over the batches of this run.
+
+    Args:
+        figures: the batch that has ended.
+        last: the batch before it; None if there is none.
+    """
+    counts = {**figures.counts, "batches": 1}
+    if figures.outcome is not Outcome.COMMITTED:
+        counts[figures.outcome.value] = 1
+    if last is None or last.run_id != figures.run_id:
+        return replace(figures, totals=counts, sink_totals=dict(figures.sinks), totals_since=figures.began_at)
+    sinks = {
+        name: summed(last.sink_totals.get(name, {}), figures.sinks.get(name, {}))
+        for name in {**last.sink_totals, **figures.sinks}
+    }
+    return replace(
+        figures, totals=summed(last.totals, counts), sink_totals=sinks, totals_since=last.totals_since
+    )
+
+
+class SourceFile:
+    """The file of one source, written by its planning process.
+
+    Args:
+        name: a name that no other source has.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def write(self, figures: SourceFigures) -> None:
+        """Replaces the file."""
+        _tidy_once()
+        attempt(lambda: _sources().write(self._name, figures.to_json()), "write")
+
+
+@dataclass(frozen=True)
+class QueryJournal:
+    """Everything that this host knows about one query.
+
+    Attributes:
+        application_id: the transactional id.
+        batches: the newest micro-batches, oldest first.
+        waiting: what a commit waits for; None if no commit stands still. Its writer may be dead.
+        sources: the sources of the query, as far as they are known. Their writers may be dead.
+    """
+
+    application_id: str
+    batches: tuple[BatchFigures, ...] = ()
+    waiting: WaitingCommit | None = None
+    sources: tuple[SourceFigures, ...] = ()
+
+
+def query_journals(last_bytes: int = _JOURNAL_BYTES) -> list[QueryJournal]:
+    """Reads the journals of all queries of this user on this host, the newest first.
+
+    Args:
+        last_bytes: how much to read at most of each journal.
+
+    Raises:
+        OSError: if the folders cannot be read, or belong to another user.
+    """
+    found: dict[str, QueryJournal] = {}
+    changed = _journals().changes()
+    for name in sorted(changed, key=lambda each: -changed[each]):
+        batches = _batches(name, last_bytes)
+        if batches:
+            application_id = batches[-1].application_id
+            found[application_id] = QueryJournal(application_id, batches)
+    for name in _waiting().changes():
+        waiting = WaitingCommit.from_json(_waiting().read(name) or "")
+        if waiting is not None:
+            known = found.get(waiting.application_id) or QueryJournal(waiting.application_id)
+            found[waiting.application_id] = replace(known, waiting=waiting)
+    sources = source_figures()
+    for source in sources:
+        if source.application_id and source.application_id not in found:
+            found[source.application_id] = QueryJournal(source.application_id)
+    return [replace(each, sources=sources_of(each, sources)) for each in found.values()]
+
+
+def source_figures() -> list[SourceFigures]:
+    """Reads the figures of all sources of this user on this host."""
+    folder = _sources()
+    lines = [folder.read(name, _SOURCE_BYTES) or "" for name in folder.changes()]
+    return [found for found in map(SourceFigures.from_json, lines) if found is not None]
+
+
+def sources_of(journal: QueryJournal, sources: Iterable[SourceFigures]) -> tuple[SourceFigures, ...]:
+    """Returns the sources of a query.
+
+    A source that does not know its ``application.id`` is found by its positions: the query has committed one
+    that the source planned, in the same driver. Of the runs of a source, only the newest ones are returned.
+    """
+    newest = journal.batches[-1] if journal.batches else None
+    positions = {read.position for batch in journal.batches for read in batch.sources}
+    own = [
+        each
+        for each in sources
+        if each.application_id == journal.application_id
+        or (
+            not each.application_id
+            and newest is not None
+            and each.writer.driver == newest.writer.driver
+            and not positions.isdisjoint(each.positions)
+        )
+    ]
+    by_name: dict[str, SourceFigures] = {}
+    for each in sorted(own, key=lambda each: each.at):
+        by_name[each.name] = each
+    return tuple(by_name[name] for name in sorted(by_name))
+
+
+def newest_batch(application_id: str) -> BatchFigures | None:
+    """Returns the newest batch of a query; None if this host knows none.
+
+    Raises:
+        OSError: if the journal cannot be read.
+    """
+    return _newest(_name(application_id))
+
+
+def newest_batches() -> list[BatchFigures]:
+    """Returns the newest batch of each query.
+
+    Raises:
+        OSError: if a journal cannot be read.
+    """
+    found = map(_newest, _journals().changes())
+    return [each for each in found if each is not None]
+
+
+def _newest(name: str) -> BatchFigures | None:
+    return next(iter(_newest_first(_journals().lines(name, _NEWEST_BYTES))), None)
+
+
+def _batches(name: str, last_bytes: int) -> tuple[BatchFigures, ...]:
+    return tuple(reversed(list(_newest_first(_journals().lines(name, last_bytes)))))
+
+
+def _newest_first(lines: list[str]) -> Iterable[BatchFigures]:
+    """Yields the batches that can be read. Damaged lines and those of other versions are left out."""
+    for line in reversed(lines):
+        batch = BatchFigures.from_json(line)
+        if batch is not None:
+            yield batch
+
+
+def _name(application_id: str) -> str:
+    """Returns the name of a query's files. Readers take the ``application.id`` from the lines."""
+    if len(quote(application_id, safe="", errors="surrogatepass")) <= _LONGEST_NAME:
+        return application_id
+    return "sha256 " + sha256(application_id.encode(errors="surrogatepass")).hexdigest()
+
+
+def _journals() -> PrivateFolder:
+    return PrivateFolder.of_user("kafka-eos-live").folder("batches")
+
+
+def _waiting() -> PrivateFolder:
+    return PrivateFolder.of_user("kafka-eos-live").folder("waiting")
+
+
+def _sources() -> PrivateFolder:
+    return PrivateFolder.of_user("kafka-eos-live").folder("sources")
+
+
+def attempt(call: Callable[[], T], what: str) -> T | None:
+    """Makes a call that reads or writes these files; returns None if that fails."""
+    try:
+        return call()
+    except (OSError, UnicodeError) as error:
+        warn_once(
+            _log,
+            f"cannot {what} the live figures of queries on this host: {error}. `kafka-eos top` and the "
+            "notebook's panel do not show them; the queries are not affected.",
+        )
+        return None
+
+
+def _tidy_once() -> None:
+    """Deletes the files of queries that no longer run, once per process."""
+    global _tidied
+    if not _tidied:
+        _tidied = True
+        for folder in (_journals(), _waiting(), _sources()):
+            attempt(lambda folder=folder: folder.remove_older(_KEPT_SECONDS), "delete")  # type: ignore[misc]
+
+
+_tidied = False

@@ -1,0 +1,206 @@
+"""Measures one source of a query in the process that plans its batches."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from kafka_eos_source.model import Offsets, TopicPartition
+from kafka_eos_source.observe import journal
+from kafka_eos_source.observe.figures import BatchFigures, SourceFigures, SourceState, position_id
+from kafka_eos_source.observe.process import this_writer
+
+#: How often the file of a source is written, if anything has changed.
+INTERVAL_SECONDS = 1.0
+#: Positions that are kept to connect the source with its query.
+_MOST_POSITIONS = 16
+#: Number of remembered partition offsets from which the lag in seconds is computed.
+_MOST_REMEMBERED = 200_000
+_MOST_SAMPLES = 600
+
+
+@dataclass(frozen=True)
+class _Sample:
+    at: float
+    latest: Offsets
+
+
+class LagClock:
+    """Remembers what was available when, to tell since when a query is behind."""
+
+    def __init__(self) -> None:
+        self._samples: deque[_Sample] = deque()
+
+    def add(self, at: float, latest: Offsets) -> None:
+        """Remembers what was available at a time, in seconds since 1970; at most one sample per second."""
+        if self._samples and at - self._samples[-1].at < INTERVAL_SECONDS:
+            return
+        self._samples.append(_Sample(at, latest))
+        most = max(2, min(_MOST_SAMPLES, _MOST_REMEMBERED // max(1, len(latest))))
+        while len(self._samples) > most:
+            self._samples.popleft()
+
+    def behind_since(self, tp: TopicPartition, committed: int) -> tuple[float, bool] | None:
+        """Returns since when the record at offset ``committed`` has been available.
+
+        Returns:
+            The time in seconds since 1970, and whether it may have been available even before; None if no
+            sample shows the record.
+        """
+        first = bisect_right(self._samples, committed, key=lambda sample: sample.latest.get(tp, 0))
+        return None if first == len(self._samples) else (self._samples[first].at, first == 0)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What the planner has seen last; see `SourceFigures`."""
+
+    state: SourceState
+    since: float
+    reason: str = ""
+    start: Offsets = field(default_factory=dict)
+    planned: Offsets = field(default_factory=dict)
+    latest: Offsets = field(default_factory=dict)
+    planned_at: float | None = None
+
+
+class SourceObserver:
+    """Measures one source. A thread writes what has changed to the source's file, once per second.
+
+    Args:
+        name: what the source reads, for people.
+        application_id: option ``application.id`` of the source; "" = not set.
+        clock: returns seconds since 1970.
+    """
+
+    def __init__(self, name: str, application_id: str, clock: Callable[[], float] = time.time) -> None:
+        self._name = name
+        self._application_id = application_id
+        self._clock = clock
+        self._file = journal.SourceFile(uuid.uuid4().hex)
+        self._lag = LagClock()
+        self._seen = _Seen(SourceState.IDLE, clock())
+        self._written: _Seen | None = None
+        self._positions: deque[str] = deque(maxlen=_MOST_POSITIONS)
+        self._asked_at: float | None = None
+        self._searched_at = 0.0
+        self._complaint: Callable[[], str] = str
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def explained_by(self, complaint: Callable[[], str]) -> None:
+        """Names a function that returns why brokers may not answer; "" if it does not know."""
+        self._complaint = complaint
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Encloses requests to brokers. If they take long, the file says so."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="kafka-eos-observe", daemon=True)
+            self._thread.start()
+        self._asked_at = self._clock()
+        try:
+            yield
+        finally:
+            self._asked_at = None
+
+    def planned(self, start: Offsets, end: Offsets, latest: Offsets, *, is_batch: bool, reason: str) -> None:
+        """Records what the source planned.
+
+        Args:
+            start: the position where the batch starts.
+            end: where it ends.
+            latest: what readers can read up to.
+            is_batch: whether the source starts a batch.
+            reason: why it starts none, if it is not that there are no records.
+        """
+        now, seen = self._clock(), self._seen
+        if is_batch:
+            seen = _Seen(SourceState.PLANNED, now, "", start, end, latest, now)
+        else:
+            if (seen.state, seen.reason) != (SourceState.IDLE, reason):
+                seen = replace(seen, state=SourceState.IDLE, since=now, reason=reason)
+            if (seen.start, seen.latest) != (start, latest):
+                seen = replace(seen, start=start, latest=latest)
+        with self._lock:
+            self._lag.add(now, latest)
+            self._seen = seen
+
+    def stopped(self) -> None:
+        """Records that the run of the query has ended."""
+        self._ended.set()
+        with self._lock:
+            self._seen = replace(self._seen, state=SourceState.STOPPED, since=self._clock(), reason="")
+        self.write()
+
+    def newest_batch(self) -> BatchFigures | None:
+        """Returns the newest batch that the query of this source has committed; None if that is not known."""
+        return journal.attempt(self._newest_batch, "read")
+
+    def _newest_batch(self) -> BatchFigures | None:
+        if self._application_id:
+            return journal.newest_batch(self._application_id)
+        start, now = self._seen.start, self._clock()
+        if not start or now - self._searched_at < INTERVAL_SECONDS:
+            return None
+        self._searched_at = now
+        own, driver = position_id(start), this_writer().driver
+        for batch in journal.newest_batches():
+            if batch.writer.driver == driver and own in {read.position for read in batch.sources}:
+                self._application_id = batch.application_id
+                return batch
+        return None
+
+    def write(self) -> None:
+        """Writes the file, if anything has changed or brokers have not answered for a while."""
+        now, asked_at = self._clock(), self._asked_at
+        waits = asked_at is not None and now - asked_at >= INTERVAL_SECONDS
+        seen = self._seen
+        if seen is self._written and not waits:
+            return
+        self._written = None if waits else seen
+        if waits and asked_at is not None and seen.state is not SourceState.STOPPED:
+            seen = replace(seen, state=SourceState.ASKING, since=asked_at, reason=self._complaint())
+        self._file.write(self._figures(seen, now))
+
+    def _watch(self) -> None:
+        while not self._ended.wait(INTERVAL_SECONDS):
+            self.write()
+
+    def _figures(self, seen: _Seen, now: float) -> SourceFigures:
+        behind: dict[str, float] = {}
+        at_least: set[str] = set()
+        with self._lock:
+            for tp, committed in seen.start.items():
+                found = self._lag.behind_since(tp, committed)
+                if found is not None and found[0] <= behind.get(tp.topic, now):
+                    behind[tp.topic] = found[0]
+                    if found[1]:
+                        at_least.add(tp.topic)
+        for offsets in (seen.start, seen.planned):
+            position = position_id(offsets)
+            if offsets and position not in self._positions:
+                self._positions.append(position)
+        return SourceFigures(
+            at=now,
+            writer=this_writer(),
+            state=seen.state,
+            state_since=seen.since,
+            reason=seen.reason,
+            application_id=self._application_id,
+            name=self._name,
+            start=seen.start,
+            planned=seen.planned,
+            latest=seen.latest,
+            planned_at=seen.planned_at,
+            positions=tuple(self._positions),
+            behind_since=behind,
+            behind_at_least=tuple(sorted(at_least)),
+        )
