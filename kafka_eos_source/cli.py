@@ -17,6 +17,7 @@ from kafka_eos_source.operate import (
     sink_commands,
     state_commands,
     token_topic_commands,
+    top_command,
     topic_commands,
 )
 
@@ -108,6 +109,7 @@ def flights(arguments: tuple[str, ...]) -> None:
 
 for _each in (
     commands.doctor,
+    top_command.top,
     commands.inspect,
     commands.fence,
     commands.adopt,

@@ -127,6 +127,9 @@ class QueryJournal:
 def query_journals(last_bytes: int = _JOURNAL_BYTES) -> list[QueryJournal]:
     """Reads the journals of all queries of this user on this host, the newest first.
 
+    Sources whose query is not known are returned as queries without a name: they belong to a query that has
+    not committed a micro-batch yet, or writes to another sink.
+
     Args:
         last_bytes: how much to read at most of each journal.
 
@@ -149,7 +152,9 @@ def query_journals(last_bytes: int = _JOURNAL_BYTES) -> list[QueryJournal]:
     for source in sources:
         if source.application_id and source.application_id not in found:
             found[source.application_id] = QueryJournal(source.application_id)
-    return [replace(each, sources=sources_of(each, sources)) for each in found.values()]
+    queries = [replace(each, sources=sources_of(each, sources)) for each in found.values()]
+    known = {each.writer for query in queries for each in query.sources}
+    return queries + [QueryJournal("", sources=(each,)) for each in sources if each.writer not in known]
 
 
 def source_figures() -> list[SourceFigures]:

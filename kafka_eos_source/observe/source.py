@@ -20,6 +20,10 @@ from kafka_eos_source.observe.process import this_writer
 INTERVAL_SECONDS = 1.0
 #: Positions that are kept to connect the source with its query.
 _MOST_POSITIONS = 16
+#: A source without ``application.id`` looks for its query this often at once, and then at intervals, because the
+#: query may write to another sink.
+_QUICK_SEARCHES = 10
+_SEARCH_INTERVAL_SECONDS = 10.0
 #: Number of remembered partition offsets from which the lag in seconds is computed.
 _MOST_REMEMBERED = 200_000
 _MOST_SAMPLES = 600
@@ -89,7 +93,7 @@ class SourceObserver:
         self._written: _Seen | None = None
         self._positions: deque[str] = deque(maxlen=_MOST_POSITIONS)
         self._asked_at: float | None = None
-        self._searched_at = 0.0
+        self._searched_at, self._searches = 0.0, 0
         self._complaint: Callable[[], str] = str
         self._ended = threading.Event()
         self._lock = threading.Lock()
@@ -148,9 +152,10 @@ class SourceObserver:
         if self._application_id:
             return journal.newest_batch(self._application_id)
         start, now = self._seen.start, self._clock()
-        if not start or now - self._searched_at < INTERVAL_SECONDS:
+        pause = 0.0 if self._searches < _QUICK_SEARCHES else _SEARCH_INTERVAL_SECONDS
+        if not start or now - self._searched_at < pause:
             return None
-        self._searched_at = now
+        self._searched_at, self._searches = now, self._searches + 1
         own, driver = position_id(start), this_writer().driver
         for batch in journal.newest_batches():
             if batch.writer.driver == driver and own in {read.position for read in batch.sources}:

@@ -27,6 +27,8 @@ RATE_SECONDS = 60.0
 #: A query without a known source counts as running this long after its last batch.
 _RUNNING_SECONDS = 10.0
 _MOST_BATCHES = 60
+#: A batch that took this many times as long as the median is an outlier.
+_OUTLIER = 3.0
 
 
 class Status(Enum):
@@ -38,6 +40,7 @@ class Status(Enum):
     RETRYING = "retrying"
     FAILED = "failed"
     STOPPED = "stopped"
+    ELSEWHERE = "not on this host"
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class QueryView:
     """What is known about one query.
 
     Attributes:
-        application_id: the transactional id.
+        application_id: the transactional id; "" if it is not known.
         query_id, run_id: Spark's ids; "" if no batch was committed.
         at: when the view was made, in seconds since 1970.
         status: what the query does.
@@ -130,6 +133,11 @@ class QueryView:
     pressure: float = 0.0
     processor_counts: Mapping[str, int] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The name of the query, for people."""
+        return self.application_id or f"a query that reads {', '.join(self.sources)}"
 
     @property
     def total_lag(self) -> int | None:
@@ -199,6 +207,14 @@ def view(
         processor_counts=newest.processor_counts if newest is not None else {},
         events=tuple(event for each in journal.batches for event in each.events)[-20:],
     )
+
+
+def usual_longest(batches: Sequence[BatchView]) -> float:
+    """Returns the duration to scale bars by, in seconds, so that one slow batch does not hide the others."""
+    durations = sorted(each.total_seconds for each in batches)
+    if not durations:
+        return 1.0
+    return min(durations[-1], _OUTLIER * durations[len(durations) // 2]) or 1.0
 
 
 def _status(

@@ -1,0 +1,136 @@
+"""Words and numbers as people read them, the same in the terminal and in the notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kafka_eos_source.observe.figures import Outcome
+from kafka_eos_source.observe.steps import StepGroup
+from kafka_eos_source.observe.view import BatchView, QueryView, Status, TopicLag
+
+#: What the groups of steps mean.
+MEANING: Mapping[StepGroup, str] = {
+    StepGroup.TASKS: "Spark runs the tasks",
+    StepGroup.VERIFY: "verify staged rows",
+    StepGroup.DECIDE: "own the id, read the token",
+    StepGroup.WRITE: "write records",
+    StepGroup.COMMIT: "commit offsets and transaction",
+    StepGroup.SINKS: "sinks outside Kafka",
+    StepGroup.RETRY: "pause before a retry",
+    StepGroup.TIDY: "tidy up",
+}
+
+_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+def duration(seconds: float) -> str:
+    """Returns a duration with two or three significant digits."""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours < 48 else f"{hours // 24} days"
+
+
+def size(number: float) -> str:
+    """Returns a number of bytes with its unit."""
+    for unit, name in _UNITS:
+        if number >= unit:
+            return f"{number / unit:.1f} {name}"
+    return f"{number:,.0f} bytes"
+
+
+def rate(per_second: float) -> str:
+    """Returns a rate without its unit."""
+    return f"{per_second:,.0f}" if per_second >= 10 or per_second == 0 else f"{per_second:.1f}"
+
+
+def lag(lag: Mapping[str, TopicLag]) -> str:
+    """Returns how far a query is behind in all topics; "unknown" if there are none."""
+    if not lag:
+        return "unknown"
+    offsets = sum(each.offsets for each in lag.values())
+    if not offsets:
+        return "0"
+    return f"{offsets:,}{_behind(max(lag.values(), key=lambda each: each.seconds))}"
+
+
+def topic_lag(lag: TopicLag) -> str:
+    """Returns how far a query is behind in one topic."""
+    return f"{lag.offsets:,}{_behind(lag)}"
+
+
+def _behind(lag: TopicLag) -> str:
+    if not lag.seconds:
+        return ""
+    return f" ({'over ' if lag.at_least else ''}{duration(lag.seconds)})"
+
+
+def status(view: QueryView) -> str:
+    """Returns the status in a few words, with the time since when it holds."""
+    if view.status_since is None or view.status is Status.RUNNING:
+        return view.status.value
+    return f"{view.status.value} for {duration(max(0.0, view.at - view.status_since))}"
+
+
+def batch_result(batch: BatchView) -> str:
+    """Returns what a batch wrote, or how it ended if it wrote nothing."""
+    if batch.outcome is Outcome.FAILED:
+        return "failed"
+    if batch.outcome is Outcome.SKIPPED:
+        return "skipped"
+    return f"{batch.records:,}"
+
+
+def transactions(totals: Mapping[str, int]) -> str:
+    """Returns the numbers of transactions, without those that are 0 and boring."""
+    found = [f"{totals.get('committed', 0):,} committed"]
+    found += [
+        f"{totals[name]:,} {word}"
+        for name, word in (
+            ("aborted", "aborted"),
+            ("retried", "retried"),
+            ("fenced", "fenced"),
+            ("unknown", "of unknown outcome"),
+        )
+        if totals.get(name)
+    ]
+    return ", ".join(found)
+
+
+def batches(totals: Mapping[str, int]) -> str:
+    """Returns the numbers of micro-batches."""
+    found = [f"{totals.get('batches', 0):,}"]
+    found += [f"{totals[name]:,} {name}" for name in ("skipped", "failed") if totals.get(name)]
+    return ", ".join(found)
+
+
+def sink(figures: Mapping[str, float]) -> str:
+    """Returns the figures of a sink outside Kafka."""
+    found = [f"{figures.get('rows', 0):,.0f} rows", f"{figures.get('committed', 0):,.0f} batches committed"]
+    found += [
+        f"{figures[name]:,.0f} {word}"
+        for name, word in (("aborted", "aborted"), ("recovered", "recovered"), ("retries", "retries"))
+        if figures.get(name)
+    ]
+    if figures.get("held_back_seconds"):
+        found.append(f"held back for {duration(figures['held_back_seconds'])}")
+    return ", ".join(found)
+
+
+def state(view: QueryView) -> str:
+    """Returns what stateful operators did in this run; "" if there are none."""
+    changes = view.totals.get("changes", 0)
+    if not view.totals.get("shards"):
+        return ""
+    found = [f"{changes:,} changelog records"]
+    if view.pressure:
+        found.append(f"uncommitted state at {view.pressure:.0%} of its limit")
+    found += [f"{number:,} {name}" for name, number in view.processor_counts.items()]
+    return ", ".join(found)

@@ -1,0 +1,330 @@
+"""The journals of live figures: bounded, private, and readable whatever happened to their writer."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.observe import journal
+from kafka_eos_source.observe.figures import (
+    BatchFigures,
+    Event,
+    EventKind,
+    Outcome,
+    SourceFigures,
+    SourceRead,
+    SourceState,
+    WaitingCommit,
+    position_id,
+)
+from kafka_eos_source.observe.journal import Journal, QueryJournal, SourceFile, query_journals
+from kafka_eos_source.observe.process import ProcessId, Writer, this_writer
+from kafka_eos_source.observe.summary import figures_in, with_figures
+from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.runtime import private_folders
+from kafka_eos_source.runtime.private_folders import ForeignFolderError, PrivateFolder
+
+WRITER = Writer(ProcessId(10, 100.5), ProcessId(9, 99.5))
+BATCH = BatchFigures(
+    application_id="app/ä",
+    query_id="query",
+    run_id="run",
+    batch_id=7,
+    outcome=Outcome.COMMITTED,
+    began_at=1000.0,
+    ended_at=1000.25,
+    seconds={"tasks": 0.5, "produce": 0.125},
+    counts={"records": 10, "committed": 1},
+    writer=WRITER,
+    sinks={"files": {"rows": 10, "commit_seconds": 0.25}},
+    sources=(SourceRead("abc", {"in": 12}),),
+    sequence=8,
+    pressure=0.5,
+    processor_counts={"late_rows": 3},
+    events=(Event(1000.1, EventKind.RETRIED, "no answer"),),
+    error="",
+)
+WAITING = WaitingCommit("app", "query", "run", 7, 1002.0, 1000.0, "flush", 1001.0, "no answer", 1, WRITER)
+SOURCE = SourceFigures(
+    at=1001.0,
+    writer=WRITER,
+    state=SourceState.IDLE,
+    state_since=1000.0,
+    reason="minOffsetsPerTrigger=5: 2 offsets are available",
+    name="in",
+    start={TopicPartition("in", 0): 12},
+    planned={TopicPartition("in", 0): 12},
+    latest={TopicPartition("in", 0): 14},
+    planned_at=999.0,
+    positions=("abc",),
+    behind_since={"in": 998.0},
+    behind_at_least=("in",),
+)
+
+
+@pytest.fixture(autouse=True)
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Returns a folder that stands in for the host's temporary folder."""
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(shared))
+    monkeypatch.setattr(private_folders, "_warned", set())
+    monkeypatch.setattr(journal, "_tidied", False)
+    return shared
+
+
+def batches_folder(shared: Path) -> Path:
+    return shared / f"kafka-eos-live-{os.getuid()}" / "batches"
+
+
+def write(number: int, run_id: str = "run", outcome: Outcome = Outcome.COMMITTED) -> None:
+    """Appends one batch as the committing process does."""
+    made = Journal(BATCH.application_id)
+    made.newest()
+    made.finished(replace(BATCH, batch_id=number, run_id=run_id, outcome=outcome))
+
+
+def read() -> list[int]:
+    (found,) = query_journals()
+    return [each.batch_id for each in found.batches]
+
+
+# -- lines -----------------------------------------------------------------------------------------
+
+
+def test_lines_survive_the_journey() -> None:
+    assert BatchFigures.from_json(BATCH.to_json()) == BATCH
+    assert WaitingCommit.from_json(WAITING.to_json()) == WAITING
+    assert SourceFigures.from_json(SOURCE.to_json()) == SOURCE
+
+
+@given(
+    line=st.sampled_from([BATCH.to_json(), WAITING.to_json(), SOURCE.to_json()]),
+    cut=st.integers(0, 2000),
+    more=st.text(max_size=20),
+    rest=st.booleans(),
+)
+def test_a_damaged_line_is_never_taken_for_another(line: str, cut: int, more: str, rest: bool) -> None:
+    """Whatever stands in a line, reading it does not raise, and never returns wrong kinds of values."""
+    damaged = line[:cut] + more + (line[cut:] if rest else "")
+    for kind in (BatchFigures, WaitingCommit, SourceFigures):
+        found = kind.from_json(damaged)
+        assert found is None or kind.from_json(found.to_json()) == found
+
+
+@given(
+    st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=5)
+)
+def test_values_of_another_type_are_refused(value: object) -> None:
+    for made in (BATCH, WAITING, SOURCE):
+        found = json.loads(made.to_json())
+        for name in found:
+            kind = type(made)
+            again = kind.from_json(json.dumps({**found, name: value}))
+            assert again is None or isinstance(again, kind)
+
+
+@pytest.mark.parametrize("change", [{"v": 2}, {"kind": "other"}])
+def test_lines_of_a_later_version_are_left_out(change: dict[str, object]) -> None:
+    assert BatchFigures.from_json(json.dumps({**json.loads(BATCH.to_json()), **change})) is None
+
+
+def test_keys_of_a_later_version_are_ignored() -> None:
+    assert BatchFigures.from_json(json.dumps({**json.loads(BATCH.to_json()), "new": 1})) == BATCH
+
+
+def test_figures_travel_in_the_offsets_that_a_source_reports() -> None:
+    """Spark and other readers of ``lastProgress`` find the offsets where they were."""
+    position = SourcePosition({TopicPartition("in", 0): 14}, cluster_id="c", topic_ids={"in": "id"})
+    reported = with_figures(position.to_dict(), BATCH)
+    assert reported["in"] == {"0": 14}
+    assert SourcePosition.from_dict(reported) == position
+    assert figures_in(reported) == BATCH
+    assert with_figures(position.to_dict(), None) == position.to_dict()
+    assert figures_in(position.to_dict()) is figures_in("{") is figures_in(None) is None
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_only_the_owner_can_read_a_journal(shared: Path) -> None:
+    before = os.umask(0)
+    try:
+        write(1)
+        Journal("app").waits(WAITING)
+        SourceFile("s").write(SOURCE)
+    finally:
+        os.umask(before)
+    files = [each for each in shared.rglob("*") if each.is_file()]
+    assert len(files) == 3
+    assert {stat.S_IMODE(each.stat().st_mode) for each in files} == {0o600}
+    assert {stat.S_IMODE(each.stat().st_mode) for each in shared.rglob("*") if each.is_dir()} == {0o700}
+
+
+def test_a_journal_keeps_its_bound_and_its_newest_batches(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "_JOURNAL_BYTES", 4000)
+    for number in range(40):
+        write(number)
+    sizes = [each.stat().st_size for each in batches_folder(shared).iterdir()]
+    assert len(sizes) == 2
+    assert sum(sizes) < 2 * 4000 + 2 * len(BATCH.to_json()) + 1000
+    assert read()[-4:] == [36, 37, 38, 39]
+    (found,) = query_journals()
+    assert found.batches[-1].totals["batches"] == 40, "totals survive the lines that were dropped"
+
+
+def test_two_processes_append_without_mixing_lines(shared: Path) -> None:
+    """Spark may commit a batch in another process than the one before."""
+    fork = multiprocessing.get_context("fork")
+    lines = [("x" if number % 2 else "y") * 700 for number in range(2)]
+    folder = PrivateFolder.of_user("kafka-eos-live")
+
+    def append(line: str) -> None:
+        for _ in range(200):
+            folder.append("j", line, 20_000)
+
+    writers = [fork.Process(target=append, args=(line,)) for line in lines]
+    for each in writers:
+        each.start()
+    for each in writers:
+        each.join(60)
+        assert each.exitcode == 0
+    found = folder.lines("j", 1 << 20)
+    assert set(found) <= set(lines)
+    assert len(found) >= 20_000 // 701
+    total = sum(each.stat().st_size for each in (shared / f"kafka-eos-live-{os.getuid()}").iterdir())
+    assert total < 2 * 20_000 + 4 * 701
+
+
+def test_a_writer_that_is_killed_within_a_line_damages_that_line_only(shared: Path) -> None:
+    write(1)
+    (file,) = batches_folder(shared).iterdir()
+
+    def die() -> None:
+        with file.open("ab") as out:
+            out.write(BATCH.to_json().encode()[:200])
+            out.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    writer = multiprocessing.get_context("fork").Process(target=die)
+    writer.start()
+    writer.join(60)
+    assert writer.exitcode == -signal.SIGKILL
+    assert not file.read_bytes().endswith(b"\n")
+    assert read() == [1]
+    write(3)
+    assert read() == [1, 3]
+    (found,) = query_journals()
+    assert found.batches[-1].totals["batches"] == 2
+
+
+def test_damaged_bytes_hide_only_their_line(shared: Path) -> None:
+    write(1)
+    (file,) = batches_folder(shared).iterdir()
+    with file.open("ab") as out:
+        out.write(b"\xff\xfe\x00{]\n\n" + b"[" * 5000 + b"\n")
+    write(2)
+    assert read() == [1, 2]
+
+
+def test_a_planted_link_is_not_followed(
+    shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    victim = tmp_path / "authorized_keys"
+    victim.write_text("precious")
+    folder = PrivateFolder.of_user("kafka-eos-live").folder("batches")
+    Path(folder.create(), "app").symlink_to(victim)
+    with pytest.raises(ForeignFolderError):
+        folder.append("app", "line", 1000)
+    with caplog.at_level(logging.WARNING):
+        Journal("app").finished(BATCH)
+        Journal("app").finished(BATCH)
+    assert victim.read_text() == "precious"
+    assert len(caplog.records) == 1, "the problem is logged once"
+
+
+def test_a_named_pipe_does_not_block_the_commit(shared: Path) -> None:
+    folder = PrivateFolder.of_user("kafka-eos-live").folder("batches")
+    os.mkfifo(Path(folder.create(), "app"))
+    Journal("app").finished(BATCH)  # would wait for a reader
+
+
+def test_a_commit_does_not_notice_that_the_disk_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_arguments: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    made = Journal("app")
+    assert made.newest() is None
+    made.finished(BATCH)
+    made.waits(WAITING)
+    made.proceeds()
+
+
+def test_files_of_former_queries_are_deleted_by_age(shared: Path) -> None:
+    write(1)
+    (old,) = batches_folder(shared).iterdir()
+    os.utime(old, (1, 1))
+    journal._tidied = False
+    Journal("another").finished(replace(BATCH, application_id="another"))
+    assert [each.application_id for each in query_journals()] == ["another"]
+
+
+def test_an_id_that_is_too_long_for_a_file_name_has_a_journal() -> None:
+    long = replace(BATCH, application_id="ä" * 200)
+    Journal(long.application_id).finished(long)
+    assert [each.application_id for each in query_journals()] == [long.application_id]
+    assert journal.newest_batch(long.application_id) is not None
+
+
+# -- totals and joins ------------------------------------------------------------------------------
+
+
+def test_totals_cover_the_run_whichever_process_commits() -> None:
+    write(0, "former run")
+    for number in range(1, 4):
+        write(number)
+    write(4, outcome=Outcome.FAILED)
+    (found,) = query_journals()
+    newest = found.batches[-1]
+    assert newest.totals == {"records": 40, "committed": 4, "batches": 4, "failed": 1}
+    assert newest.sink_totals["files"]["rows"] == 40
+    assert newest.totals_since == BATCH.began_at
+
+
+def test_a_source_finds_its_query_by_a_position_in_the_same_driver() -> None:
+    query = QueryJournal("app", (replace(BATCH, writer=WRITER),))
+    stranger = Writer(ProcessId(20, 1.0), ProcessId(19, 1.0))
+    elsewhere = replace(SOURCE, writer=stranger)
+    other = replace(SOURCE, positions=("xyz",))
+    named = replace(elsewhere, application_id="app", name="named")
+    assert journal.sources_of(query, [SOURCE]) == (SOURCE,)
+    assert journal.sources_of(query, [elsewhere, other]) == ()
+    assert journal.sources_of(query, [named]) == (named,)
+    former = replace(SOURCE, at=SOURCE.at - 100, state=SourceState.STOPPED)
+    assert journal.sources_of(query, [SOURCE, former]) == (SOURCE,), "only the newest run counts"
+
+
+def test_positions_differ_if_any_offset_does() -> None:
+    first = {TopicPartition("a", 0): 1, TopicPartition("a", 1): 2}
+    assert position_id(first) == position_id(dict(reversed(first.items())))
+    assert position_id(first) != position_id({**first, TopicPartition("a", 1): 3})
+
+
+def test_this_process_is_alive_and_its_number_alone_is_not_enough() -> None:
+    own = this_writer().process
+    assert own.is_alive()
+    assert not ProcessId(own.pid, own.started_at - 60).is_alive()

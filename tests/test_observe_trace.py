@@ -1,0 +1,395 @@
+"""What a trace measures of a commit, and that observers cannot harm the commit."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from model_broker import Fault, ModelRows
+from source_cluster import Clock
+from test_commit_transaction import begun, request, rows
+from test_sink_commit import NAMES, Scripted, deadline, staged, token
+
+from kafka_eos_source.commit.interfaces import ProducerSession
+from kafka_eos_source.commit.machine import Commit, Result
+from kafka_eos_source.commit.sinks import SinkWork
+from kafka_eos_source.commit.steps import Step
+from kafka_eos_source.errors import AbortableError, FencedError, RetriableError, UnavailableError
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.observe import trace as tracing
+from kafka_eos_source.observe.figures import (
+    BatchFigures,
+    EventKind,
+    Outcome,
+    SourceFigures,
+    SourceRead,
+    SourceState,
+    WaitingCommit,
+)
+from kafka_eos_source.observe.source import LagClock, SourceObserver
+from kafka_eos_source.observe.steps import DOING, GROUPS, StepGroup, TracedStep, by_group
+from kafka_eos_source.observe.trace import Subject, Trace, traced
+from kafka_eos_source.observe.wording import MEANING
+from kafka_eos_source.plan.open_transactions import OpenTransactions
+from kafka_eos_source.runtime import private_folders
+from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.sinks.contract import Retryable, SinkContext
+
+T0, T1 = TopicPartition("in", 0), TopicPartition("in", 1)
+SUBJECT = Subject("app", "query", "run", 3, 90.0, (SourceRead("p", {"in": 5}),))
+
+
+@dataclass
+class Recorder:
+    """An observer that keeps what it receives."""
+
+    batches: list[BatchFigures] = field(default_factory=list)
+    waiting: list[WaitingCommit] = field(default_factory=list)
+    proceeded: int = 0
+
+    def finished(self, figures: BatchFigures) -> None:
+        self.batches.append(figures)
+
+    def waits(self, commit: WaitingCommit) -> None:
+        self.waiting.append(commit)
+
+    def proceeds(self) -> None:
+        self.proceeded += 1
+
+
+class Broken(Recorder):
+    """An observer that always raises."""
+
+    def finished(self, figures: BatchFigures) -> None:
+        raise RuntimeError("full disk")
+
+    def waits(self, commit: WaitingCommit) -> None:
+        raise RuntimeError("full disk")
+
+    proceeds = None  # type: ignore[assignment]
+
+
+def made(*observers: Recorder, clock: Clock | None = None) -> Trace:
+    clock = clock or Clock()
+    found = Trace(observers, clock, lambda: clock() - 900)
+    found.begin(SUBJECT)
+    return found
+
+
+# -- the trace -------------------------------------------------------------------------------------
+
+
+def test_every_step_of_the_commit_is_measured_and_has_words() -> None:
+    assert {step.value for step in Step} <= {step.value for step in TracedStep}
+    assert set(GROUPS) == set(DOING) == set(TracedStep)
+    assert set(MEANING) == set(StepGroup)
+
+
+def test_durations_do_not_overlap_and_add_up() -> None:
+    clock, seen = Clock(), Recorder()
+    trace = made(seen, clock=clock)
+    clock.advance(1)
+    trace.enter(TracedStep.PRODUCE)
+    clock.advance(2)
+    with trace.step(TracedStep.FLUSH):
+        clock.advance(4)
+    clock.advance(8)
+    trace.finish(Outcome.COMMITTED)
+    (figures,) = seen.batches
+    assert figures.seconds == {"tasks": 10.0, "verify": 1, "produce": 10, "flush": 4}
+    assert figures.ended_at - figures.began_at == 15
+    assert by_group(figures.seconds) == {
+        StepGroup.TASKS: 10,
+        StepGroup.VERIFY: 1,
+        StepGroup.WRITE: 14,
+    }
+    assert figures.counts["offsets_read"] == 5
+
+
+def test_a_replay_that_is_skipped_read_nothing_and_ran_no_tasks() -> None:
+    seen = Recorder()
+    made(seen).finish(Outcome.SKIPPED)
+    assert "offsets_read" not in seen.batches[0].counts
+    assert "tasks" not in seen.batches[0].seconds
+
+
+def test_an_error_ends_the_trace_and_its_secrets_stay_secret() -> None:
+    seen = Recorder()
+    trace = made(seen)
+
+    def commit() -> None:
+        with traced(trace, lambda text: text.replace("hunter2", "***")):
+            raise UnavailableError("no answer; password=hunter2")
+
+    with pytest.raises(UnavailableError):
+        commit()
+    (figures,) = seen.batches
+    assert figures.outcome is Outcome.FAILED
+    assert "***" in figures.error
+    assert "hunter2" not in figures.to_json()
+
+
+def test_a_broken_observer_neither_raises_nor_hides_the_batch_from_others(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_folders, "_warned", set())
+    clock, seen = Clock(), Recorder()
+    trace = made(Broken(), seen, clock=clock)
+    with caplog.at_level(logging.WARNING):
+        trace.finish(Outcome.COMMITTED)
+        made(Broken()).finish(Outcome.COMMITTED)
+    assert len(seen.batches) == 1
+    assert len([each for each in caplog.records if "full disk" in each.message]) == 1
+
+
+def test_a_commit_that_stands_still_says_in_which_step_and_why() -> None:
+    clock, seen = Clock(), Recorder()
+    trace = made(seen, clock=clock)
+    trace.explained_by(lambda: "127.0.0.1:9092: Connection refused")
+    trace.enter(TracedStep.FLUSH)
+    clock.advance(0.5)
+    trace.report_if_slow()
+    assert seen.waiting == [], "half a second is no news"
+    clock.advance(3)
+    trace.report_if_slow()
+    (commit,) = seen.waiting
+    assert (commit.step, commit.batch_id, commit.retried) == ("flush", 3, 0)
+    assert commit.at - commit.step_since == 3.5
+    assert "refused" in commit.reason
+    trace.finish(Outcome.COMMITTED)
+    assert seen.proceeded == 1
+    trace.report_if_slow()
+    assert len(seen.waiting) == 1, "a commit that has ended does not wait"
+
+
+def test_the_watching_thread_reports_a_commit_that_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "SLOW_SECONDS", 0.01)
+    told = threading.Event()
+
+    class Telling(Recorder):
+        def waits(self, commit: WaitingCommit) -> None:
+            super().waits(commit)
+            told.set()
+
+    trace = Trace([Telling()])
+    trace.begin(SUBJECT)
+    assert told.wait(60), "the commit stands in its first step"
+    trace.finish(Outcome.COMMITTED)
+    assert trace not in tracing._watch._running
+
+
+def test_the_first_and_the_newest_events_are_kept() -> None:
+    seen = Recorder()
+    trace = made(seen)
+    for number in range(1000):
+        trace.happened(EventKind.RETRIED, f"{number}")
+    trace.finish(Outcome.COMMITTED)
+    (figures,) = seen.batches
+    assert figures.counts["retried"] == 1000
+    texts = [each.text for each in figures.events]
+    assert (texts[0], texts[-1], len(texts)) == ("0", "999", 20)
+
+
+# -- the trace of real commits ---------------------------------------------------------------------
+
+
+def commit(faults: Sequence[Fault], **broker: object) -> tuple[Result | None, BatchFigures]:
+    seen = Recorder()
+    trace = made(seen)
+    machine = Commit(
+        request(0),
+        ModelRows(rows(0)),
+        begun(faults=list(faults), **broker),
+        ProducerSession(),
+        Deadline.after_seconds(30),
+        trace=trace,
+    )
+    machine._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
+    result = None
+    try:
+        with traced(trace, str):
+            result = machine.run()
+            trace.finish(Outcome.COMMITTED)
+    except FencedError:
+        pass
+    (figures,) = seen.batches
+    return result, figures
+
+
+def counted(figures: BatchFigures) -> dict[str, int]:
+    names = ("transactions", "committed", "aborted", "retried", "fenced", "unknown")
+    return {name: figures.counts[name] for name in names if figures.counts.get(name)}
+
+
+def test_an_ordinary_commit() -> None:
+    _, figures = commit([])
+    assert counted(figures) == {"transactions": 1, "committed": 1}
+    assert figures.sequence == 1
+    assert {"open", "init", "token", "check", "begin", "produce", "flush", "offsets", "commit"} <= set(
+        figures.seconds
+    )
+
+
+def test_an_aborted_transaction_is_counted_with_its_reason() -> None:
+    _, figures = commit([Fault("flush", AbortableError("broker 2 is gone"))])
+    assert counted(figures) == {"transactions": 2, "committed": 1, "aborted": 1, "retried": 1}
+    assert [(each.kind, each.text) for each in figures.events][-1] == (EventKind.RETRIED, "broker 2 is gone")
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_an_unknown_outcome_is_counted_and_what_the_token_shows(after: bool) -> None:
+    result, figures = commit([Fault("commit", RetriableError("time-out"), after=after)])
+    assert result is not None
+    assert result.confirmed_by_token is after
+    assert counted(figures) == {
+        "transactions": 1 if after else 2,
+        "committed": 1,
+        "retried": 1,
+        "unknown": 1,
+    }
+    assert figures.sequence is not None
+
+
+def test_a_driver_that_is_fenced_twice_fails_and_says_so() -> None:
+    _, figures = commit([Fault("flush", FencedError("fenced")), Fault("flush", FencedError("fenced"))])
+    assert figures.outcome is Outcome.FAILED
+    assert (figures.counts["fenced"], figures.counts["retried"]) == (2, 1)
+    assert "another driver" in figures.error
+
+
+def test_a_sink_that_holds_a_batch_back_is_measured() -> None:
+    """Kafka has committed; the sink answers at the third call."""
+    system = uuid.uuid4().hex
+    sinks = {"left": Scripted(system, Retryable("down"), Retryable("down")), "right": Scripted(system)}
+    for name in NAMES:
+        sinks[name].open(SinkContext(name, "app"))
+    clock, seen = Clock(), Recorder()
+    trace = made(seen, clock=clock)
+    work = SinkWork(sinks, staged(), "app", 5, trace)
+
+    def pause(_seconds: float) -> bool:
+        clock.advance(2)
+        trace.report_if_slow()
+        return True
+
+    work._pause.wait = pause  # type: ignore[method-assign,assignment]
+    work.finish(token(sinks=work.prepare(9, deadline())), deadline())
+    trace.finish(Outcome.COMMITTED)
+    (figures,) = seen.batches
+    left, right = figures.sinks["left"], figures.sinks["right"]
+    assert (left["prepared"], left["committed"], left["retries"]) == (1, 1, 2)
+    assert left["held_back_seconds"] > 0
+    assert "held_back_seconds" not in right
+    assert [each.kind for each in figures.events] == [EventKind.HELD_BACK]
+    assert all("'left': down" in each.reason for each in seen.waiting)
+    assert len(seen.waiting) == 2
+
+
+# -- the source ------------------------------------------------------------------------------------
+
+
+def test_a_lag_in_seconds_begins_when_the_record_became_available() -> None:
+    clock = LagClock()
+    clock.add(10, {T0: 5})
+    clock.add(20, {T0: 8})
+    clock.add(30, {T0: 8})
+    assert clock.behind_since(T0, 8) is None
+    assert clock.behind_since(T0, 5) == (20, False)
+    assert clock.behind_since(T0, 4) == (10, True), "it may have been there before"
+    assert clock.behind_since(T1, 0) is None
+
+
+def test_the_memory_of_the_lag_is_bounded() -> None:
+    clock = LagClock()
+    for second in range(5000):
+        clock.add(second, {T0: second})
+        clock.add(second + 0.5, {T0: second})
+    assert len(clock._samples) == 600
+
+
+@pytest.fixture
+def observer(monkeypatch: pytest.MonkeyPatch) -> tuple[SourceObserver, list[SourceFigures], Clock]:
+    clock, written = Clock(), list[SourceFigures]()
+    found = SourceObserver("in", "app", clock)
+    monkeypatch.setattr(found._file, "write", written.append)
+    monkeypatch.setattr(found, "_watch", lambda: None)  # the test calls `write` itself
+    return found, written, clock
+
+
+def test_a_source_writes_only_what_has_changed(
+    observer: tuple[SourceObserver, list[SourceFigures], Clock],
+) -> None:
+    source, written, clock = observer
+    for _ in range(3):
+        clock.advance(1)
+        source.planned({T0: 5}, {T0: 9}, {T0: 12}, is_batch=True, reason="")
+    source.write()
+    source.write()
+    (first,) = written
+    assert (first.state, first.planned, first.lag(first.start)) == (
+        SourceState.PLANNED,
+        {T0: 9},
+        {"in": 7},
+    )
+    for _ in range(3):
+        source.planned({T0: 9}, {T0: 9}, {T0: 9}, is_batch=False, reason="")
+        source.write()
+    assert [each.state for each in written] == [SourceState.PLANNED, SourceState.IDLE]
+    source.stopped()
+    assert written[-1].state is SourceState.STOPPED
+
+
+def test_a_source_whose_brokers_do_not_answer_says_so(
+    observer: tuple[SourceObserver, list[SourceFigures], Clock],
+) -> None:
+    source, written, clock = observer
+    source.explained_by(lambda: "Connection refused")
+    source.write()
+    with source.asking():
+        clock.advance(0.5)
+        source.write()
+        clock.advance(3)
+        source.write()
+        source.write()
+    source.write()
+    states = [(each.state, each.reason) for each in written]
+    asking = (SourceState.ASKING, "Connection refused")
+    assert states == [(SourceState.IDLE, ""), asking, asking, (SourceState.IDLE, "")]
+
+
+class Watermarks:
+    def __init__(self) -> None:
+        self.ends = {T0: 5, T1: 5}
+        self.asked = 0
+        self.error: Exception | None = None
+
+    def high_watermarks(self, partitions: object) -> dict[TopicPartition, int]:
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        return self.ends
+
+
+def test_an_idle_source_finds_out_that_a_transaction_is_open() -> None:
+    clock, admin = Clock(), Watermarks()
+    found = OpenTransactions(admin, clock)
+    latest = {T0: 5, T1: 5}
+    assert found.reason(latest) == ""
+    for _ in range(10):
+        found.reason(latest)
+    assert admin.asked == 0, "a source that was busy a moment ago does not ask"
+    admin.ends = {T0: 25, T1: 5}
+    clock.advance(6)
+    assert found.reason(latest) == "", "the answer came after these offsets were read"
+    assert found.reason(latest) == "open transactions in in-0 hide 20 offsets"
+    clock.advance(6)
+    assert "in-0" in found.reason(latest)
+    assert admin.asked == 2
+    assert found.reason({T0: 25, T1: 5}) == "", "it was committed"
+    clock.advance(6)
+    admin.error = UnavailableError("no answer")
+    assert found.reason({T0: 25, T1: 5}) == ""
