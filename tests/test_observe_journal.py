@@ -327,4 +327,7 @@ def test_positions_differ_if_any_offset_does() -> None:
 def test_this_process_is_alive_and_its_number_alone_is_not_enough() -> None:
     own = this_writer().process
     assert own.is_alive()
+    assert ProcessId.from_json(json.loads(json.dumps(own.to_json()))) == own, (
+        "it is compared with what was read"
+    )
     assert not ProcessId(own.pid, own.started_at - 60).is_alive()

@@ -153,8 +153,8 @@ def query_journals(last_bytes: int = _JOURNAL_BYTES) -> list[QueryJournal]:
         if source.application_id and source.application_id not in found:
             found[source.application_id] = QueryJournal(source.application_id)
     queries = [replace(each, sources=sources_of(each, sources)) for each in found.values()]
-    known = {each.writer for query in queries for each in query.sources}
-    return queries + [QueryJournal("", sources=(each,)) for each in sources if each.writer not in known]
+    matched = {each.writer for query in queries for each in query.sources}
+    return queries + [QueryJournal("", sources=(each,)) for each in sources if each.writer not in matched]
 
 
 def source_figures() -> list[SourceFigures]:

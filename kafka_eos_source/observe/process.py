@@ -24,7 +24,8 @@ class ProcessId:
 
     Attributes:
         pid: number of the process.
-        started_at: when it started, in seconds since 1970; 0 if that is not known.
+        started_at: when it started, in seconds since 1970, rounded to tenths so that it survives JSON; 0 if
+            that is not known.
     """
 
     pid: int
@@ -43,7 +44,7 @@ class ProcessId:
             return False
 
     def to_json(self) -> list[float]:
-        return [self.pid, round(self.started_at, 1)]
+        return [self.pid, self.started_at]
 
     @classmethod
     def from_json(cls, found: object) -> ProcessId:
@@ -91,10 +92,14 @@ def _writer(pid: int) -> Writer:
     """Looks up the process once; a fork has another ``pid``."""
     try:
         own = psutil.Process(pid)
-        me = ProcessId(pid, own.create_time())
+        me = _id_of(own)
         for ancestor in own.parents()[:_GENERATIONS]:
             if ancestor.name().startswith("java"):
-                return Writer(me, ProcessId(ancestor.pid, ancestor.create_time()))
+                return Writer(me, _id_of(ancestor))
     except (psutil.Error, OSError):
         me = ProcessId(pid, 0.0)
     return Writer(me, me)
+
+
+def _id_of(process: psutil.Process) -> ProcessId:
+    return ProcessId(process.pid, round(process.create_time(), 1))

@@ -20,7 +20,7 @@ from kafka_eos_source.observe.process import this_writer
 INTERVAL_SECONDS = 1.0
 #: Positions that are kept to connect the source with its query.
 _MOST_POSITIONS = 16
-#: A source without ``application.id`` looks for its query this often at once, and then at intervals, because the
+#: A source without ``application.id`` looks for its query this often at once, and then at intervals: the
 #: query may write to another sink.
 _QUICK_SEARCHES = 10
 _SEARCH_INTERVAL_SECONDS = 10.0
