@@ -17,13 +17,14 @@ from test_observe_journal import BATCH, SOURCE, WAITING, WRITER, shared  # noqa:
 
 from kafka_eos_source.cli import main
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.observe import terminal
 from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceState, position_id
 from kafka_eos_source.observe.journal import Journal, QueryJournal, SourceFile, with_totals
 from kafka_eos_source.observe.process import ProcessId
 from kafka_eos_source.observe.steps import StepGroup
 from kafka_eos_source.observe.view import QueryView, Status, view
 from kafka_eos_source.observe.wording import duration, lag, rate, size, status, transactions
-from kafka_eos_source.operate import top, top_view
+from kafka_eos_source.operate import top
 from kafka_eos_source.operate.lag import GroupLag, PartitionLag
 from kafka_eos_source.protocol.token import Token
 
@@ -184,7 +185,7 @@ def drawn(views: list[QueryView], width: int, *, colour: bool = False, height: i
         no_color=not colour,
         color_system="256" if colour else None,
     )
-    console.print(top_view.frame(views, height))
+    console.print(terminal.frame(views, height))
     return out.getvalue()
 
 
@@ -215,9 +216,9 @@ def test_without_colours_letters_tell_the_steps_apart() -> None:
 
 def test_a_bar_shows_the_parts_in_proportion() -> None:
     shown = seen(journal(batch(7, NOW, seconds={"tasks": 3.0, "flush": 1.0}))).batches[0]
-    assert top_view.bar(shown, 4.0, 40, colour=False).plain == "t" * 30 + "w" * 10
-    assert top_view.bar(shown, 8.0, 40, colour=False).plain == "t" * 15 + "w" * 5
-    assert top_view.bar(shown, 2.0, 40, colour=False).plain == "t" * 39 + "›"
+    assert terminal.bar(shown, 4.0, 40, colour=False).plain == "t" * 30 + "w" * 10
+    assert terminal.bar(shown, 8.0, 40, colour=False).plain == "t" * 15 + "w" * 5
+    assert terminal.bar(shown, 2.0, 40, colour=False).plain == "t" * 39 + "›"
     assert shown.seconds == {StepGroup.TASKS: 3.0, StepGroup.WRITE: 1.0}
 
 

@@ -10,7 +10,7 @@ from kafka_eos_source.commit.machine import Result
 from kafka_eos_source.commit.sources import SourceRange
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.kafka.transactional import TransactionalProducer
-from kafka_eos_source.model import StagedPart
+from kafka_eos_source.model import Offsets, StagedPart
 from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceRead, position_id
 from kafka_eos_source.observe.process import this_writer
 from kafka_eos_source.observe.trace import Subject, Trace
@@ -69,8 +69,17 @@ def complaint(producer: Producer | None) -> str:
 def _reads(sources: Iterable[SourceRange]) -> Iterator[SourceRead]:
     for source in sources:
         if source.end is not None:
-            offsets: dict[str, int] = {}
-            for tp, end in source.end.items():
-                start = end if source.jump else (source.start or {}).get(tp, end)
-                offsets[tp.topic] = offsets.get(tp.topic, 0) + max(0, end - start)
-            yield SourceRead(position_id(source.end), offsets)
+            yield SourceRead(position_id(source.end), _offsets(source, source.end, source.start or {}))
+
+
+def _offsets(source: SourceRange, end: Offsets, start: Offsets) -> dict[str, int]:
+    """Returns per topic how many offsets of the source the batch read."""
+    topics = {tp.topic for tp in end}
+    if source.jump:
+        return dict.fromkeys(topics, 0)
+    if len(topics) == 1 and source.same_topics and end.keys() == start.keys():
+        return {topics.pop(): sum(end.values()) - sum(start.values())}  # a topic may have 1,000 partitions
+    offsets = dict.fromkeys(topics, 0)
+    for tp, until in end.items():
+        offsets[tp.topic] += max(0, until - start.get(tp, until))
+    return offsets

@@ -27,8 +27,8 @@ RATE_SECONDS = 60.0
 #: A query without a known source counts as running this long after its last batch.
 _RUNNING_SECONDS = 10.0
 _MOST_BATCHES = 60
-#: A batch that took this many times as long as the median is an outlier.
-_OUTLIER = 3.0
+#: Bars are scaled so that nine in ten batches fit, with this much room.
+_MOST_FIT, _ROOM = 0.9, 1.5
 
 
 class Status(Enum):
@@ -214,7 +214,8 @@ def usual_longest(batches: Sequence[BatchView]) -> float:
     durations = sorted(each.total_seconds for each in batches)
     if not durations:
         return 1.0
-    return min(durations[-1], _OUTLIER * durations[len(durations) // 2]) or 1.0
+    usual = durations[int(_MOST_FIT * (len(durations) - 1))]
+    return min(durations[-1], _ROOM * usual) or 1.0
 
 
 def _status(

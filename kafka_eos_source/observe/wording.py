@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from kafka_eos_source.observe.figures import Outcome
 from kafka_eos_source.observe.steps import StepGroup
@@ -19,6 +19,9 @@ MEANING: Mapping[StepGroup, str] = {
     StepGroup.RETRY: "pause before a retry",
     StepGroup.TIDY: "tidy up",
 }
+
+#: Name of the fact about rates.
+LAST_MINUTE = "last minute"
 
 _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
@@ -134,3 +137,36 @@ def state(view: QueryView) -> str:
         found.append(f"uncommitted state at {view.pressure:.0%} of its limit")
     found += [f"{number:,} {name}" for name, number in view.processor_counts.items()]
     return ", ".join(found)
+
+
+def facts(view: QueryView) -> Iterable[tuple[str, str]]:
+    """Yields what is known about a query, as names and values."""
+    for topic, each in view.lag.items():
+        yield f"behind in {topic}", topic_lag(each)
+    if view.totals:
+        yield (
+            LAST_MINUTE,
+            f"{rate(view.read_per_second)} offsets/s read, {rate(view.records_per_second)} records/s written",
+        )
+        yield (
+            "this run",
+            f"{batches(view.totals)} micro-batches, "
+            f"{view.totals.get('offsets_read', 0):,} offsets read, "
+            f"{view.totals.get('records', 0):,} records written, "
+            f"{size(view.totals.get('staged_bytes', 0))} staged",
+        )
+        yield "transactions", transactions(view.totals)
+    if view.sequence is not None:
+        age = "" if view.token_at is None else f", {duration(max(0.0, view.at - view.token_at))} old"
+        yield "token", f"transaction {view.sequence}{age}"
+    of_state = state(view)
+    if of_state:
+        yield "state", of_state
+    for name, figures in view.sinks.items():
+        yield f"sink {name}", sink(figures)
+    if view.events:
+        last = view.events[-1]
+        yield (
+            "last event",
+            f"{duration(max(0.0, view.at - last.at))} ago: {last.kind.value}: {last.text}",
+        )

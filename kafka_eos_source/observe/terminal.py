@@ -1,8 +1,8 @@
-"""Draws the views of ``kafka-eos top`` for a terminal of any width, with or without colours."""
+"""Draws views of queries for a terminal of any width, with or without colours."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
@@ -22,6 +22,8 @@ _COLOURS = {
     StepGroup.RETRY: "red",
     StepGroup.TIDY: "white",
 }
+#: Without colours, a letter stands for each group.
+_LETTERS = {group: "x" if group is StepGroup.TIDY else group.value[0] for group in StepGroup}
 _STATUS = {
     Status.RUNNING: "bold green",
     Status.IDLE: "green",
@@ -108,46 +110,13 @@ class _Details:
         facts = Table(box=None, show_header=False, pad_edge=False)
         facts.add_column(style="dim", no_wrap=True)
         facts.add_column(overflow="fold")
-        for name, value in _facts(view):
+        for name, value in wording.facts(view):
             facts.add_row(name, value)
         yield facts
         if view.batches:
             yield Text()
             yield _batches(view.batches[-self._most_batches :], options.max_width, console)
             yield _legend(view.batches, console)
-
-
-def _facts(view: QueryView) -> Iterable[tuple[str, str]]:
-    for topic, each in view.lag.items():
-        yield f"behind in {topic}", wording.topic_lag(each)
-    if view.batches:
-        yield (
-            "last minute",
-            f"{wording.rate(view.read_per_second)} offsets/s read, "
-            f"{wording.rate(view.records_per_second)} records/s written",
-        )
-        yield (
-            "this run",
-            f"{wording.batches(view.totals)} micro-batches, "
-            f"{view.totals.get('offsets_read', 0):,} offsets read, "
-            f"{view.totals.get('records', 0):,} records written, "
-            f"{wording.size(view.totals.get('staged_bytes', 0))} staged",
-        )
-        yield "transactions", wording.transactions(view.totals)
-    if view.sequence is not None:
-        age = "" if view.token_at is None else f", {wording.duration(max(0.0, view.at - view.token_at))} old"
-        yield "token", f"transaction {view.sequence}{age}"
-    state = wording.state(view)
-    if state:
-        yield "state", state
-    for name, figures in view.sinks.items():
-        yield f"sink {name}", wording.sink(figures)
-    if view.events:
-        last = view.events[-1]
-        yield (
-            "last event",
-            f"{wording.duration(max(0.0, view.at - last.at))} ago: {last.kind.value}: {last.text}",
-        )
 
 
 def _batches(batches: Sequence[BatchView], width: int, console: Console) -> Table:
@@ -182,7 +151,9 @@ def bar(batch: BatchView, longest: float, width: int, *, colour: bool) -> Text:
     for group, seconds in batch.seconds.items():
         done += seconds
         until = min(width, round(width * done / longest))
-        found.append(("█" if colour else group.value[0]) * (until - drawn), _COLOURS[group] if colour else "")
+        found.append(
+            ("█" if colour else _LETTERS[group]) * (until - drawn), _COLOURS[group] if colour else ""
+        )
         drawn = until
     if done > longest * (1 + 0.5 / width):
         found.right_crop(1)
@@ -195,6 +166,6 @@ def _legend(batches: Sequence[BatchView], console: Console) -> Text:
     shown = [group for group in StepGroup if any(group in each.seconds for each in batches)]
     found = Text()
     for group in shown:
-        found.append("█ " if colour else f"{group.value[0]} ", _COLOURS[group] if colour else "")
+        found.append("█ " if colour else f"{_LETTERS[group]} ", _COLOURS[group] if colour else "")
         found.append(f"{group.value}  ", "dim")
     return found
