@@ -45,7 +45,6 @@ def await_shown(arguments: list[str], wanted: Callable[[dict[str, Any]], bool], 
     return shown
 
 
-@pytest.mark.core
 def test_figures_are_those_of_the_query(
     spark: SparkSession, broker: str, topic: Callable[..., str], checkpoint: str, tmp_path: Path
 ) -> None:

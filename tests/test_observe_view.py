@@ -65,7 +65,7 @@ LAST = batch(7, NOW - 20, sources=(READ,))
         (
             journal(LAST, sources=(replace(DONE, state=SourceState.PLANNED, planned={T0: 14}),)),
             Status.RUNNING,
-            "",
+            "Spark has run the tasks of a micro-batch for 1000 s",
         ),
         (
             journal(LAST, sources=(replace(DONE, state=SourceState.ASKING, reason="refused"),)),

@@ -37,8 +37,12 @@ _JOURNAL_BYTES = 1 << 20
 _NEWEST_BYTES = 32 << 10
 #: Size of the largest file of a source: 100,000 partitions.
 _SOURCE_BYTES = 8 << 20
-#: Files of queries that have not run for this long are deleted.
+#: How much of a journal is read to show it.
+_SHOWN_BYTES = 256 << 10
+#: Files of queries that have not run for this long are deleted. A source renews its file every hour.
 _KEPT_SECONDS = 7 * 24 * 3600.0
+_KEPT_SOURCE_SECONDS = 24 * 3600.0
+RENEWAL_SECONDS = 3600.0
 _LONGEST_NAME = 200
 
 
@@ -124,37 +128,65 @@ class QueryJournal:
     sources: tuple[SourceFigures, ...] = ()
 
 
-def query_journals(last_bytes: int = _JOURNAL_BYTES) -> list[QueryJournal]:
-    """Reads the journals of all queries of this user on this host, the newest first.
+def query_journals(changed_since: float = 0.0) -> list[QueryJournal]:
+    """Reads the journals of the queries of this user on this host, the newest first.
 
     Sources whose query is not known are returned as queries without a name: they belong to a query that has
     not committed a micro-batch yet, or writes to another sink.
 
     Args:
-        last_bytes: how much to read at most of each journal.
+        changed_since: leaves out journals that have not changed since then, in seconds since 1970.
 
     Raises:
         OSError: if the folders cannot be read, or belong to another user.
     """
-    found: dict[str, QueryJournal] = {}
-    changed = _journals().changes()
-    for name in sorted(changed, key=lambda each: -changed[each]):
-        batches = _batches(name, last_bytes)
-        if batches:
-            application_id = batches[-1].application_id
-            found[application_id] = QueryJournal(application_id, batches)
-    for name in _waiting().changes():
-        waiting = WaitingCommit.from_json(_waiting().read(name) or "")
-        if waiting is not None:
-            known = found.get(waiting.application_id) or QueryJournal(waiting.application_id)
-            found[waiting.application_id] = replace(known, waiting=waiting)
     sources = source_figures()
+    queries = {
+        each.application_id: each for each in map(_read_journal, _changed(_journals(), changed_since)) if each
+    }
+    for name in _changed(_waiting(), changed_since):
+        waiting = _read_waiting(name)
+        if waiting is not None and waiting.application_id not in queries:
+            queries[waiting.application_id] = QueryJournal(waiting.application_id, waiting=waiting)
     for source in sources:
-        if source.application_id and source.application_id not in found:
-            found[source.application_id] = QueryJournal(source.application_id)
-    queries = [replace(each, sources=sources_of(each, sources)) for each in found.values()]
-    matched = {each.writer for query in queries for each in query.sources}
-    return queries + [QueryJournal("", sources=(each,)) for each in sources if each.writer not in matched]
+        if source.application_id and source.application_id not in queries and source.at >= changed_since:
+            queries[source.application_id] = QueryJournal(source.application_id)
+    found = [replace(each, sources=sources_of(each, sources)) for each in queries.values()]
+    matched = {each.writer for query in found for each in query.sources}
+    return found + [
+        QueryJournal("", sources=(each,))
+        for each in sources
+        if each.writer not in matched and not each.application_id and each.at >= changed_since
+    ]
+
+
+def query_journal(application_id: str) -> QueryJournal | None:
+    """Reads the journal of one query; returns None if this host knows nothing about it.
+
+    Raises:
+        OSError: if the files cannot be read, or belong to another user.
+    """
+    name = _name(application_id)
+    found = _read_journal(name) or QueryJournal(application_id, waiting=_read_waiting(name))
+    found = replace(found, sources=sources_of(found, source_figures()))
+    return None if found == QueryJournal(application_id) else found
+
+
+def _read_journal(name: str) -> QueryJournal | None:
+    batches = tuple(reversed(list(_newest_first(_journals().lines(name, _SHOWN_BYTES)))))
+    if not batches:
+        return None
+    return QueryJournal(batches[-1].application_id, batches, _read_waiting(name))
+
+
+def _read_waiting(name: str) -> WaitingCommit | None:
+    return WaitingCommit.from_json(_waiting().read(name) or "")
+
+
+def _changed(folder: PrivateFolder, since: float) -> list[str]:
+    """Returns the files of a folder that have changed since a time, the newest first."""
+    changes = folder.changes()
+    return sorted((name for name, at in changes.items() if at >= since), key=lambda name: -changes[name])
 
 
 def source_figures() -> list[SourceFigures]:
@@ -198,22 +230,18 @@ def newest_batch(application_id: str) -> BatchFigures | None:
     return _newest(_name(application_id))
 
 
-def newest_batches() -> list[BatchFigures]:
-    """Returns the newest batch of each query.
+def newest_batches(changed_since: float) -> list[BatchFigures]:
+    """Returns the newest batch of each query that has committed one since a time, in seconds since 1970.
 
     Raises:
         OSError: if a journal cannot be read.
     """
-    found = map(_newest, _journals().changes())
+    found = map(_newest, _changed(_journals(), changed_since))
     return [each for each in found if each is not None]
 
 
 def _newest(name: str) -> BatchFigures | None:
     return next(iter(_newest_first(_journals().lines(name, _NEWEST_BYTES))), None)
-
-
-def _batches(name: str, last_bytes: int) -> tuple[BatchFigures, ...]:
-    return tuple(reversed(list(_newest_first(_journals().lines(name, last_bytes)))))
 
 
 def _newest_first(lines: list[str]) -> Iterable[BatchFigures]:
@@ -261,8 +289,9 @@ def _tidy_once() -> None:
     global _tidied
     if not _tidied:
         _tidied = True
-        for folder in (_journals(), _waiting(), _sources()):
-            attempt(lambda folder=folder: folder.remove_older(_KEPT_SECONDS), "delete")  # type: ignore[misc]
+        attempt(lambda: _journals().remove_older(_KEPT_SECONDS), "delete")
+        attempt(lambda: _waiting().remove_older(_KEPT_SECONDS), "delete")
+        attempt(lambda: _sources().remove_older(_KEPT_SOURCE_SECONDS), "delete")
 
 
 _tidied = False

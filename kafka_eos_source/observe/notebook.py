@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,11 +16,11 @@ from rich.console import Console
 from rich.live import Live
 
 from kafka_eos_source.observe import terminal
-from kafka_eos_source.observe.journal import query_journals
+from kafka_eos_source.observe.journal import QueryJournal, newest_batches, query_journal
 from kafka_eos_source.observe.panel import panel
 from kafka_eos_source.observe.process import ProcessId
 from kafka_eos_source.observe.progress import view_of_reports
-from kafka_eos_source.observe.view import QueryView, view
+from kafka_eos_source.observe.view import QueryView, Status, view
 
 #: The width of a frame in the text that stands in for the panel.
 _TEXT_WIDTH = 100
@@ -86,6 +87,8 @@ class Watch:
 
 #: The panel of each query. There is one, because a notebook does not tell when a cell's output is replaced.
 _watches: dict[str, Watch] = {}
+#: The ``application.id`` of each query that was found on this host.
+_names: dict[str, str] = {}
 
 
 def watch(query: StreamingQuery, interval: float = 1.0) -> Watch | None:
@@ -127,11 +130,15 @@ def view_of(query: StreamingQuery) -> tuple[QueryView, bool]:
     runs, now = query.isActive, time.time()
     failure = None if runs else query.exception()
     error = "" if failure is None else _first_line(failure)
-    for journal in _journals():
-        if journal.batches and journal.batches[-1].query_id == str(query.id):
-            # Spark knows better than the files whether the query runs
-            is_alive = ProcessId.is_alive if runs else _is_dead
-            return view(journal, now, is_alive), runs
+    journal = _journal(str(query.id))
+    if journal is not None:
+        # Spark knows better than the files whether the query runs
+        found = view(journal, now, ProcessId.is_alive if runs else _is_dead)
+        if error:
+            found = replace(found, status=Status.FAILED, status_text=error)
+        elif runs and found.status in (Status.STOPPED, Status.FAILED):  # the files are of a former run
+            found = replace(found, status=Status.RUNNING, status_since=None, status_text="")
+        return found, runs
     reports = [_report(each) for each in query.recentProgress]
     works = bool(runs and query.status.get("isTriggerActive"))
     return view_of_reports(str(query.id), reports, now, runs=runs, works=works, error=error), runs
@@ -141,11 +148,17 @@ def _is_dead(_process: ProcessId) -> bool:
     return False
 
 
-def _journals() -> Any:
+def _journal(query_id: str) -> QueryJournal | None:
+    """Returns what this host knows about a query; None if it knows nothing, or the files cannot be read."""
     try:
-        return query_journals()
+        if query_id not in _names:
+            found = [each for each in newest_batches(0.0) if each.query_id == query_id]
+            if not found:
+                return None
+            _names[query_id] = found[0].application_id
+        return query_journal(_names[query_id])
     except (OSError, UnicodeError):
-        return []  # the progress reports remain
+        return None  # the progress reports remain
 
 
 def _report(progress: Any) -> Mapping[str, Any]:

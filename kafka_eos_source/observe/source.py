@@ -94,6 +94,7 @@ class SourceObserver:
         self._positions: deque[str] = deque(maxlen=_MOST_POSITIONS)
         self._asked_at: float | None = None
         self._searched_at, self._searches = 0.0, 0
+        self._began_at = self._written_at = clock()
         self._complaint: Callable[[], str] = str
         self._ended = threading.Event()
         self._lock = threading.Lock()
@@ -157,7 +158,7 @@ class SourceObserver:
             return None
         self._searched_at, self._searches = now, self._searches + 1
         own, driver = position_id(start), this_writer().driver
-        for batch in journal.newest_batches():
+        for batch in journal.newest_batches(self._began_at):
             if batch.writer.driver == driver and own in {read.position for read in batch.sources}:
                 self._application_id = batch.application_id
                 return batch
@@ -168,8 +169,9 @@ class SourceObserver:
         now, asked_at = self._clock(), self._asked_at
         waits = asked_at is not None and now - asked_at >= INTERVAL_SECONDS
         seen = self._seen
-        if seen is self._written and not waits:
+        if seen is self._written and not waits and now - self._written_at < journal.RENEWAL_SECONDS:
             return
+        self._written_at = now
         self._written = None if waits else seen
         if waits and asked_at is not None and seen.state is not SourceState.STOPPED:
             seen = replace(seen, state=SourceState.ASKING, since=asked_at, reason=self._complaint())

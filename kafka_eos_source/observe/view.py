@@ -27,6 +27,8 @@ RATE_SECONDS = 60.0
 #: A query without a known source counts as running this long after its last batch.
 _RUNNING_SECONDS = 10.0
 _MOST_BATCHES = 60
+#: Tasks that take longer than this are worth a word.
+_LONG_SECONDS = 5.0
 #: Bars are scaled so that nine in ten batches fit, with this much room.
 _MOST_FIT, _ROOM = 0.9, 1.5
 
@@ -255,7 +257,11 @@ def _status(
         since = min(each.state_since for each in planned)
         if newest is not None and newest.outcome is Outcome.FAILED and newest.ended_at > since:
             return Status.FAILED, newest.ended_at, newest.error
-        return Status.RUNNING, since, ""
+        seconds = now - since
+        text = (
+            f"Spark has run the tasks of a micro-batch for {seconds:.0f} s" if seconds > _LONG_SECONDS else ""
+        )
+        return Status.RUNNING, since, text
     reasons = [each for each in live if each.reason]
     if reasons:
         return Status.WAITING, min(each.state_since for each in reasons), reasons[0].reason

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import TypeVar
 
 from kafka_eos_source.errors import InvalidOptionError, OperatorError
 from kafka_eos_source.kafka.cluster_reader import ClusterReader
 from kafka_eos_source.kafka.config import admin_config
-from kafka_eos_source.observe.journal import QueryJournal, query_journals
+from kafka_eos_source.observe.journal import query_journal, query_journals
 from kafka_eos_source.observe.view import QueryView, Status, TopicLag, view
 from kafka_eos_source.operate import checkpoint as checkpoints
 from kafka_eos_source.operate.lag import GroupLag, lag
@@ -18,6 +19,10 @@ from kafka_eos_source.runtime.deadline import Deadline
 
 #: Queries that ended longer ago than this are shown only on request.
 _ENDED_SECONDS = 600.0
+#: Queries that have neither committed nor planned for this long are not read.
+_RECENT_SECONDS = 26 * 3600.0
+
+T = TypeVar("T")
 
 
 def views_of_host(*, ended: bool) -> list[QueryView]:
@@ -30,7 +35,9 @@ def views_of_host(*, ended: bool) -> list[QueryView]:
         OperatorError: if the figures cannot be read.
     """
     now = time.time()
-    found = [view(each, now) for each in _journals()]
+    found = [
+        view(each, now) for each in _readable(lambda: query_journals(0.0 if ended else now - _RECENT_SECONDS))
+    ]
     if not ended:
         found = [each for each in found if not _has_ended(each, now)]
     return sorted(
@@ -56,9 +63,9 @@ def view_source(target: Target, timeout: Callable[[], Deadline]) -> Callable[[],
     group_id = target.group_id or application_id
 
     def look() -> QueryView:
-        for journal in _journals():
-            if journal.application_id == application_id:
-                return view(journal, time.time())
+        journal = _readable(lambda: query_journal(application_id))
+        if journal is not None:
+            return view(journal, time.time())
         if target.kafka is None:
             raise InvalidOptionError(
                 f"this host has no figures about application.id={application_id!r}: this user has not run "
@@ -108,9 +115,9 @@ def remote_view(application_id: str, token: Token | None, measured: GroupLag) ->
     )
 
 
-def _journals() -> Sequence[QueryJournal]:
+def _readable(read: Callable[[], T]) -> T:
     try:
-        return query_journals()
+        return read()
     except (OSError, UnicodeError) as error:
         raise OperatorError(
             f"cannot read the figures of the queries on this host: {error}.",
