@@ -32,12 +32,12 @@ def main() -> None:
         light = '<div style="background:#fff;color:#1a1a1a;padding:10px 18px">{}</div>'
         dark = '<div style="background:#14171c;color:#e4e4e4;padding:10px 18px">{}</div>'
         both = light.format(panel(running)) + dark.format(panel(waiting))
-        picture(both, IMAGES / "live-panel.png", 824, 850, Path(folder))
+        picture(both, IMAGES / "live-panel.png", 824, 876, Path(folder))
         console = Console(record=True, width=100, force_terminal=True, file=open("/dev/null", "w"))  # noqa: SIM115
         console.print(terminal.frame([running], 36))
         text = console.export_html(inline_styles=True, code_format="{code}")
-        style = "margin:0;padding:14px 18px;background:#fff;font:13px/1.35 'DejaVu Sans Mono',monospace"
-        picture(f'<pre style="{style}">{text}</pre>', IMAGES / "live-top.png", 824, 640, Path(folder))
+        style = "margin:0;padding:14px 18px;background:#14171c;color:#e4e4e4;font:13px/1.35 'DejaVu Sans Mono',monospace"
+        picture(f'<pre style="{style}">{text}</pre>', IMAGES / "live-top.png", 824, 600, Path(folder))
 
 
 def views(kafka: EmbeddedKafka, folder: Path) -> tuple[QueryView, QueryView]:

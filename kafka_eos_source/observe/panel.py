@@ -6,31 +6,11 @@ import html
 from collections.abc import Iterable, Sequence
 from math import floor, log10
 
-from kafka_eos_source.observe import wording
+from kafka_eos_source.observe import colours, wording
 from kafka_eos_source.observe.figures import Outcome
 from kafka_eos_source.observe.steps import StepGroup
-from kafka_eos_source.observe.view import BatchView, QueryView, Status, usual_longest
+from kafka_eos_source.observe.view import BatchView, QueryView, usual_longest
 
-#: Colours of medium lightness, which stand out from a white and from a black page.
-_COLOURS = {
-    StepGroup.TASKS: "#5b8def",
-    StepGroup.VERIFY: "#8d99a8",
-    StepGroup.DECIDE: "#a878d8",
-    StepGroup.WRITE: "#1fa9b5",
-    StepGroup.COMMIT: "#35a45c",
-    StepGroup.SINKS: "#dd9a24",
-    StepGroup.RETRY: "#e0524f",
-    StepGroup.TIDY: "#b6a48d",
-}
-_STATUS = {
-    Status.RUNNING: "#35a45c",
-    Status.IDLE: "#35a45c",
-    Status.WAITING: "#dd9a24",
-    Status.RETRYING: "#dd9a24",
-    Status.FAILED: "#e0524f",
-    Status.STOPPED: "#8d99a8",
-    Status.ELSEWHERE: "#8d99a8",
-}
 _MOST_BATCHES = 60
 #: The chart, in its own units.
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 720, 150, 46, 16, 8
@@ -60,13 +40,13 @@ def _head(view: QueryView) -> str:
     text = ""
     if view.status_text:
         text = (
-            f'<div style="margin-top:6px;padding:5px 10px;border-left:3px solid {_STATUS[view.status]};'
+            f'<div style="margin-top:6px;padding:5px 10px;border-left:3px solid {colours.STATUS[view.status]};'
             f'background:rgba(128,128,128,.10)">{_escaped(view.status_text)}</div>'
         )
     return (
         '<div style="display:flex;align-items:center;gap:8px;flex-wrap:wrap">'
         f'<span style="display:inline-block;width:9px;height:9px;border-radius:50%;'
-        f'background:{_STATUS[view.status]}"></span>'
+        f'background:{colours.STATUS[view.status]}"></span>'
         f'<span style="font-weight:600">{_escaped(view.title)}</span>'
         f'<span style="{_FADED}">{_escaped(wording.status(view))}</span></div>{text}'
     )
@@ -150,14 +130,14 @@ def _bar(batch: BatchView, x: float, width: float, height: float, longest: float
         if high > low:
             found.append(
                 f'<rect x="{x:.1f}" y="{bottom - high:.1f}" width="{width:.1f}" height="{high - low:.2f}" '
-                f'fill="{_COLOURS[group]}"/>'
+                f'fill="{colours.STEPS[group]}"/>'
             )
     if done > longest * 1.005:  # the bar is cut off
         found.append(
             f'<path d="M{x:.1f} {_TOP - 1} l{width / 2:.1f} -6 l{width / 2:.1f} 6 z" fill-opacity=".6"/>'
         )
     if batch.outcome is Outcome.FAILED or batch.retried:
-        colour = _COLOURS[StepGroup.RETRY]
+        colour = colours.STEPS[StepGroup.RETRY]
         found.append(
             f'<rect x="{x:.1f}" y="{bottom + 1:.1f}" width="{width:.1f}" height="2.5" fill="{colour}"/>'
         )
@@ -181,7 +161,7 @@ def _legend(batches: Sequence[BatchView]) -> str:
         + "".join(
             f'<span title="{_escaped(wording.MEANING[group])}; mean of the batches shown" '
             'style="display:inline-flex;align-items:center;gap:4px">'
-            f'<span style="width:9px;height:9px;border-radius:2px;background:{_COLOURS[group]}"></span>'
+            f'<span style="width:9px;height:9px;border-radius:2px;background:{colours.STEPS[group]}"></span>'
             f'<span>{group.value} <span style="{_FADED}">{wording.duration(mean)}</span></span></span>'
             for group, mean in totals.items()
             if mean

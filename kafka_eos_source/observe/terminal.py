@@ -8,31 +8,12 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from kafka_eos_source.observe import wording
+from kafka_eos_source.observe import colours, wording
 from kafka_eos_source.observe.steps import StepGroup
-from kafka_eos_source.observe.view import BatchView, QueryView, Status, usual_longest
+from kafka_eos_source.observe.view import BatchView, QueryView, usual_longest
 
-_COLOURS = {
-    StepGroup.TASKS: "blue",
-    StepGroup.VERIFY: "bright_black",
-    StepGroup.DECIDE: "magenta",
-    StepGroup.WRITE: "cyan",
-    StepGroup.COMMIT: "green",
-    StepGroup.SINKS: "yellow",
-    StepGroup.RETRY: "red",
-    StepGroup.TIDY: "white",
-}
 #: Without colours, a letter stands for each group.
 _LETTERS = {group: "x" if group is StepGroup.TIDY else group.value[0] for group in StepGroup}
-_STATUS = {
-    Status.RUNNING: "bold green",
-    Status.IDLE: "green",
-    Status.WAITING: "bold yellow",
-    Status.RETRYING: "bold yellow",
-    Status.FAILED: "bold red",
-    Status.STOPPED: "bright_black",
-    Status.ELSEWHERE: "bright_black",
-}
 #: Terminals below this width do not show the columns that matter least.
 _NARROW = 90
 _WIDEST_BAR = 60
@@ -75,7 +56,7 @@ class _Overview:
             narrow = width < _NARROW
             lag = f"{view.total_lag:,}" if narrow and view.total_lag is not None else wording.lag(view.lag)
             state = view.status.value if narrow else wording.status(view)
-            cells: list[str | Text] = [view.title, Text(state, _STATUS[view.status]), lag]
+            cells: list[str | Text] = [view.title, Text(state, f"bold {colours.STATUS[view.status]}"), lag]
             if not narrow:
                 last = view.batches[-1] if view.batches else None
                 cells += [
@@ -89,7 +70,7 @@ class _Overview:
         yield Text()
         for view in self._views:
             if view.status_text:
-                yield Text(f"{view.title}: {view.status_text}", _STATUS[view.status].removeprefix("bold "))
+                yield Text(f"{view.title}: {view.status_text}", colours.STATUS[view.status])
         yield Text("Name a query with --application-id to see its micro-batches.", "dim")
 
 
@@ -102,10 +83,12 @@ class _Details:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         view = self._view
-        head = Text.assemble((view.title, "bold"), "  ", (wording.status(view), _STATUS[view.status]))
+        head = Text.assemble(
+            (view.title, "bold"), "  ", (wording.status(view), f"bold {colours.STATUS[view.status]}")
+        )
         yield head
         if view.status_text:
-            yield Text(view.status_text, _STATUS[view.status].removeprefix("bold "))
+            yield Text(view.status_text, colours.STATUS[view.status])
         yield Text()
         facts = Table(box=None, show_header=False, pad_edge=False)
         facts.add_column(style="dim", no_wrap=True)
@@ -152,7 +135,7 @@ def bar(batch: BatchView, longest: float, width: int, *, colour: bool) -> Text:
         done += seconds
         until = min(width, round(width * done / longest))
         found.append(
-            ("█" if colour else _LETTERS[group]) * (until - drawn), _COLOURS[group] if colour else ""
+            ("█" if colour else _LETTERS[group]) * (until - drawn), colours.STEPS[group] if colour else ""
         )
         drawn = until
     if done > longest * (1 + 0.5 / width):
@@ -166,6 +149,6 @@ def _legend(batches: Sequence[BatchView], console: Console) -> Text:
     shown = [group for group in StepGroup if any(group in each.seconds for each in batches)]
     found = Text()
     for group in shown:
-        found.append("█ " if colour else f"{_LETTERS[group]} ", _COLOURS[group] if colour else "")
+        found.append("█ " if colour else f"{_LETTERS[group]} ", colours.STEPS[group] if colour else "")
         found.append(f"{group.value}  ", "dim")
     return found
