@@ -17,10 +17,10 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 from kafka_eos_source.commit import direct
 from kafka_eos_source.datasource import writer as stream_writer
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
-from kafka_eos_source.in_read import packed
+from kafka_eos_source.in_read import packed_frame
 from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
 from kafka_eos_source.in_read.mapping import MapInRead
-from kafka_eos_source.in_read.packed import (
+from kafka_eos_source.in_read.packed_frame import (
     PACKED,
     pack,
     packed_batches_of,
@@ -65,7 +65,7 @@ def test_rows_come_out_of_packed_batches_as_they_went_in(
 ) -> None:
     """Rows stay the same however many packed batches Spark puts into one batch, and whatever their size."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed, "PACKED_BATCH_BYTES", size_bytes)
+        patch.setattr(packed_frame, "PACKED_BATCH_BYTES", size_bytes)
         packed_batches = list(pack(rows, ROWS))
     if together and packed_batches:
         (whole,) = pa.Table.from_batches(packed_batches).combine_chunks().to_batches()
@@ -96,7 +96,7 @@ def test_what_a_function_gives_is_taken_by_name_and_cast() -> None:
     ("given", "said"),
     [
         ({"key": [b"k"], "value": ["v"]}, "expected the columns of its schema, key, value, partition"),
-        ({"key": [b"k"], "value": ["v"], "partition": [1], "more": [1]}, "with the columns .*more"),
+        ({"key": [b"k"], "value": ["v"], "partition": [1], "more": [1]}, "has the columns .*more"),
         ({"key": [b"k"], "value": ["v"], "partition": [2**40]}, "'partition' .* cannot be cast to int32"),
         ({"key": [b"k"], "value": ["v"], "partition": ["x"]}, "'partition' .* cannot be cast to int32"),
     ],

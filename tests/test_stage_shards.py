@@ -47,6 +47,11 @@ def changes(*pairs: tuple[bytes, bytes | None]) -> pa.RecordBatch:
     )
 
 
+def packets_of(made: ShardReport, batches: list[pa.RecordBatch]) -> list[bytes]:
+    """Returns the packets of a shard's task attempt."""
+    return [each.to_pybytes() for each in pack(made, batches)]
+
+
 def frame(values: list[bytes], packets: list[bytes]) -> pa.RecordBatch:
     """Returns a batch as an operator emits it: output rows, then packets."""
     return pa.record_batch(
@@ -71,8 +76,8 @@ def staged(values: list[bytes], packets: list[bytes]) -> StagedPart:
 
 def both_shards() -> list[StagedPart]:
     return [
-        staged([b"x"], list(pack(report(0, event_time_ms=5), [changes((b"\x01k", b"v"), (b"\x01d", None))]))),
-        staged([b"y", b"z"], list(pack(report(1, event_time_ms=9), []))),
+        staged([b"x"], packets_of(report(0, event_time_ms=5), [changes((b"\x01k", b"v"), (b"\x01d", None))])),
+        staged([b"y", b"z"], packets_of(report(1, event_time_ms=9), [])),
     ]
 
 
@@ -92,7 +97,7 @@ def test_an_operator_that_ran_and_was_not_heard_of_stops_the_batch() -> None:
 
 def test_a_packet_says_what_was_packed() -> None:
     made = report(counts={"late_rows": 3})
-    first, last = map(unpack, pack(made, [changes((b"\x01k", b"v"), (b"\x01d", None))]))
+    first, last = map(unpack, packets_of(made, [changes((b"\x01k", b"v"), (b"\x01d", None))]))
     assert [batch.to_pylist() for batch in first.batches()] == [
         [{"key": b"\x01k", "value": b"v"}, {"key": b"\x01d", "value": None}]
     ]
@@ -120,7 +125,7 @@ def test_junk_is_no_packet(junk: bytes) -> None:
 
 
 def test_a_packet_of_a_newer_version_is_refused() -> None:
-    (packet,) = pack(report(), [])
+    (packet,) = packets_of(report(), [])
     with pytest.raises(StateError, match="version 3"):
         unpack(packet.replace(b'"v":2', b'"v":3'))
 
@@ -143,7 +148,7 @@ def test_output_and_changes_are_kept_apart() -> None:
 
 
 def test_rows_of_the_oldest_pyspark_are_kept_apart_too() -> None:
-    packets = list(pack(report(), [changes((b"\x01k", b"v"))]))
+    packets = packets_of(report(), [changes((b"\x01k", b"v"))])
     rows = [(b"x", None), (None, packets[0]), (b"y", None), (None, packets[1])]
     batches = list(from_rows(rows, COLUMNS))
     assert [batch.column("changelog").to_pylist() for batch in batches] == [packets, [None, None]]
@@ -170,19 +175,19 @@ def test_no_operator_no_reports() -> None:
 
 
 def test_a_dropped_report_stops_the_commit() -> None:
-    packets = list(pack(report(0, shards=1), [changes((b"\x01k", b"v"))]))
+    packets = packets_of(report(0, shards=1), [changes((b"\x01k", b"v"))])
     with pytest.raises(StateLostError, match="report of shard 0"):
         reports([staged([b"x"], packets[:1])], "query", 7)
 
 
 def test_a_dropped_packet_stops_the_commit() -> None:
-    packets = list(pack(report(0, shards=1), [changes((b"\x01k", b"v"))]))
+    packets = packets_of(report(0, shards=1), [changes((b"\x01k", b"v"))])
     with pytest.raises(StateLostError, match="of the 2 packets"):
         reports([staged([b"x"], packets[1:])], "query", 7)
 
 
 def test_a_doubled_packet_stops_the_commit() -> None:
-    packets = list(pack(report(0, shards=1), [changes((b"\x01k", b"v"))]))
+    packets = packets_of(report(0, shards=1), [changes((b"\x01k", b"v"))])
     with pytest.raises(StateLostError, match="in 3 rows"):
         reports([staged([b"x"], [*packets, packets[0]])], "query", 7)
 
@@ -199,8 +204,8 @@ def test_all_dropped_stops_the_commit() -> None:
 
 def test_two_attempts_stop_the_commit() -> None:
     mixed = [
-        staged([], list(pack(report(0, shards=1), [changes((b"\x01k", b"v"))]))[:1]),
-        staged([], list(pack(report(0, shards=1, attempt="other"), [changes((b"\x01k", b"w"))]))[1:]),
+        staged([], packets_of(report(0, shards=1), [changes((b"\x01k", b"v"))])[:1]),
+        staged([], packets_of(report(0, shards=1, attempt="other"), [changes((b"\x01k", b"w"))])[1:]),
     ]
     with pytest.raises(StagedPartError, match="2 attempts"):
         reports(mixed, "query", 7)

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 
 from kafka_eos_source.datasource.short_errors import short_errors
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, RestartQueryError
-from kafka_eos_source.in_read.packed import packed_batches_of, schema_of_packed_rows, unpack
+from kafka_eos_source.in_read.packed_frame import packed_batches_of, schema_of_packed_rows, unpack
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.protocol.identity import derived_application_id
@@ -220,7 +220,7 @@ class _StreamWriter(DataSourceStreamWriter):
 
     Args:
         sink: what writes and commits.
-        packed: schema of the rows if the frame has them in packed batches (`in_read.packed`), else None.
+        packed: schema of the rows in the packed batches of the frame (`in_read.packed_frame`), else None.
     """
 
     def __init__(self, sink: _Sink, packed: StructType | None) -> None:

@@ -17,7 +17,7 @@ from kafka_eos_source.model import StagedPart
 from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.sinks.contract import SinkContext, Stage, StageContext, TwoPhaseSink
 from kafka_eos_source.sinks.registry import KAFKA, SinkSpec
-from kafka_eos_source.spark.schema import arrow_schema
+from kafka_eos_source.spark.schema import arrow_schema, fit
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.spool import Spool
 from kafka_eos_source.stage.verified_parts import VerifiedParts
@@ -174,10 +174,7 @@ class Fanout:
         if name not in self._stages:
             self._stages[name] = self._open(route)
             self._rows[name] = 0
-        chosen = batch.select(list(route.columns))
-        self._stages[name].write(
-            chosen if chosen.schema.equals(route.schema) else _cast(chosen, route.schema)
-        )
+        self._stages[name].write(fit(batch.select(list(route.columns)), route.schema, "Spark"))
         self._rows[name] += batch.num_rows
 
     def _open(self, route: Route) -> Stage:
@@ -267,16 +264,3 @@ def part_names(parts: Iterable[SinkPart]) -> list[str]:
 def _destined(to: pa.Array, name: str) -> pa.Array:
     """Returns which rows go to the sink of this name."""
     return pc.or_kleene(to.is_null(), pc.fill_null(pc.equal(to, name), False))
-
-
-def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Casts a batch to the schema of its sink.
-
-    Spark may send another variant of a type, such as large strings or timestamps in the time zone of the
-    session.
-    """
-    columns = [
-        column if column.type.equals(field.type) else column.cast(field.type)
-        for column, field in zip(batch.columns, schema, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)

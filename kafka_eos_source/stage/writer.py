@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source.model import ShardPart, ShardReport, StagedPart, TopicPartition
-from kafka_eos_source.protocol.packet import unpack
+from kafka_eos_source.protocol.packet import packets
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.spark.schema import CHANGES, PARTITION, TOPIC
 from kafka_eos_source.stage.files import StagingFolder
@@ -79,12 +79,11 @@ def stage(
     )
 
 
-def shard_parts(packets: pa.RecordBatch) -> list[ShardPart]:
+def shard_parts(batch: pa.RecordBatch) -> list[ShardPart]:
     """Returns the state changes in a staged batch of packets, by shard and task attempt."""
     numbers: dict[tuple[TopicPartition, str], list[int]] = {}
     reports: dict[tuple[TopicPartition, str], ShardReport] = {}
-    for each in packets.column(CHANGES):
-        packet = unpack(memoryview(each.as_buffer()))
+    for packet in packets(batch.column(CHANGES)):
         numbers.setdefault((packet.tp, packet.attempt), []).append(packet.number)
         if packet.report is not None:
             reports[packet.tp, packet.attempt] = packet.report

@@ -16,7 +16,7 @@ from kafka_eos_source.state.model import ShardProcessor
 from kafka_eos_source.state.operator.sharding import by_shard
 from kafka_eos_source.state.operator.task import Operator, ensure_changelog, split_packets
 from kafka_eos_source.state.options import parse_state
-from kafka_eos_source.state.packed_batches import PACKED_SCHEMA, pack, packed_rows
+from kafka_eos_source.state.shard_batches import PACKED_SCHEMA, pack, routed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData
@@ -139,7 +139,7 @@ def combine_partitions(
             packets = [pa.nulls(each.num_rows, pa.binary())] if has_packets else []
             yield pa.RecordBatch.from_arrays([*each.columns, *packets], schema=output)
         for packets in packets_before:
-            empty = packed_rows([None] * len(packets), [0] * len(packets), shards)
+            empty = routed(pa.nulls(len(packets), pa.binary()), [0] * len(packets), shards)
             yield pa.RecordBatch.from_arrays([*empty.columns, packets], schema=output)
 
     return frame.mapInArrow(run, from_arrow_schema(output))

@@ -22,7 +22,7 @@ from kafka_eos_source.kafka.failure import unreachable
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.protocol.ipc import to_stream
+from kafka_eos_source.protocol import packed_batches
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.committed import changelog_client
@@ -30,7 +30,7 @@ from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.operator.sharding import by_shard
 from kafka_eos_source.state.options import StateOptions
-from kafka_eos_source.state.packed_batches import SHARD
+from kafka_eos_source.state.shard_batches import SHARD
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -61,6 +61,7 @@ class InitialTopic:
 
         Raises:
             UnavailableError: if the topic is gone, or Kafka does not answer in time.
+            InvalidRecordError: if a record of the topic is damaged.
         """
         with changelog_client(self.kafka, self.group_id) as consumer:
             reader = ChangelogReader(consumer, TopicPartition(self.topic, context.shard))
@@ -70,8 +71,8 @@ class InitialTopic:
             while at < end:
                 pulled = reader.take(_WAIT_SECONDS, end)
                 if pulled.records is not None:
-                    for value in pulled.records.values.to_pylist():
-                        yield from pa.ipc.open_stream(value)
+                    for value in packed_batches.values(pulled.records.values):
+                        yield from packed_batches.unpack_stream(value, f"topic {self.topic!r}")
                     at = pulled.records.position
                 at = max(at, pulled.log_end or 0)
                 if at < end and deadline.expired:
@@ -162,12 +163,9 @@ def _to_records() -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatc
             shards = batch.column(SHARD)
             for shard in shards.unique():
                 rows = batch.filter(pc.equal(shards, shard)).drop_columns([SHARD])
-                step = max(1, _RECORD_BYTES * rows.num_rows // max(1, rows.nbytes))
-                chunks = (rows.slice(at, step) for at in range(0, rows.num_rows, step))
-                values = [to_stream(each).to_pybytes() for each in chunks]
-                yield pa.record_batch(
-                    [pa.array(values, pa.binary()), pa.repeat(shard.cast(pa.int32()), len(values))],
-                    ["value", "partition"],
-                )
+                slices = packed_batches.slices(rows, _RECORD_BYTES)
+                values = packed_batches.column([packed_batches.pack_stream(each) for each in slices])
+                partition = pa.repeat(shard.cast(pa.int32()), len(values))
+                yield pa.record_batch([values, partition], ["value", "partition"])
 
     return run
