@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,12 +12,13 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from kafka_eos_source.errors import InvalidRecordError, KafkaEosError
+from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka import deliveries, librdkafka
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.kernel import choice
 from kafka_eos_source.kafka.native import has_pointers
+from kafka_eos_source.kafka.partition_counts import PartitionCounts
 from kafka_eos_source.kafka.request import Complaints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
@@ -37,18 +37,8 @@ _CLOSE_SECONDS = 30.0
 _TOPIC_CHECK_SECONDS = 10.0
 #: librdkafka's partitioners that place records with keys as `librdkafka.place` does.
 _AS_JAVA = ("murmur2_random", "murmur2")
-#: How long a topic's partition count is cached.
-_PARTITION_COUNT_SECONDS = 60.0
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _PartitionCount:
-    """The cached partition count of a topic."""
-
-    partitions: int
-    valid_until: Deadline
 
 
 class RecordProducer:
@@ -77,7 +67,7 @@ class RecordProducer:
         self._bootstrap = str(config.get("bootstrap.servers", ""))
         self._complaints = Complaints()
         self._delivery_error: KafkaError | None = None
-        self._partition_counts: dict[str, _PartitionCount] = {}
+        self._partition_counts = PartitionCounts(self._partition_count)
         self._places_as_java = config.get("partitioner") in _AS_JAVA
         self._fatal: KafkaError | None = None
         in_transactions = "transactional.id" in config
@@ -188,36 +178,12 @@ class RecordProducer:
         }
 
     def check_partitions(self, highest: Mapping[str, int], deadline: Deadline) -> None:
-        """Checks that every topic exists and has enough partitions.
-
-        librdkafka does not check this before it queues a record. Partition counts are cached for a minute,
-        because the check takes almost as long as a small batch. `flush` notices a topic that is deleted in
-        the meantime.
-
-        Args:
-            highest: topic → the highest partition that any record names; -1 = no record names one.
-            deadline: for the brokers' answer.
+        """Checks that every topic exists and has enough partitions. `flush` notices later deletions.
 
         Raises:
-            UnavailableError: if a topic does not exist.
-            AuthorizationError: if the principal may not describe a topic.
-            InvalidRecordError: if a record names a partition that its topic does not have.
+            UnavailableError, AuthorizationError, InvalidRecordError: as `PartitionCounts.check`.
         """
-        for topic, partition in highest.items():
-            known = self._partition_counts.get(topic)
-            if known is not None and partition < known.partitions and not known.valid_until.expired:
-                continue
-            count = self._partition_count(topic, deadline)
-            self._partition_counts[topic] = _PartitionCount(
-                count, Deadline.after_seconds(_PARTITION_COUNT_SECONDS)
-            )
-            if partition >= count:
-                raise InvalidRecordError(
-                    f"column 'partition' has the value {partition}, but topic {topic!r} has {count} "
-                    f"partitions (0 to {count - 1}).",
-                    fix="correct the column, set it to null to let the partitioner choose, "
-                    "or add partitions to the topic.",
-                )
+        self._partition_counts.check(highest, deadline)
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -274,9 +240,9 @@ class RecordProducer:
         self, topic: str, batch: librdkafka.Messages, more: librdkafka.Extras | None
     ) -> tuple[librdkafka.Messages, librdkafka.Extras | None]:
         """Returns the same messages grouped by partition, as far as their partitions are known."""
-        known = self._partition_counts.get(topic)
-        if self._places_as_java and known is not None:
-            librdkafka.place(batch, known.partitions)
+        partitions = self._partition_counts.last(topic)
+        if self._places_as_java and partitions is not None:
+            librdkafka.place(batch, partitions)
         order = librdkafka.by_partition(batch)
         if order is None:
             return batch, more

@@ -10,21 +10,16 @@ the start.
 from __future__ import annotations
 
 import datetime
-import functools
 import itertools
 import logging
 import os
-import re
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, ClassVar, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import (
@@ -40,6 +35,7 @@ from kafka_eos_source.sinks.contract import (
 from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.sinks.options import SinkOption, columns
 from kafka_eos_source.sinks.sql import database, ledger, names, rows, two_phase
+from kafka_eos_source.sinks.sql.outcomes import driver_text, errors_as_outcomes
 from kafka_eos_source.sinks.sql.types import sqlalchemy
 from kafka_eos_source.sinks.targets import address
 
@@ -48,37 +44,10 @@ _log = logging.getLogger(__name__)
 #: Longest wait for locks of other transactions. The lock may belong to a prepared transaction of this sink
 #: that the next `recover` finds and the driver rolls back.
 _LOCK_SECONDS = 20
-#: Number of retries if the list of prepared transactions is not exact, and the pause before the first one.
-#: Each pause is twice as long as the previous one; 0.6 s in total. MariaDB releases a transaction some ms
-#: after its connection was closed.
-_RETRIES, _FIRST_PAUSE_SECONDS = 7, 0.005
 #: Longest wait for another process that is ending the same prepared transaction.
 _END_SECONDS = 5
 _PRUNE_EVERY_BATCHES = 100
 _LEDGER_RETENTION = datetime.timedelta(days=7)
-
-F = TypeVar("F", bound=Callable[..., Outcome])
-
-
-def _errors_as_outcomes(call: F) -> F:
-    """Turns errors of the database into `Retryable` if a retry can help, else into `Fatal`."""
-
-    @functools.wraps(call)
-    def wrapped(self: SqlSink, *args: Any) -> Outcome:
-        errors = sqlalchemy().exc
-        try:
-            return call(self, *args)
-        except (
-            errors.OperationalError,
-            errors.InterfaceError,
-            errors.InternalError,
-            errors.TimeoutError,
-        ) as e:
-            return Retryable(_text(e))
-        except errors.DBAPIError as e:
-            return Retryable(_text(e)) if e.connection_invalidated else Fatal(_text(e), database.FIX)
-
-    return cast(F, wrapped)
 
 
 class SqlSink(TwoPhaseSink):
@@ -212,7 +181,7 @@ class SqlSink(TwoPhaseSink):
         self._connect()
         self._table_for(schema)
 
-    @_errors_as_outcomes
+    @errors_as_outcomes
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         self._connect()
         gid = names.gid(self.context, txn)
@@ -240,7 +209,7 @@ class SqlSink(TwoPhaseSink):
         self._transactions.prepare(self._engine, gid, work, seconds)
         return OK
 
-    @_errors_as_outcomes
+    @errors_as_outcomes
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         self._connect()
         gid = names.gid(self.context, txn)
@@ -249,12 +218,12 @@ class SqlSink(TwoPhaseSink):
             return self._commit_prepared(gid, txn)
         return self._commit_stored(gid, txn)
 
-    @_errors_as_outcomes
+    @errors_as_outcomes
     def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         self._connect()
         gid = names.gid(self.context, txn)
         if self._transactions is not None:
-            for wait_for_next in self._tries():
+            for wait_for_next in self._transactions.tries():
                 try:
                     with database.autocommit(self._engine) as connection:
                         if gid in self._transactions.prepared(connection):
@@ -305,7 +274,7 @@ class SqlSink(TwoPhaseSink):
         assert self._transactions is not None
         errors = sqlalchemy().exc
         message, listed = "", False
-        for wait_for_next in self._tries():
+        for wait_for_next in self._transactions.tries():
             with database.autocommit(self._engine) as connection:
                 try:
                     self._transactions.commit(connection, gid)
@@ -313,7 +282,7 @@ class SqlSink(TwoPhaseSink):
                 except errors.DBAPIError as error:
                     if error.connection_invalidated:
                         raise
-                    message = _text(error)
+                    message = driver_text(error)
             # Either the transaction is not prepared (any more), or another process is ending it. Read the
             # list before the ledger: a committed transaction that is no longer listed is in the ledger.
             with database.autocommit(self._engine) as connection:
@@ -347,13 +316,6 @@ class SqlSink(TwoPhaseSink):
             work(connection)
             database.check_deferred_constraints(connection, self.table)
             transaction.rollback()
-
-    def _tries(self) -> Iterator[Callable[[], bool]]:
-        """Yields once per try: a function that waits for the next try, or returns False after the last."""
-        assert self._transactions is not None
-        pause = threading.Event()
-        for left in range(0 if self._transactions.is_exact else _RETRIES, -1, -1):
-            yield partial(_wait_for_next_try, pause, left)
 
     def _commit_stored(self, gid: str, txn: SinkTxn) -> Outcome:
         errors = sqlalchemy().exc
@@ -422,18 +384,3 @@ class SqlSink(TwoPhaseSink):
 
 
 _LOST = "see SINK_FAILED in docs/runbooks.md: the database no longer has the prepared transaction."
-
-
-def _wait_for_next_try(pause: threading.Event, left: int) -> bool:
-    """Waits and returns True if any tries are left, else returns False at once."""
-    return left > 0 and not pause.wait(_FIRST_PAUSE_SECONDS * 2 ** (_RETRIES - left))
-
-
-def _text(error: Exception) -> str:
-    """Returns the error text of the database's driver.
-
-    SQLAlchemy's own text is not used, because it includes the statement and its rows.
-    """
-    original = getattr(error, "orig", None) or error
-    message = re.sub(r"\s+", " ", str(original)).strip()
-    return concealed(f"{type(original).__name__}: {message}")
