@@ -8,6 +8,7 @@ import pytest
 
 from kafka_eos_source.errors import ForeignQueryError, TokenMissingError
 from kafka_eos_source.protocol.token import ShardProgress, Token
+from kafka_eos_source.state.batch_record import record_of
 from kafka_eos_source.state.model import BatchRecord, PendingBatch
 from kafka_eos_source.state.operator.shard_action import (
     Action,
@@ -81,15 +82,18 @@ def test_another_querys_state_is_adopted_only_when_asked(batch_id: int) -> None:
     ],
 )
 def test_how_the_local_state_reaches_the_token(local: LocalState, action: Action) -> None:
-    assert shard_action(local, TOKEN, END) is action
+    assert shard_action(local, record_of(TOKEN), END) is action
 
 
 def test_an_adopted_token_names_the_attempt_of_the_other_query() -> None:
     """The adopting query writes its own token; the state is still from the other query's task attempt."""
     adopted = replace(TOKEN, query_id="mine", batch_id=0)
-    assert shard_action(LocalState(FOUR, END), adopted, END) is Action.READY
+    assert shard_action(LocalState(FOUR, END), record_of(adopted), END) is Action.READY
 
 
-@pytest.mark.parametrize("local", [LocalState(), LocalState(FOUR, END)])
-def test_without_a_token_the_changelog_is_read(local: LocalState) -> None:
-    assert shard_action(local, None, 0) is Action.START
+def test_a_token_that_names_no_attempt_matches_only_by_its_offset() -> None:
+    """The state of a changelog without batches names no attempt either, and may be older than the token."""
+    unknown = replace(FOUR, attempt="")
+    local = LocalState(unknown, 90, [PendingBatch(unknown, unknown, 1)])
+    assert shard_action(local, record_of(replace(TOKEN, shard=None)), END) is Action.CATCH_UP
+    assert shard_action(replace(local, next_offset=END), unknown, END) is Action.READY

@@ -187,10 +187,11 @@ def test_records_written_one_over_the_other_say_the_last(steps: list[StoreMetada
     stored: dict[bytes, bytes] = {}
     before = StoreMetadata()
     for metadata in steps:
-        puts, gone = records.encode(before, metadata)
-        stored.update(puts)
-        for name in gone:
-            del stored[name]
+        for name, value in records.encode(before, metadata).items():
+            if value is None:
+                del stored[name]
+            else:
+                stored[name] = value
         before = metadata
     assert records.decode(stored.items()) == steps[-1]
 

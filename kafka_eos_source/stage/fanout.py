@@ -19,7 +19,7 @@ from kafka_eos_source.sinks.contract import SinkContext, Stage, StageContext, Tw
 from kafka_eos_source.sinks.registry import KAFKA, SinkSpec
 from kafka_eos_source.spark.schema import arrow_schema, fit
 from kafka_eos_source.stage.files import StagingFolder
-from kafka_eos_source.stage.spool import Spool
+from kafka_eos_source.stage.spool import PartStage
 from kafka_eos_source.stage.verified_parts import VerifiedParts
 
 #: Column with the destination of a row: the name of a sink, ``kafka``, or null for all of them.
@@ -202,36 +202,6 @@ class Fanout:
                     else "; for 'kafka', set the option 'topic' or add a column 'topic'."
                 ),
             )
-
-
-class PartStage:
-    """Stages the rows of a sink in the staging folder (`StageContext.parts`); `finish` returns the part."""
-
-    def __init__(
-        self, schema: pa.Schema, folder: StagingFolder | None, batch: str, inline_bytes: int
-    ) -> None:
-        self._spool = Spool(folder, batch, inline_bytes)
-        self._stream = pa.ipc.new_stream(pa.PythonFile(self._spool, mode="w"), schema)
-        self._rows = 0
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        self._stream.write_batch(batch)
-        self._rows += batch.num_rows
-
-    def finish(self) -> StagedPart:
-        self._stream.close()
-        self._spool.finish()
-        spool = self._spool
-        return StagedPart(
-            name=spool.name,
-            rows=self._rows,
-            size_bytes=spool.size,
-            crc32=spool.crc32,
-            inline=spool.inline(),
-        )
-
-    def discard(self) -> None:
-        self._spool.discard()
 
 
 class StagedForSink:

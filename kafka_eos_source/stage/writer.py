@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,7 +13,7 @@ from kafka_eos_source.protocol.packet import packets
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.spark.schema import CHANGES, PARTITION, TOPIC
 from kafka_eos_source.stage.files import StagingFolder
-from kafka_eos_source.stage.spool import Spool
+from kafka_eos_source.stage.spool import PartStage
 
 
 def stage(
@@ -45,35 +46,28 @@ def stage(
         UnavailableError: if the folder cannot be written, for example because the disk is full.
         InvalidOptionError: if the folder is not shared with the driver.
     """
-    spool = Spool(folder, batch, inline_bytes)
-    rows = 0
+    part = PartStage(schema, folder, batch, inline_bytes)
     topics: dict[str, int] = {}
     shards: list[ShardPart] | None = [] if CHANGES in schema.names else None
     try:
-        with pa.ipc.new_stream(pa.PythonFile(spool, mode="w"), schema) as stream:
-            for each in batches:
-                if each.num_rows:
-                    stream.write_batch(each)
-                    rows += each.num_rows
-                    if shards is not None and each.column(CHANGES).null_count == 0:
-                        shards += shard_parts(each)
-                        continue
-                    # the driver checks the topics before it begins the transaction
-                    for name, partition in highest_partitions(each, topic).items():
-                        topics[name] = max(partition, topics.get(name, partition))
+        for each in batches:
+            if each.num_rows:
+                part.write(each)
+                if shards is not None and each.column(CHANGES).null_count == 0:
+                    shards += shard_parts(each)
+                    continue
+                # the driver checks the topics before it begins the transaction
+                for name, partition in highest_partitions(each, topic).items():
+                    topics[name] = max(partition, topics.get(name, partition))
         failpoints.reach("stage.before_close")
-        spool.finish()
+        staged = part.finish()
     except BaseException:
-        spool.discard()
+        part.discard()
         raise
     failpoints.reach("stage.after_close")
-    return StagedPart(
-        name=spool.name,
-        rows=rows,
-        size_bytes=spool.size,
-        crc32=spool.crc32,
+    return replace(
+        staged,
         topics=tuple(sorted(topics.items())),
-        inline=spool.inline(),
         run_id=run_id,
         shards=None if shards is None else tuple(shards),
     )

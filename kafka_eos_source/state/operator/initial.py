@@ -8,7 +8,7 @@ The topic may be deleted after the first batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -134,7 +134,7 @@ def publish(
     kafka = {name: value for name, value in kafka.items() if name.lower() != "kafka.group.id"}
     (
         by_shard(rows, keys, shards)
-        .mapInArrow(_to_records(), "value binary, partition int")
+        .mapInArrow(_to_records, "value binary, partition int")
         .write.format("kafka-eos")
         .mode("append")
         .options(**kafka)
@@ -155,17 +155,13 @@ def _has_committed(
     return any(tp in committed and Token.decode(committed[tp].metadata) is not None for tp in partitions)
 
 
-def _to_records() -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Returns a function for ``mapInArrow`` that packs the rows of each shard into records."""
-
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            shards = batch.column(SHARD)
-            for shard in shards.unique():
-                rows = batch.filter(pc.equal(shards, shard)).drop_columns([SHARD])
-                slices = packed_batches.slices(rows, _RECORD_BYTES)
-                values = packed_batches.column([packed_batches.pack_stream(each) for each in slices])
-                partition = pa.repeat(shard.cast(pa.int32()), len(values))
-                yield pa.record_batch([values, partition], ["value", "partition"])
-
-    return run
+def _to_records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Packs the rows of each shard into records."""
+    for batch in batches:
+        shards = batch.column(SHARD)
+        for shard in shards.unique():
+            rows = batch.filter(pc.equal(shards, shard)).drop_columns([SHARD])
+            slices = packed_batches.slices(rows, _RECORD_BYTES)
+            values = packed_batches.column([packed_batches.pack_stream(each) for each in slices])
+            partition = pa.repeat(shard.cast(pa.int32()), len(values))
+            yield pa.record_batch([values, partition], ["value", "partition"])

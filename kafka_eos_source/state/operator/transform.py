@@ -10,13 +10,7 @@ from pyspark.sql.types import StructType
 from kafka_eos_source.in_read.lineage import lineage
 from kafka_eos_source.option_values import duration_ms
 from kafka_eos_source.protocol.packet import CHANGELOG
-from kafka_eos_source.state.operator.frame import (
-    DEFAULT_SHARDS,
-    combine_partitions,
-    grouping,
-    shard_count,
-    with_operator,
-)
+from kafka_eos_source.state.operator.frame import combine_partitions, grouping, shard_count, with_operator
 from kafka_eos_source.state.operator.initial import InitialTopic, publish
 from kafka_eos_source.state.options import parse_state
 from kafka_eos_source.state.processor.arrow import arrow_schema
@@ -105,7 +99,7 @@ def transform_with_changelog_state(
             initial_state,
             keys,
             store=store,
-            shards=DEFAULT_SHARDS if shards is None else shards,
+            shards=shard_count(shards),
             options=parse_state(options),
             user_options=options,
         )
