@@ -96,7 +96,7 @@ def test_what_a_function_gives_is_taken_by_name_and_cast() -> None:
     ("given", "said"),
     [
         ({"key": [b"k"], "value": ["v"]}, "expected the columns of its schema, key, value, partition"),
-        ({"key": [b"k"], "value": ["v"], "partition": [1], "more": [1]}, "has the columns .*more"),
+        ({"key": [b"k"], "value": ["v"], "partition": [1], "more": [1]}, "with the columns .*more"),
         ({"key": [b"k"], "value": ["v"], "partition": [2**40]}, "'partition' .* cannot be cast to int32"),
         ({"key": [b"k"], "value": ["v"], "partition": ["x"]}, "'partition' .* cannot be cast to int32"),
     ],

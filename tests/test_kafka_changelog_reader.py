@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafka_eos_source.errors import RetriableError, UnavailableError
+from kafka_eos_source.errors import DataLossError, RetriableError, UnavailableError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader, Pulled
 from kafka_eos_source.kafka.consumer import Taken
 from kafka_eos_source.model import TopicPartition
@@ -132,3 +132,36 @@ def test_one_partition_and_then_none() -> None:
     assert consumer.assigned == {TP: 7}
     found.stop()
     assert not consumer.assigned
+
+
+def taken(*offsets: int) -> Taken:
+    return Taken([Message(at) for at in offsets])
+
+
+def read(*answers: Any, skips_deleted: bool = True, deadline: Deadline | None = None) -> list[int]:
+    """Returns the offsets of the records from 3 to 9 that the answers contain."""
+    found = reader(*answers).read(
+        3, 9, deadline or Deadline.after_seconds(60), if_gone="create it.", skips_deleted=skips_deleted
+    )
+    return [int(offset) for records in found for offset in records.offsets]
+
+
+def test_a_part_of_the_log_is_read_to_its_end() -> None:
+    assert read(taken(3, 4), taken(), taken(7, 8, 9)) == [3, 4, 7, 8]
+    assert read(taken(3), Taken([], log_ends={TP: 9})) == [3], "control records end the log"
+
+
+def test_a_topic_that_was_deleted_ends_the_read() -> None:
+    with pytest.raises(UnavailableError, match=r"c-1 is gone, because the topic was deleted.*create it"):
+        read(taken(3), Taken([], gone=[TP]))
+
+
+def test_deleted_records_are_skipped_only_if_that_loses_nothing() -> None:
+    assert read(Taken([], out_of_range=[TP]), (5, 9), taken(5, 8)) == [5, 8]
+    with pytest.raises(DataLossError, match=r"records of c-1 from offset 3 on were deleted.*create it"):
+        read(Taken([], out_of_range=[TP]), skips_deleted=False)
+
+
+def test_a_read_without_an_answer_ends_at_the_deadline() -> None:
+    with pytest.raises(UnavailableError, match=r"reading c-1: nothing arrives"):
+        read(taken(3), taken(), deadline=Deadline.after_seconds(0))

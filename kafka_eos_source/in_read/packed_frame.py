@@ -86,7 +86,7 @@ def pack(batches: Iterable[pa.RecordBatch], rows: StructType) -> Iterator[pa.Rec
         if not batch.num_rows:
             continue
         for rows_of_one in packed_batches.slices(
-            fit(batch, schema, "the function of map_in_read"), PACKED_BATCH_BYTES
+            fit(batch, schema, "the function of map_in_read returned"), PACKED_BATCH_BYTES
         ):
             packed = packed_batches.column([packed_batches.pack(rows_of_one)])
             yield pa.RecordBatch.from_arrays([packed], schema=column)

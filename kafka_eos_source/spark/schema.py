@@ -239,7 +239,7 @@ def fit(batch: pa.RecordBatch, schema: pa.Schema, origin: str) -> pa.RecordBatch
     Args:
         batch: its columns are matched by name. Columns that fit are not copied.
         schema: the schema of the result.
-        origin: who made the batch, for errors.
+        origin: who made the batch and how, for errors, such as "the function returned".
 
     Raises:
         InvalidRecordError: if the batch has other columns, or a value does not fit its type.
@@ -248,8 +248,8 @@ def fit(batch: pa.RecordBatch, schema: pa.Schema, origin: str) -> pa.RecordBatch
         return batch
     if sorted(batch.schema.names) != sorted(schema.names):
         raise InvalidRecordError(
-            f"a batch from {origin} has the columns {', '.join(batch.schema.names)}; expected the columns of "
-            f"its schema, {', '.join(schema.names)}.",
+            f"{origin} a batch with the columns {', '.join(batch.schema.names)}; expected the columns of its "
+            f"schema, {', '.join(schema.names)}.",
             fix="declare the schema that the batches have.",
         )
     columns = []
@@ -259,7 +259,7 @@ def fit(batch: pa.RecordBatch, schema: pa.Schema, origin: str) -> pa.RecordBatch
             columns.append(found if found.type.equals(field.type) else found.cast(field.type))
         except pa.ArrowException as error:
             raise InvalidRecordError(
-                f"column {field.name!r} in a batch from {origin} has type {found.type} and cannot be cast to "
+                f"{origin} column {field.name!r} with type {found.type}, which cannot be cast to "
                 f"{field.type}, its type in the schema: {error}.",
                 fix="cast the column where the batch is made, or correct the schema.",
             ) from error

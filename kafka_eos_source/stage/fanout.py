@@ -134,12 +134,9 @@ class Fanout:
         """
         plan = self._plan
         for batch in batches:
-            packets = None
             if plan.changelog is not None and batch.column(plan.changelog).null_count < batch.num_rows:
-                packets = batch.filter(batch.column(plan.changelog).is_valid())
+                yield batch.filter(batch.column(plan.changelog).is_valid())
                 batch = batch.filter(batch.column(plan.changelog).is_null())
-            if packets is not None:
-                yield packets
             if not batch.num_rows:
                 continue
             to = None if plan.router is None else batch.column(plan.router)
@@ -174,7 +171,7 @@ class Fanout:
         if name not in self._stages:
             self._stages[name] = self._open(route)
             self._rows[name] = 0
-        self._stages[name].write(fit(batch.select(list(route.columns)), route.schema, "Spark"))
+        self._stages[name].write(fit(batch.select(list(route.columns)), route.schema, "Spark passed"))
         self._rows[name] += batch.num_rows
 
     def _open(self, route: Route) -> Stage:

@@ -56,7 +56,7 @@ def pack(
     for batch in batches:
         if not batch.num_rows:
             continue
-        batch = fit(batch, schema, "the aggregation")
+        batch = fit(batch, schema, "the aggregation returned")
         shard_of_row = shards_of([batch.column(name) for name in keys], shards)
         order = np.argsort(shard_of_row, kind="stable")
         counts = np.bincount(shard_of_row, minlength=shards)

@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.config import admin_config
-from kafka_eos_source.kafka.failure import unreachable
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import TopicPartition
@@ -37,7 +36,8 @@ if TYPE_CHECKING:
 
 #: Approximate size of a record, which holds many rows; the default limit of brokers is 1 MiB.
 _RECORD_BYTES = 256 << 10
-_WAIT_SECONDS = 0.2
+#: Fix if the topic was deleted too early.
+_IF_GONE = "start the query with a new application.id; keep the topic until the first batch is committed."
 
 
 @dataclass(frozen=True)
@@ -61,26 +61,16 @@ class InitialTopic:
 
         Raises:
             UnavailableError: if the topic is gone, or Kafka does not answer in time.
+            DataLossError: if records of the topic were deleted.
             InvalidRecordError: if a record of the topic is damaged.
         """
         with changelog_client(self.kafka, self.group_id) as consumer:
             reader = ChangelogReader(consumer, TopicPartition(self.topic, context.shard))
             deadline = Deadline.after_ms(self.timeout_ms)
-            at, end = reader.readable(deadline)
-            reader.start(at)
-            while at < end:
-                pulled = reader.take(_WAIT_SECONDS, end)
-                if pulled.records is not None:
-                    for value in packed_batches.values(pulled.records.values):
-                        yield from packed_batches.unpack_stream(value, f"topic {self.topic!r}")
-                    at = pulled.records.position
-                at = max(at, pulled.log_end or 0)
-                if at < end and deadline.expired:
-                    raise unreachable(
-                        self.kafka.get("bootstrap.servers", ""),
-                        self.timeout_ms,
-                        f"initial state in topic {self.topic!r}: {reader.last_complaint}",
-                    )
+            _, end = reader.readable(deadline)
+            for records in reader.read(0, end, deadline, if_gone=_IF_GONE, skips_deleted=False):
+                for value in packed_batches.values(records.values):
+                    yield from packed_batches.unpack_stream(value, f"topic {self.topic!r}")
 
 
 def publish(

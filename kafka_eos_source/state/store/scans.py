@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from typing import Any
 from weakref import WeakSet
 
 from kafka_eos_source.errors import StoreClosedError
-from kafka_eos_source.state.layout import upper_bound
 from kafka_eos_source.state.store.overlay import Pair
 
 #: Rows that a scan takes from a cursor at a time: at first, and at most.
@@ -42,32 +40,6 @@ class Scan(Iterator[Pair]):
         base, self._base = self._base, None
         if base is not None:
             base.close()
-
-
-class OrderedReads(ABC):
-    """The iterations of a store or view; `range` is the one that the others need."""
-
-    @abstractmethod
-    def range(self, low: bytes | None = None, high: bytes | None = None, *, reverse: bool = False) -> Scan:
-        """Returns the pairs as they are now, in key order.
-
-        Args:
-            low: smallest key; None = unbounded.
-            high: end of the range (excluded); None = unbounded.
-            reverse: from the last to the first pair.
-        """
-
-    def reverse_range(self, low: bytes | None = None, high: bytes | None = None) -> Scan:
-        """Returns the pairs of `range`, from the last to the first."""
-        return self.range(low, high, reverse=True)
-
-    def prefix_scan(self, prefix: bytes) -> Scan:
-        """Returns the pairs whose key begins with ``prefix``, in key order."""
-        return self.range(prefix, upper_bound(prefix))
-
-    def all(self) -> Scan:
-        """Returns all pairs in key order."""
-        return self.range()
 
 
 class Scans:

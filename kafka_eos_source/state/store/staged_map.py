@@ -13,8 +13,10 @@ from kafka_eos_source.errors import StoreClosedError
 from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.store.durable import DurableState
 from kafka_eos_source.state.store.overlay import MISSING, Missing, merge
+from kafka_eos_source.state.store.reads import Reads
+from kafka_eos_source.state.store.records import StoreMetadata
 from kafka_eos_source.state.store.rocksdb import translate
-from kafka_eos_source.state.store.scans import OrderedReads, Scan, Scans
+from kafka_eos_source.state.store.scans import Scan, Scans
 from kafka_eos_source.state.store.uncommitted import UncommittedWrites, change_batches, delete_batches
 
 #: A range with at most this many keys is deleted key by key. RocksDB slows down with the number of deleted
@@ -22,7 +24,7 @@ from kafka_eos_source.state.store.uncommitted import UncommittedWrites, change_b
 _SMALL_RANGE = 128
 
 
-class StagedMap(OrderedReads):
+class StagedMap(Reads):
     """An ordered map of bytes to bytes whose writes are staged.
 
     Reads see the staged writes. `TransactionalStateStore` commits them.
@@ -186,6 +188,10 @@ class StagedMap(OrderedReads):
         if not self._uncommitted.owned_by_this_thread():
             self._check_open()
             self._uncommitted.claim()
+
+    def _committed(self) -> StoreMetadata:
+        self._check_open()
+        return self._durable.metadata
 
     def _check_open(self) -> None:
         if not self._open:

@@ -43,10 +43,9 @@ from kafka_eos_source.state.store.pending import (
     remove_attempt,
 )
 from kafka_eos_source.state.store.reader import CommittedReader
-from kafka_eos_source.state.store.records import Offsets, StoreMetadata
+from kafka_eos_source.state.store.records import StoreMetadata
 from kafka_eos_source.state.store.uncommitted import UncommittedWrites, change_batches
 from kafka_eos_source.state.store.viewed_map import ViewedMap
-from kafka_eos_source.state.store.views import last_offset
 
 
 class TransactionalStateStore(ViewedMap):
@@ -227,26 +226,6 @@ class TransactionalStateStore(ViewedMap):
             metadata = replace(metadata, restoring=False)
             self._durable.apply(writes, overlay.rows, overlay.ranges, overlay.bytes, metadata)
             self._uncommitted.clear()
-
-    def committed_offset(self, tp: TopicPartition) -> int | None:
-        """Returns the offset of the last changelog record in the data; None if it has no record."""
-        self._check_open()
-        return last_offset(self._durable.metadata.offsets, tp)
-
-    def next_offset(self, tp: TopicPartition) -> int | None:
-        """Returns the changelog offset from which to continue; None if it is not recorded."""
-        self._check_open()
-        return self._durable.metadata.offsets.get(tp)
-
-    def last_batch(self) -> BatchRecord | None:
-        """Returns the micro-batch whose state the store holds."""
-        self._check_open()
-        return self._durable.metadata.batch
-
-    def position(self) -> Offsets:
-        """Returns the largest input offset of each partition that the data reflects (KIP-796)."""
-        self._check_open()
-        return self._durable.metadata.position
 
     @property
     def last_commit_ms(self) -> int:

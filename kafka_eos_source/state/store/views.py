@@ -17,15 +17,15 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import NotUpToBoundError
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.state.model import BatchRecord
 from kafka_eos_source.state.store.overlay import MISSING, Missing, Overlay, merge
+from kafka_eos_source.state.store.reads import Reads
 from kafka_eos_source.state.store.records import Offsets, StoreMetadata
-from kafka_eos_source.state.store.scans import Cursor, OrderedReads, Scan, Scans
+from kafka_eos_source.state.store.scans import Cursor, Scan, Scans
 
 _View = TypeVar("_View", bound="StateView")
 
 
-class StateView(OrderedReads):
+class StateView(Reads):
     """Read-only access to a store as of one moment; a context manager.
 
     While a view is open, RocksDB cannot free the disk space of what it shows.
@@ -50,21 +50,8 @@ class StateView(OrderedReads):
         """Returns the value of each key, null for a missing key."""
         return pa.array([self.get(key) for key in keys.to_pylist()], pa.binary())
 
-    def committed_offset(self, tp: TopicPartition) -> int | None:
-        """Returns the offset of the last changelog record; None if there is no record."""
-        return last_offset(self._metadata.offsets, tp)
-
-    def next_offset(self, tp: TopicPartition) -> int | None:
-        """Returns the changelog offset after the last record; None if it is not recorded."""
-        return self._metadata.offsets.get(tp)
-
-    def last_batch(self) -> BatchRecord | None:
-        """Returns the last micro-batch in the committed data."""
-        return self._metadata.batch
-
-    def position(self) -> Offsets:
-        """Returns the input offsets that the committed data reflects (KIP-796)."""
-        return self._metadata.position
+    def _committed(self) -> StoreMetadata:
+        return self._metadata
 
     def close(self) -> None:
         """Closes the view and its scans. May be called again."""
@@ -135,12 +122,6 @@ class UncommittedView(StateView):
             ranges = self._overlay.ranges
         base = self._cursor.scan(low, high, reverse=reverse)
         return self._scans.track(merge(staged, base, ranges, reverse=reverse))
-
-
-def last_offset(offsets: Offsets, tp: TopicPartition) -> int | None:
-    """Returns the offset of the last changelog record; None if there is no record."""
-    end = offsets.get(tp)
-    return end - 1 if end else None
 
 
 def check_bound(position: Offsets, at_least: Mapping[TopicPartition, int] | None) -> None:
