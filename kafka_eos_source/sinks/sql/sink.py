@@ -13,7 +13,9 @@ import datetime
 import itertools
 import logging
 import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -44,6 +46,10 @@ _log = logging.getLogger(__name__)
 #: Longest wait for locks of other transactions. The lock may belong to a prepared transaction of this sink
 #: that the next `recover` finds and the driver rolls back.
 _LOCK_SECONDS = 20
+#: Number of retries if the list of prepared transactions is not exact, and the pause before the first one.
+#: Each pause is twice as long as the previous one; 0.6 s in total. MariaDB releases a transaction some ms
+#: after its connection was closed.
+_RETRIES, _FIRST_PAUSE_SECONDS = 7, 0.005
 #: Longest wait for another process that is ending the same prepared transaction.
 _END_SECONDS = 5
 _PRUNE_EVERY_BATCHES = 100
@@ -201,7 +207,7 @@ class SqlSink(TwoPhaseSink):
             failpoints.reach("sink.sql.before_prepare")
 
         if self._transactions is None:
-            self._dry_run(work)
+            database.dry_run(self._engine, work, self.table)
             self._store.put_rows(gid, staged.schema, staged.batches())
             self._store.put(gid, {"id": str(txn), "rows": staged.rows, "table": self.table})
             return OK
@@ -223,7 +229,7 @@ class SqlSink(TwoPhaseSink):
         self._connect()
         gid = names.gid(self.context, txn)
         if self._transactions is not None:
-            for wait_for_next in self._transactions.tries():
+            for wait_for_next in self._tries():
                 try:
                     with database.autocommit(self._engine) as connection:
                         if gid in self._transactions.prepared(connection):
@@ -274,7 +280,7 @@ class SqlSink(TwoPhaseSink):
         assert self._transactions is not None
         errors = sqlalchemy().exc
         message, listed = "", False
-        for wait_for_next in self._transactions.tries():
+        for wait_for_next in self._tries():
             with database.autocommit(self._engine) as connection:
                 try:
                     self._transactions.commit(connection, gid)
@@ -305,17 +311,12 @@ class SqlSink(TwoPhaseSink):
                     return OK
         return Fatal(f"nothing is prepared under {gid}: {message}", _LOST)
 
-    def _dry_run(self, work: Callable[[Any], None]) -> None:
-        """Calls `work` in a transaction, checks constraints, and rolls the transaction back.
-
-        Raises:
-            sqlalchemy.exc.DBAPIError: if the database refuses the rows, as it would at the commit.
-            SinkFailedError: if a row violates a foreign key in SQLite.
-        """
-        with self._engine.connect() as connection, connection.begin() as transaction:
-            work(connection)
-            database.check_deferred_constraints(connection, self.table)
-            transaction.rollback()
+    def _tries(self) -> Iterator[Callable[[], bool]]:
+        """Yields once per try: a function that waits for the next try, or returns False after the last."""
+        assert self._transactions is not None
+        pause = threading.Event()
+        for left in range(0 if self._transactions.is_exact else _RETRIES, -1, -1):
+            yield partial(_wait_for_next_try, pause, left)
 
     def _commit_stored(self, gid: str, txn: SinkTxn) -> Outcome:
         errors = sqlalchemy().exc
@@ -384,3 +385,8 @@ class SqlSink(TwoPhaseSink):
 
 
 _LOST = "see SINK_FAILED in docs/runbooks.md: the database no longer has the prepared transaction."
+
+
+def _wait_for_next_try(pause: threading.Event, left: int) -> bool:
+    """Waits and returns True if any tries are left, else returns False at once."""
+    return left > 0 and not pause.wait(_FIRST_PAUSE_SECONDS * 2 ** (_RETRIES - left))

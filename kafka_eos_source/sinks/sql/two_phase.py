@@ -7,18 +7,11 @@ rewrites the ids in its own way, and another process could not find them.
 from __future__ import annotations
 
 import re
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 from kafka_eos_source.sinks.sql.database import autocommit
-
-#: Number of retries if the list of prepared transactions is not exact, and the pause before the first one.
-#: Each pause is twice as long as the previous one; 0.6 s in total. MariaDB releases a transaction some ms
-#: after its connection was closed.
-_RETRIES, _FIRST_PAUSE_SECONDS = 7, 0.005
 
 
 class PreparedTransactions(ABC):
@@ -36,12 +29,6 @@ class PreparedTransactions(ABC):
     def limit_lock_wait(self, connection: Any, seconds: int) -> None:
         """Limits how long the next locking read waits for a transaction that wrote the row."""
         return
-
-    def tries(self) -> Iterator[Callable[[], bool]]:
-        """Yields once per try: a function that waits for the next try, or returns False after the last."""
-        pause = threading.Event()
-        for left in range(0 if self.is_exact else _RETRIES, -1, -1):
-            yield partial(_wait_for_next_try, pause, left)
 
     @abstractmethod
     def prepare(self, engine: Any, gid: str, work: Callable[[Any], None], lock_seconds: int) -> None:
@@ -140,8 +127,3 @@ def supported_by(connection: Any) -> tuple[PreparedTransactions | None, str]:
             return MySql(), ""
         return None, f"{version} rolls back prepared transactions when the connection ends"
     return None, f"{dialect} has no prepared transactions that this sink supports"
-
-
-def _wait_for_next_try(pause: threading.Event, left: int) -> bool:
-    """Waits and returns True if any tries are left, else returns False at once."""
-    return left > 0 and not pause.wait(_FIRST_PAUSE_SECONDS * 2 ** (_RETRIES - left))
