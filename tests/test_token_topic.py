@@ -328,7 +328,7 @@ def test_records_that_were_deleted_meanwhile_are_passed_over(monkeypatch: pytest
 def test_a_deleted_topic_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log([], [LogEnds(0, 8, 8)], [Taken((), gone=[FIRST])])
     FakeKafka({FIRST: log}).install(monkeypatch)
-    with pytest.raises(UnavailableError, match=r"tokens-0 is gone, because the topic was deleted.*token-topic create"):
+    with pytest.raises(UnavailableError, match=r"tokens-0 is gone, .* token-topic create"):
         found()
 
 
