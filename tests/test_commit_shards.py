@@ -34,7 +34,7 @@ def report(
     """Returns the report of a shard. ``sequence`` None means that of the batch before."""
     return ShardReport(
         tp=SHARDS[shard],
-        attempt=f"{batch_id}-{shard}",
+        task_attempt_id=f"{batch_id}-{shard}",
         shards=2,
         query_id="query",
         batch_id=batch_id,

@@ -256,7 +256,7 @@ class _File:
 
     def __init__(self, sink: FilesystemSink, at: Layout, context: StageContext) -> None:
         self._at = at
-        file = f"{context.attempt}{formats.ENDINGS[sink.format]}"
+        file = f"{context.task_attempt_id}{formats.ENDINGS[sink.format]}"
         self._name = f"{context.batch_id}/{file}"
         self._path = f"{at.staged(context.batch_id)}/{file}"
         self._rows = 0
