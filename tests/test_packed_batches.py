@@ -25,7 +25,7 @@ MADE_CHANGES = pa.RecordBatch.from_arrays(
 )
 REPORT = ShardReport(
     tp=TopicPartition("app-counts-changelog", 0),
-    attempt="attempt-0",
+    task_attempt_id="attempt-0",
     shards=2,
     query_id="query",
     batch_id=7,
@@ -145,7 +145,7 @@ def test_stored_bytes_stay_readable() -> None:
     assert decode_rows(STREAM).to_batches() == [MADE_CHANGES]
     first, last = packet.unpack(FIRST_PACKET), packet.unpack(LAST_PACKET)
     assert list(first.batches()) == [MADE_CHANGES]
-    assert (first.tp, first.attempt, first.number, first.report) == (REPORT.tp, "attempt-0", 0, None)
+    assert (first.tp, first.task_attempt_id, first.number, first.report) == (REPORT.tp, "attempt-0", 0, None)
     assert (last.number, last.report) == (1, replace(REPORT, packets=2, records=2))
 
 

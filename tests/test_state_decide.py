@@ -66,19 +66,27 @@ def test_another_querys_state_is_adopted_only_when_asked(batch_id: int) -> None:
         (LocalState(), Action.CATCH_UP),
         (LocalState(FOUR, END), Action.READY),
         (
-            LocalState(FOUR, END, [PendingBatch(replace(FOUR, batch_id=5, attempt="attempt-5"), FOUR, 1)]),
+            LocalState(
+                FOUR, END, [PendingBatch(replace(FOUR, batch_id=5, task_attempt_id="attempt-5"), FOUR, 1)]
+            ),
             Action.READY,
         ),
         (LocalState(THREE, 90, [PendingBatch(FOUR, THREE, 1)]), Action.PROMOTE),
         (LocalState(None, None, [PendingBatch(FOUR, None, 1)]), Action.PROMOTE),
         # the pending changes are of another task attempt at the same batch
-        (LocalState(THREE, 90, [PendingBatch(replace(FOUR, attempt="loser"), THREE, 1)]), Action.CATCH_UP),
+        (
+            LocalState(THREE, 90, [PendingBatch(replace(FOUR, task_attempt_id="loser"), THREE, 1)]),
+            Action.CATCH_UP,
+        ),
         # the pending changes apply to another state than the local one
-        (LocalState(THREE, 90, [PendingBatch(FOUR, replace(THREE, attempt="other"), 1)]), Action.CATCH_UP),
+        (
+            LocalState(THREE, 90, [PendingBatch(FOUR, replace(THREE, task_attempt_id="other"), 1)]),
+            Action.CATCH_UP,
+        ),
         (LocalState(THREE, 90), Action.CATCH_UP),
         # the batch changed nothing in this shard
         (LocalState(THREE, END), Action.READY),
-        (LocalState(replace(FOUR, attempt="loser"), 90), Action.CATCH_UP),
+        (LocalState(replace(FOUR, task_attempt_id="loser"), 90), Action.CATCH_UP),
     ],
 )
 def test_how_the_local_state_reaches_the_token(local: LocalState, action: Action) -> None:
@@ -93,7 +101,7 @@ def test_an_adopted_token_names_the_attempt_of_the_other_query() -> None:
 
 def test_a_token_that_names_no_attempt_matches_only_by_its_offset() -> None:
     """The state of a changelog without batches names no attempt either, and may be older than the token."""
-    unknown = replace(FOUR, attempt="")
+    unknown = replace(FOUR, task_attempt_id="")
     local = LocalState(unknown, 90, [PendingBatch(unknown, unknown, 1)])
     assert shard_action(local, record_of(replace(TOKEN, shard=None)), END) is Action.CATCH_UP
     assert shard_action(replace(local, next_offset=END), unknown, END) is Action.READY

@@ -78,12 +78,12 @@ def shard_parts(batch: pa.RecordBatch) -> list[ShardPart]:
     numbers: dict[tuple[TopicPartition, str], list[int]] = {}
     reports: dict[tuple[TopicPartition, str], ShardReport] = {}
     for packet in packets(batch.column(CHANGES)):
-        numbers.setdefault((packet.tp, packet.attempt), []).append(packet.number)
+        numbers.setdefault((packet.tp, packet.task_attempt_id), []).append(packet.number)
         if packet.report is not None:
-            reports[packet.tp, packet.attempt] = packet.report
+            reports[packet.tp, packet.task_attempt_id] = packet.report
     return [
-        ShardPart(tp, attempt, tuple(found), reports.get((tp, attempt)))
-        for (tp, attempt), found in numbers.items()
+        ShardPart(tp, task_attempt_id, tuple(found), reports.get((tp, task_attempt_id)))
+        for (tp, task_attempt_id), found in numbers.items()
     ]
 
 

@@ -21,7 +21,7 @@ def record_of(token: Token) -> BatchRecord:
     return BatchRecord(
         query_id=token.query_id,
         batch_id=token.batch_id,
-        attempt="" if shard is None else shard.task_attempt_id,
+        task_attempt_id="" if shard is None else shard.task_attempt_id,
         run_id=token.run_id,
         time_ms=0 if shard is None else shard.time_ms,
         event_time_ms=None if shard is None else shard.event_time_ms,
@@ -36,7 +36,7 @@ def encode_batch(record: BatchRecord) -> bytes:
             "v": _VERSION,
             "query": record.query_id,
             "batch": record.batch_id,
-            "attempt": record.attempt,
+            "attempt": record.task_attempt_id,
             "run": record.run_id,
             "time": record.time_ms,
             "event": record.event_time_ms,
@@ -65,7 +65,7 @@ def decode_batch(value: bytes) -> BatchRecord:
         return BatchRecord(
             query_id=str(fields["query"]),
             batch_id=int(fields["batch"]),
-            attempt=str(fields["attempt"]),
+            task_attempt_id=str(fields["attempt"]),
             run_id=str(fields["run"]),
             time_ms=int(fields["time"]),
             event_time_ms=None if event is None else int(event),

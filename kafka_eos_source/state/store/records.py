@@ -35,6 +35,8 @@ FORMAT = 1
 _VERSION = b"\x01"
 _NUMBER = struct.Struct(">Q")
 _OFFSET = "off/"
+#: Fields that the database does not spell as `BatchRecord` does.
+_SPELLING = {"task_attempt_id": "attempt"}
 
 Offsets = Mapping[TopicPartition, int]
 _Record = TypeVar("_Record", BatchRecord, StoreIdentity)
@@ -75,7 +77,7 @@ def encode(old: StoreMetadata, new: StoreMetadata) -> dict[bytes, bytes | None]:
     if new.position != old.position:
         changes[b"pos"] = encode_position(new.position)
     if new.batch != old.batch:
-        changes[b"batch"] = None if new.batch is None else _json(asdict(new.batch))
+        changes[b"batch"] = None if new.batch is None else _json(batch_fields(new.batch))
     if new.saved_ms != old.saved_ms:
         changes[b"saved"] = _VERSION + _NUMBER.pack(new.saved_ms)
     if new.restoring != old.restoring:
@@ -132,9 +134,15 @@ def decode_position(value: bytes) -> Offsets:
     return MappingProxyType({TopicPartition(topic, partition): at for topic, partition, at in _parsed(value)})
 
 
+def batch_fields(batch: BatchRecord) -> dict[str, Any]:
+    """Returns the fields of a batch record as the database spells them."""
+    return {_SPELLING.get(name, name): value for name, value in asdict(batch).items()}
+
+
 def record(cls: type[_Record], values: Mapping[str, Any]) -> _Record:
     """Returns a record from its fields; ignores fields that a newer release added."""
-    return cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
+    spelled = {f.name: _SPELLING.get(f.name, f.name) for f in fields(cls)}
+    return cls(**{name: values[key] for name, key in spelled.items() if key in values})
 
 
 def _offset_key(tp: TopicPartition) -> bytes:
