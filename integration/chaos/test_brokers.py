@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,7 +29,8 @@ _QUICK = {
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka(3, config=_QUICK, java_options=brokers.JAVA_OPTIONS) as kafka:
+    version = brokers.version(os.environ)
+    with EmbeddedKafka(3, config=_QUICK, java_options=brokers.JAVA_OPTIONS, **version) as kafka:
         yield kafka
 
 
