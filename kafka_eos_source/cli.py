@@ -19,6 +19,7 @@ from kafka_eos_source.operate import (
     token_topic_commands,
     topic_commands,
 )
+from kafka_eos_source.runtime.parent import on_end_of_parent
 
 _POLL_SECONDS = 0.1
 
@@ -167,18 +168,12 @@ class _StopRequest:
         self.raises = True
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
-        threading.Thread(target=self._watch, args=(os.getppid(),), daemon=True).start()
+        on_end_of_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         again, self.requested = self.requested, True
         if self.raises and not again:
             raise SystemExit(128 + number)
-
-    def _watch(self, parent: int) -> None:
-        pause = threading.Event()
-        while os.getppid() == parent:
-            pause.wait(_POLL_SECONDS)
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":
