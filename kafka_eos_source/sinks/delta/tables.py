@@ -62,8 +62,7 @@ class Target:
         Raises:
             InvalidOptionError: if the table does not exist and must not be created, or has features that
                 this sink cannot write.
-            InvalidSchemaError: if the table cannot hold rows of this schema.
-            SinkRetryableError: if other writers kept changing the table until the deadline.
+            InvalidSchemaError, SinkRetryableError: as `fitting_table`.
         """
         from deltalake.exceptions import CommitFailedError
 

@@ -277,7 +277,5 @@ class _File:
         try:
             self._writer.close()
             self._out.close()
-        except OSError:
+        finally:
             self._at.delete(self._path)
-            raise
-        self._at.delete(self._path)

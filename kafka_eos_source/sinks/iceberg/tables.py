@@ -75,8 +75,7 @@ class Target:
 
         Raises:
             InvalidOptionError: if the table does not exist and must not be created.
-            InvalidSchemaError: if the table cannot hold rows of this schema.
-            SinkRetryableError: if other writers kept changing the schema until the deadline.
+            InvalidSchemaError, SinkRetryableError: as `fitting_table`.
         """
         from pyiceberg.exceptions import CommitFailedException, ValidationError
 
