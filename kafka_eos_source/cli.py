@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from types import FrameType
+from types import FrameType, TracebackType
 
 import click
 
@@ -19,6 +19,7 @@ from kafka_eos_source.operate import (
     token_topic_commands,
     topic_commands,
 )
+from kafka_eos_source.runtime.signals import handling
 
 _POLL_SECONDS = 0.1
 
@@ -70,9 +71,11 @@ def broker(port: int, brokers: int, directory: str | None, config: tuple[str, ..
         if not separator:
             raise click.BadParameter(f"{each!r} has no '='; expected KEY=VALUE", param_hint="--config")
         properties[name.strip()] = value.strip()
-    stop = _StopRequest()
     pause = threading.Event()
-    with EmbeddedKafka(brokers, port, directory, properties, auto_create_topics=True) as kafka:
+    with (
+        _StopRequest() as stop,
+        EmbeddedKafka(brokers, port, directory, properties, auto_create_topics=True) as kafka,
+    ):
         stop.raises = False
         click.echo(f"bootstrap.servers={kafka.bootstrap_servers}")
         sys.stdout.flush()
@@ -124,7 +127,7 @@ for _each in (
 
 
 class _StopRequest:
-    """A request to stop: SIGINT, SIGTERM or SIGHUP, or the end of the parent process.
+    """A request to stop: SIGINT, SIGTERM or SIGHUP, or the end of the parent process. A context manager.
 
     Attributes:
         requested: whether a request has arrived. A plain flag, because a signal handler may interrupt code
@@ -135,9 +138,19 @@ class _StopRequest:
     def __init__(self) -> None:
         self.requested = False
         self.raises = True
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
+        self._over = threading.Event()
+        self._handling = handling((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._on_signal)
+
+    def __enter__(self) -> _StopRequest:
+        self._handling.__enter__()
         threading.Thread(target=self._watch, args=(os.getppid(),), daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._handling.__exit__(kind, error, trace)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         again, self.requested = self.requested, True
@@ -145,9 +158,9 @@ class _StopRequest:
             raise SystemExit(128 + number)
 
     def _watch(self, parent: int) -> None:
-        pause = threading.Event()
         while os.getppid() == parent:
-            pause.wait(_POLL_SECONDS)
+            if self._over.wait(_POLL_SECONDS):
+                return
         os.kill(os.getpid(), signal.SIGTERM)
 
 
