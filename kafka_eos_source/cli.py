@@ -57,25 +57,46 @@ def main() -> None:
     help="Keep the data in this folder. Default: a temporary folder, deleted at the end.",
 )
 @click.option("--config", multiple=True, metavar="KEY=VALUE", help="Broker property; may be repeated.")
-def broker(port: int, brokers: int, directory: str | None, config: tuple[str, ...]) -> None:
+@click.option("--kafka-version", help="Kafka's version, 3.7.0 or newer. Default: the newest that was tested.")
+@click.option(
+    "--feature",
+    "features",
+    multiple=True,
+    metavar="NAME=LEVEL",
+    help="Finalized level of a feature, such as transaction.version=1; may be repeated.",
+)
+def broker(
+    port: int,
+    brokers: int,
+    directory: str | None,
+    config: tuple[str, ...],
+    kafka_version: str | None,
+    features: tuple[str, ...],
+) -> None:
     """Run a local Kafka cluster for development.
 
     The brokers run in KRaft mode until Ctrl-C or SIGTERM, or until the process that started it ends. Kafka
     creates topics on first write; --config auto.create.topics.enable=false turns that off.
     """
     from kafka_eos_source.embedded import EmbeddedKafka
+    from kafka_eos_source.embedded.jars import KAFKA_VERSION
 
-    properties = {}
-    for each in config:
-        name, separator, value = each.partition("=")
-        if not separator:
-            raise click.BadParameter(f"{each!r} has no '='; expected KEY=VALUE", param_hint="--config")
-        properties[name.strip()] = value.strip()
+    properties = dict(_pair(each, "--config", "KEY=VALUE") for each in config)
+    levels = dict(_pair(each, "--feature", "NAME=LEVEL") for each in features)
+    for name, level in levels.items():
+        if not level.isdecimal():
+            raise click.BadParameter(f"{name}={level!r} is not a whole number", param_hint="--feature")
     pause = threading.Event()
-    with (
-        _StopRequest() as stop,
-        EmbeddedKafka(brokers, port, directory, properties, auto_create_topics=True) as kafka,
-    ):
+    cluster = EmbeddedKafka(
+        brokers,
+        port,
+        directory,
+        properties,
+        auto_create_topics=True,
+        version=kafka_version or KAFKA_VERSION,
+        features={name: int(level) for name, level in levels.items()},
+    )
+    with _StopRequest() as stop, cluster as kafka:
         stop.raises = False
         click.echo(f"bootstrap.servers={kafka.bootstrap_servers}")
         sys.stdout.flush()
@@ -83,6 +104,13 @@ def broker(port: int, brokers: int, directory: str | None, config: tuple[str, ..
         while not stop.requested:
             pause.wait(_POLL_SECONDS)
             kafka.check()
+
+
+def _pair(text: str, option: str, expected: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise click.BadParameter(f"{text!r} has no '='; expected {expected}", param_hint=option)
+    return name.strip(), value.strip()
 
 
 @main.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
