@@ -19,6 +19,7 @@ from kafka_eos_source.operate import (
     token_topic_commands,
     topic_commands,
 )
+from kafka_eos_source.runtime.parent import on_end_of_parent
 from kafka_eos_source.runtime.signals import handling
 
 _POLL_SECONDS = 0.1
@@ -171,7 +172,7 @@ class _StopRequest:
 
     def __enter__(self) -> _StopRequest:
         self._handling.__enter__()
-        threading.Thread(target=self._watch, args=(os.getppid(),), daemon=True).start()
+        on_end_of_parent(lambda: os.kill(os.getpid(), signal.SIGTERM), self._over)
         return self
 
     def __exit__(
@@ -184,12 +185,6 @@ class _StopRequest:
         again, self.requested = self.requested, True
         if self.raises and not again:
             raise SystemExit(128 + number)
-
-    def _watch(self, parent: int) -> None:
-        while os.getppid() == parent:
-            if self._over.wait(_POLL_SECONDS):
-                return
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":
