@@ -10,13 +10,14 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import KafkaError
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -31,9 +32,15 @@ from integration.support.security import SCRAM_PASSWORDS, TlsCluster, tls_cluste
 from kafka_eos_source.commit import direct, session
 from kafka_eos_source.datasource import KafkaEosDataSource
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError
+from kafka_eos_source.kafka.cluster_reader import ClusterReader
 from kafka_eos_source.kafka.consumer import POOL
+from kafka_eos_source.kafka.group import GroupOffsets
+from kafka_eos_source.kafka.request import Complaints
+from kafka_eos_source.kafka.topic_admin import TopicAdmin
+from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.changelog.committed import end_open_transaction
+from kafka_eos_source.runtime.retry import Pauses, retry
+from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client, end_open_transaction
 
 #: ``user, kind, name, operation``: all rights that a query from ``in`` to ``out`` needs, as documented in
 #: docs/security.md. Read and Write imply Describe.
@@ -320,6 +327,90 @@ def test_who_does_not_fit_is_told_so_at_once(query: Query) -> None:
         assert not any(secret in str(error) for secret in SECRETS)
     query.run()  # the same options without the wrong values work
     assert query.written() == ROWS
+
+
+REQUESTS: dict[str, Callable[[dict[str, str], Deadline], object]] = {
+    "group": lambda kafka, deadline: GroupOffsets(kafka).fetch("some-group", [], deadline),
+    "shard": lambda kafka, deadline: _committed_shard(kafka, deadline),
+    "cluster": lambda kafka, deadline: ClusterReader(kafka).topics(deadline),
+    "topics": lambda kafka, deadline: TopicAdmin(kafka).shape("some-topic", deadline),
+    "producer": lambda kafka, deadline: end_open_transaction(kafka, "some-id", deadline),
+}
+_LONG_SECONDS = 120.0
+
+
+def _committed_shard(kafka: dict[str, str], deadline: Deadline) -> object:
+    with changelog_client(kafka, "some-group") as consumer:
+        return CommittedShard(consumer, "some-group", TopicPartition("some-topic", 0)).offset(deadline)
+
+
+def _properties(options: dict[str, str]) -> dict[str, str]:
+    return {name.removeprefix("kafka."): value for name, value in options.items()}
+
+
+@pytest.mark.parametrize("misfit", _MISFITS)
+def test_every_request_with_credentials_that_never_worked_ends_at_once(query: Query, misfit: str) -> None:
+    changed = {name: value.format(**vars(query.cluster)) for name, value in _MISFITS[misfit][0].items()}
+    # a property without effect: no other test's success counts for these credentials
+    kafka = _properties(query.cluster.options("writer", **changed)) | {"sasl.kerberos.keytab": misfit}
+    _, said, fix = _MISFITS[misfit]
+
+    def ask(send: Callable[[dict[str, str], Deadline], object]) -> None:
+        deadline = Deadline.after_seconds(_LONG_SECONDS)
+        with pytest.raises(AuthorizationError) as caught:
+            send(kafka, deadline)
+        assert not deadline.expired, "the deadline was waited out"
+        assert said in caught.value.message
+        assert kafka["bootstrap.servers"] in caught.value.message
+        assert "SCRAM-SHA-512" in caught.value.message
+        assert fix in caught.value.fix
+        assert not any(secret in str(caught.value) for secret in SECRETS)
+
+    with ThreadPoolExecutor(len(REQUESTS)) as threads:
+        list(threads.map(ask, REQUESTS.values()))
+
+
+@pytest.mark.parametrize("name", ["group", "topics", "producer"])
+def test_credentials_that_are_rotated_interrupt_no_query(
+    query: Query, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker refuses a password that worked before, until the rotation is complete."""
+    user, group = "rotated", "some-group"
+    query.cluster.set_password(user, "rotated-pass-4a")
+    query.cluster.allow(user, "group", group, "DESCRIBE")
+    query.cluster.allow(user, "topic", "some-topic", "DESCRIBE")
+    query.cluster.allow(user, "transactional_id", "some-id", "WRITE")
+    kafka = _properties(query.cluster.options("writer", sasl_username=user, sasl_password="rotated-pass-4a"))
+    patience = Deadline.after_seconds(_LONG_SECONDS)
+    retry(
+        lambda: REQUESTS[name](kafka, patience), KafkaEosError, Pauses(patience, 0.1)
+    )  # brokers learn of it
+
+    query.cluster.set_password(user, "rotated-pass-4b")
+    error = None
+    while error is None:  # until the broker has learned of the new password
+        try:
+            REQUESTS[name](kafka, Deadline.after_seconds(3))
+        except AuthorizationError as found:
+            error = found
+        assert not patience.expired
+    assert "Authentication failed" in error.message, "at the deadline, the reason is the error"
+
+    refused = threading.Event()
+    original = Complaints.on_error
+
+    def on_error(self: Complaints, error: KafkaError) -> None:
+        original(self, error)
+        if self.login_error("test") is not None:
+            refused.set()
+
+    monkeypatch.setattr(Complaints, "on_error", on_error)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(REQUESTS[name], kafka, Deadline.after_seconds(_LONG_SECONDS))
+        assert refused.wait(_LONG_SECONDS)
+        assert not waiting.done()
+        query.cluster.set_password(user, "rotated-pass-4a")
+        waiting.result(_LONG_SECONDS)
 
 
 # -- what Spark shows

@@ -193,7 +193,7 @@ def test_a_commit_goes_on_where_another_was_killed(store: Store) -> None:
     with opened(system) as sink:
         staged = stage(sink, ROWS, tasks=3)
         assert sink.prepare(txn, staged, deadline()) == OK
-        for each in staged.tokens[:2]:
+        for each in staged.receipts[:2]:
             store.s3.complete_multipart_upload(
                 Bucket=store.bucket,
                 Key=each.key,
@@ -286,7 +286,7 @@ def test_an_object_that_is_anothers_is_not_taken_for_ours(store: Store) -> None:
         assert sink.prepare(txn, staged, deadline()) == OK
         store.abort_uploads()
         store.s3.put_object(
-            Bucket=store.bucket, Key=staged.tokens[0].key, Body=b"x" * staged.tokens[0].size_bytes
+            Bucket=store.bucket, Key=staged.receipts[0].key, Body=b"x" * staged.receipts[0].size_bytes
         )
         with pytest.raises(SinkFailedError, match="no two tasks have one key"):
             sink.commit(txn, deadline())

@@ -18,6 +18,7 @@ from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 
 from integration.support.kafka import Admin, produce, read_back
+from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.lineage import lineage
 from kafka_eos_source.plan import advice as admission
 from kafka_eos_source.state import (
@@ -132,6 +133,30 @@ def test_a_processor_of_sparks_counts_on_from_an_initial_state(stage: Stage) -> 
     stage.run(frame())
     wanted = {**stage.wanted, "k0": stage.wanted["k0"] + 1000}
     assert {key: int(values[-1]) for key, values in stage.results().items()} == wanted
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"shards": 0}, r"shards is 0; expected a whole number"),
+        ({"shards": "4"}, r"shards is '4'; expected a whole number"),
+        ({"shards": True}, r"shards is True; expected a whole number"),
+        ({"store": "a b"}, r"store 'a b' of application.id"),
+        ({"delay": "soon"}, r"delay"),
+        ({"time_mode": "Sometimes"}, r"time_mode is 'Sometimes'"),
+    ],
+)
+def test_arguments_are_checked_before_an_initial_state_is_written(
+    stage: Stage, argument: dict[str, Any], message: str
+) -> None:
+    """No broker listens at this address, so a request to it would be the error."""
+    options = {**stage.options(), "kafka.bootstrap.servers": "127.0.0.1:1", "state.timeout.ms": "2000"}
+    initial = stage.spark.createDataFrame([("k0", 1000)], "k string, before long")
+    arguments = {"options": options, "initial_state": initial, **argument}
+    with pytest.raises(InvalidOptionError, match=message):
+        transform_with_changelog_state(
+            stage.rows().groupBy("k"), CountingOn(), "key string, value string", **arguments
+        )
 
 
 def test_operators_follow_one_another_in_one_transaction(stage: Stage, admin: Admin) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import socket
 import stat
 import threading
@@ -323,6 +324,21 @@ def test_the_command_line_gives_messages_and_not_tracebacks(
     result = CliRunner().invoke(main, ["broker", "--port", "0"])
     assert result.exit_code == 1
     assert result.output.startswith("[KAFKA_EOS.UNAVAILABLE] there is no Java")
+
+
+def test_the_command_line_restores_signal_handlers_and_ends_its_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, a Ctrl-C in the program that called the command would be ignored from then on."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before, threads = [signal.getsignal(each) for each in numbers], set(threading.enumerate())
+    assert CliRunner().invoke(main, ["broker", "--port", "0"]).exit_code == 1
+    assert [signal.getsignal(each) for each in numbers] == before
+    for each in set(threading.enumerate()) - threads:
+        each.join(10)
+        assert not each.is_alive()
 
 
 def test_a_cluster_id_is_never_taken_for_an_option() -> None:

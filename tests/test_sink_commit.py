@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +18,12 @@ from kafka_eos_source.commit.facts import Batch
 from kafka_eos_source.commit.sink_fate import Fate, fate, named_by
 from kafka_eos_source.commit.sinks import SinkWork
 from kafka_eos_source.commit.verdict import Verdict
-from kafka_eos_source.errors import InvalidOptionError, SinkFailedError, SinkUndecidedError
+from kafka_eos_source.errors import (
+    InvalidOptionError,
+    InvalidSchemaError,
+    SinkFailedError,
+    SinkUndecidedError,
+)
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
 from kafka_eos_source.runtime.deadline import Deadline
@@ -33,8 +39,10 @@ from kafka_eos_source.sinks.contract import (
 from kafka_eos_source.sinks.filesystem import FilesystemSink
 from kafka_eos_source.sinks.http import HttpSink
 from kafka_eos_source.sinks.memory import Memory, MemorySink
+from kafka_eos_source.sinks.naming import SinkNaming
 from kafka_eos_source.sinks.s3 import S3Sink
 from kafka_eos_source.sinks.targets import refuse_shared
+from kafka_eos_source.sinks.watched import WatchedSink
 from kafka_eos_source.stage.fanout import Plan, Route
 from kafka_eos_source.testing.sinks import ROWS, Given, deadline
 
@@ -355,3 +363,40 @@ def test_the_check_before_the_first_batch_tells_what_a_commit_may_refuse_once(
     told = [each.getMessage() for each in caplog.records if "refuses a batch" in each.getMessage()]
     assert len(told) == 1
     assert told[0].startswith("sink 'right'")
+
+
+def test_an_error_of_a_check_names_the_sink_and_its_options(tmp_path: Path) -> None:
+    """A query may have several sinks of one type, and each knows only the short names of its options."""
+    url = {"sink.right.type": "sql", "sink.right.url": "pass:word", "sink.right.table": "t"}
+    options = given_options(tmp_path, **url)
+    with pytest.raises(InvalidOptionError, match=r"option 'sink\.right\.url' has a value \(not shown\)"):
+        sink_session.check(options, plan(options))
+
+
+class Choosy(MemorySink):
+    """A user's sink whose check refuses every schema."""
+
+    def check(self, schema: pa.Schema, deadline: Deadline) -> None:
+        raise InvalidSchemaError("column 'id' has type int64.", fix="correct sink.<name>.columns.")
+
+
+def test_an_error_of_a_users_sink_names_the_sink(tmp_path: Path) -> None:
+    options = given_options(tmp_path, **{"sink.right.type": f"{__name__}:Choosy"})
+    with pytest.raises(
+        InvalidSchemaError, match=r"sink 'right': column 'id' .* correct sink\.right\.columns"
+    ):
+        sink_session.check(options, plan(options))
+
+
+def test_an_outcome_names_options_in_full(tmp_path: Path) -> None:
+    class Down(MemorySink):
+        def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
+            return Fatal("the option 'path' is 'path'", "correct the options 'path' and 'x'.")
+
+    watched = WatchedSink(Down(), SinkNaming("right", ("path",)))
+    watched.open(SinkContext("right", "app"))
+    answer = watched.prepare(SinkTxn("app", "right", 1, ATTEMPT), Given(ROWS.schema, 1, [[ROWS]]), deadline())
+    assert answer == Fatal(
+        "the option 'sink.right.path' is 'path'", "correct the options 'sink.right.path' and 'x'."
+    )
+    watched.close()

@@ -291,7 +291,7 @@ def test_a_data_file_that_vanished_after_prepare_is_never_committed(lake: Lake, 
     with opened(lake.system()) as sink:
         staged = stage(sink, ROWS)
         assert sink.prepare(txn, staged, deadline()) == OK
-        file = Path(lake.path, staged.tokens[0].files[0].path)
+        file = Path(lake.path, staged.receipts[0].files[0].path)
         whole = file.read_bytes()
         file.unlink() if damage == "deleted" else file.write_bytes(whole[:-1])
         outcome = sink.commit(txn, deadline())
@@ -413,7 +413,7 @@ def test_the_table_is_made_anew_under_a_batch(lake: Lake, when: str) -> None:
 def test_a_data_file_that_is_gone_is_seen_before_kafka_commits(lake: Lake) -> None:
     with opened(lake.system()) as sink:
         staged = stage(sink, ROWS)
-        path = staged.tokens[0].files[0].path
+        path = staged.receipts[0].files[0].path
         (lake.folder / "orders" / path).unlink()
         outcome = sink.prepare(new_txn(), staged, deadline())
     assert isinstance(outcome, Fatal)

@@ -11,6 +11,8 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.protocol.packet import CHANGELOG
+from kafka_eos_source.sinks.contract import SinkContext
+from kafka_eos_source.sinks.memory import MemorySink
 from kafka_eos_source.sinks.registry import SinkSpec
 from kafka_eos_source.stage.fanout import Fanout, Plan, StagedForSink, part_names
 from kafka_eos_source.stage.files import StagingFolder
@@ -112,3 +114,21 @@ def test_columns_that_are_not_there() -> None:
 def test_a_column_sink_that_is_no_text() -> None:
     with pytest.raises(InvalidSchemaError, match="'sink', the destination of each row, has type int"):
         Plan.of(SINKS, StructType([StructField("sink", IntegerType())]), kafka=False)
+
+
+class Unopened(MemorySink):
+    """A sink that cannot be opened, and whose clean-up expects that it was."""
+
+    def open(self, context: SinkContext) -> None:
+        raise InvalidOptionError("option 'system' is wrong.")
+
+    def close(self) -> None:
+        raise AssertionError("a sink was closed that was never opened")
+
+
+def test_a_sink_that_cannot_be_opened_is_not_closed(tmp_path: Path) -> None:
+    plan = Plan.of([SinkSpec("bad", f"{__name__}:Unopened", options={"system": "s"})], FRAME, kafka=True)
+    fanout = Fanout(plan, "app", "7", StagingFolder.at(str(tmp_path / "staging")), 1 << 20)
+    with pytest.raises(InvalidOptionError, match=r"'sink\.bad\.system' is wrong"):
+        list(fanout.rows([rows([None])]))
+    fanout.discard()  # the task attempt failed

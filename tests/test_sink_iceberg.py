@@ -385,7 +385,7 @@ def test_a_data_file_that_vanished_after_prepare_is_never_committed(lake: Lake) 
     with opened(lake.system()) as sink:
         staged = stage(sink, ROWS)
         assert sink.prepare(txn, staged, deadline()) == OK
-        file = Path(urlsplit(staged.tokens[0].files[0]["path"]).path)
+        file = Path(urlsplit(staged.receipts[0].files[0]["path"]).path)
         whole = file.read_bytes()
         file.unlink()
         outcome = sink.commit(txn, deadline())
@@ -407,7 +407,7 @@ _MERGE = {
 def test_a_data_file_that_is_gone_is_seen_before_kafka_commits(lake: Lake) -> None:
     with opened(lake.system()) as sink:
         staged = stage(sink, ROWS)
-        path = staged.tokens[0].files[0]["path"]
+        path = staged.receipts[0].files[0]["path"]
         Path(path.removeprefix("file://")).unlink()
         outcome = sink.prepare(new_txn(), staged, deadline())
     assert isinstance(outcome, Fatal)

@@ -102,7 +102,18 @@ def test_sinks_by_type_and_by_import_path() -> None:
                 "sink.a.table": "t",
                 "sink.a.mode": "upsert",
             },
-            "mode=upsert requires keys",
+            r"option 'sink.a.mode' has the value 'upsert', and option 'sink.a.keys' is not set; .* Fix: .*"
+            r"'sink.a.keys'",
+        ),
+        (
+            {
+                "sinks": "a",
+                "sink.a.type": "http",
+                "sink.a.url": "http://h/",
+                "sink.a.auth": "x",
+                "sink.a.auth.env": "Y",
+            },
+            "options 'sink.a.auth' and 'sink.a.auth.env' are both set",
         ),
     ],
 )

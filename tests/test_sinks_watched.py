@@ -16,6 +16,7 @@ from kafka_eos_source.protocol.token import PreparedSinks, Token
 from kafka_eos_source.runtime import watchdog
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks import OK, Outcome, SinkContext, SinkTxn, Staged, TwoPhaseSink
+from kafka_eos_source.sinks.naming import SinkNaming
 from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.sinks.watched import WatchedSink
 
@@ -35,7 +36,8 @@ class Rows:
 
     schema = ROWS.schema
     rows = 2 * SLOW_BATCHES
-    tokens: Sequence[Any] = ("t",)
+    receipts: Sequence[Any] = ("t",)
+    tokens = receipts
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         for _ in range(SLOW_BATCHES):
@@ -53,7 +55,8 @@ class Scripted(TwoPhaseSink):
 
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         self.drawn += sum(batch.num_rows for batch in staged.batches())
-        assert (staged.rows, staged.tokens, staged.schema) == (Rows.rows, Rows.tokens, Rows.schema)
+        assert (staged.rows, staged.receipts, staged.schema) == (Rows.rows, Rows.receipts, Rows.schema)
+        assert staged.tokens == Rows.receipts, "the name of earlier versions"
         return self._said("prepare")
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
@@ -80,7 +83,7 @@ class Scripted(TwoPhaseSink):
 
 
 def watched(sink: TwoPhaseSink, store: NotesFolder | None = None) -> WatchedSink:
-    found = WatchedSink(sink)
+    found = WatchedSink(sink, SinkNaming("a"))
     found.open(SinkContext("s", "app", store))
     return found
 

@@ -220,6 +220,21 @@ def test_at_least(machine: Machine) -> None:
         Machine(machine.root, machine.processor, ["origin"]).cut().check(0)
 
 
+def test_offsets_as_a_bound_need_kafka(machine: Machine) -> None:
+    """Databases record no input offsets, so such a bound could never be reached."""
+    machine.batch(0, rows_of(FLIGHTS, [("JFK", 1)]))
+    machine.commit()
+    with pytest.raises(InvalidOptionError, match=r"at_least has the offsets .*'kafka' is not set"):
+        ask(machine, at_least={TopicPartition("flights", 0): 0})
+    with ask(machine) as state:
+        with pytest.raises(InvalidOptionError, match="'kafka' is not set"):
+            state.refresh(at_least={TopicPartition("flights", 0): 0})
+        assert state.batches, "the query stays where it is"
+    for bad in ("7", True, {("flights", 0): 0}):
+        with pytest.raises(InvalidOptionError, match="expected a batch id, or offsets by TopicPartition"):
+            ask(machine, at_least=bad)
+
+
 def test_shards_that_are_elsewhere(machine: Machine) -> None:
     machine.batch(0, rows_of(FLIGHTS, [("JFK", 1), ("LGA", 1), ("EWR", 1), ("BOS", 1)]), only=[0])
     machine.commit()

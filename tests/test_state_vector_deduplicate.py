@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from vector_model import SCHEMA, Row, Stream, batch_of, key_of, rows, sharded, split
+from hypothesis import HealthCheck, given, settings
+from vector_model import SCHEMA, DictState, Row, Stream, batch_of, key_of, row_at, rows, sharded, split
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-from kafka_eos_source.state.vector import DeduplicateProcessor
+from kafka_eos_source.state.model import BatchContext
+from kafka_eos_source.state.vector import DeduplicateProcessor, intake
 from kafka_eos_source.state.vector.deduplicate import _passing
 
 KEYS = ["k", "j"]
@@ -85,6 +89,46 @@ def test_within_a_time(some: list[Row], within: int, grace: int, data: st.DataOb
             no_time = stream.metrics.get("null_time_rows", 0)
     assert stream.metrics.get("late_rows", 0) == late
     assert stream.metrics.get("null_time_rows", 0) == no_time
+
+
+@pytest.mark.parametrize("within", [None, "3s"])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows(), st.data())
+def test_how_a_batch_is_cut_into_chunks_does_not_matter(
+    within: str | None, monkeypatch: pytest.MonkeyPatch, some: list[Row], data: st.DataObject
+) -> None:
+    """A replay whose shuffle delivers the same rows in other chunks has the same output and state."""
+    on = None if within is None else "ts"
+    batches = split(data.draw, some)
+    cuts = [split(data.draw, batch, 6) for batch in batches]
+
+    def run(chunk_rows: int) -> tuple[list[list[int]], dict[bytes, bytes], dict[str, int]]:
+        monkeypatch.setattr(intake, "CHUNK_ROWS", chunk_rows)
+        stream = Stream(DeduplicateProcessor(SCHEMA, KEYS, within=within, on=on, grace="20s"))
+        emitted = [[row["seq"] for row in stream.run([map(batch_of, cut)])] for cut in cuts]
+        return emitted, stream.states[0].rows, stream.metrics
+
+    assert run(1) == run(1 << 19)
+
+
+def test_a_later_chunk_may_hold_the_earlier_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "CHUNK_ROWS", 1)
+    stream = Stream(DeduplicateProcessor(SCHEMA, ["k"], within="5s", on="ts"))
+    cut = [batch_of([{**row_at("a", time), "seq": time}]) for time in (9000, 1000, 4000, 6000, 8000)]
+    assert [row["seq"] for row in stream.run([cut])] == [1000, 6000]
+
+
+def test_held_rows_leave_no_file_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(intake, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    processor = DeduplicateProcessor(SCHEMA, ["k"], within="5s", on="ts")
+    cut = [batch_of([row_at(key, 0)]) for key in "abc"]
+    found = processor.process(iter(cut), DictState(), BatchContext(0, 0, 1, True, 0, None))
+    assert next(found).num_rows == 1
+    assert list(tmp_path.iterdir()) == [], "the file has no name"
+    open_files = len(os.listdir("/proc/self/fd"))
+    found.close()  # Spark ends a task early
+    assert len(os.listdir("/proc/self/fd")) == open_files - 1
 
 
 def test_what_is_late_and_what_is_forgotten_to_the_millisecond() -> None:

@@ -148,3 +148,36 @@ def test_t65_two_transactional_ids_in_one_group_are_refused(scenario: Scenario) 
     scenario.run()
     found = scenario.outcome()
     assert found.exactly_once, found
+
+
+@pytest.mark.fault("T90", "a checkpoint is restored while a paused driver still holds a batch", "commit")
+@pytest.mark.parametrize("mutations", [(), ("plan check",)], ids=["safe", "mutated"])
+def test_t90_a_zombie_does_not_commit_its_rows_with_the_offsets_of_another_plan(
+    scenario: Scenario, mutations: tuple[str, ...]
+) -> None:
+    """Two drivers plan the same batch differently, because the restored checkpoint lacks the first plan.
+
+    The commit reads the offset log, which then holds the second plan, but the zombie staged the rows of the
+    first. Committed together, the second driver would skip its batch, and the rows between would be lost.
+    """
+    scenario.feed(50)
+    scenario.run()
+    copy = scenario.folder / "copy"
+    shutil.copytree(scenario.checkpoint, copy)
+    scenario.feed(30)
+    zombie = scenario.stopped_at("commit.after_check", mutations=mutations)
+    restore(scenario, copy)
+    scenario.feed(20)
+    second = scenario.stopped_at("commit.after_check")
+    zombie.resume()
+    code = zombie.wait()
+    second.resume()
+    second.wait()
+    scenario.run()
+    found = scenario.outcome()
+    if mutations:
+        assert (found.rows.found, len(scenario.sent)) == (80, 100), found
+    else:
+        assert code == 1
+        assert "RestartQueryError" in zombie.log.read_text(), zombie.tail()
+        assert found.exactly_once, found

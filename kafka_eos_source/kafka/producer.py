@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka import deliveries, librdkafka
 from kafka_eos_source.kafka.clients import make
-from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
+from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.kernel import choice
 from kafka_eos_source.kafka.native import has_pointers
 from kafka_eos_source.kafka.partition_counts import PartitionCounts
@@ -65,7 +65,7 @@ class RecordProducer:
         self.enqueued = 0
         self._topics: set[str] = set()
         self._bootstrap = str(config.get("bootstrap.servers", ""))
-        self._complaints = Complaints()
+        self._complaints = Complaints(config)
         self._delivery_error: KafkaError | None = None
         self._partition_counts = PartitionCounts(self._partition_count)
         self._places_as_java = config.get("partitioner") in _AS_JAVA
@@ -205,8 +205,8 @@ class RecordProducer:
     ) -> T:
         """Makes a blocking call of the client; repeats it while its error is temporary.
 
-        A repeated call of librdkafka's continues where the last one stopped, so no pause is needed. A refused
-        login ends the tries.
+        A repeated call of librdkafka's continues where the last one stopped, so no pause is needed. A login
+        that is refused for good ends the tries.
         """
 
         def once() -> T:
@@ -215,17 +215,21 @@ class RecordProducer:
 
         def permanent(failure: KafkaException) -> KafkaEosError | None:
             error = kafka_error(failure)
-            if error.txn_requires_abort() or error.fatal() or not is_transient(error):
+            if error.txn_requires_abort() or error.fatal() or not (is_transient(error) or is_login(error)):
                 return self._cause(error, doing)
-            refused = self._complaints.login_refused
-            return None if refused is None else classify(refused, doing)
+            if is_login(error):
+                self._complaints.on_error(error)
+            return self._complaints.permanent_login_error(doing)
 
         def timed_out(failure: KafkaException) -> KafkaEosError:
+            refused = self._complaints.login_error(doing)
+            if refused is not None:
+                return refused
             reason = f"{doing}: {self._complaints.last or kafka_error(failure).str()}"
             return unreachable(self._bootstrap, deadline.budget_seconds * 1000, reason)
 
         answer = retry(once, KafkaException, Pauses(deadline, 0.0), permanent=permanent, timed_out=timed_out)
-        self._complaints.login_refused = None  # one of several brokers may refuse a login for a while
+        self._complaints.answered()
         return answer
 
     def _cause(self, failure: KafkaError, doing: str) -> KafkaEosError:
@@ -311,7 +315,9 @@ class RecordProducer:
 
     def _raise_if_expired(self, deadline: Deadline) -> None:
         if deadline.expired:
-            raise unreachable(self._bootstrap, deadline.budget_seconds * 1000, self._complaints.last)
+            raise self._complaints.login_error(self._writing()) or unreachable(
+                self._bootstrap, deadline.budget_seconds * 1000, self._complaints.last
+            )
 
     def _raise_if_failed(self) -> None:
         failure = self._failure()

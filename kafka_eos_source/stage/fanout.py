@@ -102,12 +102,12 @@ class SinkPart:
     Attributes:
         sink: name of the sink.
         rows: number of rows.
-        token: what the sink's `contract.Stage.finish` returned.
+        receipt: what the sink's `contract.Stage.finish` returned.
     """
 
     sink: str
     rows: int
-    token: Any
+    receipt: Any
 
 
 class Fanout:
@@ -175,10 +175,12 @@ class Fanout:
         self._rows[name] += batch.num_rows
 
     def _open(self, route: Route) -> Stage:
-        sink = self._sinks[route.spec.name] = route.spec.build()
-        sink.open(SinkContext(route.spec.name, self._application_id))
-        parts = partial(PartStage, route.schema, self._folder, self._batch, self._inline_bytes)
-        return sink.stage(StageContext(int(self._batch), self._task_attempt_id, route.schema, parts))
+        sink = route.spec.build()
+        with route.spec.naming.errors():
+            sink.open(SinkContext(route.spec.name, self._application_id))
+            self._sinks[route.spec.name] = sink  # only an open sink is closed
+            parts = partial(PartStage, route.schema, self._folder, self._batch, self._inline_bytes)
+            return sink.stage(StageContext(int(self._batch), self._task_attempt_id, route.schema, parts))
 
     def _close(self) -> None:
         while self._sinks:
@@ -214,10 +216,14 @@ class StagedForSink:
         """
         self.schema = schema
         self.rows = sum(part.rows for part in parts)
-        self.tokens = [part.token for part in parts]
+        self.receipts = [part.receipt for part in parts]
         self._parts = VerifiedParts(
-            folder, batch, [part.token for part in parts if isinstance(part.token, StagedPart)]
+            folder, batch, [part.receipt for part in parts if isinstance(part.receipt, StagedPart)]
         )
+
+    @property
+    def tokens(self) -> list[Any]:
+        return self.receipts
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         return self._parts.batches()
@@ -225,7 +231,7 @@ class StagedForSink:
 
 def part_names(parts: Iterable[SinkPart]) -> list[str]:
     """Returns the names of the files in the staging folder that contain rows for sinks."""
-    return [part.token.name for part in parts if isinstance(part.token, StagedPart) and part.token.name]
+    return [part.receipt.name for part in parts if isinstance(part.receipt, StagedPart) and part.receipt.name]
 
 
 def _destined(to: pa.Array, name: str) -> pa.Array:

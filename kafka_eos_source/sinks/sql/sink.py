@@ -140,7 +140,7 @@ class SqlSink(TwoPhaseSink):
                 f"option 'mode' has the value {mode!r}, and option 'keys' is "
                 f"{', '.join(keys) if keys else 'not set'}; mode=upsert requires keys, and mode=append must "
                 "not have any.",
-                fix="set mode=upsert together with 'keys', or neither.",
+                fix="set mode=upsert together with the option 'keys', or neither.",
             )
         self.url, self.table, self.schema = url, table, schema
         self.mode, self.keys, self.create = mode, tuple(keys), create
@@ -362,8 +362,8 @@ class SqlSink(TwoPhaseSink):
             transactions, reason = two_phase.supported_by(connection)
             if transactions is None and self.two_phase == "require":
                 raise InvalidOptionError(
-                    f"sink {self.context.name!r} has the option two.phase=require, but {reason}.",
-                    fix="enable prepared transactions in the database, or set two.phase=auto.",
+                    f"option 'two.phase' has the value 'require', but {reason}.",
+                    fix="enable prepared transactions in the database, or set 'two.phase' to auto.",
                 )
             database.create(connection, defined)
             found = ledger.as_found(connection, defined)

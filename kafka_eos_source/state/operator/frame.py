@@ -100,11 +100,16 @@ def with_operator(
 
 
 def shard_count(shards: int | None) -> int:
-    """Returns the number of shards of an operator. Raises: InvalidOptionError: if it is below 1."""
-    count = DEFAULT_SHARDS if shards is None else shards
-    if count < 1:
+    """Returns the number of shards of an operator.
+
+    Raises:
+        InvalidOptionError: if it is not a whole number of 1 or more.
+    """
+    count: object = DEFAULT_SHARDS if shards is None else shards
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise InvalidOptionError(
-            f"shards is {shards}; expected 1 or more.", fix=f"omit it, or set it to {DEFAULT_SHARDS}."
+            f"shards is {shards!r}; expected a whole number, 1 or more.",
+            fix=f"omit it, or set it to {DEFAULT_SHARDS}.",
         )
     return count
 

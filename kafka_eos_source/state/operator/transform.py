@@ -10,7 +10,12 @@ from pyspark.sql.types import StructType
 from kafka_eos_source.in_read.lineage import lineage
 from kafka_eos_source.option_values import duration_ms
 from kafka_eos_source.protocol.packet import CHANGELOG
-from kafka_eos_source.state.operator.frame import combine_partitions, grouping, shard_count, with_operator
+from kafka_eos_source.state.operator.frame import (
+    combine_partitions,
+    grouping,
+    shard_count,
+    with_operator,
+)
 from kafka_eos_source.state.operator.initial import InitialTopic, publish
 from kafka_eos_source.state.options import parse_state
 from kafka_eos_source.state.processor.arrow import arrow_schema
@@ -94,12 +99,13 @@ def transform_with_changelog_state(
         )
 
     run = runner(None)  # checks the arguments before `publish` writes anything
+    count = shard_count(shards)
     if initial_state is not None:
         initial = publish(
             initial_state,
             keys,
             store=store,
-            shards=shard_count(shards),
+            shards=count,
             options=parse_state(options),
             user_options=options,
         )
