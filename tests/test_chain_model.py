@@ -41,22 +41,22 @@ def _explore(perils: frozenset[str]) -> Counter[str]:
     return Counter(EVENTS) - before
 
 
-def test_crashes_and_restarts_alone_never_refuse_lose_or_double() -> None:
-    reached = _explore(frozenset())
-    assert reached["batch died"]
-    assert reached["in the end idle"]
-    assert not reached["batch refused"]
+def test_crashes_and_restarts_alone_neither_refuse_a_query_nor_lose_or_duplicate_a_record() -> None:
+    event_counts = _explore(frozenset())
+    assert event_counts["batch died"]
+    assert event_counts["in the end idle"]
+    assert not event_counts["batch refused"]
 
 
 @pytest.fixture(scope="module")
-def reached() -> Counter[str]:
+def event_counts() -> Counter[str]:
     """The events of a run with every peril."""
     return _explore(PERILS)
 
 
-def test_whatever_goes_wrong_no_record_is_lost_or_doubled(reached: Counter[str]) -> None:
-    assert reached["in the end idle"]
-    assert reached["in the end refused"]
+def test_no_combination_of_faults_loses_or_duplicates_a_record(event_counts: Counter[str]) -> None:
+    assert event_counts["in the end idle"]
+    assert event_counts["in the end refused"]
 
 
 @pytest.mark.parametrize(
@@ -79,5 +79,5 @@ def test_whatever_goes_wrong_no_record_is_lost_or_doubled(reached: Counter[str])
         ),
     ],
 )
-def test_the_model_reaches(event: str, reached: Counter[str]) -> None:
-    assert reached[event], sorted(reached.items())
+def test_the_exploration_reaches_each_event(event: str, event_counts: Counter[str]) -> None:
+    assert event_counts[event], sorted(event_counts.items())

@@ -31,11 +31,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class TemporaryError(Exception):
-    """Is retried."""
+    """An error that the policy retries."""
 
 
 def failing(times: int, error: BaseException | None = None) -> Callable[[], str]:
-    """Returns an operation that fails so many times before it returns "done"."""
+    """Returns an operation that fails ``times`` times and then returns "done"."""
     left = [times]
 
     def operation() -> str:
@@ -47,7 +47,7 @@ def failing(times: int, error: BaseException | None = None) -> Callable[[], str]
     return operation
 
 
-def attempt(
+def run_with_retries(
     operation: Callable[[], str],
     pauses: Pauses,
     permanent: Callable[[TemporaryError], BaseException | None] = lambda _: None,
@@ -64,54 +64,56 @@ def attempt(
 
 
 def test_a_first_success_does_not_sleep(clock: Clock) -> None:
-    assert attempt(failing(0), Pauses(Deadline.after_seconds(0.0), 0.1, sleep=clock.sleep)) == "done"
+    assert run_with_retries(failing(0), Pauses(Deadline.after_seconds(0.0), 0.1, sleep=clock.sleep)) == "done"
     assert clock.slept == []
 
 
-def test_pauses_have_one_length_by_default(clock: Clock) -> None:
-    assert attempt(failing(3), Pauses(Deadline.after_seconds(9.0), 0.1, sleep=clock.sleep)) == "done"
+def test_all_pauses_have_the_same_length_by_default(clock: Clock) -> None:
+    assert run_with_retries(failing(3), Pauses(Deadline.after_seconds(9.0), 0.1, sleep=clock.sleep)) == "done"
     assert clock.slept == [0.1, 0.1, 0.1]
 
 
-def test_pauses_double_up_to_the_longest_and_end_at_the_deadline(clock: Clock) -> None:
+def test_pauses_double_up_to_a_maximum_and_end_at_the_deadline(clock: Clock) -> None:
     pauses = Pauses(Deadline.after_seconds(10.0), 0.5, 3.0, sleep=clock.sleep)
     with pytest.raises(TimeoutError, match="more") as caught:
-        attempt(failing(99), pauses)
+        run_with_retries(failing(99), pauses)
     assert clock.slept == [0.5, 1.0, 2.0, 3.0, 3.0, 0.5]
     assert isinstance(caught.value.__cause__, TemporaryError)
 
 
 def test_an_expired_deadline_allows_one_try(clock: Clock) -> None:
     with pytest.raises(TimeoutError, match="4 more"):
-        attempt(failing(5), Pauses(Deadline.after_seconds(0.0), 0.1, sleep=clock.sleep))
+        run_with_retries(failing(5), Pauses(Deadline.after_seconds(0.0), 0.1, sleep=clock.sleep))
     assert clock.slept == []
 
 
-def test_without_a_deadline_only_a_permanent_failure_ends_it(clock: Clock) -> None:
+def test_without_a_deadline_only_a_permanent_failure_ends_the_retries(clock: Clock) -> None:
     def permanent(failure: TemporaryError) -> BaseException | None:
         return PermissionError("no") if str(failure) == "0 more" else None
 
     with pytest.raises(PermissionError) as caught:
-        attempt(failing(4), Pauses(None, 0.1, sleep=clock.sleep), permanent)
+        run_with_retries(failing(4), Pauses(None, 0.1, sleep=clock.sleep), permanent)
     assert clock.slept == [0.1, 0.1, 0.1]
     assert isinstance(caught.value.__cause__, TemporaryError)
 
 
-def test_a_failure_that_is_permanent_itself_is_raised_without_a_cause(clock: Clock) -> None:
+def test_a_permanent_error_is_raised_without_a_cause(clock: Clock) -> None:
     with pytest.raises(TemporaryError) as caught:
-        attempt(failing(1), Pauses(None, 0.1, sleep=clock.sleep), lambda failure: failure)
+        run_with_retries(failing(1), Pauses(None, 0.1, sleep=clock.sleep), lambda failure: failure)
     assert caught.value.__cause__ is None
 
 
 def test_other_errors_are_not_retried(clock: Clock) -> None:
     with pytest.raises(KeyError):
-        attempt(failing(1, KeyError("x")), Pauses(Deadline.after_seconds(9.0), 0.1, sleep=clock.sleep))
+        run_with_retries(
+            failing(1, KeyError("x")), Pauses(Deadline.after_seconds(9.0), 0.1, sleep=clock.sleep)
+        )
     assert clock.slept == []
 
 
 def test_each_retry_is_reported_with_its_pause(clock: Clock) -> None:
     reported: list[tuple[str, float]] = []
-    attempt(
+    run_with_retries(
         failing(2),
         Pauses(Deadline.after_seconds(9.0), 0.1, 0.4, sleep=clock.sleep),
         report=lambda failure, seconds: reported.append((str(failure), seconds)),
@@ -128,6 +130,6 @@ def test_a_waiting_loop_ends_at_its_deadline(clock: Clock) -> None:
     assert clock.slept == [0.4, 0.4, 0.2]
 
 
-def test_pauses_of_no_length_do_not_sleep(clock: Clock) -> None:
-    assert attempt(failing(3), Pauses(Deadline.after_seconds(9.0), 0.0, sleep=clock.sleep)) == "done"
+def test_pauses_of_length_zero_do_not_sleep(clock: Clock) -> None:
+    assert run_with_retries(failing(3), Pauses(Deadline.after_seconds(9.0), 0.0, sleep=clock.sleep)) == "done"
     assert clock.slept == []
