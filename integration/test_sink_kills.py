@@ -82,7 +82,7 @@ def killed_at(
 @pytest.mark.fault("T05", "the driver is killed", "after send_offsets")
 @pytest.mark.fault("T07", "the driver dies after Kafka's commit and before Spark's", "commit")
 @pytest.mark.timeout(600)
-def test_the_driver_is_killed_within_and_after_the_transaction(
+def test_records_are_written_once_although_the_driver_is_killed_around_kafkas_commit(
     broker: str, admin: Admin, topic: Callable[..., str], driver: Any, checkpoint: str, tmp_path: Path
 ) -> None:
     """A killed driver neither loses nor doubles records, and leaves nothing behind in Kafka or on disk."""
@@ -112,7 +112,7 @@ def test_the_driver_is_killed_within_and_after_the_transaction(
 @pytest.mark.fault("T08", "the Python process that commits is killed", "ten steps")
 @pytest.mark.timeout(600)
 @pytest.mark.long
-def test_the_committing_process_is_killed_at_every_step(
+def test_records_are_written_once_although_the_committing_process_is_killed_at_every_step(
     broker: str, topic: Callable[..., str], driver: Any, checkpoint: str, tmp_path: Path
 ) -> None:
     """The committing Python process is killed once at every step; the query is restarted in its session."""
@@ -129,7 +129,7 @@ def test_the_committing_process_is_killed_at_every_step(
 
 
 @pytest.mark.timeout(600)
-def test_from_one_cluster_to_another_with_kills(
+def test_copying_between_clusters_is_exactly_once_although_drivers_are_killed(
     broker: str,
     admin: Admin,
     other_cluster: str,
@@ -138,7 +138,7 @@ def test_from_one_cluster_to_another_with_kills(
     checkpoint: str,
     tmp_path: Path,
 ) -> None:
-    """Copying from one cluster to another survives kills; the token then is only on the anchor partition.
+    """Between two clusters, only the anchor partition carries a token.
 
     The test needs no Spark, for which the clusters make no difference (`integration.chaos.loop`).
     """
@@ -161,7 +161,7 @@ def test_from_one_cluster_to_another_with_kills(
 
 @pytest.mark.timeout(600)
 @pytest.mark.long
-def test_update_mode_through_foreach_batch_with_kills(
+def test_foreach_batch_in_update_mode_is_exactly_once_although_processes_are_killed(
     broker: str, topic: Callable[..., str], driver: Any, checkpoint: str, tmp_path: Path
 ) -> None:
     source, sink = topic(1), topic(2)

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model_broker import CLUSTER_ID, ModelBroker, ModelRows
 
-from integration.support.checkpoint import MadeUp
+from integration.support.checkpoint import SparkCheckpoint
 from kafka_eos_source import errors
 from kafka_eos_source.cli import main
 from kafka_eos_source.commit.facts import Batch
@@ -92,7 +92,7 @@ class FakeReader:
         return {tp: self.log.get(tp, LogEnds(0, 1000, 1000)) for tp in partitions}
 
 
-class GeneratedCheckpoint(MadeUp):
+class GeneratedCheckpoint(SparkCheckpoint):
     """A checkpoint as Spark and the sink write it: batch n reads offsets 10n to 10n+10 of `IN`."""
 
     def __init__(self, folder: Path, query_id: str = "query-1", first: int = 0) -> None:

@@ -147,10 +147,10 @@ def _restored(path: Path) -> None:
         assert list(store.all()) == [(b"\1a", b"1")]
 
 
-@pytest.mark.parametrize("file", ["CURRENT", "MANIFEST-*", "*.sst", "VERSION"])
+@pytest.mark.parametrize("pattern", ["CURRENT", "MANIFEST-*", "*.sst", "VERSION"])
 @pytest.mark.parametrize("how", ["cut", "flip", "remove"])
 def test_a_store_with_a_damaged_file_is_set_aside_and_restored(
-    crashes: list[tuple[Path, int]], tmp_path: Path, what: str, how: str
+    crashes: list[tuple[Path, int]], tmp_path: Path, pattern: str, how: str
 ) -> None:
     """Damage that opening the store does not read is reported by the read that meets it."""
     copy = shutil.copytree(crashes[-1][0], tmp_path / "s")
