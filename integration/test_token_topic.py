@@ -130,8 +130,8 @@ def test_the_timeout_names_the_application_whose_transaction_is_open(tokens: Tok
     tokens.write(record(tokens.topic, name, 2))
     with pytest.raises(UnavailableError) as caught:
         tokens.last(name, 1.0)
-    record_in_topic = f"transaction of application.id='{name}-other' holds partition {tokens.topic.name}-0"
-    assert record_in_topic in caught.value.message
+    owner = f"transaction of application.id='{name}-other' holds partition {tokens.topic.name}-0"
+    assert owner in caught.value.message
     assert f"kafka-eos fence --application-id {name}-other --yes" in caught.value.fix
     other.abort_transaction(60)
     assert tokens.last(name) == record(tokens.topic, name, 2)

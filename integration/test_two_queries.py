@@ -38,7 +38,7 @@ def recording_sink(commits: Path) -> type[KafkaEosDataSource]:
     ):  # a local class is pickled by value, so workers need not import this module
         @classmethod
         def name(cls) -> str:
-            return "kafka-eos-recording_sink"
+            return "kafka-eos-recording"
 
         def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
             # Spark also makes a writer when it plans a batch, in another process
@@ -72,7 +72,7 @@ def test_two_queries_commit_in_the_same_processes(
     running = []
     for application_id, query in queries.items():
         frame = query.frame(maxOffsetsPerTrigger=str(ROWS_A_BATCH))
-        started = query.start(frame, sink="kafka-eos-recording_sink", application__id=application_id)
+        started = query.start(frame, sink="kafka-eos-recording", application__id=application_id)
         running.append(started)
         # see the README: Spark can fail if two queries start at the same instant
         await_condition(

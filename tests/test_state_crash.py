@@ -154,7 +154,7 @@ def test_a_store_with_a_damaged_file_is_set_aside_and_restored(
 ) -> None:
     """Damage that opening the store does not read is reported by the read that meets it."""
     copy = shutil.copytree(crashes[-1][0], tmp_path / "s")
-    files = sorted([*copy.glob(f"db/{what}"), *copy.glob(what)])
+    files = sorted([*copy.glob(f"db/{pattern}"), *copy.glob(pattern)])
     assert files
     for path in files:
         content = bytearray(path.read_bytes())
@@ -166,7 +166,7 @@ def test_a_store_with_a_damaged_file_is_set_aside_and_restored(
             for at in range(0, len(content), max(1, len(content) // 7)):
                 content[at] ^= 0xFF
             path.write_bytes(content)
-    if (what, how) == ("VERSION", "remove"):
+    if (pattern, how) == ("VERSION", "remove"):
         _verify(copy)  # identity and offsets are in the database
         return
     with pytest.raises(StateCorruptedError) as raised:  # noqa: PT012
