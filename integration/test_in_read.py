@@ -1,11 +1,12 @@
-"""`map_in_read` on a real broker: it runs inside the read if possible, else after it, and survives kills."""
+"""`map_in_read` on a real broker: it runs inside the read if possible, else after it.
+
+`test_sink_kills` kills the driver of a query with `map_in_read`.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,7 +15,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from integration.support.kafka import produce, read_back, values
-from integration.test_sink_kills import killed_at, spec
 from kafka_eos_source import map_in_read
 
 ROWS = 300
@@ -142,18 +142,3 @@ def test_unsupported_uses_are_refused_before_the_query_starts(pipeline: Pipeline
         pipeline.write(mapped.selectExpr("*", "'t' AS topic"), topic=pipeline.even)
     with pytest.raises(PySparkException, match="the frame has no column 'value'"):
         pipeline.write(map_in_read(frame.select("key")), topic=pipeline.even)
-
-
-@pytest.mark.fault("T07", "the driver dies after Kafka's commit and before Spark's", "commit")
-@pytest.mark.timeout(600)
-def test_rows_of_a_function_in_the_read_are_written_once_although_the_driver_is_killed(
-    broker: str, topic: Callable[..., str], driver: Any, checkpoint: str, tmp_path: Path
-) -> None:
-    source, sink = topic(2), topic(2)
-    wanted = [f"{row:05d}" for row in range(400)]
-    produce(broker, source, wanted, keys=wanted)
-    query = spec(broker, source, broker, sink, checkpoint, **{"application.id": f"app-{sink}"})
-    query["in_read"] = True
-    killed_at(driver, query, tmp_path, ["commit.after_commit"])
-    assert values(read_back(broker, sink)) == wanted
-    assert list(Path(checkpoint, "kafka-eos", "staging").rglob("*.arrow")) == []

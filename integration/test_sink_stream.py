@@ -428,6 +428,9 @@ def test_commits_in_changing_processes_and_failed_tasks_are_exactly_once(
     running.finish()
     assert once.exists(), "an attempt failed"
     assert values(read_back(broker, query.sink)) == rows(0, 400)
+    result = running.result()
+    assert result["progress"][-1]["numInputRows"] == 100
+    assert result["progress"][-1]["id"] == result["query_id"]
 
 
 @pytest.mark.timeout(400)
