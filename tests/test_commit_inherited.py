@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from model_broker import Fault, ModelBroker, ModelRows
+from model_broker import Fault, ModelBroker, ModelRows, no_sleep
 from test_commit_transaction import IN, OUT, broker_with_genesis, commit, request, rows
 
 from kafka_eos_source.commit.facts import Batch
@@ -35,8 +35,8 @@ def broker() -> ModelBroker:
 
 
 def run(broker: ModelBroker, request: CommitRequest, staged: list[str]) -> Step:
-    machine = Commit(request, ModelRows(staged), broker, ProducerSession(), Deadline.after_seconds(5))
-    machine._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
+    deadline = Deadline.after_seconds(5)
+    machine = Commit(request, ModelRows(staged), broker, ProducerSession(), deadline, sleep=no_sleep)
     return machine.run().step
 
 
@@ -65,9 +65,9 @@ def test_a_batch_write_finds_its_own_token_after_a_write_to_another_topic(anchor
     for number, topic in enumerate(anchors):
         if number == 1:
             broker.faults.append(Fault("commit", OutcomeUnknownError("lost"), after=True))
-        what = replace(request(0), sources=(), anchor=TopicPartition(topic, 0))
-        batch = replace(what.batch, query_id=f"once:{number}", once=True, promised=False)
-        run(broker, replace(what, batch=batch), rows(number))
+        write = replace(request(0), sources=(), anchor=TopicPartition(topic, 0))
+        batch = replace(write.batch, query_id=f"once:{number}", once=True, promised=False)
+        run(broker, replace(write, batch=batch), rows(number))
     assert broker.log == rows(0) + rows(1)
 
 
@@ -81,8 +81,8 @@ def test_a_series_of_batch_writes_skips_versions_that_format_1_committed(applica
 
     def write(version: int) -> Step:
         batch = Batch("app", "txnAppId:jobs:out", "run-2", version, versioned=True)
-        what = CommitRequest(batch, "app", OUT, topic="out", predecessor=former)
-        return run(broker, what, rows(version))
+        commit_request = CommitRequest(batch, "app", OUT, topic="out", predecessor=former)
+        return run(broker, commit_request, rows(version))
 
     assert [write(version) for version in (6, 7, 8, 8)] == [Step.SKIPPED] * 2 + [Step.COMMITTED, Step.SKIPPED]
     assert broker.log == rows(8)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_broker import Fault, ModelBroker, ModelRows
+from model_broker import Fault, ModelBroker, ModelRows, no_sleep
 from test_commit_transaction import Killed, broker_with_genesis, committed, request, rows
 
 from kafka_eos_source.commit.interfaces import ProducerSession, UndecidedSinks
@@ -151,7 +151,8 @@ class Systems:
         sinks = {name: ModelSink(self.systems[name]) for name in names}
         for name, sink in sinks.items():
             sink.open(SinkContext(name, "app"))
-        work = SinkWork(sinks, {name: ModelStaged(rows(batch_id)) for name in names}, "app", batch_id)
+        parts = {name: ModelStaged(rows(batch_id)) for name in names}
+        work = SinkWork(sinks, parts, "app", batch_id, sleep=no_sleep)
         wanted = request(batch_id, run_id)
         machine = Commit(
             type(wanted)(**{**wanted.__dict__, **more}),
@@ -160,8 +161,8 @@ class Systems:
             session,
             Deadline.after_seconds(seconds),
             work,
+            sleep=no_sleep,
         )
-        machine._pause.wait = work._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
         return machine.run()
 
     def same_everywhere(self, batches: int) -> None:
@@ -284,9 +285,7 @@ def test_a_poison_record_aborts_all_prepared_work(systems: Systems) -> None:
     systems.same_everywhere(0)
 
 
-def test_prepared_work_that_cannot_be_aborted_at_once_is_aborted_later(
-    systems: Systems,
-) -> None:
+def test_prepared_work_that_cannot_be_aborted_at_once_is_aborted_later(systems: Systems) -> None:
     systems.broker.faults.append(Fault("flush", RetriableError("not now")))
     systems.systems["files"].answers["abort"] = [Retryable("down")]
     systems.commit(ProducerSession(), 0)
@@ -395,9 +394,7 @@ def test_a_token_written_by_an_operator_does_not_decide_prepared_work(systems: S
     systems.same_everywhere(3)
 
 
-def test_after_assume_not_committed_an_operator_must_abort_prepared_work(
-    systems: Systems,
-) -> None:
+def test_after_assume_not_committed_an_operator_must_abort_prepared_work(systems: Systems) -> None:
     systems.commit(ProducerSession(), 0)
     systems.broker.faults.append(Fault("commit", RetriableError("time-out")))
     with pytest.raises(OutcomeUnknownError):

@@ -128,7 +128,7 @@ def test_pending_changes_are_visible_only_if_the_token_names_them(machine: Machi
     with committed(machine) as exact:
         assert values(exact) == {"JFK": 1, "LGA": 1, "EWR": 1, "BOS": 1}
         assert exact.batch_id == 0
-    machine.batch(1, rows_of(FLIGHTS, [("JFK", 1), ("LGA", 1)]), attempt="lost")
+    machine.batch(1, rows_of(FLIGHTS, [("JFK", 1), ("LGA", 1)]), task_attempt_id="lost")
     with committed(machine) as exact:
         assert values(exact) == {"JFK": 1, "LGA": 1, "EWR": 1, "BOS": 1}
     machine.batch(1, rows_of(FLIGHTS, [("JFK", 1)]))

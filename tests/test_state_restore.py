@@ -219,7 +219,9 @@ def test_the_age_of_an_interrupted_restore_counts_from_its_own_start() -> None:
     assert isinstance(late, WipeNeeded)
 
 
-@given(st.none() | st.text().map(lambda attempt: replace(BATCH, attempt=attempt)), st.integers(0, 2**62))
+@given(
+    st.none() | st.text().map(lambda attempt: replace(BATCH, task_attempt_id=attempt)), st.integers(0, 2**62)
+)
 def test_the_tag_of_an_unfinished_restore_survives_encoding_and_decoding(
     batch: BatchRecord | None, since_ms: int
 ) -> None:

@@ -418,7 +418,7 @@ def test_of_two_task_attempts_the_named_one_is_promoted(store: TransactionalStat
     for attempt in ("lost", "won"):
         store.put(A, attempt.encode())
         store.persist_pending(record(0, attempt))
-    assert {kept.record.attempt for kept in store.pending()} == {"lost", "won"}
+    assert {kept.record.task_attempt_id for kept in store.pending()} == {"lost", "won"}
     store.promote(record(0, "won"), {TP: 1})
     assert store.get(A) == b"won"
     assert store.pending() == []
@@ -469,9 +469,9 @@ def test_all_pending_batches_except_the_named_ones_are_dropped(path: Path) -> No
             store.put(A, attempt.encode())
             store.persist_pending(record(0, attempt))
         store.drop_pending(except_attempts=["b"])
-        assert [kept.record.attempt for kept in store.pending()] == ["b"]
+        assert [kept.record.task_attempt_id for kept in store.pending()] == ["b"]
     with TransactionalStateStore.open(path, IDENTITY) as store:
-        assert [kept.record.attempt for kept in store.pending()] == ["b"]
+        assert [kept.record.task_attempt_id for kept in store.pending()] == ["b"]
         store.drop_pending()
         assert list(store._durable.database.scan(family="pending")) == []
 

@@ -126,7 +126,7 @@ def test_t50_an_abort_after_a_failed_commit_keeps_prepared_work(everywhere: Ever
 @pytest.mark.parametrize(
     "at",
     [
-        pytest.param("commit.after_look", marks=pytest.mark.long),
+        pytest.param("commit.after_list_prepared", marks=pytest.mark.long),
         "commit.after_token",
         "commit.after_prepare",
         pytest.param("commit.after_commit", marks=pytest.mark.long),
