@@ -413,7 +413,7 @@ def test_each_batch_is_committed_once_under_any_schedule_of_faults(
                 broker.dead = False
                 run += 1
             except FencedError:
-                run += 1  # Spark fails the query; somebody starts it again in the same session
+                run += 1  # Spark fails the query, and the user starts it again in the same session
         assert committed(broker).batch_id == batch_id
         assert broker.group[IN].offset == 10 * (batch_id + 1)
     assert broker.log == [row for batch_id in range(len(schedule)) for row in rows(batch_id)]

@@ -1,4 +1,4 @@
-"""No secret appears in an error, a log line, a repr or a pickled message, whatever the secret is."""
+"""No secret appears in an error, a log line, a repr or a pickled message."""
 
 from __future__ import annotations
 

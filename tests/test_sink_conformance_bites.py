@@ -96,7 +96,7 @@ class ComparesSequencesOnly(MemorySink):
 
 
 class SkipsOldBatches(MemorySink):
-    """Compares Spark's batch ids, which go back when somebody restores a checkpoint."""
+    """Compares Spark's batch ids, which go back after a checkpoint was restored."""
 
     def stage(self, context: StageContext) -> Stage:
         self.batch_id = context.batch_id

@@ -52,7 +52,7 @@ def crashes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, int]]:
             "acknowledged = open(path / 'acknowledged', 'ab', buffering=0)"
         )
         acknowledged = folder / "acknowledged"
-        other.tell("while True:\n    work.step(store)\n    acknowledged.write(b'.')")
+        other.send("while True:\n    work.step(store)\n    acknowledged.write(b'.')")
         process = psutil.Process(other.pid)
         for number in range(CRASHES):
             enough = _number(acknowledged) + rng.randrange(1, 40)
@@ -213,7 +213,7 @@ def test_opening_a_store_in_use_waits_and_then_names_its_owner(other: OtherProce
     for put_away in (TransactionalStateStore.destroy, TransactionalStateStore.set_aside):
         with pytest.raises(StateLockedError, match=f"process {other.pid} "):
             put_away(path)
-    other.tell("import time; time.sleep(0.3); store.put(b'\\1a', b'1'); store.commit({TP: 1}); store.close()")
+    other.send("import time; time.sleep(0.3); store.put(b'\\1a', b'1'); store.commit({TP: 1}); store.close()")
     with TransactionalStateStore.open(path, IDENTITY) as store:
         assert store.get(b"\1a") == b"1"
         with pytest.raises(StateLockedError, match=f"process {os.getpid()} "):
@@ -234,7 +234,7 @@ def test_another_process_reads_commits_while_the_owner_writes(other: OtherProces
     )
     # The owner commits until the reader has seen enough, so that neither can be too early or too late.
     enough = tmp_path / "enough"
-    other.tell(
+    other.send(
         f"number, enough = 0, Path({str(enough)!r})\n"
         "while not enough.exists():\n"
         "    number += 1\n"
