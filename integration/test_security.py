@@ -146,7 +146,7 @@ def test_the_least_privileges_are_enough(query: Query) -> None:
         (LEAST[5], "DESCRIBE", "app", "committing offsets of group"),
     ],
 )
-def test_each_right_that_is_missing_is_named_and_the_grant_is_all_it_takes(
+def test_the_error_names_each_missing_right_and_granting_it_suffices(
     query: Query,
     missing: tuple[str, str, str, str],
     instead: str | None,
@@ -166,7 +166,7 @@ def test_each_right_that_is_missing_is_named_and_the_grant_is_all_it_takes(
     assert query.written() == ROWS
 
 
-def test_a_right_that_is_taken_away_between_two_batches(query: Query) -> None:
+def test_the_error_names_a_right_that_was_revoked_between_two_batches(query: Query) -> None:
     query.allow(*LEAST)
     query.run()
     query.cluster.forbid("writer", "transactional_id", query.names["app"], "WRITE")
@@ -216,7 +216,7 @@ STATE = (
 )
 
 
-def test_each_right_that_state_needs_is_named_until_it_is_there(query: Query, tmp_path: Path) -> None:
+def test_the_error_names_each_missing_right_of_a_stateful_query(query: Query, tmp_path: Path) -> None:
     query.names["app-counts-changelog"] = f"{query.names['app']}-counts-changelog"
     query.allow(*LEAST)
     for user, kind, name, operation, said in STATE:
@@ -265,7 +265,7 @@ def _write(query: Query, **changed: str) -> None:
 DISPOSABLE = "kafka-eos-batch-*"
 
 
-def test_a_batch_write_deletes_its_group_if_it_may(query: Query) -> None:
+def test_a_batch_write_deletes_its_group_if_it_has_the_right(query: Query) -> None:
     query.allow(LEAST[1], LEAST[2])
     query.allow(("writer", "transactional_id", DISPOSABLE, "WRITE"), ("writer", "group", DISPOSABLE, "READ"))
     _write(query)  # without the right to delete it, the group is left to expire
@@ -277,7 +277,7 @@ def test_a_batch_write_deletes_its_group_if_it_may(query: Query) -> None:
     assert query.written() == sorted(ROWS * 2)
 
 
-def test_at_least_once_needs_to_write_the_topic_and_nothing_else(query: Query) -> None:
+def test_at_least_once_needs_only_the_right_to_write_the_topic(query: Query) -> None:
     with pytest.raises(AuthorizationError, match=query.names["out"]):
         _write(query, **{"processing.guarantee": "at_least_once"})
     query.allow(LEAST[1])
@@ -296,14 +296,14 @@ _MISFITS = {
 _MISFIT_SECONDS = 30
 
 
-def test_who_does_not_fit_is_told_so_at_once(query: Query) -> None:
-    """Wrong credentials and certificates fail fast, with an error that names the fix.
+def test_wrong_credentials_and_certificates_fail_at_once_with_a_fix(query: Query) -> None:
+    """The error names the option and the fix.
 
     The cases run at the same time, because each one waits a little.
     """
     query.allow(*LEAST)
 
-    def attempt(side: str, misfit: str) -> tuple[KafkaEosError, float]:
+    def run_misfit(side: str, misfit: str) -> tuple[KafkaEosError, float]:
         changed = {name: value.format(**vars(query.cluster)) for name, value in _MISFITS[misfit][0].items()}
         source: Any = KafkaEosDataSource(query.source(**changed))
         sink = KafkaEosDataSource(query.sink(**changed))
@@ -318,7 +318,7 @@ def test_who_does_not_fit_is_told_so_at_once(query: Query) -> None:
 
     cases = [(side, misfit) for side in ("source", "sink") for misfit in _MISFITS]
     with ThreadPoolExecutor(len(cases)) as threads:
-        found = dict(zip(cases, threads.map(lambda case: attempt(*case), cases), strict=True))
+        found = dict(zip(cases, threads.map(lambda case: run_misfit(*case), cases), strict=True))
     for (_, misfit), (error, seconds) in found.items():
         _, said, fix = _MISFITS[misfit]
         assert said in error.message
@@ -416,7 +416,7 @@ def test_credentials_that_are_rotated_interrupt_no_query(
 # -- what Spark shows
 
 
-def test_nothing_that_spark_shows_or_keeps_holds_a_secret(
+def test_nothing_that_spark_shows_or_stores_contains_a_secret(
     query: Query, spark: SparkSession, request: pytest.FixtureRequest
 ) -> None:
     """No secret is in plans, errors, the checkpoint or staged files, of a good query or a failing one."""

@@ -52,7 +52,7 @@ def _machine(perils: frozenset[str], query: Query) -> type[ChainMachine]:
     return type("Machine", (ChainMachine,), {"perils": perils, "queries": (query,)})
 
 
-def test_crashes_and_restarts_alone_never_refuse_lose_or_double() -> None:
+def test_crashes_and_restarts_alone_neither_refuse_a_query_nor_lose_or_duplicate_a_record() -> None:
     reached, in_all = _explore(frozenset())
     assert reached["batch died"]
     assert reached["in the end idle"]
@@ -60,14 +60,14 @@ def test_crashes_and_restarts_alone_never_refuse_lose_or_double() -> None:
 
 
 @pytest.fixture(scope="module")
-def reached() -> Counter[str]:
+def event_counts() -> Counter[str]:
     """The events of the fixed schedules with every peril."""
     return _explore(PERILS)[0]
 
 
-def test_whatever_goes_wrong_no_record_is_lost_or_doubled(reached: Counter[str]) -> None:
-    assert reached["in the end idle"]
-    assert reached["in the end refused"]
+def test_no_combination_of_faults_loses_or_duplicates_a_record(event_counts: Counter[str]) -> None:
+    assert event_counts["in the end idle"]
+    assert event_counts["in the end refused"]
 
 
 @pytest.mark.parametrize(
@@ -90,5 +90,5 @@ def test_whatever_goes_wrong_no_record_is_lost_or_doubled(reached: Counter[str])
         ),
     ],
 )
-def test_the_model_reaches(event: str, reached: Counter[str]) -> None:
-    assert reached[event], sorted(reached.items())
+def test_the_exploration_reaches_each_event(event: str, event_counts: Counter[str]) -> None:
+    assert event_counts[event], sorted(event_counts.items())

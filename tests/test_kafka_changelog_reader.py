@@ -75,11 +75,11 @@ def pulled(messages: Sequence[Message], end: int) -> tuple[list[int], list[bytes
     return found.offsets.tolist(), found.keys.to_pylist(), found.values.to_pylist(), found.position
 
 
-def test_keys_values_and_where_to_go_on() -> None:
+def test_a_read_returns_keys_values_and_the_next_offset() -> None:
     assert pulled([Message(3), Message(7)], 100) == ([3, 7], [b"k3", b"k7"], [b"v3", b"v7"], 8)
 
 
-def test_records_from_the_end_on_are_left_out() -> None:
+def test_records_at_or_after_the_end_are_omitted() -> None:
     messages = [Message(at) for at in (3, 4, 7)]
     assert pulled(messages, 8)[3] == 8
     assert pulled(messages, 7) == ([3, 4], [b"k3", b"k4"], [b"v3", None], 7)
@@ -87,7 +87,7 @@ def test_records_from_the_end_on_are_left_out() -> None:
     assert pulled(messages, 2) == ([], [], [], 2)
 
 
-def test_records_in_parts() -> None:
+def test_the_records_of_a_read_can_be_split_into_parts() -> None:
     found = reader(Taken([Message(at) for at in (3, 4, 7, 9)])).take(0.1, 20).records
     assert found is not None
     for at_most, expected in {
@@ -100,7 +100,7 @@ def test_records_in_parts() -> None:
     assert [part.position for part in found.before(2).parts(2)] == [2]
 
 
-def test_a_client_that_drains_is_asked_for_no_more_than_will_be_used() -> None:
+def test_a_read_requests_no_more_records_than_it_needs() -> None:
     consumer = Consumer(Taken([Message(3)]), Taken(()))
     consumer.drains = True
     found = ChangelogReader(consumer, TP)  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ def test_a_client_that_drains_is_asked_for_no_more_than_will_be_used() -> None:
     assert consumer.asked == [8, 6]
 
 
-def test_events_of_this_partition() -> None:
+def test_a_read_reports_only_events_of_its_own_partition() -> None:
     assert reader(Taken(())).take(0.1, 9) == Pulled()
     assert reader(Taken((), log_ends={TP: 5, OTHER: 9})).take(0.1, 9).log_end == 5
     assert reader(Taken((), out_of_range=[TP])).take(0.1, 9).out_of_range
@@ -119,13 +119,13 @@ def test_events_of_this_partition() -> None:
     assert strange == Pulled()
 
 
-def test_the_bounds_are_asked_for_until_they_are_known() -> None:
+def test_the_bounds_of_the_log_are_requested_until_they_are_known() -> None:
     assert reader(RetriableError("a leader is elected"), (2, 9)).readable(Deadline.after_seconds(5)) == (2, 9)
     with pytest.raises(UnavailableError, match=r"b:9092.*a leader is elected"):
         reader(RetriableError("a leader is elected")).readable(Deadline.after_seconds(0.01))
 
 
-def test_one_partition_and_then_none() -> None:
+def test_a_reader_is_assigned_one_partition_and_releases_it() -> None:
     consumer = Consumer()
     found = ChangelogReader(consumer, TP)  # type: ignore[arg-type]
     found.start(7)

@@ -55,7 +55,9 @@ def _inputs(
 
 @settings(max_examples=25)
 @given(rows(), st.integers(1, 20), st.integers(0, 20), st.data())
-def test_within_a_time(some: list[Row], within: int, grace: int, data: st.DataObject) -> None:
+def test_duplicates_within_a_time_are_dropped(
+    some: list[Row], within: int, grace: int, data: st.DataObject
+) -> None:
     within, grace = within * 500, grace * 500
     processor = DeduplicateProcessor(SCHEMA, KEYS, within=f"{within}ms", on="ts", grace=f"{grace}ms")
     stream = Stream(processor)
@@ -131,7 +133,7 @@ def test_held_rows_leave_no_file_behind(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert len(os.listdir("/proc/self/fd")) == open_files - 1
 
 
-def test_what_is_late_and_what_is_forgotten_to_the_millisecond() -> None:
+def test_late_rows_and_expired_keys_are_exact_to_the_millisecond() -> None:
     stream = Stream(DeduplicateProcessor(SCHEMA, ["k"], within="5s", on="ts", grace="1s"))
 
     def run(*some: tuple[str, int]) -> list[str]:
@@ -146,7 +148,7 @@ def test_what_is_late_and_what_is_forgotten_to_the_millisecond() -> None:
     assert run(("b", 9001)) == ["b"]
 
 
-def test_rows_pass_with_all_their_columns_and_in_their_order() -> None:
+def test_rows_keep_all_columns_and_their_order() -> None:
     schema = pa.schema([("id", pa.int64()), ("l", pa.list_(pa.int64()))])
     processor = DeduplicateProcessor(schema, ["id"])
     batch = pa.RecordBatch.from_pydict({"id": [3, 1, 3, 2], "l": [[1], None, [2], []]}, schema=schema)
@@ -158,7 +160,7 @@ def test_rows_pass_with_all_their_columns_and_in_their_order() -> None:
     st.lists(st.none() | st.integers(-10, 10), min_size=3, max_size=3),
     st.integers(1, 10),
 )
-def test_rounds_pass_what_one_row_at_a_time_would(
+def test_a_batch_passes_the_same_rows_as_one_row_at_a_time(
     some: list[tuple[int, int]], floors: list[int | None], within: int
 ) -> None:
     lowest = np.iinfo(np.int64).min
@@ -175,7 +177,7 @@ def test_rounds_pass_what_one_row_at_a_time_would(
     assert after.tolist() == floor
 
 
-def test_declarations() -> None:
+def test_invalid_columns_are_refused_and_the_schema_depends_on_the_key() -> None:
     with pytest.raises(InvalidOptionError, match="within is '1h' and on is None"):
         DeduplicateProcessor(SCHEMA, ["k"], within="1h")
     with pytest.raises(InvalidSchemaError, match="key column 'x'"):
