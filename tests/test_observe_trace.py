@@ -40,7 +40,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import Retryable, SinkContext
 
 T0, T1 = TopicPartition("in", 0), TopicPartition("in", 1)
-SUBJECT = Subject("app", "query", "run", 3, 90.0, (SourceRead("p", {"in": 5}),))
+SUBJECT = Subject("app", "query", "run", 3)
 
 
 @dataclass
@@ -77,6 +77,7 @@ def made(*observers: Recorder, clock: Clock | None = None) -> Trace:
     clock = clock or Clock()
     found = Trace(observers, clock, lambda: clock() - 900)
     found.begin(SUBJECT)
+    found.planned(90.0, (SourceRead("p", {"in": 5}),))
     return found
 
 
@@ -207,8 +208,8 @@ def commit(faults: Sequence[Fault], **broker: object) -> tuple[Result | None, Ba
         ProducerSession(),
         Deadline.after_seconds(30),
         trace=trace,
+        sleep=lambda _seconds: None,
     )
-    machine._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
     result = None
     try:
         with traced(trace, str):
@@ -269,14 +270,12 @@ def test_a_sink_that_holds_a_batch_back_is_measured() -> None:
         sinks[name].open(SinkContext(name, "app"))
     clock, seen = Clock(), Recorder()
     trace = made(seen, clock=clock)
-    work = SinkWork(sinks, staged(), "app", 5, trace)
 
-    def pause(_seconds: float) -> bool:
+    def pause(_seconds: float) -> None:
         clock.advance(2)
         trace.report_if_slow()
-        return True
 
-    work._pause.wait = pause  # type: ignore[method-assign,assignment]
+    work = SinkWork(sinks, staged(), "app", 5, trace, sleep=pause)
     work.finish(token(sinks=work.prepare(9, deadline())), deadline())
     trace.finish(Outcome.COMMITTED)
     (figures,) = seen.batches

@@ -36,7 +36,7 @@ def main() -> None:
         console = Console(record=True, width=100, force_terminal=True, file=open("/dev/null", "w"))  # noqa: SIM115
         console.print(terminal.frame([running], 36))
         text = console.export_html(inline_styles=True, code_format="{code}")
-        style = "margin:0;padding:14px 18px;background:#14171c;color:#e4e4e4;font:13px/1.35 'DejaVu Sans Mono',monospace"
+        style = "margin:0;padding:14px 18px;background:#14171c;color:#e4e4e4;font:13px/1.35 monospace"
         picture(f'<pre style="{style}">{text}</pre>', IMAGES / "live-top.png", 824, 600, Path(folder))
 
 

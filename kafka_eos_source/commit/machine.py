@@ -16,9 +16,8 @@ The rules, explained in `docs/guarantees.md`:
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kafka_eos_source.commit.context import (
@@ -62,6 +61,7 @@ from kafka_eos_source.observe.trace import Trace
 from kafka_eos_source.protocol.token import UNDECIDED, Token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses
 
 _log = logging.getLogger(__name__)
 
@@ -96,6 +96,7 @@ class Commit:
         sinks: sinks outside Kafka; None if the query has none.
         first_batch: the first-batch file of the checkpoint; None if there is no checkpoint.
         trace: measures the commit; None = nobody looks at the figures.
+        sleep: pauses between two tries; tests replace it.
     """
 
     def __init__(
@@ -108,6 +109,8 @@ class Commit:
         sinks: Sinks | None = None,
         first_batch: FirstBatchMarker | None = None,
         trace: Trace | None = None,
+        *,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._trace = Trace() if trace is None else trace
         self._context = CommitContext(
@@ -120,7 +123,7 @@ class Commit:
             NoCheckpoint() if first_batch is None else first_batch,
         )
         self._progress = Progress(trace=self._trace)
-        self._pause = threading.Event()
+        self._sleep = sleep
 
     def run(self) -> Result:
         """Commits the batch, and retries until the deadline.
@@ -131,7 +134,8 @@ class Commit:
                 the batch finds out.
             OperatorError: if the batch is refused, or retries did not help in time.
         """
-        deadline, pause = self._context.deadline, _FIRST_PAUSE_SECONDS
+        deadline = self._context.deadline
+        pauses = Pauses(deadline, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, sleep=self._sleep)
         self._trace.enter(TracedStep.OPEN)
         while True:
             try:
@@ -148,11 +152,10 @@ class Commit:
                 self._trace_failure(error)
                 self._record_failure(error)
                 _log.warning("batch %d: %s; retrying", self._context.request.batch.batch_id, error)
-                self._pause.wait(min(pause, deadline.remaining_seconds()))
-                if deadline.expired:
+                pauses.wait()
+                if pauses.expired:
                     # another try would fail at once, with a less helpful error than this one
                     raise (self._progress.unknown or _out_of_time(error, deadline)) from error
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
                 self._trace.happened(EventKind.RETRIED, concealed(error.message))
                 self._progress.move(Step.OPEN)
             except BaseException:

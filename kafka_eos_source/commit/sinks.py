@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -28,6 +27,7 @@ from kafka_eos_source.observe.trace import Trace
 from kafka_eos_source.protocol.token import PreparedSinks, Token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses
 from kafka_eos_source.sinks.contract import (
     Fatal,
     Ok,
@@ -57,6 +57,7 @@ class SinkWork:
         application_id: the transactional id of the query.
         batch_id: Spark's id of the batch.
         trace: measures the sinks; None = nobody looks at the figures.
+        sleep: pauses between two tries of a commit; tests replace it.
     """
 
     def __init__(
@@ -66,6 +67,8 @@ class SinkWork:
         application_id: str,
         batch_id: int,
         trace: Trace | None = None,
+        *,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._sinks = sinks
         self._trace = Trace() if trace is None else trace
@@ -74,7 +77,7 @@ class SinkWork:
         self._batch_id = batch_id
         self._found: Mapping[str, Sequence[SinkTxn]] = {}
         self._prepared: list[tuple[str, SinkTxn]] = []
-        self._pause = threading.Event()
+        self._sleep = sleep
 
     def list_prepared(self, deadline: Deadline) -> None:
         """Asks every sink for its prepared batches, and keeps the answers for `resolve_prepared`.
@@ -193,7 +196,8 @@ class SinkWork:
         Every sink is called before a fatal error of one of them is raised. It is raised although other sinks
         may still be retrying; they keep the batch prepared for the next start.
         """
-        pause, begun = _FIRST_PAUSE_SECONDS, time.monotonic()
+        begun, is_held_back = time.monotonic(), False
+        pauses = Pauses(deadline, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, sleep=self._sleep)
         while left:
             waiting: dict[str, Retryable] = {}
             failed: dict[str, Fatal] = {}
@@ -206,6 +210,7 @@ class SinkWork:
                 if isinstance(outcome, Retryable):
                     waiting[name] = outcome
                     measured.retries += 1
+                    measured.held_back_seconds = time.monotonic() - begun
                 elif isinstance(outcome, Fatal):
                     failed[name] = outcome
                 else:
@@ -219,7 +224,7 @@ class SinkWork:
             left = {name: txn for name, txn in left.items() if name in waiting}
             if left:
                 reasons = _reasons(waiting)
-                if deadline.expired:
+                if pauses.expired:
                     raise _commits_unfinished(left, reasons, deadline)
                 _log.warning(
                     "batch %d is committed in Kafka; the query has waited %.0f s for sinks: %s",
@@ -227,11 +232,11 @@ class SinkWork:
                     time.monotonic() - begun,
                     reasons,
                 )
-                if pause == _FIRST_PAUSE_SECONDS:
+                if not is_held_back:
                     self._trace.happened(EventKind.HELD_BACK, reasons)
+                is_held_back = True
                 self._trace.waiting(reasons)
-                self._pause.wait(min(pause, deadline.remaining_seconds()))
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                pauses.wait()
 
     def tidy(self, deadline: Deadline) -> None:
         """Lets every sink delete what was staged for this batch and older ones. Call it after `finish`."""

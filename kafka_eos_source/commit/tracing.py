@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from kafka_eos_source.commit.interfaces import Producer
 from kafka_eos_source.commit.machine import Result
@@ -13,34 +13,28 @@ from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import Offsets, StagedPart
 from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceRead, position_id
 from kafka_eos_source.observe.process import this_writer
-from kafka_eos_source.observe.trace import Subject, Trace
-from kafka_eos_source.protocol.identity import Identity
+from kafka_eos_source.observe.trace import Trace
 from kafka_eos_source.protocol.offset_log import LoggedOffsets
 from kafka_eos_source.stage.parts import StagedRows
 
 
-def subject(
-    who: Identity,
-    run_id: str,
-    batch_id: int,
-    logged: LoggedOffsets,
-    sources: Iterable[SourceRange],
-    last: BatchFigures | None,
-) -> Subject:
-    """Returns the batch as its trace names it.
+def planned_at(logged: LoggedOffsets, run_id: str, last: BatchFigures | None) -> float | None:
+    """Returns when Spark planned the batch, in seconds since 1970.
 
     Args:
-        who: the names of the query.
-        run_id, batch_id: Spark's ids.
         logged: entry of the batch in the offset log.
-        sources: what the batch reads.
+        run_id: Spark's id of this run.
         last: the batch before it; None if it is not known.
+
+    Returns:
+        None if that is not known, or if an earlier run planned the batch and this one repeats it.
     """
-    planned_at = None if logged.planned_at_ms is None else logged.planned_at_ms / 1000
+    if logged.planned_at_ms is None:
+        return None
+    at = logged.planned_at_ms / 1000
+    is_of_run = last is not None and last.run_id == run_id
     run_began_at = this_writer().driver.started_at if last is None else last.ended_at
-    if planned_at is not None and planned_at < run_began_at and (last is None or last.run_id != run_id):
-        planned_at = None  # an earlier run planned the batch, and this one repeats it
-    return Subject(who.application_id, who.query_id, run_id, batch_id, planned_at, tuple(_reads(sources)))
+    return at if is_of_run or at >= run_began_at else None
 
 
 def finish(trace: Trace, result: Result, staged: StagedRows, parts: Iterable[StagedPart]) -> None:
@@ -66,10 +60,13 @@ def complaint(producer: Producer | None) -> str:
     return producer.complaint if isinstance(producer, TransactionalProducer) else ""
 
 
-def _reads(sources: Iterable[SourceRange]) -> Iterator[SourceRead]:
-    for source in sources:
-        if source.end is not None:
-            yield SourceRead(position_id(source.end), _offsets(source, source.end, source.start or {}))
+def reads(sources: Iterable[SourceRange]) -> tuple[SourceRead, ...]:
+    """Returns what the batch reads from its Kafka sources."""
+    return tuple(
+        SourceRead(position_id(source.end), _offsets(source, source.end, source.start or {}))
+        for source in sources
+        if source.end is not None
+    )
 
 
 def _offsets(source: SourceRange, end: Offsets, start: Offsets) -> dict[str, int]:

@@ -40,7 +40,8 @@ def _head(view: QueryView) -> str:
     text = ""
     if view.status_text:
         text = (
-            f'<div style="margin-top:6px;padding:5px 10px;border-left:3px solid {colours.STATUS[view.status]};'
+            '<div style="margin-top:6px;padding:5px 10px;border-left:3px solid '
+            f"{colours.STATUS[view.status]};"
             f'background:rgba(128,128,128,.10)">{_escaped(view.status_text)}</div>'
         )
     return (

@@ -61,17 +61,12 @@ class Subject:
     Attributes:
         application_id: the transactional id.
         query_id, run_id, batch_id: Spark's ids.
-        planned_at: when Spark planned the batch, in seconds since 1970; None if that is not known, or if an
-            earlier run planned it.
-        sources: what the batch reads.
     """
 
     application_id: str
     query_id: str
     run_id: str
     batch_id: int
-    planned_at: float | None = None
-    sources: tuple[SourceRead, ...] = ()
 
 
 @dataclass
@@ -132,6 +127,8 @@ class Trace:
         self._events: list[Event] = []
         self._outcome = _Outcome()
         self._subject: Subject | None = None
+        self._planned_at: float | None = None
+        self._sources: tuple[SourceRead, ...] = ()
         self._complaint: Callable[[], str] | None = None
         self._lock = threading.Lock()  # between the watching thread and the end of the commit
         self._has_ended = False
@@ -144,6 +141,15 @@ class Trace:
         self._subject = subject
         if self._observers:
             _watch.add(self)
+
+    def planned(self, at: float | None, sources: tuple[SourceRead, ...]) -> None:
+        """Adds when Spark planned the batch, and what the batch reads.
+
+        Args:
+            at: seconds since 1970; None if that is not known, or if an earlier run planned the batch.
+            sources: what the batch reads.
+        """
+        self._planned_at, self._sources = at, sources
 
     def enter(self, step: TracedStep) -> None:
         """Ends the present step, and enters another one."""
@@ -259,10 +265,10 @@ class Trace:
     def _figures(self, subject: Subject, outcome: Outcome, error: str) -> BatchFigures:
         seconds, counts = dict(self._seconds), dict(self._counts)
         if outcome is Outcome.COMMITTED:
-            counts["offsets_read"] = sum(sum(each.offsets.values()) for each in subject.sources)
+            counts["offsets_read"] = sum(sum(each.offsets.values()) for each in self._sources)
         is_replay = outcome is Outcome.SKIPPED  # Spark planned it in an earlier run
-        if subject.planned_at is not None and subject.planned_at <= self._began_at and not is_replay:
-            seconds = {TracedStep.TASKS.value: self._began_at - subject.planned_at, **seconds}
+        if self._planned_at is not None and self._planned_at <= self._began_at and not is_replay:
+            seconds = {TracedStep.TASKS.value: self._began_at - self._planned_at, **seconds}
         return BatchFigures(
             application_id=subject.application_id,
             query_id=subject.query_id,
@@ -275,7 +281,7 @@ class Trace:
             counts=counts,
             writer=this_writer(),
             sinks={name: _set(each) for name, each in self._sinks.items()},
-            sources=subject.sources,
+            sources=self._sources,
             sequence=self._outcome.sequence,
             pressure=self._outcome.pressure,
             processor_counts=self._outcome.processor_counts,
