@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 from model_broker import Fault, ModelRows
 from source_cluster import Clock
-from test_commit_transaction import begun, request, rows
+from test_commit_transaction import broker_with_genesis, request, rows
 from test_sink_commit import NAMES, Scripted, deadline, staged, token
 
 from kafka_eos_source.commit.interfaces import ProducerSession
@@ -204,7 +204,7 @@ def commit(faults: Sequence[Fault], **broker: object) -> tuple[Result | None, Ba
     machine = Commit(
         request(0),
         ModelRows(rows(0)),
-        begun(faults=list(faults), **broker),
+        broker_with_genesis(faults=list(faults), **broker),
         ProducerSession(),
         Deadline.after_seconds(30),
         trace=trace,

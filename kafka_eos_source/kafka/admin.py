@@ -346,6 +346,7 @@ class SourceAdmin:
         pauses = Pauses(None, self._retry_interval_seconds, sleep=self._closed.wait)
         answer = retry(call, KafkaException, pauses, permanent=permanent)
         self._complaints.answered()
+        self._complaints.forget()
         return answer
 
     def _patience(self) -> Deadline:

@@ -67,9 +67,9 @@ class Complaints:
         """
         return None if self._login.has_worked else self.login_error(doing)
 
-    def answered(self) -> None:
-        """Forgets the reports, because a broker has answered."""
-        self.last, self.login_refused = "", None
+    def forget(self) -> None:
+        """Forgets the newest report, because brokers have since done all that they were asked to."""
+        self.last = ""
 
     def await_answer(self, client: Any, future: Any) -> Any:
         """Returns the result of an admin call; stops waiting for it if the login was refused for good.

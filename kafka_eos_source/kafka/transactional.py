@@ -270,7 +270,7 @@ class TransactionalProducer(RecordProducer):
         except KafkaEosError as error:
             raise OutcomeUnknownError(f"the commit was sent, but not confirmed: {error}") from error
         self._committed_at_us = time.monotonic_ns() // 1000
-        self._complaints.answered()
+        self._complaints.forget()
 
     def abort(self, deadline: Deadline) -> None:
         """Tries to abort the transaction. If that fails, `init` of the next producer ends it."""
