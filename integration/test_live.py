@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,6 +117,56 @@ def test_figures_of_a_running_query_reach_last_progress(
     finally:
         running.stop()
     await_shown(named, lambda each: each["status"] == "stopped", "the query has stopped")
+
+
+#: A client of Spark Connect that cannot read the files of the driver. It prints the view as JSON.
+CONNECT = """
+import json, sys, tempfile
+from pyspark.sql import SparkSession
+from integration.support.kafka import produce
+from kafka_eos_source.observe.notebook import view_of
+
+broker, source, sink, folder = sys.argv[1:]
+spark = SparkSession.builder.remote("local[2]").getOrCreate()
+tempfile.tempdir = folder
+kafka = {"kafka.bootstrap.servers": broker}
+read = {"subscribe": source, "startingOffsets": "earliest"}
+frame = spark.readStream.format("kafka-eos").options(**kafka, **read).load().selectExpr("key", "value")
+write = {"topic": sink, "checkpointLocation": folder + "/checkpoint"}
+query = frame.writeStream.format("kafka-eos").options(**kafka, **write).start()
+for number in range(4):
+    produce(broker, source, [str(number)] * 10)
+    query.processAllAvailable()
+found, runs = view_of(query)
+query.stop()
+ended, _ = view_of(query)
+print("VIEW", json.dumps({**found.to_json(), "runs": runs, "ended": ended.status.value}), flush=True)
+spark.stop()
+"""
+
+
+@pytest.mark.long
+def test_the_figures_arrive_over_spark_connect(
+    broker: str, topic: Callable[..., str], tmp_path: Path
+) -> None:
+    pytest.importorskip("grpc")
+    environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_SUBMIT_ARGS"}
+    finished = subprocess.run(
+        [sys.executable, "-c", CONNECT, broker, topic(), topic(), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env=environment,
+    )
+    (line,) = [line for line in finished.stdout.splitlines() if line.startswith("VIEW ")] or [finished.stderr]
+    shown = json.loads(line.removeprefix("VIEW "))
+    assert shown["runs"]
+    assert shown["ended"] == "stopped"
+    assert shown["totals"]["records"] in (30, 40), "as of the batch before, or the last one"
+    assert shown["totals"]["committed"] == shown["totals"]["batches"] + 1
+    assert {"tasks", "write", "commit"} <= set(shown["batches"][-1]["seconds"])
+    assert sum(each["offsets"] for each in shown["lag"].values()) == 0
 
 
 @pytest.mark.long

@@ -132,6 +132,8 @@ def test_a_new_run_has_its_own_rate_and_totals() -> None:
     assert shown.totals["records"] == 100
     assert shown.records_per_second == pytest.approx(10, rel=0.1)
     assert len(shown.batches) == 20
+    other = [replace(each, query_id="another query") for each in old]
+    assert len(seen(journal(*other, *new)).batches) == 10, "a new checkpoint begins a new history"
 
 
 def test_the_lag_counts_from_the_newest_committed_batch() -> None:

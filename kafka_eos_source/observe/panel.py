@@ -70,7 +70,7 @@ def _headlines(view: QueryView) -> Iterable[tuple[str, str]]:
     yield "offsets behind", f"{view.total_lag:,}" if view.total_lag is not None else "unknown"
     seconds = max((each.seconds for each in view.lag.values()), default=0.0)
     if seconds:
-        yield "for", wording.duration(seconds)
+        yield "behind for", wording.duration(seconds)
     yield "read per second", wording.rate(view.read_per_second)
     if view.totals:
         yield "written per second", wording.rate(view.records_per_second)

@@ -186,6 +186,8 @@ def view(
     positions = {read.position for each in committed for read in each.sources}
     status, since, text = _status(journal, newest, positions, now, is_alive)
     run = [each for each in journal.batches if newest is not None and each.run_id == newest.run_id]
+    # another query may have used the application.id before
+    of_query = [each for each in journal.batches if newest is not None and each.query_id == newest.query_id]
     with_token = [each for each in journal.batches if each.sequence is not None]
     return QueryView(
         application_id=journal.application_id,
@@ -199,7 +201,7 @@ def view(
         records_per_second=_rate(run, "records", now),
         lag=_lag(journal.sources, positions, now),
         sources=tuple(each.name for each in journal.sources),
-        batches=tuple(_batch(each) for each in journal.batches[-_MOST_BATCHES:]),
+        batches=tuple(map(_batch, of_query[-_MOST_BATCHES:])),
         totals=newest.totals if newest is not None else {},
         totals_since=newest.totals_since if newest is not None else None,
         sinks=newest.sink_totals if newest is not None else {},
