@@ -96,8 +96,9 @@ def test_durations_do_not_overlap_and_add_up() -> None:
     clock.advance(1)
     trace.enter(TracedStep.PRODUCE)
     clock.advance(2)
-    with trace.step(TracedStep.FLUSH):
-        clock.advance(4)
+    trace.enter(TracedStep.FLUSH)
+    clock.advance(4)
+    trace.enter(TracedStep.PRODUCE)
     clock.advance(8)
     trace.finish(Outcome.COMMITTED)
     (figures,) = seen.batches

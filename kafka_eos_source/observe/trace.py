@@ -157,16 +157,6 @@ class Trace:
         self._add(present.step, now - present.since)
         self._now = _Now(step, now)
 
-    @contextmanager
-    def step(self, step: TracedStep) -> Iterator[None]:
-        """Enters a step, and returns to the present one at the end of the block."""
-        before = self._now.step
-        self.enter(step)
-        try:
-            yield
-        finally:
-            self.enter(before)
-
     def count(self, **numbers: int) -> None:
         """Adds to the numbers of the batch; `BatchFigures.counts` lists the names."""
         for name, more in numbers.items():

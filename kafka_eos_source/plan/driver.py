@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from kafka_eos_source.kafka.admin import SourceAdmin
@@ -59,17 +60,18 @@ class Planning:
             self._observer.stopped()
 
     def initial(self) -> Json:
-        return self._plan.initial().to_dict()
+        with self._asking():
+            return self._plan.initial().to_dict()
 
     def latest(self, start: Json, *, once: bool = False, may_jump: bool = True) -> Json:
         position = SourcePosition.from_dict(start)
-        if self._observer is None:
-            return self._plan.latest(position, once=once, may_jump=may_jump).to_dict()
-        with self._observer.asking():
+        with self._asking():
             end = self._plan.latest(position, once=once, may_jump=may_jump)
-        latest = {} if self._plan.available is None else self._plan.available.end
-        is_batch = end != position
-        reason = "" if is_batch else self._plan.waits_for or self._open_transactions.reason(latest)
+            if self._observer is None:
+                return end.to_dict()
+            latest = {} if self._plan.available is None else self._plan.available.end
+            is_batch = end != position
+            reason = "" if is_batch else self._plan.waits_for or self._open_transactions.reason(latest)
         self._observer.planned(position.end, end.end, latest, is_batch=is_batch, reason=reason)
         return end.to_dict()
 
@@ -85,7 +87,12 @@ class Planning:
         self._plan.stop_at_latest()
 
     def tasks(self, start: Json, end: Json) -> list[Task]:
-        return self._plan.tasks(SourcePosition.from_dict(start), SourcePosition.from_dict(end))
+        with self._asking():
+            return self._plan.tasks(SourcePosition.from_dict(start), SourcePosition.from_dict(end))
+
+    def _asking(self) -> AbstractContextManager[None]:
+        """Encloses requests to brokers, so that others see what a query waits for."""
+        return nullcontext() if self._observer is None else self._observer.asking()
 
     def batch(self, filters: Sequence[Filter] = ()) -> list[Task]:
         """Returns the tasks of a batch read, without offsets that the filters exclude."""
