@@ -343,6 +343,20 @@ def test_a_source_writes_only_what_has_changed(
     assert written[-1].state is SourceState.STOPPED
 
 
+def test_a_record_that_came_between_two_samples_has_an_age(
+    observer: tuple[SourceObserver, list[SourceFigures], Clock],
+) -> None:
+    source, written, clock = observer
+    source.planned({T0: 5}, {T0: 5}, {T0: 5}, is_batch=False, reason="")
+    clock.advance(0.2)
+    came_at = clock()
+    source.planned({T0: 5}, {T0: 9}, {T0: 9}, is_batch=True, reason="")
+    clock.advance(0.2)
+    source.write()
+    assert written[-1].behind_since == {"in": came_at}
+    assert written[-1].behind_at_least == ()
+
+
 def test_a_source_whose_brokers_do_not_answer_says_so(
     observer: tuple[SourceObserver, list[SourceFigures], Clock],
 ) -> None:

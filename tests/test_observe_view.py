@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
+import pty
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -264,6 +270,39 @@ def test_top_shows_the_queries_of_the_host(recorded: Callable[..., None]) -> Non
     assert "old" in run("--once", "--application-id", "old").stdout
 
 
+def test_top_refreshes_in_a_terminal_until_ctrl_c(recorded: Callable[..., None], shared: Path) -> None:  # noqa: F811
+    """The figures change while it runs, and the terminal shows again what it showed before."""
+    recorded("first", time.time())
+    main_side, terminal_side = pty.openpty()
+    command = [sys.executable, "-m", "kafka_eos_source.cli", "top", "--interval", "50ms"]
+    environment = {
+        **os.environ,
+        "TMPDIR": str(shared),
+        "TERM": "xterm-256color",
+        "COLUMNS": "100",
+        "LINES": "30",
+    }
+    with subprocess.Popen(
+        command, stdin=terminal_side, stdout=terminal_side, stderr=terminal_side, env=environment
+    ) as running:
+        os.close(terminal_side)
+        out = b""
+        while b"first" not in out:
+            out += os.read(main_side, 4096)
+        recorded("second", time.time())
+        while b"second" not in out:
+            out += os.read(main_side, 4096)
+        running.send_signal(signal.SIGINT)
+        with contextlib.suppress(OSError):  # the terminal is gone when the process has ended
+            while more := os.read(main_side, 4096):
+                out += more
+        assert running.wait(60) == 0
+    os.close(main_side)
+    assert b"\x1b[?1049h" in out, "the alternate screen"
+    assert out.rstrip().endswith((b"\x1b[?1049l\x1b[?25h", b"\x1b[?25h\x1b[?1049l", b"\x1b[?1049l"))
+    assert b"Traceback" not in out
+
+
 def test_top_says_why_it_shows_nothing() -> None:
     assert run("--once").exit_code == 0
     missing = run("--once", "--application-id", "app")
@@ -272,8 +311,6 @@ def test_top_says_why_it_shows_nothing() -> None:
 
 
 def test_top_refuses_figures_that_another_user_planted(shared: Path) -> None:  # noqa: F811
-    import os
-
     (shared / f"kafka-eos-live-{os.getuid()}").symlink_to(shared)
     refused = run("--json")
     assert refused.exit_code == 1

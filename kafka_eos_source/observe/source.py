@@ -63,7 +63,7 @@ class LagClock:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What the planner has seen last; see `SourceFigures`."""
+    """What the planner has seen last; see `SourceFigures`. ``latest_at`` is when it first saw ``latest``."""
 
     state: SourceState
     since: float
@@ -72,6 +72,7 @@ class _Seen:
     planned: Offsets = field(default_factory=dict)
     latest: Offsets = field(default_factory=dict)
     planned_at: float | None = None
+    latest_at: float = 0.0
 
 
 class SourceObserver:
@@ -127,13 +128,15 @@ class SourceObserver:
             reason: why it starts none, if it is not that there are no records.
         """
         now, seen = self._clock(), self._seen
+        if seen.latest != latest:
+            seen = replace(seen, latest=latest, latest_at=now)
         if is_batch:
-            seen = _Seen(SourceState.PLANNED, now, "", start, end, latest, now)
+            seen = _Seen(SourceState.PLANNED, now, "", start, end, latest, now, seen.latest_at)
         else:
             if (seen.state, seen.reason) != (SourceState.IDLE, reason):
                 seen = replace(seen, state=SourceState.IDLE, since=now, reason=reason)
-            if (seen.start, seen.latest) != (start, latest):
-                seen = replace(seen, start=start, latest=latest)
+            if seen.start != start:
+                seen = replace(seen, start=start)
         with self._lock:
             self._lag.add(now, latest)
             self._seen = seen
@@ -186,10 +189,11 @@ class SourceObserver:
         at_least: set[str] = set()
         with self._lock:
             for tp, committed in seen.start.items():
-                found = self._lag.behind_since(tp, committed)
-                if found is not None and found[0] <= behind.get(tp.topic, now):
-                    behind[tp.topic] = found[0]
-                    if found[1]:
+                if seen.latest.get(tp, 0) > committed:
+                    # without a sample, the record is newer than the last one
+                    since, was_there = self._lag.behind_since(tp, committed) or (seen.latest_at, False)
+                    behind[tp.topic] = min(since, behind.get(tp.topic, since))
+                    if was_there:
                         at_least.add(tp.topic)
         for offsets in (seen.start, seen.planned):
             position = position_id(offsets)
