@@ -78,11 +78,15 @@ def _exists(name: str) -> bool:
 
 def _commands(block: Block) -> Iterator[list[str]]:
     """Yields the arguments of each call of ``kafka-eos`` in a block of shell commands."""
+    variables: dict[str, str] = {}
     for line in block.code.replace("\\\n", " ").splitlines():
+        if assigned := re.fullmatch(r'(\w+)="(.*)"', line):
+            variables[assigned[1]] = assigned[2]
+        for name, value in variables.items():
+            line = line.replace(f"${name}", value)
         for part in re.split(r"&&|\|\||[|;&]|>", line.partition(" #")[0]):
-            words = shlex.split(part, comments=True)
-            if words[:1] == ["kafka-eos"]:
-                yield words[1:]
+            if part.split()[:1] == ["kafka-eos"]:
+                yield shlex.split(part)[1:]
 
 
 COMMANDS = [

@@ -217,6 +217,23 @@ def _runbooks(world: World) -> None:
     world.texts['{"flights":{"0":800,"1":700}}'] = '{"flights":{"0":9,"1":9}}'
 
 
+def _old_checkpoint(world: World) -> None:
+    """Writes the newest files of a checkpoint as Spark's own Kafka source leaves them."""
+    checkpoint = world.folder / "checkpoints" / "old-delta"
+    offsets = 'v1\n{"batchWatermarkMs":0}\n{"flights":{"0":10,"1":10}}'
+    for name, text in {"offsets/7": offsets, "commits/7": 'v1\n{"nextBatchWatermarkMs":0}'}.items():
+        (checkpoint / name).parent.mkdir(parents=True)
+        (checkpoint / name).write_text(text)
+
+
+def _tutorial(world: World) -> None:
+    """Puts the files of the tutorial, whose paths are relative, into the folder; Spark has another one."""
+    world.texts['"checkpoints/'] = f'"{world.folder}/checkpoints/'
+    for text in ('"state.dir": "', 'connect("'):
+        world.texts[text] = f"{text}{world.folder}/"
+    world.texts["sqlite:///"] = f"sqlite:///{world.folder}/"
+
+
 def _passwords(world: World) -> None:
     for name in ("KAFKA_PASSWORD", "KEY_PASSWORD"):
         os.environ[name] = "secret"
@@ -225,6 +242,7 @@ def _passwords(world: World) -> None:
 
 SCENES: Mapping[str, Callable[[World], None]] = {
     "aggregates": _aggregates,
+    "from-foreachbatch-delta": _old_checkpoint,
     "from-transform-with-state": _clicks,
     "kafka-to-warehouse": _warehouse,
     "recipes": _recipes,
@@ -234,5 +252,6 @@ SCENES: Mapping[str, Callable[[World], None]] = {
     "sinks": _sinks,
     "state": _views,
     "token-topic": _records,
+    "tutorial": _tutorial,
     "windows": _views,
 }
