@@ -62,7 +62,10 @@ napoleon_numpy_docstring = False
 #: A reference to a class of this package that leads nowhere is an error. Classes of other projects have no
 #: link, because the build does not need a network.
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", r"(?!kafka_eos_source\.).*"), ("py:.*", r"kafka_eos_source\..*\._.*")]
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!kafka_eos_source\.).*"),
+    ("py:.*", r".*\.(CommittedView|Cursor|Database|Description|Scan|StagedMap|StoreMetadata)"),  # internal
+]
 
 html_theme = "furo"
 html_title = f"kafka-eos {release}"

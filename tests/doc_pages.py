@@ -19,10 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
-]
+SITE = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")), *SITE]
 #: Languages of blocks that show output, a layout of files, or a diagram.
 OUTPUT = frozenset({"text", "mermaid"})
 

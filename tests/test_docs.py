@@ -9,11 +9,14 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
-from doc_pages import PAGES, ROOT, Block, Link, anchors, blocks, links, marks, paths
+from doc_pages import PAGES, ROOT, SITE, Block, Link, anchors, blocks, links, marks, paths
+from test_public_names import PUBLIC
 
 from kafka_eos_source.cli import main
 from kafka_eos_source.options.table import BY_NAME
@@ -124,6 +127,30 @@ def test_a_command_that_does_not_exist_is_noticed() -> None:
         test_each_command_exists_with_its_options(["state", "lst"])
     with pytest.raises(click.UsageError):
         test_each_command_exists_with_its_options(["inspect", "--checkpiont", "x"])
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_the_python_api_shows_every_public_name(module: str) -> None:
+    text = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
+    modules = re.findall(r"automodule:: ([\w.]+)", text)
+    shown = [
+        getattr(import_module(path), name)
+        for path, name in re.findall(r"auto(?:function|class|data):: ([\w.]+)\.(\w+)", text)
+    ]
+    for name in PUBLIC[module]:
+        public = getattr(import_module(module), name)
+        assert isinstance(public, ModuleType) or module in modules or any(public is each for each in shown)
+
+
+@pytest.mark.parametrize("page", [page for page in SITE if page.stem != "index"], ids=lambda page: page.stem)
+def test_a_page_begins_with_its_readers(page: Path) -> None:
+    """The first paragraph, or the second of a generated page, says for whom the page is."""
+    assert "\n\nFor " in page.read_text(encoding="utf-8")[:300]
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").splitlines()
+    assert not [page.stem for page in SITE if page.stem not in (*index, "index")]
 
 
 LINKS = [link for page in PAGES for link in links(page) if not link.target.startswith(EXTERNAL)]
