@@ -153,6 +153,13 @@ def test_every_page_is_in_the_table_of_contents() -> None:
     assert not [page.stem for page in SITE if page.stem not in (*index, "index")]
 
 
+def test_external_links_are_encrypted() -> None:
+    """Nothing else is checked of them, because tests have no network; CONTRIBUTING.md names the command."""
+    external = [link for page in PAGES for link in links(page) if link.target.startswith(EXTERNAL)]
+    assert len(external) > 5
+    assert not [str(link) for link in external if link.target.startswith("http://")]
+
+
 LINKS = [link for page in PAGES for link in links(page) if not link.target.startswith(EXTERNAL)]
 
 
