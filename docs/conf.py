@@ -49,7 +49,8 @@ myst_enable_extensions = ["colon_fence"]
 myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 3
 myst_links_external_new_tab = True
-nb_execution_mode = "off"  # notebooks are committed with their output; integration/test_notebooks.py runs them
+#: Notebooks are committed with their output; integration/test_notebooks.py runs them.
+nb_execution_mode = "off"
 
 #: Docstrings name code in single backticks: modules, functions and parameters alike.
 default_role = "code"
@@ -77,7 +78,7 @@ copybutton_prompt_text = "$ "
 suppress_warnings = ["myst.xref_missing_external"]
 
 
-def _copy_notebooks(app: Sphinx) -> None:
+def _copy_notebooks(_app: Sphinx) -> None:
     """Copies the notebooks below docs/, where Sphinx finds them, and adapts their links to these pages."""
     target = _DOCS / "notebooks"
     target.mkdir(exist_ok=True)
@@ -91,7 +92,7 @@ def _copy_notebooks(app: Sphinx) -> None:
             copy.write_text(text, "utf-8")
 
 
-def _link_to_copies(app: Sphinx, page: str, source: list[str]) -> None:
+def _link_to_copies(_app: Sphinx, _page: str, source: list[str]) -> None:
     """Makes links to notebooks, which work in the repository, lead to their pages on the site."""
     source[0] = source[0].replace("](../notebooks/", "](notebooks/")
 
