@@ -70,6 +70,8 @@ nitpick_ignore_regex = [
     ("py:.*", r".*\.(CommittedView|Reads|SinkKills|StagedMap|ViewedMap)"),
 ]
 
+smartquotes = False  # it would turn --yes into a dash in the command line reference
+
 html_theme = "furo"
 html_title = f"kafka-eos {release}"
 html_static_path: list[str] = []
