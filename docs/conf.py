@@ -89,7 +89,8 @@ def _copy_notebooks(_app: Sphinx) -> None:
         if path.name not in sources:
             path.unlink()
     for name, text in sources.items():
-        text, copy = text.replace("](../docs/", "](../"), target / name
+        text = re.sub(r"\]\(\.\./(docs/)?", lambda link: "](../" if link[1] else "](../../", text)
+        copy = target / name
         if not copy.exists() or copy.read_text("utf-8") != text:
             copy.write_text(text, "utf-8")
 

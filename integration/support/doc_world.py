@@ -21,12 +21,12 @@ from http_service import running
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-from integration.support.kafka import Admin, produce
+from integration.support.kafka import Admin, produce, read_back
 from kafka_eos_source.demo import flights as data
 
 FLIGHTS = 300
 TOPICS = (
-    *("clicks", "counts", "delays", "hourly", "invoices", "late", "orders-out"),
+    *("clicks", "counts", "delays", "hourly", "invoices", "late", "moved", "orders-out"),
     *("pageview-windowed-counts", "very-late"),
 )
 BASH_SECONDS = 120
@@ -226,6 +226,16 @@ def _old_checkpoint(world: World) -> None:
         (checkpoint / name).write_text(text)
 
 
+def _old_group(world: World) -> None:
+    """Commits offsets as another system does; checks that the query continues exactly there."""
+    Admin(world.servers).commit("the-old-group", {("flights", 0): (20, ""), ("flights", 1): (10, "")})
+
+    def check() -> None:
+        assert len(read_back(world.servers, "moved")) == FLIGHTS - 30
+
+    world.end.callback(check)
+
+
 def _tutorial(world: World) -> None:
     """Puts the files of the tutorial, whose paths are relative, into the folder; Spark has another one."""
     world.texts['"checkpoints/'] = f'"{world.folder}/checkpoints/'
@@ -244,6 +254,7 @@ SCENES: Mapping[str, Callable[[World], None]] = {
     "aggregates": _aggregates,
     "from-foreachbatch-delta": _old_checkpoint,
     "from-transform-with-state": _clicks,
+    "from-quix-streams": _old_group,
     "kafka-to-warehouse": _warehouse,
     "recipes": _recipes,
     "runbooks": _runbooks,
