@@ -19,10 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SITE = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")), *SITE]
+_DOCS = sorted((ROOT / "docs").glob("*.md"))
+_INCLUDED = re.compile(r"^```\{include\} ([\w.-]+)$", re.MULTILINE)
+_PARTS = {name for page in _DOCS for name in _INCLUDED.findall(page.read_text(encoding="utf-8"))}
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")), *_DOCS]
+#: Pages of the site, without the parts that another page includes.
+SITE = [page for page in _DOCS if page.name not in _PARTS]
 #: Languages of blocks that show output, a layout of files, or a diagram.
-OUTPUT = frozenset({"text", "mermaid"})
+OUTPUT = frozenset({"console", "mermaid", "text"})
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>```+|:::+)(?P<language>[^`]*)$")
 _MARK = re.compile(r"^ *<!-- (?P<kind>run|tested|not run)(?:: (?P<detail>.+?))? -->$")
