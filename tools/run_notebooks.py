@@ -18,21 +18,17 @@ ROOT = Path(__file__).parents[1]
 _JAVA_STARTS = "WARNING: Using incubator modules: jdk.incubator.vector\n"
 
 
-def run(path: Path) -> nbformat.NotebookNode:
-    """Runs a notebook from top to bottom, and returns it with its output.
+def run(path: Path, folder: Path) -> nbformat.NotebookNode:
+    """Runs a notebook from top to bottom in this folder, and returns it with its output.
 
     Raises:
         CellExecutionError: if a cell fails.
     """
     notebook = nbformat.read(path, nbformat.NO_CONVERT)
-    with tempfile.TemporaryDirectory(prefix="notebook-") as folder:
-        NotebookClient(
-            notebook,
-            timeout=900,
-            kernel_name="python3",
-            record_timing=False,
-            resources={"metadata": {"path": folder}},
-        ).execute()
+    resources = {"metadata": {"path": str(folder)}}
+    NotebookClient(
+        notebook, timeout=900, kernel_name="python3", record_timing=False, resources=resources
+    ).execute()
     return notebook
 
 
@@ -66,7 +62,8 @@ def main() -> None:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     for path in map(Path, sys.argv[1:] or sorted((ROOT / "notebooks").glob("*.ipynb"))):
-        notebook = run(path)
+        with tempfile.TemporaryDirectory(prefix="notebook-") as folder:
+            notebook = run(path, Path(folder))
         tidy(notebook)
         nbformat.write(notebook, path)
         print(path)
