@@ -6,6 +6,7 @@ Without arguments it runs all of ``notebooks/``. Needs the extras ``demo`` and `
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -16,6 +17,7 @@ from nbclient import NotebookClient
 ROOT = Path(__file__).parents[1]
 #: Java prints this at each start of Spark, and no setting prevents it.
 _JAVA_STARTS = "WARNING: Using incubator modules: jdk.incubator.vector\n"
+_TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def run(path: Path, folder: Path) -> nbformat.NotebookNode:
@@ -46,7 +48,7 @@ def tidy(notebook: nbformat.NotebookNode) -> None:
                 outputs.append(output)
         for output in outputs:
             if output.output_type == "stream":
-                text = output.text.replace(_JAVA_STARTS, "")
+                text = _TERMINAL_CODES.sub("", output.text.replace(_JAVA_STARTS, ""))
                 output.text = "\n".join(_shown(line) for line in text.split("\n"))
         if "outputs" in cell:
             cell.outputs = [each for each in outputs if each.get("text") != ""]
