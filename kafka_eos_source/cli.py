@@ -19,6 +19,7 @@ from kafka_eos_source.operate import (
     token_topic_commands,
     topic_commands,
 )
+from kafka_eos_source.runtime.parent import on_end_of_parent
 
 _POLL_SECONDS = 0.1
 
@@ -56,23 +57,46 @@ def main() -> None:
     help="Keep the data in this folder. Default: a temporary folder, deleted at the end.",
 )
 @click.option("--config", multiple=True, metavar="KEY=VALUE", help="Broker property; may be repeated.")
-def broker(port: int, brokers: int, directory: str | None, config: tuple[str, ...]) -> None:
+@click.option("--kafka-version", help="Kafka's version, 3.7.0 or newer. Default: the newest that was tested.")
+@click.option(
+    "--feature",
+    "features",
+    multiple=True,
+    metavar="NAME=LEVEL",
+    help="Finalized level of a feature, such as transaction.version=1; may be repeated.",
+)
+def broker(
+    port: int,
+    brokers: int,
+    directory: str | None,
+    config: tuple[str, ...],
+    kafka_version: str | None,
+    features: tuple[str, ...],
+) -> None:
     """Run a local Kafka cluster for development.
 
     The brokers run in KRaft mode until Ctrl-C or SIGTERM, or until the process that started it ends. Kafka
     creates topics on first write; --config auto.create.topics.enable=false turns that off.
     """
     from kafka_eos_source.embedded import EmbeddedKafka
+    from kafka_eos_source.embedded.jars import KAFKA_VERSION
 
-    properties = {}
-    for each in config:
-        name, separator, value = each.partition("=")
-        if not separator:
-            raise click.BadParameter(f"{each!r} has no '='; expected KEY=VALUE", param_hint="--config")
-        properties[name.strip()] = value.strip()
+    properties = dict(_pair(each, "--config", "KEY=VALUE") for each in config)
+    levels = dict(_pair(each, "--feature", "NAME=LEVEL") for each in features)
+    for name, level in levels.items():
+        if not level.isdecimal():
+            raise click.BadParameter(f"{name}={level!r} is not a whole number", param_hint="--feature")
     stop = _StopRequest()
     pause = threading.Event()
-    with EmbeddedKafka(brokers, port, directory, properties, auto_create_topics=True) as kafka:
+    with EmbeddedKafka(
+        brokers,
+        port,
+        directory,
+        properties,
+        auto_create_topics=True,
+        version=kafka_version or KAFKA_VERSION,
+        features={name: int(level) for name, level in levels.items()},
+    ) as kafka:
         stop.raises = False
         click.echo(f"bootstrap.servers={kafka.bootstrap_servers}")
         sys.stdout.flush()
@@ -80,6 +104,13 @@ def broker(port: int, brokers: int, directory: str | None, config: tuple[str, ..
         while not stop.requested:
             pause.wait(_POLL_SECONDS)
             kafka.check()
+
+
+def _pair(text: str, option: str, expected: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise click.BadParameter(f"{text!r} has no '='; expected {expected}", param_hint=option)
+    return name.strip(), value.strip()
 
 
 @main.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
@@ -137,18 +168,12 @@ class _StopRequest:
         self.raises = True
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
-        threading.Thread(target=self._watch, args=(os.getppid(),), daemon=True).start()
+        on_end_of_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         again, self.requested = self.requested, True
         if self.raises and not again:
             raise SystemExit(128 + number)
-
-    def _watch(self, parent: int) -> None:
-        pause = threading.Event()
-        while os.getppid() == parent:
-            pause.wait(_POLL_SECONDS)
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

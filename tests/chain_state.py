@@ -62,7 +62,7 @@ class ModelStore:
 
     def promote(self, record: BatchRecord, offsets: Mapping[TopicPartition, int]) -> None:
         for each, changes in self.disk.pending:
-            if each.record.attempt == record.attempt and each.base == self.disk.batch:
+            if each.record.task_attempt_id == record.task_attempt_id and each.base == self.disk.batch:
                 self.disk.data.update(changes)
                 self.disk.pending = []
                 self.commit(offsets, record)

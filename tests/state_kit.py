@@ -34,8 +34,8 @@ TINY = StoreConfig(write_buffer_bytes=64 << 10, max_wal_bytes=128 << 10)
 Model = dict[bytes, bytes]
 
 
-def record(batch_id: int, attempt: str = "") -> BatchRecord:
-    return BatchRecord("query", batch_id, attempt or f"attempt{batch_id}")
+def record(batch_id: int, task_attempt_id: str = "") -> BatchRecord:
+    return BatchRecord("query", batch_id, task_attempt_id or f"attempt{batch_id}")
 
 
 def binary(items: Iterable[bytes | None] = ()) -> pa.BinaryArray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from model_broker import Fault, ModelBroker, ModelRows
+from model_broker import Fault, ModelBroker, ModelRows, no_sleep
 from test_commit_transaction import IN, OUT, begun, commit, request, rows
 
 from kafka_eos_source.commit.facts import Batch
@@ -35,8 +35,8 @@ def broker() -> ModelBroker:
 
 
 def run(broker: ModelBroker, what: CommitRequest, staged: list[str]) -> Step:
-    machine = Commit(what, ModelRows(staged), broker, ProducerSession(), Deadline.after_seconds(5))
-    machine._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
+    deadline = Deadline.after_seconds(5)
+    machine = Commit(what, ModelRows(staged), broker, ProducerSession(), deadline, sleep=no_sleep)
     return machine.run().step
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from model_broker import Fault, ModelBroker, ModelRows
+from model_broker import Fault, ModelBroker, ModelRows, no_sleep
 from test_commit_transaction import IN, OUT, begun, request, rows
 
 from kafka_eos_source.commit.facts import Held
@@ -34,7 +34,7 @@ def report(
     """Returns the report of a shard. ``sequence`` None means that of the batch before."""
     return ShardReport(
         tp=SHARDS[shard],
-        attempt=f"{batch_id}-{shard}",
+        task_attempt_id=f"{batch_id}-{shard}",
         shards=2,
         query_id="query",
         batch_id=batch_id,
@@ -52,9 +52,13 @@ def commit(broker: ModelBroker, session: ProducerSession, batch_id: int, shards:
     topics = {**broker.topics, "app-counts-changelog": 2}
     broker.topics = topics
     machine = Commit(
-        request(batch_id), ModelRows(rows(batch_id), shards), broker, session, Deadline.after_seconds(30)
+        request(batch_id),
+        ModelRows(rows(batch_id), shards),
+        broker,
+        session,
+        Deadline.after_seconds(30),
+        sleep=no_sleep,
     )
-    machine._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
     return machine.run()
 
 

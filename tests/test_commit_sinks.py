@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_broker import Fault, ModelBroker, ModelRows
+from model_broker import Fault, ModelBroker, ModelRows, no_sleep
 from test_commit_transaction import Killed, begun, committed, request, rows
 
 from kafka_eos_source.commit.interfaces import ProducerSession, UndecidedSinks
@@ -151,7 +151,8 @@ class World:
         sinks = {name: ModelSink(self.systems[name]) for name in names}
         for name, sink in sinks.items():
             sink.open(SinkContext(name, "app"))
-        work = SinkWork(sinks, {name: ModelStaged(rows(batch_id)) for name in names}, "app", batch_id)
+        parts = {name: ModelStaged(rows(batch_id)) for name in names}
+        work = SinkWork(sinks, parts, "app", batch_id, sleep=no_sleep)
         wanted = request(batch_id, run_id)
         machine = Commit(
             type(wanted)(**{**wanted.__dict__, **more}),
@@ -160,8 +161,8 @@ class World:
             session,
             Deadline.after_seconds(seconds),
             work,
+            sleep=no_sleep,
         )
-        machine._pause.wait = work._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
         return machine.run()
 
     def same_everywhere(self, batches: int) -> None:

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_broker import TOKENS, Fault, ModelBroker, ModelRows
+from model_broker import TOKENS, Fault, ModelBroker, ModelRows, no_sleep
 from test_commit_transaction import IN, OUT, Killed, begun, committed, request, rows
 
 from kafka_eos_source.commit.facts import Held
@@ -43,8 +43,8 @@ def commit(
         broker,
         session,
         Deadline.after_seconds(30),
+        sleep=no_sleep,
     )
-    machine._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
     return machine.run()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_broker import CLUSTER_ID, TOKENS, Fault, ModelBroker, ModelRows
+from model_broker import CLUSTER_ID, TOKENS, Fault, ModelBroker, ModelRows, no_sleep
 
 from kafka_eos_source.commit.context import Progress
 from kafka_eos_source.commit.facts import Batch, Digests
@@ -78,10 +79,10 @@ def rows(batch_id: int) -> list[str]:
 def commit(
     broker: ModelBroker, session: ProducerSession, batch_id: int, run_id: str = "run-1", seconds: float = 30
 ) -> Result:
+    deadline = Deadline.after_seconds(seconds)
     machine = Commit(
-        request(batch_id, run_id), ModelRows(rows(batch_id)), broker, session, Deadline.after_seconds(seconds)
+        request(batch_id, run_id), ModelRows(rows(batch_id)), broker, session, deadline, sleep=no_sleep
     )
-    machine._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
     return machine.run()
 
 
@@ -219,8 +220,8 @@ def test_a_topic_recreated_while_rows_are_sent_gets_no_old_offset(
         broker,
         ProducerSession(),
         Deadline.after_seconds(30),
+        sleep=no_sleep,
     )
-    machine._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
     assert machine.run() == Result(Step.COMMITTED, transactions)
     assert broker.log == rows(0)
     assert broker.group[IN].offset == 0, "as before the batch; a real broker has deleted it with the topic"
@@ -243,22 +244,19 @@ def test_a_write_whose_token_another_write_replaced_is_not_written_again(is_comm
     """The commit is not answered, and another write without a version commits in the same group."""
     broker = ModelBroker(faults=[Fault("commit", OutcomeUnknownError("no answer"), after=is_committed)])
 
-    def write(number: int) -> Commit:
+    def write(number: int, sleep: Callable[[float], object] = no_sleep) -> Commit:
         what = request(0, query_id=f"{ONCE}{number}", once=True, promised=False, run_id="")
         found = ModelRows(rows(number))
-        return Commit(what, found, broker, ProducerSession(), Deadline.after_seconds(30))
+        return Commit(what, found, broker, ProducerSession(), Deadline.after_seconds(30), sleep=sleep)
 
-    machine = write(1)
     others = iter([write(2)])
 
-    def pause(_seconds: float) -> bool:
+    def run_others(_seconds: float) -> None:
         for other in others:
             other.run()
-        return True
 
-    machine._pause.wait = pause  # type: ignore[method-assign,assignment]
     with pytest.raises(OutcomeUnknownError, match="no longer shows whether this write was committed"):
-        machine.run()
+        write(1, run_others).run()
     assert broker.log == (rows(1) if is_committed else []) + rows(2)
 
 

@@ -21,6 +21,7 @@ from kafka_eos_source.embedded.jars import (
     BROKER,
     KAFKA_VERSION,
     JarSet,
+    broker_jars,
     cache_directory,
     is_complete,
     ivy_error,
@@ -255,7 +256,7 @@ def test_with_users_the_first_is_the_super_user_and_nobody_comes_without_a_passw
 
 def test_a_directory_in_use_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kafka_eos_source.embedded.java.find", lambda: "java")
-    monkeypatch.setattr("kafka_eos_source.embedded.jars.jars", lambda: tmp_path)
+    monkeypatch.setattr("kafka_eos_source.embedded.jars.jars", lambda _: tmp_path)
     with open(tmp_path / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(UnavailableError, match=f"another broker runs in the directory '{tmp_path}'"):
@@ -266,7 +267,7 @@ def test_another_number_of_brokers_than_the_directory_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kafka_eos_source.embedded.java.find", lambda: "java")
-    monkeypatch.setattr("kafka_eos_source.embedded.jars.jars", lambda: tmp_path)
+    monkeypatch.setattr("kafka_eos_source.embedded.jars.jars", lambda _: tmp_path)
     (tmp_path / "cluster.json").write_text('{"id": "x", "brokers": 3}')
     with pytest.raises(
         InvalidOptionError, match=r"brokers=1, but the directory .* holds a cluster of 3 broker\(s\)"
@@ -280,7 +281,7 @@ def test_a_broker_that_cannot_be_run_is_an_error_and_ends_nobody_else(
     (tmp_path / "node-1" / "data").mkdir(parents=True)
     (tmp_path / "node-1" / "data" / "meta.properties").touch()
     monkeypatch.setattr("kafka_eos_source.embedded.java.find", lambda: str(tmp_path / "no-such-java"))
-    monkeypatch.setattr("kafka_eos_source.embedded.jars.jars", lambda: tmp_path)
+    monkeypatch.setattr("kafka_eos_source.embedded.jars.jars", lambda _: tmp_path)
     with pytest.raises(UnavailableError, match="no-such-java' could not be run"):
         EmbeddedKafka(directory=tmp_path).start()
 
@@ -294,6 +295,24 @@ def test_the_command_line_names_what_is_wrong_with_an_argument() -> None:
     bad = CliRunner().invoke(main, ["broker", "--config", "nonsense"])
     assert bad.exit_code == 2
     assert "expected KEY=VALUE" in bad.output
+
+
+@pytest.mark.parametrize(
+    ("feature", "message"),
+    [("transaction.version", "expected NAME=LEVEL"), ("transaction.version=two", "not a whole number")],
+)
+def test_the_level_of_a_feature_must_be_a_number(feature: str, message: str) -> None:
+    result = CliRunner().invoke(main, ["broker", "--feature", feature])
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_a_broker_of_another_version_runs_its_own_jars() -> None:
+    older = broker_jars("3.9.1")
+    assert older.version == "3.9.1"
+    assert older.artifacts[0] == ("org.apache.kafka", "kafka_2.13", "3.9.1")
+    assert older.artifacts[1:] == BROKER.artifacts[1:]
+    assert broker_jars(KAFKA_VERSION) == BROKER
 
 
 def test_the_command_line_gives_messages_and_not_tracebacks(

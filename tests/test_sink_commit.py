@@ -87,8 +87,7 @@ def scripted(left: list[Outcome], right: list[Outcome]) -> tuple[Scripted, Scrip
     one, two = Scripted(system, *left), Scripted(system, *right)
     for name, sink in zip(NAMES, (one, two), strict=True):
         sink.open(SinkContext(name, "app"))
-    work = SinkWork({"left": one, "right": two}, staged(), "app", 5)
-    work._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
+    work = SinkWork({"left": one, "right": two}, staged(), "app", 5, sleep=lambda _seconds: None)
     return one, two, work, token(sinks=work.prepare(9, deadline()))
 
 

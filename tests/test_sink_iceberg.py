@@ -15,7 +15,13 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pytest
 
-from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.errors import (
+    InvalidOptionError,
+    InvalidRecordError,
+    InvalidSchemaError,
+    SinkRetryableError,
+)
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks import registry
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkContext
 from kafka_eos_source.sinks.notes_folder import NotesFolder
@@ -237,6 +243,30 @@ def test_new_columns_fail_or_are_added(lake: Lake) -> None:
     lake.take(ROWS.select(["name", "id"]), 3)  # what is not there is null; the order does not matter
     notes = [row["note"] for row in lake.visible()]
     assert (notes.count("n"), notes.count(None)) == (ROWS.num_rows, 2 * ROWS.num_rows)
+
+
+def test_columns_are_added_although_another_writer_adds_rows_meanwhile(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalog refuses the new schema, and the schema of the table is the same as before."""
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    lake.take(ROWS, 1)
+    wider = ROWS.append_column("note", pa.array(["n"] * ROWS.num_rows))
+    real, conflicts = SqlCatalog.commit_table, [_conflict] * 2
+
+    def commit_table(self: SqlCatalog, *args: Any) -> Any:
+        if conflicts:
+            conflicts.pop()()
+        return real(self, *args)
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", commit_table)
+    lake.take(wider, 2, schema_evolution="add")
+    assert not conflicts
+    assert [row["note"] for row in lake.visible()].count("n") == ROWS.num_rows
+    conflicts.append(_conflict)
+    with opened(lake.system(schema_evolution="add")) as sink, pytest.raises(SinkRetryableError, match="kept"):
+        sink.check(wider.append_column("more", wider["note"]).schema, Deadline.after_seconds(0))
 
 
 def test_columns_widen_and_never_narrow(lake: Lake) -> None:

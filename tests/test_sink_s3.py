@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
 from kafka_eos_source.sinks.registry import parse
 from kafka_eos_source.sinks.s3.layout import Layout
+from kafka_eos_source.sinks.s3.uploading import StagedObject
 
 ATTEMPT = "0123456789abcdef0123"
 
@@ -63,3 +65,11 @@ def test_keys_of_another_query_are_not_taken_for_ours() -> None:
     assert ours.txn(ours.prepared(mine)) == mine
     assert ours.txn(other.prepared(theirs)) is None
     assert ours.txn(beside.prepared(SinkTxn("orders", "b", 7, ATTEMPT))) is None
+
+
+def test_a_note_keeps_the_spelling_of_older_versions() -> None:
+    """A batch that an older version prepared is committed after an upgrade, and after a downgrade."""
+    note = {"key": "k", "upload_id": "u", "etags": ["e"], "attempt": "a1", "rows": 3, "size_bytes": 9}
+    staged = StagedObject("k", "u", ("e",), "a1", 3, 9)
+    assert StagedObject.from_json(note) == staged
+    assert json.loads(json.dumps(staged.to_json())) == note

@@ -27,10 +27,10 @@ COLUMNS = SinkColumns(
 TOPIC = "app-counts-changelog"
 
 
-def report(shard: int = 0, *, shards: int = 2, attempt: str = "", **values: object) -> ShardReport:
+def report(shard: int = 0, *, shards: int = 2, task_attempt_id: str = "", **values: object) -> ShardReport:
     made = ShardReport(
         tp=TopicPartition(TOPIC, shard),
-        attempt=attempt or f"attempt-{shard}",
+        task_attempt_id=task_attempt_id or f"attempt-{shard}",
         shards=shards,
         query_id="query",
         batch_id=7,
@@ -99,6 +99,19 @@ def test_a_packet_says_what_was_packed() -> None:
     assert (first.number, first.report, last.number) == (0, None, 1)
     assert last.report == replace(made, packets=2, records=2)
     assert list(last.batches()) == []
+
+
+def test_the_spelling_of_a_packet_stays() -> None:
+    """Driver and executors may run different versions that write the same format."""
+    header = (
+        b'{"v":2,"topic":"t","shard":1,"attempt":"a1","number":0,"report":{"packets":1,"records":0,"shards":2,'
+        b'"query":"q","batch":7,"next":40,"time":1000,"event":null,"sequence":-1,"skipped":false,"gap":false,'
+        b'"failure":"","pressure":0.0,"counts":{}}}'
+    )
+    made = ShardReport(TopicPartition("t", 1), "a1", 2, "q", 7, 40, 1000)
+    (packet,) = pack(made, [])
+    assert packet == len(header).to_bytes(4, "big") + header
+    assert unpack(packet).report == replace(made, packets=1)
 
 
 def test_a_processor_counts_few_things_of_short_names() -> None:
@@ -200,7 +213,7 @@ def test_all_dropped_stops_the_commit() -> None:
 def test_two_attempts_stop_the_commit() -> None:
     mixed = [
         staged([], list(pack(report(0, shards=1), [changes((b"\x01k", b"v"))]))[:1]),
-        staged([], list(pack(report(0, shards=1, attempt="other"), [changes((b"\x01k", b"w"))]))[1:]),
+        staged([], list(pack(report(0, shards=1, task_attempt_id="other"), [changes((b"\x01k", b"w"))]))[1:]),
     ]
     with pytest.raises(StagedPartError, match="2 attempts"):
         reports(mixed, "query", 7)

@@ -35,7 +35,7 @@ records = st.builds(
     BatchRecord,
     query_id=st.text(max_size=40),
     batch_id=st.integers(-1, 2**63 - 1),
-    attempt=st.text(max_size=40),
+    task_attempt_id=st.text(max_size=40),
     run_id=st.text(max_size=40),
     time_ms=st.integers(0, 2**63 - 1),
     event_time_ms=st.none() | st.integers(-(2**63), 2**63 - 1),

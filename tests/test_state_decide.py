@@ -65,19 +65,27 @@ def test_another_querys_state_is_adopted_only_when_asked(batch_id: int) -> None:
         (LocalState(), Action.CATCH_UP),
         (LocalState(FOUR, END), Action.READY),
         (
-            LocalState(FOUR, END, [PendingBatch(replace(FOUR, batch_id=5, attempt="attempt-5"), FOUR, 1)]),
+            LocalState(
+                FOUR, END, [PendingBatch(replace(FOUR, batch_id=5, task_attempt_id="attempt-5"), FOUR, 1)]
+            ),
             Action.READY,
         ),
         (LocalState(THREE, 90, [PendingBatch(FOUR, THREE, 1)]), Action.PROMOTE),
         (LocalState(None, None, [PendingBatch(FOUR, None, 1)]), Action.PROMOTE),
         # the pending changes are of another task attempt at the same batch
-        (LocalState(THREE, 90, [PendingBatch(replace(FOUR, attempt="loser"), THREE, 1)]), Action.CATCH_UP),
+        (
+            LocalState(THREE, 90, [PendingBatch(replace(FOUR, task_attempt_id="loser"), THREE, 1)]),
+            Action.CATCH_UP,
+        ),
         # the pending changes apply to another state than the local one
-        (LocalState(THREE, 90, [PendingBatch(FOUR, replace(THREE, attempt="other"), 1)]), Action.CATCH_UP),
+        (
+            LocalState(THREE, 90, [PendingBatch(FOUR, replace(THREE, task_attempt_id="other"), 1)]),
+            Action.CATCH_UP,
+        ),
         (LocalState(THREE, 90), Action.CATCH_UP),
         # the batch changed nothing in this shard
         (LocalState(THREE, END), Action.READY),
-        (LocalState(replace(FOUR, attempt="loser"), 90), Action.CATCH_UP),
+        (LocalState(replace(FOUR, task_attempt_id="loser"), 90), Action.CATCH_UP),
     ],
 )
 def test_how_the_local_state_reaches_the_token(local: LocalState, action: Action) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from dataclasses import replace
@@ -164,7 +165,7 @@ BATCHES = st.builds(
     BatchRecord,
     query_id=st.text(max_size=3),
     batch_id=st.integers(-1, 2**63 - 1),
-    attempt=st.text(max_size=3),
+    task_attempt_id=st.text(max_size=3),
     time_ms=st.integers(0, 2**62),
     event_time_ms=st.none() | st.integers(-(2**62), 2**62),
 )
@@ -206,6 +207,28 @@ def test_headers_of_pending_batches_survive(
     assert name.startswith(b"h")
     again = pending.decode_header(value)
     assert (again.batch, again.position, again.ranges.spans) == (header.batch, position, tuple(spans))
+
+
+def test_the_spelling_of_a_batch_in_the_database_stays() -> None:
+    """A database that an older version wrote opens after an upgrade, with its pending changes."""
+    batch = BatchRecord("q", 7, "a1", "r", 123, -5, {"late_rows": 2})
+    metadata = StoreMetadata(batch=batch)
+    written = (
+        b'{"query_id":"q","batch_id":7,"attempt":"a1","run_id":"r","time_ms":123,"event_time_ms":-5,'
+        b'"counts":{"late_rows":2}}'
+    )
+    pairs = [(b"batch", b"\x01" + written)]
+    assert records.encode(StoreMetadata(), metadata) == (pairs, [])
+    assert records.decode(pairs) == metadata
+    header = pending.PendingHeader(PendingBatch(batch, batch, 17), {}, Ranges(()))
+    in_header = b'{"record":%b,"base":%b,"size_bytes":17,"position":"015b5d","ranges":[],"blobs":0}' % (
+        written,
+        written,
+    )
+    assert pending.decode_header(in_header).batch == header.batch
+    ((name, value),) = pending.encode(header, [])
+    assert name == b"h\x80\0\0\0\0\0\0\7a1"
+    assert json.loads(value) == json.loads(in_header)
 
 
 def test_a_header_or_rows_that_are_not_readable_are_damage() -> None:

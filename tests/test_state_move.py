@@ -49,6 +49,17 @@ def token(batch_id: int = 7, time_ms: int = 1, event: int | None = None, query: 
     return replace(TOKEN, batch_id=batch_id, query_id=query, shard=ShardProgress("a", time_ms, event))
 
 
+def test_the_spelling_of_the_move_record_stays() -> None:
+    """A move that an older version began is continued after an upgrade."""
+    written = (
+        '{"kafka-eos":1,"moving":{"store":"counts","was":3,"to":5,"topic_id":"old","token":'
+        + json.dumps(TOKEN.encode())
+        + ',"attempt":"rescale-1","time":1000,"event":null,"counts":{}}}'
+    )
+    assert MOVE.encode() == written
+    assert Move.decode(written) == MOVE
+
+
 def test_the_mark_comes_back_and_is_no_token_to_anybody() -> None:
     for move in (MOVE, replace(MOVE, event_time_ms=-5)):
         text = move.encode()

@@ -128,7 +128,7 @@ def test_what_is_pending_is_seen_only_if_kafka_names_it(machine: Machine) -> Non
     with committed(machine) as exact:
         assert values(exact) == {"JFK": 1, "LGA": 1, "EWR": 1, "BOS": 1}
         assert exact.batch_id == 0
-    machine.batch(1, rows_of(FLIGHTS, [("JFK", 1), ("LGA", 1)]), attempt="lost")
+    machine.batch(1, rows_of(FLIGHTS, [("JFK", 1), ("LGA", 1)]), task_attempt_id="lost")
     with committed(machine) as exact:
         assert values(exact) == {"JFK": 1, "LGA": 1, "EWR": 1, "BOS": 1}
     machine.batch(1, rows_of(FLIGHTS, [("JFK", 1)]))

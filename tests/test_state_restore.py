@@ -219,7 +219,9 @@ def test_a_restore_cut_short_is_as_old_as_itself_not_as_what_it_read() -> None:
     assert isinstance(late, WipeNeeded)
 
 
-@given(st.none() | st.text().map(lambda attempt: replace(BATCH, attempt=attempt)), st.integers(0, 2**62))
+@given(
+    st.none() | st.text().map(lambda attempt: replace(BATCH, task_attempt_id=attempt)), st.integers(0, 2**62)
+)
 def test_a_mark_comes_off(batch: BatchRecord | None, since_ms: int) -> None:
     expected = batch or BatchRecord("", -1, "")
     assert untag_restoring(tag_restoring(batch, since_ms)) == (expected, since_ms)

@@ -416,7 +416,7 @@ def test_of_two_attempts_the_named_one_is_promoted(store: TransactionalStateStor
     for attempt in ("lost", "won"):
         store.put(A, attempt.encode())
         store.persist_pending(record(0, attempt))
-    assert {kept.record.attempt for kept in store.pending()} == {"lost", "won"}
+    assert {kept.record.task_attempt_id for kept in store.pending()} == {"lost", "won"}
     store.promote(record(0, "won"), {TP: 1})
     assert store.get(A) == b"won"
     assert store.pending() == []
@@ -465,9 +465,9 @@ def test_pending_batches_are_dropped_but_those_named(path: Path) -> None:
             store.put(A, attempt.encode())
             store.persist_pending(record(0, attempt))
         store.drop_pending(except_attempts=["b"])
-        assert [kept.record.attempt for kept in store.pending()] == ["b"]
+        assert [kept.record.task_attempt_id for kept in store.pending()] == ["b"]
     with TransactionalStateStore.open(path, IDENTITY) as store:
-        assert [kept.record.attempt for kept in store.pending()] == ["b"]
+        assert [kept.record.task_attempt_id for kept in store.pending()] == ["b"]
         store.drop_pending()
         assert list(store._durable.database.scan(family="pending")) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -38,7 +39,10 @@ def behind_a_proxy() -> Iterator[Proxied]:
     config = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{proxy.port}"}
     try:
         with EmbeddedKafka(
-            port=proxy.upstream_port, config=config, java_options=brokers.JAVA_OPTIONS
+            port=proxy.upstream_port,
+            config=config,
+            java_options=brokers.JAVA_OPTIONS,
+            **brokers.version(os.environ),
         ) as kafka:
             yield Proxied(kafka, proxy)
     finally:

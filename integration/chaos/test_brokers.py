@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,7 +29,8 @@ _QUICK = {
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka(3, config=_QUICK, java_options=brokers.JAVA_OPTIONS) as kafka:
+    version = brokers.version(os.environ)
+    with EmbeddedKafka(3, config=_QUICK, java_options=brokers.JAVA_OPTIONS, **version) as kafka:
         yield kafka
 
 
@@ -143,4 +145,38 @@ def test_t33_the_network_is_cut(behind_proxy: Scenario, proxied: Proxied, timeou
     proxied.proxy.cut_for(seconds=5.0)
     driver.finish()
     found = behind_proxy.outcome()
+    assert found.exactly_once, found
+
+
+@pytest.mark.long
+@pytest.mark.fault("T60", "the only replica of an output partition is down", "commit")
+def test_t60_a_partition_without_a_leader_gets_no_commit_marker(
+    on_three: Scenario, three: EmbeddedKafka
+) -> None:
+    """Kafka 4.1 to 4.3 leave the batch invisible (KAFKA-20734) until the query's next transaction commits."""
+    on_three.feed(50)
+    # the internal topics exist once a query has run
+    on_three.run(sink={"application.id": "first"}, checkpoint=on_three.folder / "first")
+    coordinators = {
+        coordinator(on_three, internal_topic, on_three.application_id)
+        for internal_topic in ("__transaction_state", "__consumer_offsets")
+    }
+    alone = next(node for node in three.nodes if node not in coordinators)
+    on_three.admin.delete(on_three.sink)
+    on_three.sink = on_three.admin.create_on(f"{on_three.sink}-alone", [alone, alone])
+    on_three.run()
+
+    on_three.feed(50)
+    driver = on_three.stopped_at("commit.before_commit")
+    three.kill_node(alone)
+    await_condition(lambda: leader(on_three, on_three.sink, 0) == -1, _SECONDS, "the partition has no leader")
+    driver.resume()
+    driver.await_text("BATCH 1")
+    three.start_node(alone)
+    driver.finish()
+    print("after", on_three.outcome())
+
+    on_three.feed(50)
+    on_three.run()
+    found = on_three.outcome()
     assert found.exactly_once, found

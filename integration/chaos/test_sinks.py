@@ -124,7 +124,7 @@ def test_t50_abort_after_a_commit_that_raised(everywhere: Everywhere, at: str) -
 @pytest.mark.parametrize(
     "at",
     [
-        pytest.param("commit.after_look", marks=pytest.mark.long),
+        pytest.param("commit.after_list_prepared", marks=pytest.mark.long),
         "commit.after_token",
         "commit.after_prepare",
         pytest.param("commit.after_commit", marks=pytest.mark.long),

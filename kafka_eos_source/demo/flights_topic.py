@@ -7,11 +7,8 @@ import click
 from kafka_eos_source.demo import flights
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka import playground
-from kafka_eos_source.kafka.topic_admin import TopicAdmin
-from kafka_eos_source.runtime.deadline import Deadline
 
 _PARTITIONS = 3
-_SECONDS = 60.0
 
 
 @click.command()
@@ -49,11 +46,7 @@ def fill(bootstrap_servers: str, topic: str, records: int) -> int:
         KafkaEosError: the data set is not installed, the topic exists, or the brokers do not answer.
     """
     frame = flights.events(records)
-    with TopicAdmin({"bootstrap.servers": bootstrap_servers}) as admin:
-        deadline = Deadline.after_seconds(_SECONDS)
-        if not admin.create(topic, _PARTITIONS, -1, {}, deadline):
-            raise click.ClickException(f"topic {topic!r} exists. Use it, or name another one with --topic.")
-        admin.await_led(topic, deadline)
+    playground.create_topics(bootstrap_servers, {topic: _PARTITIONS})
     keys = (frame["carrier"] + "-" + frame["flight"].astype(str)).tolist()
     playground.send(bootstrap_servers, topic, flights.as_json(frame), keys, lambda _sent: None)
     return len(frame)

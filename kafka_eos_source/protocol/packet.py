@@ -36,14 +36,14 @@ class Packet:
 
     Attributes:
         tp: partition of the changelog.
-        attempt: id of the task attempt that created the packet (UUID, hex).
+        task_attempt_id: id of the task attempt that created the packet (UUID, hex).
         number: number of this packet in its task attempt, from 0.
         report: report of the whole task attempt; only its last packet has one.
         changes: an Arrow IPC stream; empty if the packet has no changes.
     """
 
     tp: TopicPartition
-    attempt: str
+    task_attempt_id: str
     number: int
     report: ShardReport | None
     changes: memoryview
@@ -122,7 +122,7 @@ def _packet(report: ShardReport, number: int, done: object, changes: pa.Buffer |
         "v": _VERSION,
         "topic": report.tp.topic,
         "shard": report.tp.partition,
-        "attempt": report.attempt,
+        "attempt": report.task_attempt_id,
         "number": number,
         **({} if done is None else {"report": done}),
     }
@@ -136,12 +136,12 @@ def _counts(found: object) -> dict[str, int]:
     return {str(name): int(number) for name, number in found.items()}
 
 
-def _report(tp: TopicPartition, attempt: str, found: dict[str, object] | None) -> ShardReport | None:
+def _report(tp: TopicPartition, task_attempt_id: str, found: dict[str, object] | None) -> ShardReport | None:
     if found is None:
         return None
     return ShardReport(
         tp=tp,
-        attempt=attempt,
+        task_attempt_id=task_attempt_id,
         shards=int(str(found["shards"])),
         query_id=str(found["query"]),
         batch_id=int(str(found["batch"])),

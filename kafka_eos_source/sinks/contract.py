@@ -168,14 +168,14 @@ class StageContext:
 
     Attributes:
         batch_id: Spark's batch id.
-        attempt: unique hex id of the task attempt, for use in file names.
+        task_attempt_id: unique hex id of the task attempt, for use in file names.
         schema: schema of the rows.
         parts: creates a `Stage` that uses this package's own staging, together with the rows for Kafka: the
             rows go to an Arrow file in the checkpoint or, if they are few, into the task's commit message.
     """
 
     batch_id: int
-    attempt: str
+    task_attempt_id: str
     schema: pa.Schema
     parts: Callable[[], Stage]
 

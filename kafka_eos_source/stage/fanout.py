@@ -121,7 +121,7 @@ class Fanout:
         self._batch = batch
         self._folder = folder
         self._inline_bytes = inline_bytes
-        self._attempt = uuid.uuid4().hex
+        self._task_attempt_id = uuid.uuid4().hex
         self._sinks: dict[str, TwoPhaseSink] = {}
         self._stages: dict[str, Stage] = {}
         self._rows: dict[str, int] = {}
@@ -184,7 +184,7 @@ class Fanout:
         sink = self._sinks[route.spec.name] = route.spec.build()
         sink.open(SinkContext(route.spec.name, self._application_id))
         parts = partial(PartStage, route.schema, self._folder, self._batch, self._inline_bytes)
-        return sink.stage(StageContext(int(self._batch), self._attempt, route.schema, parts))
+        return sink.stage(StageContext(int(self._batch), self._task_attempt_id, route.schema, parts))
 
     def _close(self) -> None:
         while self._sinks:

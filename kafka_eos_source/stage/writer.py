@@ -85,12 +85,12 @@ def shard_parts(packets: pa.RecordBatch) -> list[ShardPart]:
     reports: dict[tuple[TopicPartition, str], ShardReport] = {}
     for each in packets.column(CHANGES):
         packet = unpack(memoryview(each.as_buffer()))
-        numbers.setdefault((packet.tp, packet.attempt), []).append(packet.number)
+        numbers.setdefault((packet.tp, packet.task_attempt_id), []).append(packet.number)
         if packet.report is not None:
-            reports[packet.tp, packet.attempt] = packet.report
+            reports[packet.tp, packet.task_attempt_id] = packet.report
     return [
-        ShardPart(tp, attempt, tuple(found), reports.get((tp, attempt)))
-        for (tp, attempt), found in numbers.items()
+        ShardPart(tp, task_attempt_id, tuple(found), reports.get((tp, task_attempt_id)))
+        for (tp, task_attempt_id), found in numbers.items()
     ]
 
 

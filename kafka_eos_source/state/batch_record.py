@@ -21,7 +21,7 @@ def record_of(token: Token) -> BatchRecord:
     return BatchRecord(
         query_id=token.query_id,
         batch_id=token.batch_id,
-        attempt="" if shard is None else shard.task_attempt_id,
+        task_attempt_id="" if shard is None else shard.task_attempt_id,
         run_id=token.run_id,
         time_ms=0 if shard is None else shard.time_ms,
         event_time_ms=None if shard is None else shard.event_time_ms,
@@ -31,7 +31,7 @@ def record_of(token: Token) -> BatchRecord:
 
 def token_of(batch: BatchRecord) -> Token:
     """Returns a token for this batch with the fields that `shard_action` reads; the others are empty."""
-    progress = ShardProgress(batch.attempt, batch.time_ms, batch.event_time_ms, batch.counts)
+    progress = ShardProgress(batch.task_attempt_id, batch.time_ms, batch.event_time_ms, batch.counts)
     return Token("", batch.query_id, batch.run_id, 0, batch.batch_id, "", "", 0, shard=progress)
 
 
@@ -42,7 +42,7 @@ def encode_batch(record: BatchRecord) -> bytes:
             "v": _VERSION,
             "query": record.query_id,
             "batch": record.batch_id,
-            "attempt": record.attempt,
+            "attempt": record.task_attempt_id,
             "run": record.run_id,
             "time": record.time_ms,
             "event": record.event_time_ms,
@@ -71,7 +71,7 @@ def decode_batch(value: bytes) -> BatchRecord:
         return BatchRecord(
             query_id=str(fields["query"]),
             batch_id=int(fields["batch"]),
-            attempt=str(fields["attempt"]),
+            task_attempt_id=str(fields["attempt"]),
             run_id=str(fields["run"]),
             time_ms=int(fields["time"]),
             event_time_ms=None if event is None else int(event),

@@ -109,7 +109,7 @@ class TaskFiles(BufferedStage):
         table_schema: schema of the table.
         schema: schema of the rows.
         partition_by: partition columns of the table.
-        attempt: unique id of the task attempt, used in file names.
+        task_attempt_id: unique id of the task attempt, used in file names.
         compression: compression of Parquet's pages.
         buffer_bytes: size of the buffered rows at which files are written.
     """
@@ -121,7 +121,7 @@ class TaskFiles(BufferedStage):
         table_schema: pa.Schema,
         schema: pa.Schema,
         partition_by: Sequence[str],
-        attempt: str,
+        task_attempt_id: str,
         compression: str,
         buffer_bytes: int,
     ) -> None:
@@ -133,7 +133,7 @@ class TaskFiles(BufferedStage):
         required = [field.name for field in self._schema if not field.nullable]
         super().__init__(folder.uri, schema, required, buffer_bytes)
         self._partition_by = list(partition_by)
-        self._attempt = attempt
+        self._task_attempt_id = task_attempt_id
         self._compression = compression
         self._files: list[AddedFile] = []
         self._paths: list[str] = []
@@ -155,7 +155,7 @@ class TaskFiles(BufferedStage):
             self._files.append(self._write(own, partition))
 
     def _write(self, rows: pa.Table, partition: Mapping[str, str | None]) -> AddedFile:
-        name = f"part-{len(self._paths):05d}-{self._attempt}.{self._compression}.parquet"
+        name = f"part-{len(self._paths):05d}-{self._task_attempt_id}.{self._compression}.parquet"
         path = f"{self._root}{name}"
         self._paths.append(path)
         # only for strings: dictionaries of numbers take half of the writing time and are soon given up

@@ -175,7 +175,7 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
             arrow_schema(table),
             context.schema,
             metadata.partition_columns,
-            context.attempt,
+            context.task_attempt_id,
             self.compression,
             self.buffer_bytes,
         )

@@ -14,6 +14,7 @@ from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.sinks.contract import (
     OK,
     Fatal,
@@ -32,7 +33,7 @@ from kafka_eos_source.sinks.targets import location
 
 _log = logging.getLogger(__name__)
 
-_MAX_DELETE_TRIES = 10
+_MAX_DELETE_RETRIES = 9
 #: Most bytes that application id and name of the sink may have together. A file name has at most 255 bytes;
 #: sequence number, attempt, hyphens and the suffix of a temporary manifest need the rest.
 _MAX_NAME_BYTES = 176
@@ -241,14 +242,11 @@ class FilesystemSink(TwoPhaseSink):
 
         Tries several times, because a third process may add files while this one deletes the folder.
         """
-        for _ in range(_MAX_DELETE_TRIES):
-            try:
-                self._at.delete_folder(self._at.ending(txn))
-            except OSError as error:  # not empty: another process added a file during the deletion
-                failure = error
-                continue
-            return
-        _log.info("%s is committed, but files gathered for it cannot be deleted: %s", txn, failure)
+        folder, pauses = self._at.ending(txn), Pauses(None, 0.0, most=_MAX_DELETE_RETRIES)
+        try:
+            retry(lambda: self._at.delete_folder(folder), OSError, pauses)
+        except OSError as failure:  # not empty: another process added a file during each deletion
+            _log.info("%s is committed, but files gathered for it cannot be deleted: %s", txn, failure)
 
 
 class _File:
@@ -256,7 +254,7 @@ class _File:
 
     def __init__(self, sink: FilesystemSink, at: Layout, context: StageContext) -> None:
         self._at = at
-        file = f"{context.attempt}{formats.ENDINGS[sink.format]}"
+        file = f"{context.task_attempt_id}{formats.ENDINGS[sink.format]}"
         self._name = f"{context.batch_id}/{file}"
         self._path = f"{at.staged(context.batch_id)}/{file}"
         self._rows = 0
@@ -279,7 +277,5 @@ class _File:
         try:
             self._writer.close()
             self._out.close()
-        except OSError:
+        finally:
             self._at.delete(self._path)
-            raise
-        self._at.delete(self._path)

@@ -152,7 +152,7 @@ class IcebergSink(TableFormatSink["Table"]):
 
     def stage(self, context: StageContext) -> Stage:
         table = _call(lambda: self._to.ready(context.schema, Deadline.after_seconds(STAGE_SECONDS)))
-        return TaskFiles(table, context.schema, context.attempt, self.buffer_bytes)
+        return TaskFiles(table, context.schema, context.task_attempt_id, self.buffer_bytes)
 
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         store = self.notes()

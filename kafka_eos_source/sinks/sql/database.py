@@ -118,10 +118,7 @@ def load_for(engine: Any, table: str, schema: str | None, rows: pa.Schema, keys:
     """Loads the definition of a table, and checks that it can hold rows of an Arrow schema.
 
     Args:
-        engine: SQLAlchemy engine.
-        table: name of the table.
-        schema: database schema of the table; None for the connection's default.
-        rows: Arrow schema of the rows.
+        engine, table, schema, rows: as in `create_for`.
         keys: key columns of an upsert.
 
     Returns:

@@ -15,9 +15,7 @@ import itertools
 import logging
 import os
 import re
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar, cast
 
 import pyarrow as pa
@@ -27,6 +25,7 @@ from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.sinks.contract import (
     OK,
     Fatal,
@@ -48,10 +47,9 @@ _log = logging.getLogger(__name__)
 #: Longest wait for locks of other transactions. The lock may belong to a prepared transaction of this sink
 #: that the next `recover` finds and the driver rolls back.
 _LOCK_SECONDS = 20
-#: Number of retries if the list of prepared transactions is not exact, and the pause before the first one.
-#: Each pause is twice as long as the previous one; 0.6 s in total. MariaDB releases a transaction some ms
-#: after its connection was closed.
-_RETRIES, _FIRST_PAUSE_SECONDS = 7, 0.005
+#: Number of retries if the list of prepared transactions is not exact, the first pause and the longest; 0.6 s
+#: in total. MariaDB releases a transaction some ms after its connection was closed.
+_RETRIES, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 7, 0.005, 0.32
 #: Longest wait for another process that is ending the same prepared transaction.
 _END_SECONDS = 5
 _PRUNE_EVERY_BATCHES = 100
@@ -253,16 +251,19 @@ class SqlSink(TwoPhaseSink):
     def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         self._connect()
         gid = names.gid(self.context, txn)
-        if self._transactions is not None:
-            for wait_for_next in self._tries():
-                try:
-                    with database.autocommit(self._engine) as connection:
-                        if gid in self._transactions.prepared(connection):
-                            self._transactions.roll_back(connection, gid)
-                    break
-                except sqlalchemy().exc.DBAPIError as error:
-                    if error.connection_invalidated or not wait_for_next():
-                        raise
+        if (transactions := self._transactions) is not None:
+
+            def roll_back() -> None:
+                with database.autocommit(self._engine) as connection:
+                    if gid in transactions.prepared(connection):
+                        transactions.roll_back(connection, gid)
+
+            retry(
+                roll_back,
+                sqlalchemy().exc.DBAPIError,
+                self._pauses(),
+                permanent=lambda error: error if error.connection_invalidated else None,
+            )
         if self.context.store is not None:
             self.context.store.remove(gid)
         return OK
@@ -304,8 +305,8 @@ class SqlSink(TwoPhaseSink):
     def _commit_prepared(self, gid: str, txn: SinkTxn) -> Outcome:
         assert self._transactions is not None
         errors = sqlalchemy().exc
-        message, listed = "", False
-        for wait_for_next in self._tries():
+        pauses = self._pauses()
+        while True:
             with database.autocommit(self._engine) as connection:
                 try:
                     self._transactions.commit(connection, gid)
@@ -323,8 +324,9 @@ class SqlSink(TwoPhaseSink):
             # the batch may be from a time when the database did not allow prepared transactions
             if self.context.store is not None and self.context.store.has_rows(gid):
                 return self._commit_stored(gid, txn)
-            if not wait_for_next():
+            if pauses.expired:
                 break
+            pauses.wait()
         if listed:
             return Retryable(message)
         if not self._transactions.is_exact:
@@ -348,12 +350,10 @@ class SqlSink(TwoPhaseSink):
             database.check_deferred_constraints(connection, self.table)
             transaction.rollback()
 
-    def _tries(self) -> Iterator[Callable[[], bool]]:
-        """Yields once per try: a function that waits for the next try, or returns False after the last."""
+    def _pauses(self) -> Pauses:
         assert self._transactions is not None
-        pause = threading.Event()
-        for left in range(0 if self._transactions.is_exact else _RETRIES, -1, -1):
-            yield partial(_wait_for_next_try, pause, left)
+        most = 0 if self._transactions.is_exact else _RETRIES
+        return Pauses(None, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, most=most)
 
     def _commit_stored(self, gid: str, txn: SinkTxn) -> Outcome:
         errors = sqlalchemy().exc
@@ -422,11 +422,6 @@ class SqlSink(TwoPhaseSink):
 
 
 _LOST = "see SINK_FAILED in docs/runbooks.md: the database no longer has the prepared transaction."
-
-
-def _wait_for_next_try(pause: threading.Event, left: int) -> bool:
-    """Waits and returns True if any tries are left, else returns False at once."""
-    return left > 0 and not pause.wait(_FIRST_PAUSE_SECONDS * 2 ** (_RETRIES - left))
 
 
 def _text(error: Exception) -> str:

@@ -120,7 +120,7 @@ class OpenShard:
         record = BatchRecord(
             query_id=self._task.requested.query_id,
             batch_id=self._task.requested.batch_id,
-            attempt=self._task.task_attempt_id,
+            task_attempt_id=self._task.task_attempt_id,
             run_id=self._task.run_id,
             time_ms=self.context.time_ms,
             event_time_ms=self._event_time_ms(),
@@ -339,7 +339,7 @@ def _context(task: ShardTask, last: BatchRecord | None) -> BatchContext:
 def _skipped_report(task: ShardTask, batch: BatchRecord, next_offset: int) -> ShardReport:
     """Returns the report of a shard that already holds this batch from another task attempt."""
     report = _report(task, next_offset, batch.time_ms, batch.event_time_ms, skipped=True)
-    return replace(report, attempt=batch.attempt, counts=batch.counts)
+    return replace(report, task_attempt_id=batch.task_attempt_id, counts=batch.counts)
 
 
 def _report(
@@ -347,7 +347,7 @@ def _report(
 ) -> ShardReport:
     return ShardReport(
         tp=task.tp,
-        attempt=task.task_attempt_id,
+        task_attempt_id=task.task_attempt_id,
         shards=task.identity.shards,
         query_id=task.requested.query_id,
         batch_id=task.requested.batch_id,

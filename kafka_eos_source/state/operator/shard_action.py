@@ -100,9 +100,11 @@ def shard_action(local: LocalState, token: Token | None, end: int) -> Action:
     if token is None:
         return Action.START
     task_attempt_id = token.shard.task_attempt_id if token.shard is not None else None
-    if local.batch is not None and local.batch.attempt == task_attempt_id:
+    if local.batch is not None and local.batch.task_attempt_id == task_attempt_id:
         return Action.READY
-    if any(each.record.attempt == task_attempt_id and each.base == local.batch for each in local.pending):
+    if any(
+        each.record.task_attempt_id == task_attempt_id and each.base == local.batch for each in local.pending
+    ):
         return Action.PROMOTE
     # The store has everything that is committed below `end`: other attempts at this offset changed nothing.
     if local.batch is not None and local.next_offset == end:

@@ -193,9 +193,7 @@ class StateQuery:
 
         Args:
             key: the value of the grouping column, a tuple if there are several, or a dict by their names.
-            variable: name of the state variable; None = the only one.
-            timers: read the registered timers instead of a variable.
-            flatten: one row per element of a list or entry of a map, instead of one row per key.
+            variable, timers, flatten: as in `all`.
 
         Raises:
             InvalidOptionError: if there is no such variable.
@@ -276,24 +274,18 @@ class StateQuery:
     def to_arrow(
         self, variable: str | None = None, *, timers: bool = False, flatten: bool = True
     ) -> pa.Table:
-        """Reads all rows into an Arrow table. An empty store has no columns.
+        """Reads all rows into an Arrow table; takes the arguments and raises the errors of `all`.
 
-        Args:
-            variable: name of the state variable; None = the only one.
-            timers: read the registered timers instead of a variable.
-            flatten: one row per element of a list or entry of a map, instead of one row per key.
-
-        Raises:
-            InvalidOptionError: if there is no such variable.
-            StateError: if a shard is not on this machine.
+        An empty store has no columns.
         """
         table = self._decoder(Choice(variable, timers, flatten))
         if table is None:
             return pa.table({})
-        batches = []
-        for number, view in self._views():
-            for batch in table.batches(view.range(*table.span)):
-                batches.append(with_partition(batch, number))
+        batches = [
+            with_partition(batch, number)
+            for number, view in self._views()
+            for batch in table.batches(view.range(*table.span))
+        ]
         return pa.Table.from_batches(batches, with_partition_id(table.schema))
 
     def raw(self) -> Iterator[tuple[int, Pair]]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +27,7 @@ from kafka_eos_source.state.store.overlay import Ranges
 from kafka_eos_source.state.store.records import (
     RESTORE_FIX,
     Offsets,
+    batch_fields,
     decode_position,
     encode_position,
     record,
@@ -59,7 +60,7 @@ class PendingHeader:
     @property
     def id(self) -> bytes:
         batch = self.batch.record
-        return _BATCH.pack(batch.batch_id + (1 << 63)) + batch.attempt.encode()
+        return _BATCH.pack(batch.batch_id + (1 << 63)) + batch.task_attempt_id.encode()
 
     def blob_keys(self) -> list[bytes]:
         """Returns the keys of the Arrow streams."""
@@ -108,8 +109,8 @@ def encode(header: PendingHeader, changes: Iterable[pa.RecordBatch]) -> list[tup
     header = replace(header, blobs=len(blobs))
     batch = header.batch
     text = {
-        "record": asdict(batch.record),
-        "base": None if batch.base is None else asdict(batch.base),
+        "record": batch_fields(batch.record),
+        "base": None if batch.base is None else batch_fields(batch.base),
         "size_bytes": batch.size_bytes,
         "position": encode_position(header.position).hex(),
         "ranges": [[low.hex(), None if high is None else high.hex()] for low, high in header.ranges.spans],

@@ -35,6 +35,8 @@ FORMAT = 1
 _VERSION = b"\x01"
 _NUMBER = struct.Struct(">Q")
 _OFFSET = "off/"
+#: Fields that the database does not spell as `BatchRecord` does.
+_SPELLING = {"task_attempt_id": "attempt"}
 
 Offsets = Mapping[TopicPartition, int]
 _Record = TypeVar("_Record", BatchRecord, StoreIdentity)
@@ -75,7 +77,7 @@ def encode(old: StoreMetadata, new: StoreMetadata) -> tuple[list[tuple[bytes, by
     if new.position != old.position:
         puts.append((b"pos", encode_position(new.position)))
     if new.batch is not None and new.batch != old.batch:
-        puts.append((b"batch", _json(asdict(new.batch))))
+        puts.append((b"batch", _json(batch_fields(new.batch))))
     elif new.batch is None and old.batch is not None:
         gone.append(b"batch")
     if new.saved_ms != old.saved_ms:
@@ -134,9 +136,15 @@ def decode_position(value: bytes) -> Offsets:
     return MappingProxyType({TopicPartition(topic, partition): at for topic, partition, at in _parsed(value)})
 
 
+def batch_fields(batch: BatchRecord) -> dict[str, Any]:
+    """Returns the fields of a batch record as the database spells them."""
+    return {_SPELLING.get(name, name): value for name, value in asdict(batch).items()}
+
+
 def record(cls: type[_Record], values: Mapping[str, Any]) -> _Record:
     """Returns a record from its fields; ignores fields that a newer release added."""
-    return cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
+    spelled = {f.name: _SPELLING.get(f.name, f.name) for f in fields(cls)}
+    return cls(**{name: values[key] for name, key in spelled.items() if key in values})
 
 
 def _offset_key(tp: TopicPartition) -> bytes:

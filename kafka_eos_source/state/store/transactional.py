@@ -340,7 +340,7 @@ class TransactionalStateStore(StagedMap):
 
     def drop_pending(self, except_attempts: Sequence[str] = ()) -> None:
         """Drops the pending changes of all attempts except those named."""
-        headers = [h for h in self._headers() if h.batch.record.attempt not in except_attempts]
+        headers = [h for h in self._headers() if h.batch.record.task_attempt_id not in except_attempts]
         if not headers:
             return
         with self._lock:
