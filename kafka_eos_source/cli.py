@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from types import FrameType
+from types import FrameType, TracebackType
 
 import click
 
@@ -20,6 +20,7 @@ from kafka_eos_source.operate import (
     topic_commands,
 )
 from kafka_eos_source.runtime.parent import on_end_of_parent
+from kafka_eos_source.runtime.signals import handling
 
 _POLL_SECONDS = 0.1
 
@@ -86,9 +87,8 @@ def broker(
     for name, level in levels.items():
         if not level.isdecimal():
             raise click.BadParameter(f"{name}={level!r} is not a whole number", param_hint="--feature")
-    stop = _StopRequest()
     pause = threading.Event()
-    with EmbeddedKafka(
+    cluster = EmbeddedKafka(
         brokers,
         port,
         directory,
@@ -96,7 +96,8 @@ def broker(
         auto_create_topics=True,
         version=kafka_version or KAFKA_VERSION,
         features={name: int(level) for name, level in levels.items()},
-    ) as kafka:
+    )
+    with _StopRequest() as stop, cluster as kafka:
         stop.raises = False
         click.echo(f"bootstrap.servers={kafka.bootstrap_servers}")
         sys.stdout.flush()
@@ -155,7 +156,7 @@ for _each in (
 
 
 class _StopRequest:
-    """A request to stop: SIGINT, SIGTERM or SIGHUP, or the end of the parent process.
+    """A request to stop: SIGINT, SIGTERM or SIGHUP, or the end of the parent process. A context manager.
 
     Attributes:
         requested: whether a request has arrived. A plain flag, because a signal handler may interrupt code
@@ -166,9 +167,19 @@ class _StopRequest:
     def __init__(self) -> None:
         self.requested = False
         self.raises = True
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
-        on_end_of_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
+        self._over = threading.Event()
+        self._handling = handling((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._on_signal)
+
+    def __enter__(self) -> _StopRequest:
+        self._handling.__enter__()
+        on_end_of_parent(lambda: os.kill(os.getpid(), signal.SIGTERM), self._over)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._handling.__exit__(kind, error, trace)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         again, self.requested = self.requested, True

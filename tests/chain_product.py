@@ -116,7 +116,7 @@ def installed(clients: Callable[[], Any], seams: Mapping[str, Any]) -> Iterator[
         replace(session, "KafkaClients", lambda _kafka: clients())
         replace(direct, "check_target", lambda _options: None)
         replace(writer_module, "task_begins", lambda: None)
-        replace(sink_session, "WatchedSink", lambda sink: sink)
+        replace(sink_session, "WatchedSink", lambda sink, _naming: sink)
         for module in (machine, sinks):
             replace(module, "_FIRST_PAUSE_SECONDS", 0.0)
             replace(module, "_LONGEST_PAUSE_SECONDS", 0.0)

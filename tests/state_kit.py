@@ -152,8 +152,8 @@ class OtherProcess:
         )
         self.pid = self._process.pid
 
-    def tell(self, code: str) -> None:
-        """Sends statements and does not wait for their result."""
+    def send(self, code: str) -> None:
+        """Sends statements without waiting for their result."""
         assert self._process.stdin
         self._process.stdin.write(json.dumps(code) + "\n")
         self._process.stdin.flush()
@@ -168,7 +168,7 @@ class OtherProcess:
         return answer["result"]
 
     def run(self, code: str) -> Any:
-        self.tell(code)
+        self.send(code)
         return self.answer()
 
     def kill(self) -> None:

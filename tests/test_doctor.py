@@ -17,7 +17,7 @@ from kafka_eos_source.operate import doctor
 from kafka_eos_source.runtime.deadline import Deadline
 
 
-def test_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_components_pass_their_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java, "found", lambda: ("/opt/java", 21))
     monkeypatch.setattr(kernel, "choice", lambda: kernel.Choice(kernel.Kernel.__new__(kernel.Kernel), ""))
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
@@ -33,7 +33,7 @@ def test_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "answers: cluster mockCluster" in lines["broker"]
 
 
-def test_what_is_not_there_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_components_fail_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_java() -> tuple[str, int]:
         raise UnavailableError("no Java found.", fix="install it.")
 
@@ -63,7 +63,7 @@ def test_a_module_that_cannot_be_imported_hides_all_data_sources(
     assert check.fix == "repair or uninstall pyspark_0_broken."
 
 
-def test_the_executors_python_is_this_one_or_said_not_to_be(tmp_path: Path) -> None:
+def test_another_python_for_executors_is_reported(tmp_path: Path) -> None:
     for name in ("ours", "theirs"):
         (tmp_path / name).mkdir()
         for each in ("python", "python3"):
@@ -77,7 +77,7 @@ def test_the_executors_python_is_this_one_or_said_not_to_be(tmp_path: Path) -> N
     assert "does not exist" in doctor.executors_python({"PATH": ""}, ours).text
 
 
-def test_pyspark_in_a_zip_is_told_with_its_price_and_is_no_fault(tmp_path: Path) -> None:
+def test_pyspark_in_a_zip_is_reported_with_its_cost_but_passes(tmp_path: Path) -> None:
     assert "bytecode" in doctor.zipped_pyspark(tmp_path).text
     (tmp_path / "python" / "lib").mkdir(parents=True)
     (archive := tmp_path / "python" / "lib" / "pyspark.zip").write_bytes(b"")
@@ -87,13 +87,13 @@ def test_pyspark_in_a_zip_is_told_with_its_price_and_is_no_fault(tmp_path: Path)
     assert str(archive) in found.text
 
 
-def test_what_quickens_checkpoints_is_told_and_is_no_fault() -> None:
+def test_the_setting_for_fast_checkpoints_is_reported_and_never_fails() -> None:
     found = doctor.checkpoint_files({"some.setting": "a.Class"})
     assert found.ok
     assert "some.setting=a.Class" in found.text
     assert "does not include Spark" in doctor.checkpoint_files({}).text
 
 
-def test_without_a_broker_none_is_asked() -> None:
+def test_without_brokers_on_the_command_line_no_broker_is_contacted() -> None:
     names = [check.name for check in doctor.checks(None, Deadline.after_seconds(1))]
     assert "broker" not in names

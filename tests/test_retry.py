@@ -31,11 +31,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class TemporaryError(Exception):
-    """Is retried."""
+    """An error that the policy retries."""
 
 
 def failing(times: int, error: BaseException | None = None) -> Callable[[], str]:
-    """Returns an operation that fails so many times before it returns "done"."""
+    """Returns an operation that fails ``times`` times and then returns "done"."""
     left = [times]
 
     def operation() -> str:
@@ -68,12 +68,12 @@ def test_a_first_success_does_not_sleep(clock: Clock) -> None:
     assert clock.slept == []
 
 
-def test_pauses_have_one_length_by_default(clock: Clock) -> None:
+def test_all_pauses_have_the_same_length_by_default(clock: Clock) -> None:
     assert retried(failing(3), Pauses(Deadline.after_seconds(9.0), 0.1, sleep=clock.sleep)) == "done"
     assert clock.slept == [0.1, 0.1, 0.1]
 
 
-def test_pauses_double_up_to_the_longest_and_end_at_the_deadline(clock: Clock) -> None:
+def test_pauses_double_up_to_a_maximum_and_end_at_the_deadline(clock: Clock) -> None:
     pauses = Pauses(Deadline.after_seconds(10.0), 0.5, 3.0, sleep=clock.sleep)
     with pytest.raises(TimeoutError, match="more") as caught:
         retried(failing(99), pauses)
@@ -87,7 +87,7 @@ def test_an_expired_deadline_allows_one_try(clock: Clock) -> None:
     assert clock.slept == []
 
 
-def test_without_a_deadline_only_a_permanent_failure_ends_it(clock: Clock) -> None:
+def test_without_a_deadline_only_a_permanent_failure_ends_the_retries(clock: Clock) -> None:
     def permanent(failure: TemporaryError) -> BaseException | None:
         return PermissionError("no") if str(failure) == "0 more" else None
 
@@ -97,7 +97,7 @@ def test_without_a_deadline_only_a_permanent_failure_ends_it(clock: Clock) -> No
     assert isinstance(caught.value.__cause__, TemporaryError)
 
 
-def test_a_failure_that_is_permanent_itself_is_raised_without_a_cause(clock: Clock) -> None:
+def test_a_permanent_error_is_raised_without_a_cause(clock: Clock) -> None:
     with pytest.raises(TemporaryError) as caught:
         retried(failing(1), Pauses(None, 0.1, sleep=clock.sleep), lambda failure: failure)
     assert caught.value.__cause__ is None
@@ -128,7 +128,7 @@ def test_a_waiting_loop_ends_at_its_deadline(clock: Clock) -> None:
     assert clock.slept == [0.4, 0.4, 0.2]
 
 
-def test_pauses_of_no_length_do_not_sleep(clock: Clock) -> None:
+def test_pauses_of_length_zero_do_not_sleep(clock: Clock) -> None:
     assert retried(failing(3), Pauses(Deadline.after_seconds(9.0), 0.0, sleep=clock.sleep)) == "done"
     assert clock.slept == []
 

@@ -17,7 +17,7 @@ ATTEMPT = "0123456789abcdef0123"
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({}, "'sink.a.path' is missing"),
         ({"path": "/tmp/x"}, "expected s3://bucket"),
@@ -33,11 +33,11 @@ ATTEMPT = "0123456789abcdef0123"
         ({"path": "s3://bucket/x", "pathstyle": "true"}, "Did you mean 'sink.a.path.style'"),
     ],
 )
-def test_options_are_refused_at_the_start(options: dict[str, str], told: str) -> None:
+def test_invalid_options_are_refused_at_the_start(options: dict[str, str], message: str) -> None:
     stated = {"sink.a.type": "s3", **{f"sink.a.{name}": value for name, value in options.items()}}
     with pytest.raises(InvalidOptionError) as error:
         parse(["a"], stated)
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert "pa55word" not in str(error.value)
 
 
@@ -49,7 +49,7 @@ def test_without_boto3_the_error_says_what_to_install(monkeypatch: pytest.Monkey
         sink.open(SinkContext("a", "application"))
 
 
-def test_keys_of_another_query_are_not_taken_for_ours() -> None:
+def test_keys_of_another_query_with_a_common_prefix_are_ignored() -> None:
     """One application id may be a prefix of another one, such as `orders` and `orders-7`."""
     ours, beside, other = (
         Layout("b", "p/", SinkContext(name, application))

@@ -134,7 +134,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def rollback(self) -> None:
         self.store.rollback()
-        self._forget_staged()
+        self._clear_staged()
 
     @rule(task_attempt_id=st.sampled_from("ab"), further=st.integers(0, 1))
     def persist_pending(self, task_attempt_id: str, further: int) -> None:
@@ -147,13 +147,13 @@ class StoreMachine(RuleBasedStateMachine):
             self.store.rollback()
         self.kept = {a: k for a, k in self.kept.items() if k[0] == self.batch + 1}
         self.kept[task_attempt_id] = (self.batch + 1, self.batch, dict(self.seen), position)
-        self._forget_staged()
+        self._clear_staged()
 
     @precondition(lambda self: self.kept)
     @rule(ahead=st.integers(0, 3))
     def promote(self, ahead: int) -> None:
         self.store.rollback()
-        self._forget_staged()
+        self._clear_staged()
         task_attempt_id, (batch, base, state, position) = sorted(self.kept.items())[0]
         if base != self.batch:
             self.store.drop_pending()
@@ -169,7 +169,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(rows=ROWS)
     def restore_chunk(self, rows: list[tuple[bytes, bytes | None]]) -> None:
         self.store.rollback()
-        self._forget_staged()
+        self._clear_staged()
         self.batch += 1
         keys, values = [k for k, _ in rows], [v for _, v in rows]
         self.store.restore_chunk(binary(keys), binary(values), {TP: self.offset}, batch=record(self.batch))
@@ -181,9 +181,9 @@ class StoreMachine(RuleBasedStateMachine):
     def reopen(self) -> None:
         self.store.close()
         self.store = TransactionalStateStore.open(self.folder / "s", IDENTITY, TINY)
-        self._forget_staged()
+        self._clear_staged()
 
-    def _forget_staged(self) -> None:
+    def _clear_staged(self) -> None:
         self.seen = dict(self.committed)
 
     @invariant()

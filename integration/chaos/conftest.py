@@ -62,7 +62,7 @@ def scenario(
     """A scenario on the session's broker."""
     made = Scenario(broker, tmp_path, driver)
     yield made
-    tell(request.node, made)
+    report_measures(request.node, made)
 
 
 @pytest.fixture
@@ -73,10 +73,10 @@ def behind_proxy(
     proxied.proxy.catch_nothing()
     made = Scenario(proxied.bootstrap, tmp_path, driver)
     yield made
-    tell(request.node, made)
+    report_measures(request.node, made)
 
 
-def tell(item: pytest.Item, scenario: Scenario) -> None:
+def report_measures(item: pytest.Item, scenario: Scenario) -> None:
     """Attaches the test's measures, for the table in `docs/faults.md`."""
     found = scenario.last_outcome
     if found is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaException
 
-from integration.chaos.conftest import Proxied, tell
+from integration.chaos.conftest import Proxied, report_measures
 from integration.chaos.scenario import Scenario
 from integration.support import broker as brokers
 from integration.support.driver import Driver
@@ -40,7 +40,7 @@ def on_three(
 ) -> Iterator[Scenario]:
     made = Scenario(three.bootstrap_servers, tmp_path, driver)
     yield made
-    tell(request.node, made)
+    report_measures(request.node, made)
     for node in three.nodes:
         three.start_node(node)
 
@@ -67,7 +67,7 @@ def coordinator(scenario: Scenario, internal_topic: str, name: str) -> int:
 def undisturbed_end(scenario: Scenario, driver: Driver) -> None:
     """Checks that this driver commits everything by itself, without a restart; then stops it."""
     await_condition(
-        lambda: driver.process.poll() is not None or _is_settled(scenario),
+        lambda: driver.process.poll() is not None or _is_complete(scenario),
         _SECONDS,
         "everything is committed",
     )
@@ -77,7 +77,7 @@ def undisturbed_end(scenario: Scenario, driver: Driver) -> None:
     assert found.exactly_once, found
 
 
-def _is_settled(scenario: Scenario) -> bool:
+def _is_complete(scenario: Scenario) -> bool:
     try:
         return scenario.outcome().exactly_once
     except KafkaException:  # the check's own clients can fail while a partition's leader changes
@@ -85,7 +85,9 @@ def _is_settled(scenario: Scenario) -> bool:
 
 
 @pytest.mark.fault("T29", "the leader of an output partition is killed", "while it runs")
-def test_t29_the_leader_of_an_output_partition_is_killed(on_three: Scenario, three: EmbeddedKafka) -> None:
+def test_t29_a_query_continues_when_the_leader_of_an_output_partition_is_killed(
+    on_three: Scenario, three: EmbeddedKafka
+) -> None:
     on_three.feed(100)
     driver = on_three.start(available_now=False)
     driver.await_text("BATCH 0")
@@ -107,7 +109,7 @@ _OF_GROUPS = pytest.mark.fault("T31", "the group coordinator is killed", "send_o
         pytest.param("__consumer_offsets", "commit.after_flush", 2, marks=_OF_GROUPS),
     ],
 )
-def test_t30_t31_a_coordinator_is_killed(
+def test_t30_t31_a_commit_continues_when_a_coordinator_is_killed(
     on_three: Scenario, three: EmbeddedKafka, of: str, at: str, at_time: int
 ) -> None:
     on_three.feed(150)
@@ -120,7 +122,9 @@ def test_t30_t31_a_coordinator_is_killed(
 
 
 @pytest.mark.fault("T32", "every broker restarts, one after the other", "while it runs")
-def test_t32_every_broker_restarts_one_after_the_other(on_three: Scenario, three: EmbeddedKafka) -> None:
+def test_t32_a_query_continues_while_every_broker_restarts_in_turn(
+    on_three: Scenario, three: EmbeddedKafka
+) -> None:
     on_three.feed(50)
     driver = on_three.start(available_now=False)
     driver.await_text("BATCH 0")
@@ -137,7 +141,9 @@ def test_t32_every_broker_restarts_one_after_the_other(on_three: Scenario, three
     [(60_000, "commit.within_produce"), (2_000, "commit.after_flush")],
     ids=["shorter-than-the-transaction-timeout", "longer"],
 )
-def test_t33_the_network_is_cut(behind_proxy: Scenario, proxied: Proxied, timeout_ms: int, at: str) -> None:
+def test_t33_a_query_continues_after_the_network_was_cut(
+    behind_proxy: Scenario, proxied: Proxied, timeout_ms: int, at: str
+) -> None:
     behind_proxy.feed(150)
     options = {"kafka.transaction.timeout.ms": str(timeout_ms), "kafka.socket.timeout.ms": "1000"}
     driver = behind_proxy.stopped_at(at, at_time=2, sink=options)

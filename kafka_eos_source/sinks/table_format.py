@@ -149,7 +149,7 @@ class BufferedStage(ABC):
 
     @abstractmethod
     def finish(self) -> Any:
-        """Calls `flush`, and returns the token."""
+        """Calls `flush`, and returns the receipt."""
 
 
 class TableFormatSink(TwoPhaseSink, Generic[T]):

@@ -1,4 +1,4 @@
-"""Converts batch records: from and to a shard's token, and to the bytes in the changelog.
+"""Converts batch records: from a shard's token, and from and to the bytes in the changelog.
 
 Each changelog partition holds these bytes under `layout.BATCH_KEY`. They are compact JSON with a version, so
 that people can read them and an older kafka-eos refuses a newer format instead of misreading it.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 from kafka_eos_source.errors import ChangelogError, StateFormatError
-from kafka_eos_source.protocol.token import ShardProgress, Token
+from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.state.model import BatchRecord
 
 _VERSION = 1
@@ -27,12 +27,6 @@ def record_of(token: Token) -> BatchRecord:
         event_time_ms=None if shard is None else shard.event_time_ms,
         counts={} if shard is None else shard.counts,
     )
-
-
-def token_of(batch: BatchRecord) -> Token:
-    """Returns a token for this batch with the fields that `shard_action` reads; the others are empty."""
-    progress = ShardProgress(batch.task_attempt_id, batch.time_ms, batch.event_time_ms, batch.counts)
-    return Token("", batch.query_id, batch.run_id, 0, batch.batch_id, "", "", 0, shard=progress)
 
 
 def encode_batch(record: BatchRecord) -> bytes:

@@ -117,7 +117,7 @@ class TaskFiles(BufferedStage):
     def __init__(
         self,
         folder: Folder,
-        token: Callable[[tuple[AddedFile, ...]], StagedFiles],
+        receipt: Callable[[tuple[AddedFile, ...]], StagedFiles],
         table_schema: pa.Schema,
         schema: pa.Schema,
         partition_by: Sequence[str],
@@ -126,7 +126,7 @@ class TaskFiles(BufferedStage):
         buffer_bytes: int,
     ) -> None:
         self._fs, self._root = folder.open()
-        self._token = token
+        self._receipt = receipt
         self._schema = pa.schema(
             [table_schema.field(name) for name in table_schema.names if name in schema.names]
         )
@@ -140,7 +140,7 @@ class TaskFiles(BufferedStage):
 
     def finish(self) -> StagedFiles:
         self.flush()
-        return self._token(tuple(self._files))
+        return self._receipt(tuple(self._files))
 
     def delete_files(self) -> None:
         while self._paths:

@@ -111,14 +111,14 @@ class FilesystemSink(TwoPhaseSink):
         at = self._at
         if at.is_committed(txn):
             return OK
-        tokens: Sequence[StagedFile] = staged.tokens
+        receipts: Sequence[StagedFile] = staged.receipts
         if at.is_file(at.prepared(txn)):
             return OK
-        manifest = self._manifest(txn, tokens, staged)
+        manifest = self._manifest(txn, receipts, staged)
         failpoints.reach("sink.filesystem.before_manifest")
         # write the manifest before checking the files: from then on `tidy` does not delete them
         at.write(at.prepared(txn), manifest)
-        for each in tokens:
+        for each in receipts:
             file = at.staged_file(manifest, each.name)
             found = at.fs.get_file_info(file)
             if found.type != pafs.FileType.File or found.size != each.size_bytes:
@@ -202,7 +202,7 @@ class FilesystemSink(TwoPhaseSink):
         self._at.delete(self._at.prepared(txn))
         return True
 
-    def _manifest(self, txn: SinkTxn, tokens: Sequence[StagedFile], staged: Staged) -> dict[str, Any]:
+    def _manifest(self, txn: SinkTxn, receipts: Sequence[StagedFile], staged: Staged) -> dict[str, Any]:
         ending = formats.ENDINGS[self.format]
         return {
             "id": str(txn),
@@ -218,7 +218,7 @@ class FilesystemSink(TwoPhaseSink):
                     "rows": each.rows,
                     "bytes": each.size_bytes,
                 }
-                for number, each in enumerate(tokens)
+                for number, each in enumerate(receipts)
             ],
         }
 

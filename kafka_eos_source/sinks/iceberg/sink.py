@@ -164,9 +164,9 @@ class IcebergSink(TableFormatSink["Table"]):
             )
         if self.is_committed(table, txn) or store.get(str(txn)) is not None:
             return OK
-        tokens: Sequence[StagedFiles] = staged.tokens
-        files = [file for each in tokens for file in each.files]
-        for uuid in sorted({each.table_uuid for each in tokens}):
+        receipts: Sequence[StagedFiles] = staged.receipts
+        files = [file for each in receipts for file in each.files]
+        for uuid in sorted({each.table_uuid for each in receipts}):
             note = {"table": uuid, "rows": staged.rows, "files": files}
             incompatibility = self.incompatibility(table, note)
             if incompatibility:

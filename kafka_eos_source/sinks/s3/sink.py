@@ -190,7 +190,7 @@ class S3Sink(TwoPhaseSink):
             return OK
         if self._bucket.head(self._at.prepared(txn)) is not None:
             return OK
-        tokens: Sequence[StagedObject] = staged.tokens
+        receipts: Sequence[StagedObject] = staged.receipts
         # write the note before checking the uploads: from then on `tidy` does not abort them
         self._bucket.put(
             self._at.prepared(txn),
@@ -201,11 +201,11 @@ class S3Sink(TwoPhaseSink):
                 "sequence": txn.sequence,
                 "rows": staged.rows,
                 "schema": {field.name: str(field.type) for field in staged.schema},
-                "uploads": [each.to_json() for each in tokens],
+                "uploads": [each.to_json() for each in receipts],
             },
         )
         try:
-            concurrently(partial(verify, self._bucket, deadline), tokens)
+            concurrently(partial(verify, self._bucket, deadline), receipts)
         except SinkFailedError:
             self._bucket.delete(self._at.prepared(txn))
             raise

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import SinkFailedError
 from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.runtime.file_systems import WriteOnlyFile
 from kafka_eos_source.sinks.filesystem import formats
 from kafka_eos_source.sinks.s3.client import Bucket, MissingError, translated
 
@@ -57,7 +58,7 @@ class StagedObject:
         return {"attempt": fields.pop("task_attempt_id"), **fields}
 
 
-class PartsStream:
+class PartsStream(WriteOnlyFile):
     """Output stream for pyarrow that uploads a file in parts, while pyarrow is still writing it.
 
     Args:
@@ -80,7 +81,6 @@ class PartsStream:
         self._part_count = 0
         self.etags: list[str] = []
         self.size = 0
-        self.closed = False
         self._ignoring_writes = False
         with translated(f"begin the upload of {key}"):
             begun = bucket.client.create_multipart_upload(
@@ -155,20 +155,8 @@ class PartsStream:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    # methods that pyarrow requires of a Python file object
     def tell(self) -> int:
         return self.size
-
-    def flush(self) -> None: ...
-    def close(self) -> None: ...
-    def writable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
 
 
 class ObjectStage:

@@ -5,7 +5,7 @@
     token
       │
       ▼
-    open ──▶ READY │ PROMOTE │ CATCH_UP (again from the beginning, once) │ START ──▶ process ──▶ pending
+    open ──▶ READY │ PROMOTE │ CATCH_UP (again from the beginning, once) ──▶ process ──▶ pending
 
 A batch does not change the state itself. The task writes its changes to disk as *pending*, under its task
 attempt. The shard's next task, on whichever host it runs, learns from the token whether they are committed.
@@ -259,7 +259,8 @@ def _open_at_token(
         if token is None:
             outcome = _restore_without_token(task, store, read)
         else:
-            outcome = _restore_to_token(task, store, end, token, read)
+            action, outcome = bring_to_batch(store, task.tp, record_of(token), end, read)
+            _log.info("shard %s, batch %d: %s", task.tp, task.requested.batch_id, action.value)
         if isinstance(outcome, Restored):
             store.drop_pending()
         return outcome
@@ -274,27 +275,33 @@ _ReadChangelog = Callable[[int | None], Restored | WipeNeeded]
 _NOTHING_READ = Restored(0, 0, Reason.NONE, 0.0)
 
 
-def _restore_to_token(
-    task: ShardTask, store: TransactionalStateStore, end: int, token: Token, read: _ReadChangelog
-) -> Restored | WipeNeeded:
-    """Brings the store to the token's state with the cheapest action."""
-    local = LocalState(store.last_batch(), store.next_offset(task.tp), store.pending())
-    action = shard_action(local, token, end)
-    _log.info("shard %s, batch %d: %s", task.tp, task.requested.batch_id, action.value)
-    record = record_of(token)
-    outcome: Restored | WipeNeeded = _NOTHING_READ
+def bring_to_batch(
+    store: TransactionalStateStore, tp: TopicPartition, batch: BatchRecord, end: int, read: _ReadChangelog
+) -> tuple[Action, Restored | WipeNeeded]:
+    """Brings a store to the state of a committed batch with the cheapest action.
+
+    Args:
+        store: the store of a shard.
+        tp: the shard's partition of the changelog.
+        batch: batch and task attempt that the token names.
+        end: committed offset of the partition.
+        read: reads the changelog into the store, up to an offset.
+    """
+    local = LocalState(store.last_batch(), store.next_offset(tp), store.pending())
+    action = shard_action(local, batch, end)
     if action is Action.PROMOTE:
-        store.promote(record, {task.tp: end})
+        store.promote(batch, {tp: end})
         failpoints.reach("state.after_promote")
-        return outcome
+        return action, _NOTHING_READ
+    outcome: Restored | WipeNeeded = _NOTHING_READ
     if action is Action.CATCH_UP:
         outcome = read(end)
         if isinstance(outcome, WipeNeeded):
-            return outcome
+            return action, outcome
         failpoints.reach("state.after_restore")
-    if store.last_batch() != record:
-        store.commit({task.tp: end}, batch=record)
-    return outcome
+    if store.last_batch() != batch:
+        store.commit({tp: end}, batch=batch)
+    return action, outcome
 
 
 def _restore_without_token(

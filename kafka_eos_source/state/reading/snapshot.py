@@ -35,7 +35,6 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
-from kafka_eos_source.state.batch_record import token_of
 from kafka_eos_source.state.changelog.committed import changelog_client
 from kafka_eos_source.state.changelog.restore import restore
 from kafka_eos_source.state.changelog.restore_plan import WipeNeeded
@@ -230,7 +229,7 @@ def _view_at_cut(reader: CommittedReader, shard: int, cut: Cut) -> StateView | N
     if batch is None:
         is_empty = local.batch is None or local.batch.batch_id < 0
         return reader if is_empty else None
-    action = shard_action(local, token_of(batch), end)
+    action = shard_action(local, batch, end)
     if action is Action.PROMOTE:
         return reader.promoted(batch, {tp: end})
     return reader if action is Action.READY else None

@@ -19,8 +19,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from kafka_eos_source.errors import StateCorruptedError
-from kafka_eos_source.protocol.ipc import to_stream
+from kafka_eos_source.errors import InvalidRecordError, StateCorruptedError
+from kafka_eos_source.protocol.packed_batches import pack_stream, unpack_stream
 from kafka_eos_source.state.model import BatchRecord, PendingBatch
 from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.overlay import Ranges
@@ -105,7 +105,7 @@ def remove_attempt(writes: WriteBatch, header: PendingHeader) -> None:
 
 def encode(header: PendingHeader, changes: Iterable[pa.RecordBatch]) -> list[tuple[bytes, bytes]]:
     """Returns the pairs that hold an attempt: the header first, then its rows."""
-    blobs = [to_stream(rows).to_pybytes() for rows in changes]
+    blobs = [pack_stream(rows).to_pybytes() for rows in changes]
     header = replace(header, blobs=len(blobs))
     batch = header.batch
     text = {
@@ -160,8 +160,8 @@ def decode_rows(blob: bytes | None) -> pa.Table:
     if blob is None:
         raise StateCorruptedError("rows of a pending batch are missing.", fix=RESTORE_FIX)
     try:
-        return pa.ipc.open_stream(blob).read_all()
-    except pa.ArrowInvalid as error:
+        return pa.Table.from_batches(unpack_stream(blob, "the column family 'pending'"))
+    except (InvalidRecordError, pa.ArrowInvalid) as error:
         raise StateCorruptedError(
             f"rows of a pending batch cannot be decoded: {error}.", fix=RESTORE_FIX
         ) from error

@@ -63,28 +63,26 @@ class StoreMetadata:
     restoring: bool = False
 
 
-def encode(old: StoreMetadata, new: StoreMetadata) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-    """Returns pairs to put and keys to delete that turn old records into new ones."""
-    puts: list[tuple[bytes, bytes]] = []
+def encode(old: StoreMetadata, new: StoreMetadata) -> dict[bytes, bytes | None]:
+    """Returns the records that turn old metadata into new; None deletes a record."""
+    changes: dict[bytes, bytes | None] = {
+        _offset_key(tp): None for tp in old.offsets if tp not in new.offsets
+    }
     if new.identity is not None and new.identity != old.identity:
-        puts += [(b"fmt", _VERSION + _NUMBER.pack(FORMAT)), (b"ident", _json(asdict(new.identity)))]
-    puts += [
-        (_offset_key(tp), _VERSION + _NUMBER.pack(offset))
-        for tp, offset in new.offsets.items()
-        if old.offsets.get(tp) != offset
-    ]
-    gone = [_offset_key(tp) for tp in old.offsets if tp not in new.offsets]
+        changes[b"fmt"] = _VERSION + _NUMBER.pack(FORMAT)
+        changes[b"ident"] = _json(asdict(new.identity))
+    for tp, offset in new.offsets.items():
+        if old.offsets.get(tp) != offset:
+            changes[_offset_key(tp)] = _VERSION + _NUMBER.pack(offset)
     if new.position != old.position:
-        puts.append((b"pos", encode_position(new.position)))
-    if new.batch is not None and new.batch != old.batch:
-        puts.append((b"batch", _json(batch_fields(new.batch))))
-    elif new.batch is None and old.batch is not None:
-        gone.append(b"batch")
+        changes[b"pos"] = encode_position(new.position)
+    if new.batch != old.batch:
+        changes[b"batch"] = None if new.batch is None else _json(batch_fields(new.batch))
     if new.saved_ms != old.saved_ms:
-        puts.append((b"saved", _VERSION + _NUMBER.pack(new.saved_ms)))
+        changes[b"saved"] = _VERSION + _NUMBER.pack(new.saved_ms)
     if new.restoring != old.restoring:
-        puts.append((b"status", _json("restoring" if new.restoring else "idle")))
-    return puts, gone
+        changes[b"status"] = _json("restoring" if new.restoring else "idle")
+    return changes
 
 
 def decode(pairs: Iterable[tuple[bytes, bytes]]) -> StoreMetadata:
