@@ -5,10 +5,11 @@ from __future__ import annotations
 import click
 
 from kafka_eos_source.demo import flights
-from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import playground
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.json_output import JSON, print_json
 
 _PARTITIONS = 3
 _SECONDS = 60.0
@@ -29,16 +30,17 @@ _SECONDS = 60.0
     type=click.IntRange(1, 336_776),
     help="How many flights to send.",
 )
-def main(bootstrap_servers: str, topic: str, records: int) -> None:
+@JSON
+def main(bootstrap_servers: str, topic: str, records: int, as_json: bool) -> None:
     """Create a topic of real flights (New York, 2013) to try queries on.
 
     Waits up to a minute for the broker. Keys are carrier and flight number, as in AA-1141; values are JSON.
     Refuses to add to a topic that exists.
     """
-    try:
-        sent = fill(bootstrap_servers, topic, records)
-    except KafkaEosError as error:
-        raise click.ClickException(str(error)) from None
+    sent = fill(bootstrap_servers, topic, records)
+    if as_json:
+        print_json({"topic": topic, "records": sent, "partitions": _PARTITIONS})
+        return
     click.echo(f"{sent:,} flights sent to topic {topic!r}, {_PARTITIONS} partitions.")
 
 
@@ -52,7 +54,10 @@ def fill(bootstrap_servers: str, topic: str, records: int) -> int:
     with TopicAdmin({"bootstrap.servers": bootstrap_servers}) as admin:
         deadline = Deadline.after_seconds(_SECONDS)
         if not admin.create(topic, _PARTITIONS, -1, {}, deadline):
-            raise click.ClickException(f"topic {topic!r} exists. Use it, or name another one with --topic.")
+            raise InvalidOptionError(
+                f"topic {topic!r} exists, and flights are not added to it.",
+                fix="use it as it is, or name another topic with --topic.",
+            )
         admin.await_led(topic, deadline)
     keys = (frame["carrier"] + "-" + frame["flight"].astype(str)).tolist()
     playground.send(bootstrap_servers, topic, flights.as_json(frame), keys, lambda _sent: None)
