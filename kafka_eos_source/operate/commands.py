@@ -64,7 +64,10 @@ def inspect(ctx: click.Context, /, as_json: bool, timeout: str, **options: Any) 
 @click.command()
 @click.option("--application-id", metavar="ID", required=True, help="The query's option application.id.")
 @with_options(*CONNECTION, YES, JSON)
-def fence(application_id: str, yes: bool, as_json: bool, timeout: str, **options: Any) -> None:
+@click.pass_context
+def fence(
+    ctx: click.Context, /, application_id: str, yes: bool, as_json: bool, timeout: str, **options: Any
+) -> None:
     """Abort the open transaction of a driver that is gone.
 
     Until such a transaction ends, read_committed consumers of the output wait. With --yes, the command
@@ -73,6 +76,8 @@ def fence(application_id: str, yes: bool, as_json: bool, timeout: str, **options
 
     A restart of the query does the same. A driver that is still alive is not stopped: it takes the id back
     and writes its batch again, once.
+
+    Exit code: 3 = what Kafka holds cannot be read.
     """
     from kafka_eos_source.operate import fence as fencing
     from kafka_eos_source.operate import view
@@ -96,6 +101,8 @@ def fence(application_id: str, yes: bool, as_json: bool, timeout: str, **options
             "transaction, if any. A driver that is still alive takes the id back and writes its batch again, "
             "once. To end a query, stop its driver first."
         )
+    if found.kafka is None:
+        ctx.exit(ExitCode.NEEDS_A_PERSON)
 
 
 @click.command()
