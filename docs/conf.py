@@ -19,7 +19,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinxcontrib.mermaid",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "cli-json.md", "cli-transcript.md"]  # the two are included in command-line.md
 nitpicky = False
 
 myst_enable_extensions = ["colon_fence"]
