@@ -16,6 +16,7 @@ from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.operate import (
     commands,
     completion,
+    doctor_command,
     sink_commands,
     state_commands,
     token_topic_commands,
@@ -112,7 +113,7 @@ def broker(port: int, brokers: int, directory: str | None, config: tuple[str, ..
 
 
 for _each in (
-    commands.doctor,
+    doctor_command.doctor,
     commands.inspect,
     commands.fence,
     commands.adopt,

@@ -1,4 +1,4 @@
-"""The commands ``kafka-eos doctor``, ``inspect``, ``fence``, ``adopt`` and ``sweep``.
+"""The commands ``kafka-eos inspect``, ``fence``, ``adopt`` and ``sweep``.
 
 A command parses its options, calls a function of this package and prints the result. It changes Kafka or
 files only with ``--yes``.
@@ -215,30 +215,6 @@ def sweep(
         click.echo("With --yes: the command deletes these entries.")
     if failures:
         ctx.exit(ExitCode.FAILED)
-
-
-@click.command()
-@with_options(*CONNECTION)
-@click.pass_context
-def doctor(ctx: click.Context, /, timeout: str, **options: Any) -> None:
-    """Check that this machine has what a query needs.
-
-    Checks versions, Java, the C kernel, whether Spark finds the data sources, the executors' Python and, if
-    --bootstrap-servers or --kafka-properties is given, the broker. Also shows settings that would speed up
-    queries on this machine.
-
-    Exit code: 0 = ready; 3 = fix the checks marked BAD first.
-    """
-    from kafka_eos_source.operate import doctor as checking
-
-    all_ok = True
-    for check in checking.checks(target_of(options).kafka, deadline_of(timeout)):
-        click.echo(f"{'ok ' if check.ok else 'BAD'} {check.name:<10} {check.text}")
-        if not check.ok:
-            all_ok = False
-            click.echo(f"    fix: {check.fix}")
-    if not all_ok:
-        ctx.exit(ExitCode.NEEDS_A_PERSON)
 
 
 def _group_state(application_id: str, found: Inspection) -> str:
