@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaException, Producer
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka import admin as client_admin
 
 from kafka_eos_source.errors import InvalidOptionError, UnavailableError
@@ -15,6 +15,7 @@ from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.failure import classify
 from kafka_eos_source.kafka.request import Complaints, request
+from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.runtime.deadline import Deadline
 
 _AdminClient: Any = client_admin.AdminClient
@@ -82,15 +83,22 @@ def layout(kafka: Mapping[str, str], deadline: Deadline) -> Layout:
 
 
 def clock_difference(kafka: Mapping[str, str], topic: str, deadline: Deadline) -> ClockDifference:
-    """Sends one record to a topic with ``message.timestamp.type=LogAppendTime``, and compares the clocks.
+    """Sends two records to a topic with ``message.timestamp.type=LogAppendTime``, and compares the clocks.
 
     Raises:
         InvalidOptionError: if the topic does not have this property.
         UnavailableError: if the record is not acknowledged before ``deadline``.
-        KafkaEosError: if the topic does not exist, or the principal may not write to it.
+        KafkaEosError: if the topic does not exist, or the principal may not describe it or write to it.
     """
+    with TopicAdmin(kafka) as admin:
+        kind = admin.config(topic, deadline)["message.timestamp.type"]
+    if kind != "LogAppendTime":  # nothing is written to such a topic, which may be a query's output
+        raise InvalidOptionError(
+            f"topic {topic!r} has message.timestamp.type={kind}, and keeps the time of the producer.",
+            fix="name a topic with message.timestamp.type=LogAppendTime.",
+        )
     answers: list[Any] = []
-    config = {**producer_config(kafka), "delivery.report.only.error": "false", "linger.ms": "0"}
+    config = {**producer_config(kafka), "delivery.report.only.error": False, "linger.ms": "0"}
     producer: Any = make(Producer, config)
     # the first request also waits for metadata and a connection, so the second one is measured
     for _ in range(2):
@@ -113,12 +121,7 @@ def clock_difference(kafka: Mapping[str, str], topic: str, deadline: Deadline) -
     error, message = answers[0]
     if error is not None:
         raise classify(KafkaException(error), f"writing a record to {topic!r}")
-    kind, at_ms = message.timestamp()
-    if kind != TIMESTAMP_LOG_APPEND_TIME:
-        raise InvalidOptionError(
-            f"topic {topic!r} keeps the time of the producer, which shows nothing about the broker's clock.",
-            fix="name a topic with message.timestamp.type=LogAppendTime.",
-        )
+    _, at_ms = message.timestamp()
     middle = (sent + acknowledged) / 2
     return ClockDifference(at_ms - 1000 * middle, 500 * (acknowledged - sent))
 
