@@ -797,7 +797,7 @@ def test_every_page_of_an_error_has_its_error() -> None:
 
 def test_the_commands_of_the_runbooks_are_commands() -> None:
     """The parser accepts each command line of the runbooks."""
-    shown = re.findall(r"kafka-eos ((?:inspect|fence|adopt|sweep) [^`#\n]*)", RUNBOOKS)
+    shown = re.findall(r"kafka-eos ((?:doctor|inspect|fence|adopt|sweep) [^`#\n]*)", RUNBOOKS)
     assert len(shown) >= 12
     for each in shown:
         name, *arguments = shlex.split(each.replace("…", "x"))
