@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +25,18 @@ from integration.support.session import builder, end
 from kafka_eos_source.embedded import EmbeddedKafka
 
 _PROCESSES_END_SECONDS = 15.0
+#: Files with few tests of half a minute or more each, the longest first.
+_SLOW_FILES = (
+    "test_demo.py",
+    "test_sink_kills.py",
+    "test_cluster.py",
+    "test_brokers.py",
+    "test_state_windows.py",
+    "test_quick_start.py",
+    "test_sinks_of_each_kind.py",
+    "test_state_operator.py",
+    "test_state_reading.py",
+)
 
 
 # every process that the tests start inherits this mark; a nested test run sets its own
@@ -43,6 +56,21 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         processes.kill_marked(processes.RUN, run)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         print("\nprocesses were left, and killed:", *left, sep="\n  ", file=sys.stderr)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Runs slow files first, then files with many tests, so that no slow file is left for the end.
+
+    With ``--no-loadscope-reorder``, xdist keeps this order; by itself it runs files with one test last.
+    """
+    tests_in = Counter(item.path for item in items)
+
+    def place(item: pytest.Item) -> tuple[int, int]:
+        name = item.path.name
+        slow = _SLOW_FILES.index(name) if name in _SLOW_FILES else len(_SLOW_FILES)
+        return slow, -tests_in[item.path]
+
+    items.sort(key=place)  # stable, so the tests of a file keep their order
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

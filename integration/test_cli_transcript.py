@@ -104,9 +104,10 @@ class Session:
         text = "\n\n".join(self._parts) + "\n"
         for volatile, instead in sorted(self._replaced.items(), key=lambda each: -len(each[0])):
             text = text.replace(volatile, instead)
+        text = "\n".join(line.rstrip() for line in text.split("\n"))
         for pattern, instead in _VOLATILE:
             text = re.sub(pattern, instead, text)
-        return "\n".join(line.rstrip() for line in text.split("\n"))
+        return text
 
 
 def command(*arguments: str, text: str | None = None) -> Result:

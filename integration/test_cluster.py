@@ -139,7 +139,7 @@ def cluster(
 
 
 @pytest.fixture
-def tell(request: pytest.FixtureRequest) -> Callable[[Measures], None]:
+def report_measures(request: pytest.FixtureRequest) -> Callable[[Measures], None]:
     """Attaches measures to the test's report, for the table in `docs/faults.md`."""
     return lambda measures: request.node.user_properties.append((MEASURES, asdict(measures)))
 
@@ -149,7 +149,7 @@ def executor_of(worker: psutil.Process) -> psutil.Process:
     return next(each for each in worker.parents() if each.name() == "java" and EXECUTOR in each.cmdline())
 
 
-def let_go(worker: psutil.Process) -> None:
+def resume_if_alive(worker: psutil.Process) -> None:
     """Resumes a stopped process, unless Spark has ended it in the meantime."""
     try:
         worker.resume()
@@ -159,8 +159,8 @@ def let_go(worker: psutil.Process) -> None:
 
 @pytest.mark.fault("T10", "a task fails on its executor after it staged", "staging")
 @pytest.mark.fault("T12", "an executor is killed", "staging")
-def test_an_executor_is_killed_while_it_stages_and_a_task_fails_after(
-    cluster: Cluster, tell: Callable[[Measures], None]
+def test_rows_are_written_once_although_an_executor_is_killed_and_a_task_fails_while_staging(
+    cluster: Cluster, report_measures: Callable[[Measures], None]
 ) -> None:
     staging, failed = cluster.moment("staging"), cluster.moment("failed")
     driver = cluster.start(f"stage.before_close=stop@{staging},stage.after_close=raise@{failed}")
@@ -172,16 +172,16 @@ def test_an_executor_is_killed_while_it_stages_and_a_task_fails_after(
     executor.kill()
     # the worker outlives its executor and completes its file after others have staged the same rows
     executor.wait(30)
-    let_go(worker)
+    resume_if_alive(worker)
     driver.finish()
-    tell(cluster.verdict())
+    report_measures(cluster.verdict())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 127.0.0.2 without being told")
 @pytest.mark.fault("T11", "speculation on, one slow task", "staging")
 @pytest.mark.long
-def test_two_attempts_of_a_task_stage_and_one_counts(
-    cluster: Cluster, tell: Callable[[Measures], None]
+def test_of_two_task_attempts_that_stage_rows_only_one_is_committed(
+    cluster: Cluster, report_measures: Callable[[Measures], None]
 ) -> None:
     staged = cluster.moment("staged")
     driver = cluster.start(
@@ -199,9 +199,9 @@ def test_two_attempts_of_a_task_stage_and_one_counts(
     slow = driver.stopped_worker()
     (batch,) = {each.parent for each in cluster.staged_files()}
     await_condition(lambda: not batch.exists(), REACHED_SECONDS, "the batch is committed without it")
-    let_go(slow)
+    resume_if_alive(slow)
     driver.finish()
-    tell(cluster.verdict())
+    report_measures(cluster.verdict())
 
 
 def _java_with_hosts(home: Path) -> Path:
@@ -226,8 +226,10 @@ os.execv({java.find()!r}, ["java", *arguments])
 
 
 @pytest.mark.fault("T09", "query.stop()", "before and after Kafka's commit")
-def test_a_query_is_stopped_while_it_commits(cluster: Cluster, tell: Callable[[Measures], None]) -> None:
-    """query.stop() in the middle of a commit neither loses nor doubles records.
+def test_stopping_a_query_while_it_commits_neither_loses_nor_duplicates_records(
+    cluster: Cluster, report_measures: Callable[[Measures], None]
+) -> None:
+    """query.stop() interrupts a commit before and after Kafka holds the batch.
 
     The committing process is paused until Spark stops the query, which waits for it. The first time the
     process then dies with its transaction open. The second time it resumes, so that Kafka holds a batch that
@@ -245,7 +247,7 @@ def test_a_query_is_stopped_while_it_commits(cluster: Cluster, tell: Callable[[M
     driver.stopped_worker().resume()
     driver.finish()
     assert driver.log.read_text().count("QUERY STOPPED") == 2
-    tell(cluster.verdict())
+    report_measures(cluster.verdict())
 
 
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="needs a path that differs by process")
@@ -287,8 +289,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.fault("T14", "the staging disk is full", "staging")
-def test_a_full_disk_fails_clean_and_the_query_works_when_there_is_space(
-    cluster: Cluster, small_disk: Path, tell: Callable[[Measures], None]
+def test_a_full_staging_disk_fails_the_batch_and_the_query_continues_when_there_is_space(
+    cluster: Cluster, small_disk: Path, report_measures: Callable[[Measures], None]
 ) -> None:
     filler, freed = small_disk / "filler", cluster.moment("freed")
     filler.write_bytes(b"x" * ((1 << 20) - (32 << 10)))
@@ -311,4 +313,4 @@ def test_a_full_disk_fails_clean_and_the_query_works_when_there_is_space(
     filler.unlink()
     freed.touch()
     driver.finish()
-    tell(cluster.verdict())
+    report_measures(cluster.verdict())

@@ -10,7 +10,7 @@ import pytest
 
 
 @pytest.mark.timeout(400)
-def test_the_demo_finds_every_event_once(broker: str, tmp_path: Path) -> None:
+def test_the_demo_finds_every_event_exactly_once(broker: str, tmp_path: Path) -> None:
     finished = subprocess.run(
         [
             *(

@@ -1,11 +1,12 @@
-"""`map_in_read` on a real broker: it runs inside the read if possible, else after it, and survives kills."""
+"""`map_in_read` on a real broker: it runs inside the read if possible, else after it.
+
+`test_sink_kills` kills the driver of a query with `map_in_read`.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,7 +15,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from integration.support.kafka import produce, read_back, values
-from integration.test_sink_kills import killed_at, spec
 from kafka_eos_source import map_in_read
 
 ROWS = 300
@@ -72,14 +72,14 @@ ROUTED = "topic STRING, key BINARY, value STRING"
 
 
 @pytest.mark.core
-def test_a_function_in_the_read_drops_and_routes(pipeline: Pipeline) -> None:
+def test_a_function_in_the_read_may_drop_and_route_rows(pipeline: Pipeline) -> None:
     frame = pipeline.read().selectExpr("CAST(value AS STRING) AS word", "key AS k")
     rows = pipeline.write(map_in_read(frame, pipeline.routed(), ROUTED))
     pipeline.check_routed()
     assert 0 < sum(rows) < ROWS / 10, "Spark counts packed batches, not rows"
 
 
-def test_after_steps_of_sparks_the_function_runs_behind_them(pipeline: Pipeline) -> None:
+def test_after_other_steps_the_function_runs_behind_them(pipeline: Pipeline) -> None:
     frame = pipeline.read().selectExpr("CAST(value AS STRING) AS word", "key AS k").where("word >= '00000'")
     rows = pipeline.write(map_in_read(frame, pipeline.routed(), ROUTED))
     pipeline.check_routed()
@@ -87,7 +87,7 @@ def test_after_steps_of_sparks_the_function_runs_behind_them(pipeline: Pipeline)
 
 
 @pytest.mark.core
-def test_rows_as_they_are_and_a_query_that_changes_to_it(pipeline: Pipeline) -> None:
+def test_a_query_may_switch_to_packed_batches_without_a_function(pipeline: Pipeline) -> None:
     frame = pipeline.read().select("value", "key")
     sink = {"topic": pipeline.even}
     assert sum(pipeline.write(frame, **sink)) == ROWS
@@ -97,7 +97,7 @@ def test_rows_as_they_are_and_a_query_that_changes_to_it(pipeline: Pipeline) -> 
     assert values(read_back(pipeline.broker, pipeline.even)) == pipeline.wanted + more
 
 
-def test_at_least_once_and_foreach_batch_unpack_batches_too(pipeline: Pipeline) -> None:
+def test_at_least_once_and_foreach_batch_unpack_batches(pipeline: Pipeline) -> None:
     frame = map_in_read(pipeline.read().select("value", "key"))
     pipeline.write(frame, topic=pipeline.even, **{"processing.guarantee": "at_least_once"})
     assert values(read_back(pipeline.broker, pipeline.even)) == pipeline.wanted
@@ -112,7 +112,9 @@ def test_at_least_once_and_foreach_batch_unpack_batches_too(pipeline: Pipeline) 
     assert values(read_back(pipeline.broker, pipeline.odd)) == pipeline.wanted
 
 
-def test_a_function_that_breaks_its_promise_leaves_nothing_behind(pipeline: Pipeline) -> None:
+def test_a_function_that_returns_wrong_columns_fails_the_batch_and_nothing_is_written(
+    pipeline: Pipeline,
+) -> None:
     frame = pipeline.read().select("value", "key")
 
     def wrong(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -126,7 +128,7 @@ def test_a_function_that_breaks_its_promise_leaves_nothing_behind(pipeline: Pipe
     assert read_back(pipeline.broker, pipeline.even) == []
 
 
-def test_what_cannot_work_is_refused_before_it_starts(pipeline: Pipeline) -> None:
+def test_unsupported_uses_are_refused_before_the_query_starts(pipeline: Pipeline) -> None:
     frame = pipeline.read()
     for schema, said in (("value NOTYPE", "is malformed"), ("string", "without column names")):
         with pytest.raises(Exception, match=f"INVALID_SCHEMA.*{said}"):
@@ -140,18 +142,3 @@ def test_what_cannot_work_is_refused_before_it_starts(pipeline: Pipeline) -> Non
         pipeline.write(mapped.selectExpr("*", "'t' AS topic"), topic=pipeline.even)
     with pytest.raises(PySparkException, match="the frame has no column 'value'"):
         pipeline.write(map_in_read(frame.select("key")), topic=pipeline.even)
-
-
-@pytest.mark.fault("T07", "the driver dies after Kafka's commit and before Spark's", "commit")
-@pytest.mark.timeout(600)
-def test_the_driver_is_killed_after_the_transaction(
-    broker: str, topic: Callable[..., str], driver: Any, checkpoint: str, tmp_path: Path
-) -> None:
-    source, sink = topic(2), topic(2)
-    wanted = [f"{row:05d}" for row in range(400)]
-    produce(broker, source, wanted, keys=wanted)
-    query = spec(broker, source, broker, sink, checkpoint, **{"application.id": f"app-{sink}"})
-    query["in_read"] = True
-    killed_at(driver, query, tmp_path, ["commit.after_commit"])
-    assert values(read_back(broker, sink)) == wanted
-    assert list(Path(checkpoint, "kafka-eos", "staging").rglob("*.arrow")) == []

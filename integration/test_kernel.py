@@ -22,7 +22,7 @@ RECORDS = 2000
 ROUNDS = 4
 
 
-def ended(producer: Producer, round_number: int) -> None:
+def write_transactions(producer: Producer, round_number: int) -> None:
     """Writes transactions, of which every second one is aborted."""
     if round_number % 2:
         producer.abort_transaction(TIMEOUT_SECONDS)
@@ -32,7 +32,7 @@ def ended(producer: Producer, round_number: int) -> None:
 
 @pytest.mark.skipif(kernel.choice().kernel is None, reason=kernel.choice().why_not)
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
-def test_both_read_the_same_log(
+def test_kernel_and_twin_read_the_same_rows_of_a_log(
     broker: str, topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch, isolation: str
 ) -> None:
     name = topic(PARTITIONS)
@@ -47,7 +47,7 @@ def test_both_read_the_same_log(
                 headers=[("a", b"%d" % number), ("a", None), ("é", b"")] if number % 5 == 0 else None,
                 timestamp=1_700_000_000_000 + number,
             )
-        ended(producer, round_number)
+        write_transactions(producer, round_number)
     conf = consumer_config({"bootstrap.servers": broker}, "g", isolation)
     tps = [TopicPartition(name, partition) for partition in range(PARTITIONS)]
     found: dict[type[AssignedConsumer], pa.Table] = {}

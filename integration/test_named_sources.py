@@ -43,7 +43,7 @@ def named(query: Query, batch_id: int) -> set[str]:
 
 
 @pytest.mark.fault("T02", "commits/N is deleted, and Spark's offset log names the sources", "restart")
-def test_a_replay_of_named_sources_is_skipped_in_whatever_order_they_come(
+def test_a_replay_of_named_sources_is_skipped_in_any_order_of_the_sources(
     query: Query, broker: str, admin: Admin, topic: Callable[..., str]
 ) -> None:
     orders, returns = query.source, topic(1)
@@ -57,14 +57,14 @@ def test_a_replay_of_named_sources_is_skipped_in_whatever_order_they_come(
     query.run(union(query, returns=returns, orders=orders))
     assert end_offsets(broker, query.sink) == ends, "the replay wrote something"
     assert values(read_back(broker, query.sink)) == rows(0, 100)
-    _stands_at_the_end(query, admin, orders, returns)
+    _is_committed_to_the_end(query, admin, orders, returns)
 
 
 @pytest.mark.fault("T02", "commits/N is deleted, and Spark's offset log names the sources", "restart")
-def test_the_first_batch_of_a_source_that_was_added_is_skipped(
+def test_a_replay_of_the_first_batch_with_an_added_source_is_skipped(
     query: Query, broker: str, admin: Admin, topic: Callable[..., str]
 ) -> None:
-    """A replay is skipped although one of its sources is new and missing in the previous batch's log."""
+    """The added source is missing in the previous batch's offset log entry."""
     orders, returns, claims = query.source, topic(1), topic(1)
     produce(broker, orders, rows(0, 30))
     produce(broker, returns, rows(30, 50))
@@ -83,10 +83,10 @@ def test_the_first_batch_of_a_source_that_was_added_is_skipped(
     assert values(read_back(broker, query.sink)) == rows(0, 110)
     written = sum(end_offsets(broker, query.sink).values()) - sum(ends.values())
     assert 10 < written <= 12, "only the new records and one control record for each partition"
-    _stands_at_the_end(query, admin, orders, returns, claims)
+    _is_committed_to_the_end(query, admin, orders, returns, claims)
 
 
-def _stands_at_the_end(query: Query, admin: Admin, *topics: str) -> None:
+def _is_committed_to_the_end(query: Query, admin: Admin, *topics: str) -> None:
     group = admin.group(query.group)
     for topic in topics:
         ends = end_offsets(query.broker, topic)

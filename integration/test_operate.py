@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from integration import test_sink_stream as spark_sink
 from integration.support import tools
-from integration.support.checkpoint import MadeUp
+from integration.support.checkpoint import SparkCheckpoint
 from integration.support.kafka import Admin, end_offsets, produce, read_back, transaction, values
 from integration.support.security import PASSWORDS, SecuredCluster
 from integration.test_sink_stream import rows
@@ -40,7 +40,7 @@ class Query:
 
     def __init__(self, broker: str, source: str, sink: str, folder: Path, application_id: str) -> None:
         self.broker, self.source, self.sink, self.application_id = broker, source, sink, application_id
-        self.made = MadeUp(folder, str(uuid.uuid4()))
+        self.made = SparkCheckpoint(folder, str(uuid.uuid4()))
         self.checkpoint = self.made.location
         self._options = {
             "kafka.bootstrap.servers": broker,
@@ -97,7 +97,7 @@ def inspected(query: Query | spark_sink.Query) -> dict[str, Any]:
     return found
 
 
-def test_between_kafkas_commit_and_sparks(
+def test_inspect_reports_a_batch_that_kafka_holds_and_spark_has_not_logged(
     spark: SparkSession, broker: str, topic: Callable[..., str], checkpoint: str
 ) -> None:
     query = spark_sink.Query(spark, broker, topic(2), topic(2), checkpoint)
@@ -123,7 +123,7 @@ def test_between_kafkas_commit_and_sparks(
     assert "batch 0 is complete in Spark and in Kafka" in command("inspect", query).output
 
 
-def test_sweep_leaves_what_may_still_be_committed(query: Query) -> None:
+def test_sweep_keeps_staged_parts_that_may_still_be_committed(query: Query) -> None:
     query.run(0, 0, 10)
     query.run(1, 10, 20)
     staging = Path(query.checkpoint, "kafka-eos/staging")
@@ -140,7 +140,7 @@ def test_sweep_leaves_what_may_still_be_committed(query: Query) -> None:
     assert sorted(path.name for path in staging.iterdir()) == ["2", "shared-path"]
 
 
-def die_within_a_commit(query: Query) -> Producer:
+def leave_open_transaction(query: Query) -> Producer:
     """Leaves an open transaction, as a driver that died after it sent its records and offsets."""
     dead = transaction(query.broker, query.application_id)
     dead.produce(query.sink, "half a batch", partition=0)
@@ -152,25 +152,25 @@ def die_within_a_commit(query: Query) -> Producer:
     return dead
 
 
-def test_fence_ends_what_a_dead_driver_left(query: Query, broker: str) -> None:
+def test_fence_ends_the_open_transaction_of_a_dead_driver(query: Query, broker: str) -> None:
     query.run(0, 0, 50)
     before = end_offsets(broker, query.sink)[0]
-    dead = die_within_a_commit(query)
+    dead = leave_open_transaction(query)
 
-    def held() -> tuple[bool, int | None]:
+    def group_offsets() -> tuple[bool, int | None]:
         kafka = inspected(query)["kafka"]
         (sink,) = [each for each in kafka["partitions"] if each["topic"] == query.sink]
         return kafka["pending"], sink["transaction_since"]
 
-    assert held() == (True, before)
+    assert group_offsets() == (True, before)
     who = ["--application-id", query.application_id, "--bootstrap-servers", broker]
     assert "an unfinished transaction is about to change it" in run("fence", *who).output
-    assert held() == (True, before), "a dry run fences nobody"
+    assert group_offsets() == (True, before), "a dry run fences nobody"
     assert tools.transactions(broker)[query.application_id] == "Ongoing", (
         "Kafka's own tool sees an open transaction"
     )
     assert "no unfinished transaction" in run("fence", *who, "--yes").output
-    assert held() == (False, None)
+    assert group_offsets() == (False, None)
     assert tools.transactions(broker)[query.application_id] != "Ongoing"
     with pytest.raises(KafkaException, match="_FENCED"):
         dead.commit_transaction(30)
@@ -178,7 +178,7 @@ def test_fence_ends_what_a_dead_driver_left(query: Query, broker: str) -> None:
     assert query.written() == rows(0, 80)
 
 
-def test_a_query_that_runs_goes_on_after_a_fence(query: Query, broker: str) -> None:
+def test_a_running_query_continues_after_a_fence(query: Query, broker: str) -> None:
     for batch_id in range(2):
         query.run(batch_id, 20 * batch_id, 20 * batch_id + 20)
         fenced = run(
@@ -189,7 +189,7 @@ def test_a_query_that_runs_goes_on_after_a_fence(query: Query, broker: str) -> N
     assert query.written() == rows(0, 60)
 
 
-def test_adopt_hands_an_application_id_over(
+def test_adopt_lets_a_new_checkpoint_continue_an_application_id(
     query: Query, broker: str, topic: Callable[..., str], tmp_path: Path
 ) -> None:
     """A query is adopted after its checkpoint was lost, although the new query writes another topic."""
@@ -219,28 +219,30 @@ def test_adopt_hands_an_application_id_over(
         query.commit(3, rows(60, 100), restarted=True)
 
 
-@pytest.mark.parametrize("said", ["--committed", "--not-committed"])
-def test_adopt_says_what_kafka_forgot(query: Query, admin: Admin, said: str) -> None:
+@pytest.mark.parametrize("outcome", ["--committed", "--not-committed"])
+def test_adopt_writes_a_lost_token_with_the_stated_outcome(query: Query, admin: Admin, outcome: str) -> None:
     query.run(0, 0, 30)
     query.run(1, 30, 50)
     query.made.forget("commits/1")
     admin.delete_group(query.application_id)
     with pytest.raises(TokenMissingError):
         query.commit(1, rows(30, 50), restarted=True)
-    assert command("adopt", query, said).exit_code == 0
+    assert command("adopt", query, outcome).exit_code == 0
     assert inspected(query)["findings"][0]["condition"] == "TOKEN_MISSING", "a dry run changes nothing"
-    assert command("adopt", query, said, "--yes").exit_code == 0
+    assert command("adopt", query, outcome, "--yes").exit_code == 0
     step = query.commit(1, rows(30, 50), restarted=True)
-    assert step is (Step.SKIPPED if said == "--committed" else Step.COMMITTED)
+    assert step is (Step.SKIPPED if outcome == "--committed" else Step.COMMITTED)
     query.made.log_commit(1)
     query.run(2, 50, 60)
-    again = [] if said == "--committed" else rows(30, 50)
+    again = [] if outcome == "--committed" else rows(30, 50)
     assert query.written() == sorted(rows(0, 60) + again), (
         "the operator's declaration is followed, right or wrong"
     )
 
 
-def test_a_properties_file_as_kafkas_tools_take_it(secured_cluster: SecuredCluster, tmp_path: Path) -> None:
+def test_a_properties_file_of_kafkas_tools_is_accepted(
+    secured_cluster: SecuredCluster, tmp_path: Path
+) -> None:
     file = tmp_path / "client.properties"
     file.write_text(
         "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\n"
@@ -258,7 +260,7 @@ def test_a_properties_file_as_kafkas_tools_take_it(secured_cluster: SecuredClust
     assert not any(password in found.output + refused.output for password in PASSWORDS.values())
 
 
-def test_brokers_that_do_not_answer_are_a_finding(query: Query) -> None:
+def test_inspect_reports_brokers_that_do_not_answer(query: Query) -> None:
     query.run(0, 0, 10)
     silent = ["--checkpoint", query.checkpoint, "--bootstrap-servers", "127.0.0.1:1", "--timeout", "1s"]
     found = run("inspect", *silent)

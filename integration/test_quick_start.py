@@ -21,7 +21,7 @@ def _blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
 
 
-def test_the_quick_start_works_as_it_stands(tmp_path: Path) -> None:
+def test_the_quick_start_works_when_pasted(tmp_path: Path) -> None:
     (shell,) = _blocks("bash")
     (program,) = _blocks("python")
     assert 'pip install ".[demo]"' in shell

@@ -30,7 +30,7 @@ def reader(spark: SparkSession, broker: str, tmp_path: Path) -> Reader:
 
 
 @pytest.mark.core
-def test_columns(reader: Reader, topics: Topics) -> None:
+def test_a_batch_read_has_sparks_columns_and_types(reader: Reader, topics: Topics) -> None:
     topic = topics.new(retention_ms="-1")
     before = time.time()
     topics.send(topic, [None])
@@ -54,7 +54,7 @@ def test_columns(reader: Reader, topics: Topics) -> None:
 
 
 @pytest.mark.core
-def test_everything_from_earliest_to_latest(reader: Reader, topics: Topics) -> None:
+def test_a_batch_read_returns_all_records_by_default(reader: Reader, topics: Topics) -> None:
     topic = topics.new(3)
     for partition in range(3):
         topics.send(topic, range(partition * 10, partition * 10 + 7), partition=partition)
@@ -64,12 +64,12 @@ def test_everything_from_earliest_to_latest(reader: Reader, topics: Topics) -> N
     assert frame.count() == 21
 
 
-def test_an_empty_topic_gives_no_rows(reader: Reader, topics: Topics) -> None:
+def test_an_empty_topic_returns_no_rows(reader: Reader, topics: Topics) -> None:
     assert reader.batch(subscribe=topics.new(2)).collect() == []
     assert reader.batch(subscribePattern=f"^{topics.new()}$").count() == 0
 
 
-def test_bounds(reader: Reader, topics: Topics) -> None:
+def test_starting_and_ending_offsets_limit_the_read(reader: Reader, topics: Topics) -> None:
     topic = topics.new(2)
     topics.send(topic, range(10))
     topics.send(topic, range(100, 105), partition=1)
@@ -85,7 +85,7 @@ def test_bounds(reader: Reader, topics: Topics) -> None:
     assert values(nothing) == []
 
 
-def test_bounds_of_time(reader: Reader, topics: Topics) -> None:
+def test_timestamps_limit_the_read(reader: Reader, topics: Topics) -> None:
     topic = topics.new(2, retention_ms="-1")
     for number in range(6):
         topics.send(topic, [number], timestamp_ms=1_700_000_000_000 + number * 1000)
@@ -104,7 +104,7 @@ def test_bounds_of_time(reader: Reader, topics: Topics) -> None:
         reader.batch(**late).collect()
 
 
-def test_pieces(reader: Reader, topics: Topics) -> None:
+def test_min_partitions_splits_the_read_into_tasks(reader: Reader, topics: Topics) -> None:
     topic = topics.new(2)
     topics.send(topic, range(10))
     topics.send(topic, range(10, 13), partition=1)
@@ -120,8 +120,8 @@ def test_pieces(reader: Reader, topics: Topics) -> None:
 
 
 @pytest.mark.core
-def test_isolation(reader: Reader, topics: Topics) -> None:
-    """read_committed skips aborted records and everything behind an open transaction.
+def test_the_isolation_level_decides_which_records_are_read(reader: Reader, topics: Topics) -> None:
+    """read_committed skips aborted records and everything after the start of an open transaction.
 
     No isolation level delivers control records.
     """
@@ -138,7 +138,7 @@ def test_isolation(reader: Reader, topics: Topics) -> None:
     assert values(reader.batch(subscribe=topic)) == ["0", "1", "2", "committed", "behind"]
 
 
-def test_a_range_that_starts_or_ends_on_a_marker_ends_at_once(reader: Reader, topics: Topics) -> None:
+def test_a_range_that_starts_or_ends_at_a_control_record_ends_at_once(reader: Reader, topics: Topics) -> None:
     topic = topics.new()
     topics.aborted(topic, range(3))  # offsets 0-2, control record 3
     begun = time.monotonic()
@@ -155,7 +155,7 @@ def test_a_range_that_starts_or_ends_on_a_marker_ends_at_once(reader: Reader, to
     assert time.monotonic() - begun < 30, "the read must not wait for kafkaConsumer.pollTimeoutMs"
 
 
-def test_a_compacted_log(reader: Reader, topics: Topics) -> None:
+def test_a_compacted_log_is_read_to_its_end(reader: Reader, topics: Topics) -> None:
     topic = topics.new(
         cleanup_policy="compact",
         segment_ms="100",
@@ -186,7 +186,7 @@ def test_a_compacted_log(reader: Reader, topics: Topics) -> None:
 # -- data loss
 
 
-def test_aged_out_records(reader: Reader, topics: Topics) -> None:
+def test_expired_records_fail_the_read_or_are_skipped(reader: Reader, topics: Topics) -> None:
     topic = topics.new()
     topics.send(topic, range(10))
     topics.admin.delete_records(topic, 0, 4)
@@ -197,7 +197,7 @@ def test_aged_out_records(reader: Reader, topics: Topics) -> None:
     assert values(reader.batch(subscribe=topic)) == texts(range(4, 10))
 
 
-def test_an_end_past_the_log(reader: Reader, topics: Topics) -> None:
+def test_an_ending_offset_after_the_log_fails_the_read_or_is_cut(reader: Reader, topics: Topics) -> None:
     topic = topics.new()
     topics.send(topic, range(10))
     beyond = {"subscribe": topic, "endingOffsets": json.dumps({topic: {"0": 50}})}
@@ -257,7 +257,7 @@ def test_reads_work_while_sparks_push_down_is_off(reader: Reader, topics: Topics
 
 @pytest.mark.core
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"startingOffset": "earliest"}, "unknown option 'startingoffset'.*'startingOffsets'"),
         ({"subscribePattern": "x"}, "expected exactly one of subscribe, subscribePattern, assign"),
@@ -269,12 +269,12 @@ def test_reads_work_while_sparks_push_down_is_off(reader: Reader, topics: Topics
         ({"kafka.group.instance": "x"}, "librdkafka has no such property"),
     ],
 )
-def test_bad_options_are_named(reader: Reader, options: dict[str, str], said: str) -> None:
-    with pytest.raises(Exception, match=f"INVALID_OPTION.*{said}"):
+def test_an_invalid_option_is_named(reader: Reader, options: dict[str, str], message: str) -> None:
+    with pytest.raises(Exception, match=f"INVALID_OPTION.*{message}"):
         reader.batch(subscribe="t", **options).collect()
 
 
-def test_nothing_to_read_and_no_brokers_named(spark: SparkSession) -> None:
+def test_a_missing_subscription_or_missing_brokers_are_errors(spark: SparkSession) -> None:
     with pytest.raises(Exception, match="no topic to read: expected exactly one of the options subscribe"):
         spark.read.format(FORMAT).option("kafka.bootstrap.servers", "h:1").load()
     with pytest.raises(Exception, match=r"'kafka\.bootstrap\.servers' is missing"):
@@ -286,14 +286,14 @@ def test_a_missing_topic_is_named(reader: Reader) -> None:
         reader.batch(subscribe="no-such-topic", **{"fetchOffset.numRetries": "1"}).collect()
 
 
-def test_offsets_that_do_not_name_all_partitions(reader: Reader, topics: Topics) -> None:
+def test_starting_offsets_must_name_all_partitions(reader: Reader, topics: Topics) -> None:
     topic = topics.new(2)
     with pytest.raises(Exception, match=f"missing: {topic}-1; unknown: {topic}-7"):
         reader.batch(subscribe=topic, startingOffsets=json.dumps({topic: {"0": 0, "7": 0}})).collect()
 
 
 @pytest.mark.core
-def test_unreachable_brokers_are_an_error_and_no_hang(spark: SparkSession) -> None:
+def test_unreachable_brokers_are_an_error_within_the_timeout(spark: SparkSession) -> None:
     options = {"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "t", "fetchOffset.numRetries": "0"}
     begun = time.monotonic()
     with pytest.raises(Exception, match=r"UNAVAILABLE.*no answer from Kafka at .*127\.0\.0\.1:9"):
@@ -301,13 +301,15 @@ def test_unreachable_brokers_are_an_error_and_no_hang(spark: SparkSession) -> No
     assert time.monotonic() - begun < 30
 
 
-def test_a_schema_of_ones_own_is_refused(reader: Reader, spark: SparkSession, broker: str) -> None:
+def test_a_user_defined_schema_is_refused(reader: Reader, spark: SparkSession, broker: str) -> None:
     frame = spark.read.format(FORMAT).schema("value string").option("kafka.bootstrap.servers", broker)
     with pytest.raises(Exception, match="this source always has the schema"):
         frame.option("subscribe", "t").load().collect()
 
 
-def test_an_absurd_timestamp_names_the_record(reader: Reader, topics: Topics) -> None:
+def test_the_error_of_a_timestamp_beyond_sparks_range_names_the_record(
+    reader: Reader, topics: Topics
+) -> None:
     topic = topics.new(message_timestamp_after_max_ms="9223372036854775807")
     topics.send(topic, ["v"], timestamp_ms=1712345678123456789)
     with pytest.raises(

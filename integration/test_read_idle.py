@@ -1,4 +1,4 @@
-"""An idle query runs an empty micro-batch, the tick, that renews its token before Kafka deletes it."""
+"""An idle query renews its token, with an empty micro-batch, before Kafka deletes it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SECONDS = 120
 
 
 class Idle:
-    """A topic-to-topic query whose source ticks every second."""
+    """A topic-to-topic query whose source renews the token every second."""
 
     def __init__(
         self, spark: SparkSession, broker: str, admin: Admin, topic: Callable[..., str], folder: Path
@@ -87,7 +87,7 @@ class Idle:
         token = self.token()
         return -1 if token is None else token.sequence
 
-    def await_ticks(self, query: StreamingQuery, more: int = 2) -> None:
+    def await_renewals(self, query: StreamingQuery, more: int = 2) -> None:
         """Waits until ``more`` empty batches are committed."""
         before = self.sequence()
         await_condition(
@@ -101,7 +101,7 @@ class Idle:
         numbers = sorted(int(each.name) for each in log.iterdir() if each.name.isdecimal())
         return [json.loads((log / str(each)).read_text().splitlines()[-1]) for each in numbers]
 
-    def forget_last_commit(self) -> None:
+    def delete_last_commit(self) -> None:
         """Deletes the last commit log entry, as if the driver had died before Spark wrote it."""
         last = len(self.positions()) - 1
         for name in (str(last), f".{last}.crc"):
@@ -126,10 +126,10 @@ def test_an_idle_query_renews_its_token(idle: Idle) -> None:
     with idle.running(rows) as query:
         await_condition(lambda: len(idle.written()) == 2, SECONDS, "the first rows")
         offsets = idle.admin.group(idle.application)
-        idle.await_ticks(query)
+        idle.await_renewals(query)
         produce(idle.broker, idle.source, ["c"], keys=["3"])
         await_condition(lambda: len(idle.written()) == 3, SECONDS, "the last row")
-        idle.await_ticks(query, 1)
+        idle.await_renewals(query, 1)
         progress = [json.loads(each.json) for each in query.recentProgress]
     after = idle.admin.group(idle.application)
     assert sum(after[tp][0] for tp in after if tp[0] == idle.source) == 3
@@ -138,7 +138,7 @@ def test_an_idle_query_renews_its_token(idle: Idle) -> None:
     ticks = [each for each in idle.positions() if each["@"].get("tick")]
     assert len(ticks) >= 2
     assert sum(each["numInputRows"] for each in progress) == 3
-    idle.forget_last_commit()
+    idle.delete_last_commit()
     assert idle.positions()[-1]["@"]["tick"], "the batch that is replayed is a tick"
     with idle.running(rows, availableNow=True) as query:
         query.awaitTermination(SECONDS)
@@ -170,7 +170,7 @@ class Alarm(StatefulProcessor):
         return
 
 
-def test_operators_run_in_a_tick_so_timers_fire_on_an_idle_stream(idle: Idle) -> None:
+def test_operators_run_in_a_renewal_so_timers_fire_on_an_idle_stream(idle: Idle) -> None:
     """Adaptive query execution, on by default, must not drop the operators behind an empty read."""
     assert idle.spark.conf.get("spark.sql.adaptive.enabled") == "true"
     keys = [f"k{number}" for number in range(6)]
@@ -189,18 +189,18 @@ def test_operators_run_in_a_tick_so_timers_fire_on_an_idle_stream(idle: Idle) ->
             lambda: not query.isActive or len(idle.written()) == len(keys), SECONDS, "the timers fire"
         )
         assert query.isActive, query.exception()
-        idle.await_ticks(query)
+        idle.await_renewals(query)
     assert sorted(idle.written()) == [(key, "2") for key in keys]
     ends = [{topic: at for topic, at in each.items() if topic != "@"} for each in idle.positions()]
     assert ends[-1] == ends[0], "one batch read, and all others were ticks"
-    # every shard took part in the last tick, so its token is the one of the last transaction
+    # every shard took part in the last renewal, so its token is the one of the last transaction
     group = idle.admin.group(idle.application)
     changelog = {tp: metadata for tp, (_, metadata) in group.items() if tp[0].endswith("-changelog")}
     tokens = [Token.decode(metadata) for metadata in changelog.values()]
     assert [token.sequence for token in tokens if token] == [idle.sequence()] * SHARDS
 
 
-def test_windows_are_the_same_with_ticks_between_their_rows(idle: Idle) -> None:
+def test_renewals_between_rows_do_not_change_windows(idle: Idle) -> None:
     begin_ms = 1_700_000_000_000
 
     def feed(seconds: int) -> None:
@@ -219,7 +219,7 @@ def test_windows_are_the_same_with_ticks_between_their_rows(idle: Idle) -> None:
     feed(0)
     with idle.running(frame.selectExpr("k AS key", "CAST(n AS STRING) AS value", CHANGELOG)) as query:
         await_condition(lambda: idle.sequence() >= 1, SECONDS, "the first rows")
-        idle.await_ticks(query)
+        idle.await_renewals(query)
         assert idle.written() == [], "no window is complete"
         feed(5)
         feed(20)
@@ -227,11 +227,11 @@ def test_windows_are_the_same_with_ticks_between_their_rows(idle: Idle) -> None:
             lambda: not query.isActive or len(idle.written()) == 4, SECONDS, "the first windows are complete"
         )
         assert query.isActive, query.exception()
-        idle.await_ticks(query)
+        idle.await_renewals(query)
     assert sorted(idle.written()) == [(key, "2") for key in ("a", "b", "c", "d")]
 
 
-def test_what_the_brokers_tell_of_their_retention_and_of_deleted_topics(
+def test_the_source_reads_retention_and_deleted_topics_from_the_brokers(
     secured_cluster: SecuredCluster,
 ) -> None:
     """A missing right raises an error: a topic that may not be described does not count as deleted."""

@@ -59,7 +59,7 @@ class Restored:
 
 
 @pytest.mark.core
-def test_available_now_reads_on_behind_the_jump(query: Query, broker: str, tmp_path: Path) -> None:
+def test_available_now_reads_the_records_after_the_jump(query: Query, broker: str, tmp_path: Path) -> None:
     restored = Restored(query, tmp_path)
     produce(broker, query.source, rows(0, 50))
     restored.run()
@@ -108,7 +108,7 @@ def test_two_sources_jump_in_one_batch(
         produce(broker, second, rows(1000 + first, 1050 + first))
         restored.run(query.source, second)
     restored.restore()
-    produce(broker, second, rows(2000, 2010))  # only this source has new records behind its jump
+    produce(broker, second, rows(2000, 2010))  # only this source has new records after its jump
     restored.run(query.source, second)
     expected = rows(0, 150) + rows(1000, 1010) + rows(1050, 1150) + rows(2000, 2010)
     assert values(read_back(broker, query.sink)) == expected

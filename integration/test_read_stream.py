@@ -37,7 +37,7 @@ def offset_log(checkpoint: Path, batch_id: int) -> dict[str, object]:
     return found
 
 
-def forget_commit(checkpoint: Path, batch_id: int) -> None:
+def delete_commit(checkpoint: Path, batch_id: int) -> None:
     """Deletes a commit log entry, as if the driver had died right before Spark wrote it."""
     for path in (checkpoint / "commits").glob(f"*{batch_id}*"):
         path.unlink()
@@ -47,7 +47,9 @@ def forget_commit(checkpoint: Path, batch_id: int) -> None:
 
 
 @pytest.mark.core
-def test_latest_by_default_and_restarts_go_on(reader: Reader, topics: Topics) -> None:
+def test_a_query_starts_at_latest_by_default_and_continues_after_a_restart(
+    reader: Reader, topics: Topics
+) -> None:
     topic = topics.new(2)
     topics.send(topic, ["old"])
     assert reader.run(subscribe=topic) == []
@@ -59,7 +61,7 @@ def test_latest_by_default_and_restarts_go_on(reader: Reader, topics: Topics) ->
 
 
 @pytest.mark.core
-def test_earliest_with_a_running_query(reader: Reader, topics: Topics) -> None:
+def test_a_running_query_reads_from_earliest(reader: Reader, topics: Topics) -> None:
     topic = topics.new(2)
     topics.send(topic, range(3))
     with reader.running(subscribe=topic, startingOffsets="earliest") as (query, batches):
@@ -72,7 +74,7 @@ def test_earliest_with_a_running_query(reader: Reader, topics: Topics) -> None:
     assert [values(each) for each in batches] == [texts(range(3)), texts(range(3, 6)), texts(range(6, 8))]
 
 
-def test_offsets_and_times(reader: Reader, topics: Topics) -> None:
+def test_a_query_starts_at_offsets_or_timestamps(reader: Reader, topics: Topics) -> None:
     topic = topics.new(2, retention_ms="-1")
     for number in range(5):
         topics.send(topic, [number], timestamp_ms=BASE_MS + number)
@@ -91,7 +93,7 @@ def test_offsets_and_times(reader: Reader, topics: Topics) -> None:
     assert values(reader.run("d", subscribe=topic, **times)) == ["2", "3", "4", "13", "14"]
 
 
-def test_where_a_group_stands(reader: Reader, topics: Topics) -> None:
+def test_a_query_starts_at_the_offsets_of_a_group(reader: Reader, topics: Topics) -> None:
     topic = topics.new(2)
     topics.send(topic, range(5))
     topics.send(topic, range(10, 12), partition=1)
@@ -100,7 +102,9 @@ def test_where_a_group_stands(reader: Reader, topics: Topics) -> None:
     assert values(reader.run(**group)) == ["4", "10", "11"]
 
 
-def test_sparks_own_checkpoint_goes_on(reader: Reader, topics: Topics, tmp_path: Path) -> None:
+def test_a_checkpoint_of_sparks_own_source_is_continued(
+    reader: Reader, topics: Topics, tmp_path: Path
+) -> None:
     """A checkpoint of ``format("kafka")``, whose source lines have no key ``@``, is continued."""
     topic = topics.new(2)
     topics.send(topic, range(5))
@@ -120,8 +124,8 @@ def test_sparks_own_checkpoint_goes_on(reader: Reader, topics: Topics, tmp_path:
 
 
 @pytest.mark.core
-def test_a_replay_of_batch_0_reads_what_it_read(reader: Reader, topics: Topics, tmp_path: Path) -> None:
-    """A replay of batch 0 reads the same rows, although *latest*, where it began, has moved since."""
+def test_a_replay_of_batch_0_reads_the_same_rows(reader: Reader, topics: Topics, tmp_path: Path) -> None:
+    """The query began at *latest*, which has moved since."""
     topic = topics.new()
     topics.send(topic, ["old"])
     with reader.running(subscribe=topic) as (query, batches):
@@ -147,12 +151,14 @@ def test_a_replay_of_batch_0_reads_what_it_read(reader: Reader, topics: Topics, 
 
 
 @pytest.mark.core
-def test_a_replay_of_a_later_batch(reader: Reader, topics: Topics, tmp_path: Path) -> None:
+def test_a_replay_of_a_later_batch_reads_the_same_rows(
+    reader: Reader, topics: Topics, tmp_path: Path
+) -> None:
     topic = topics.new()
     for start in (0, 3):
         topics.send(topic, range(start, start + 3))
         reader.run(subscribe=topic, startingOffsets="earliest")
-    forget_commit(tmp_path / "c", 1)
+    delete_commit(tmp_path / "c", 1)
     topics.send(topic, range(6, 8))
     replayed = reader.run_all(subscribe=topic, startingOffsets="earliest")
     assert [values(each) for each in replayed] == [texts(range(3, 6)), texts(range(6, 8))]
@@ -161,7 +167,7 @@ def test_a_replay_of_a_later_batch(reader: Reader, topics: Topics, tmp_path: Pat
 # -- topics that change
 
 
-def test_partitions_added_while_running_and_stopped(reader: Reader, topics: Topics) -> None:
+def test_partitions_that_were_added_while_running_or_stopped_are_read(reader: Reader, topics: Topics) -> None:
     topic = topics.new(1)
     with reader.running(subscribe=topic) as (query, batches):
         query.processAllAvailable()
@@ -174,7 +180,7 @@ def test_partitions_added_while_running_and_stopped(reader: Reader, topics: Topi
     assert values(reader.run(subscribe=topic)) == texts(range(3, 5))
 
 
-def test_assigned_partitions_stay(reader: Reader, topics: Topics) -> None:
+def test_assign_does_not_read_added_partitions(reader: Reader, topics: Topics) -> None:
     topic = topics.new(2)
     topics.send(topic, ["no"])
     topics.send(topic, ["yes"], partition=1)
@@ -202,7 +208,7 @@ def test_internal_topics_match_no_pattern(reader: Reader, topics: Topics, broker
 
 
 @pytest.mark.parametrize("fail", ["true", "false"])
-def test_a_deleted_topic(reader: Reader, topics: Topics, fail: str) -> None:
+def test_a_deleted_topic_fails_the_query_or_is_skipped(reader: Reader, topics: Topics, fail: str) -> None:
     kept = topics.new(prefix="p")
     gone = topics.new(name=f"x-{kept}")
     options = {"subscribePattern": kept, "startingOffsets": "earliest", "failOnDataLoss": fail}
@@ -222,8 +228,8 @@ def test_a_deleted_topic(reader: Reader, topics: Topics, fail: str) -> None:
 
 
 @pytest.mark.parametrize("records", [2, 9])
-def test_a_topic_made_anew(reader: Reader, topics: Topics, records: int) -> None:
-    """A topic that was created again is recognised by its id, however many records it holds."""
+def test_a_recreated_topic_is_detected_by_its_id(reader: Reader, topics: Topics, records: int) -> None:
+    """It is detected however many records it holds."""
     topic = topics.new()
     topics.send(topic, range(5))
     assert len(values(reader.run(subscribe=topic, startingOffsets="earliest"))) == 5
@@ -247,7 +253,7 @@ def _create(topics: Topics, topic: str) -> bool:
 
 
 @pytest.mark.parametrize("fail", ["true", "false"])
-def test_aged_out_records(reader: Reader, topics: Topics, fail: str) -> None:
+def test_expired_records_fail_the_query_or_are_skipped(reader: Reader, topics: Topics, fail: str) -> None:
     topic = topics.new()
     options = {"subscribe": topic, "startingOffsets": "earliest", "failOnDataLoss": fail}
     topics.send(topic, range(3))
@@ -261,7 +267,7 @@ def test_aged_out_records(reader: Reader, topics: Topics, fail: str) -> None:
         assert values(reader.run(**options)) == texts(range(6, 10))
 
 
-def test_a_start_past_the_end(reader: Reader, topics: Topics) -> None:
+def test_a_start_after_the_end_of_the_log_is_an_error(reader: Reader, topics: Topics) -> None:
     topic = topics.new()
     topics.send(topic, range(10))
     options = {"subscribe": topic, "startingOffsets": json.dumps({topic: {"0": 50}})}
@@ -278,7 +284,7 @@ def test_a_start_past_the_end(reader: Reader, topics: Topics) -> None:
 
 
 @pytest.mark.core
-def test_an_open_transaction_is_the_end(reader: Reader, topics: Topics) -> None:
+def test_a_query_reads_up_to_an_open_transaction(reader: Reader, topics: Topics) -> None:
     topic = topics.new()
     options = {"subscribe": topic, "startingOffsets": "earliest"}
     topics.committed(topic, range(3))
@@ -291,7 +297,7 @@ def test_an_open_transaction_is_the_end(reader: Reader, topics: Topics) -> None:
     assert values(reader.run(**options)) == ["behind"]
 
 
-def test_batches_of_markers_and_aborted_records_only(reader: Reader, topics: Topics) -> None:
+def test_batches_may_contain_only_control_records_and_aborted_records(reader: Reader, topics: Topics) -> None:
     topic = topics.new()
     with reader.running(subscribe=topic) as (query, batches):
         query.processAllAvailable()
@@ -306,7 +312,7 @@ def test_batches_of_markers_and_aborted_records_only(reader: Reader, topics: Top
 
 
 @SINCE_4_2
-def test_available_now_in_steps(reader: Reader, topics: Topics) -> None:
+def test_available_now_reads_in_limited_batches(reader: Reader, topics: Topics) -> None:
     topic = topics.new()
     topics.send(topic, range(15))
     options = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "5"}
@@ -314,7 +320,7 @@ def test_available_now_in_steps(reader: Reader, topics: Topics) -> None:
 
 
 @SINCE_4_2
-def test_available_now_reads_all_whatever_the_minimum(reader: Reader, topics: Topics) -> None:
+def test_available_now_ignores_the_minimum(reader: Reader, topics: Topics) -> None:
     topic = topics.new()
     topics.send(topic, range(33))
     limits = {"minOffsetsPerTrigger": "15", "maxOffsetsPerTrigger": "20"}
@@ -323,7 +329,7 @@ def test_available_now_reads_all_whatever_the_minimum(reader: Reader, topics: To
 
 
 @SINCE_4_2
-def test_once_ignores_limits(reader: Reader, topics: Topics) -> None:
+def test_trigger_once_ignores_limits(reader: Reader, topics: Topics) -> None:
     topic = topics.new()
     topics.send(topic, range(33))
     found = reader.run(once=True, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="5")
@@ -340,7 +346,7 @@ def test_small_partitions_share_a_limit(reader: Reader, topics: Topics) -> None:
 
 
 @SINCE_4_2
-def test_a_minimum_holds_a_batch_back(reader: Reader, topics: Topics) -> None:
+def test_a_batch_waits_for_the_minimum(reader: Reader, topics: Topics) -> None:
     topic = topics.new()
     topics.send(topic, range(3))
     limits = {"minOffsetsPerTrigger": "10", "maxTriggerDelay": "10m"}
@@ -356,13 +362,13 @@ def test_a_minimum_holds_a_batch_back(reader: Reader, topics: Topics) -> None:
 
 @pytest.mark.skipif(pyspark.__version__ >= "4.2", reason="limits work since 4.2")
 @pytest.mark.core
-def test_limits_say_which_pyspark_they_need(reader: Reader) -> None:
+def test_the_error_of_a_limit_names_the_pyspark_it_needs(reader: Reader) -> None:
     with pytest.raises(Exception, match=r"'maxOffsetsPerTrigger' requires PySpark 4\.2"):
         reader.stream(subscribe="t", maxOffsetsPerTrigger="5")
 
 
 @SINCE_4_2
-def test_progress_says_how_far(reader: Reader, topics: Topics, tmp_path: Path) -> None:
+def test_progress_reports_the_position_and_the_lag(reader: Reader, topics: Topics, tmp_path: Path) -> None:
     topic = topics.new()
     topics.send(topic, range(6))
     options = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "4"}
@@ -385,8 +391,8 @@ def test_progress_says_how_far(reader: Reader, topics: Topics, tmp_path: Path) -
 # -- errors
 
 
-def test_a_broker_that_goes_away(spark: SparkSession, tmp_path: Path) -> None:
-    """A query with retries left goes on when the broker is back; one without fails and names the broker."""
+def test_a_query_with_retries_survives_a_broker_outage(spark: SparkSession, tmp_path: Path) -> None:
+    """A query without retries fails and names the broker."""
     with EmbeddedKafka(java_options=brokers.JAVA_OPTIONS) as kafka:
         topics = Topics(kafka.bootstrap_servers, Admin(kafka.bootstrap_servers))
         topic = topics.new()
@@ -407,11 +413,11 @@ def test_a_broker_that_goes_away(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.core
-def test_a_missing_topic_is_an_error_and_no_wait(reader: Reader) -> None:
+def test_a_missing_topic_is_an_error_at_once(reader: Reader) -> None:
     with pytest.raises(Exception, match=r"UNAVAILABLE.*no-such-topic.*create the topic"):
         reader.run(subscribe="no-such-topic", **{"fetchOffset.numRetries": "0"})
 
 
-def test_ending_options_belong_to_batch_reads(reader: Reader) -> None:
+def test_ending_options_are_refused_for_streams(reader: Reader) -> None:
     with pytest.raises(Exception, match=r"INVALID_OPTION.*endingOffsets"):
         reader.run(subscribe="t", endingOffsets="latest")

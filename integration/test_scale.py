@@ -47,9 +47,9 @@ def wide() -> Iterator[str]:
             admin = Admin(kafka.bootstrap_servers)
             admin.create(TOPIC, 1)
             # create the coordinators' topics first, before the many partitions keep the broker busy
-            first = begun(kafka.bootstrap_servers, "first")
-            first.send_offsets(offsets(count=1), "first", soon())
-            first.commit(soon())
+            first = producer_in_transaction(kafka.bootstrap_servers, "first")
+            first.send_offsets(offsets(count=1), "first", deadline_soon())
+            first.commit(deadline_soon())
             first.close()
             for count in range(_AT_ONCE, PARTITIONS + 1, _AT_ONCE):
                 grown = admin.client.create_partitions([NewPartitions(TOPIC, count)])
@@ -62,13 +62,13 @@ def application(wide: str) -> str:
     return f"app-{uuid.uuid4().hex[:8]}"
 
 
-def soon() -> Deadline:
+def deadline_soon() -> Deadline:
     return Deadline.after_seconds(60)
 
 
-def begun(bootstrap: str, application: str) -> TransactionalProducer:
+def producer_in_transaction(bootstrap: str, application: str) -> TransactionalProducer:
     producer = TransactionalProducer({"bootstrap.servers": bootstrap, "transactional.id": application})
-    producer.init(soon())
+    producer.init(deadline_soon())
     producer.begin()
     return producer
 
@@ -79,23 +79,25 @@ def offsets(at: int = 1, metadata: str = MARK, count: int = PARTITIONS) -> list[
 
 def test_ten_thousand_partitions_commit_in_one_transaction(wide: str, application: str) -> None:
     group = GroupOffsets({"bootstrap.servers": wide})
-    producer = begun(wide, application)
+    producer = producer_in_transaction(wide, application)
     try:
         few = [GroupOffset(TopicPartition(TOPIC, number), 1, LONG_TOKEN) for number in (0, 5_000, 9_999)]
         wanted = {each.tp: each for each in [*offsets(), *few]}
-        producer.send_offsets(list(wanted.values()), application, soon())
-        producer.commit(soon())
-        assert group.fetch(application, list(wanted), soon()) == wanted
+        producer.send_offsets(list(wanted.values()), application, deadline_soon())
+        producer.commit(deadline_soon())
+        assert group.fetch(application, list(wanted), deadline_soon()) == wanted
         producer.begin()
         later = {each.tp: each for each in offsets(2, TOKEN)}
-        producer.send_offsets(list(later.values()), application, soon())
-        assert group.now(application, [], soon()) == (wanted, True), "nothing is visible before the commit"
-        producer.commit(soon())
-        assert group.fetch(application, [], soon()) == later
+        producer.send_offsets(list(later.values()), application, deadline_soon())
+        assert group.now(application, [], deadline_soon()) == (wanted, True), (
+            "nothing is visible before the commit"
+        )
+        producer.commit(deadline_soon())
+        assert group.fetch(application, [], deadline_soon()) == later
         producer.begin()
-        producer.send_offsets(offsets(3), application, soon())
-        producer.abort(soon())
-        assert group.fetch(application, [], soon()) == later
+        producer.send_offsets(offsets(3), application, deadline_soon())
+        producer.abort(deadline_soon())
+        assert group.fetch(application, [], deadline_soon()) == later
     finally:
         producer.close()
 
@@ -103,9 +105,9 @@ def test_ten_thousand_partitions_commit_in_one_transaction(wide: str, applicatio
 _KILLED = f"""
 import os, signal, sys
 sys.path.insert(0, {str(ROOT)!r})
-from integration.test_scale import begun, offsets, soon
+from integration.test_scale import producer_in_transaction, offsets, deadline_soon
 
-producer = begun(*sys.argv[1:3])
+producer = producer_in_transaction(*sys.argv[1:3])
 
 class KilledAtTheSecondRequest:
     def __init__(self, client):
@@ -121,7 +123,7 @@ class KilledAtTheSecondRequest:
         return self.client.send_offsets_to_transaction(*arguments)
 
 producer._client = KilledAtTheSecondRequest(producer._client)
-producer.send_offsets(offsets(7), sys.argv[2], soon())
+producer.send_offsets(offsets(7), sys.argv[2], deadline_soon())
 """
 
 
@@ -133,16 +135,16 @@ def test_a_producer_that_is_killed_between_two_requests_commits_nothing(wide: st
     requests = list(split(offsets(), application))
     assert len(requests) > 1
     sent, unsent = requests[0][0].tp, requests[1][0].tp
-    assert group.now(application, [sent], soon()) == ({}, True), "the first request arrived"
-    assert group.now(application, [unsent], soon()) == ({}, False), "the second one did not"
-    producer = begun(wide, application)
+    assert group.now(application, [sent], deadline_soon()) == ({}, True), "the first request arrived"
+    assert group.now(application, [unsent], deadline_soon()) == ({}, False), "the second one did not"
+    producer = producer_in_transaction(wide, application)
     try:
-        assert group.fetch(application, [each.tp for each in offsets()], soon()) == {}
-        producer.send_offsets(offsets(8), application, soon())
-        producer.commit(soon())
+        assert group.fetch(application, [each.tp for each in offsets()], deadline_soon()) == {}
+        producer.send_offsets(offsets(8), application, deadline_soon())
+        producer.commit(deadline_soon())
     finally:
         producer.close()
-    assert group.fetch(application, [], soon()) == {each.tp: each for each in offsets(8)}
+    assert group.fetch(application, [], deadline_soon()) == {each.tp: each for each in offsets(8)}
 
 
 def test_one_request_that_is_too_large_is_refused_without_a_reason(
@@ -152,27 +154,27 @@ def test_one_request_that_is_too_large_is_refused_without_a_reason(
     monkeypatch.setattr(
         "kafka_eos_source.kafka.offset_requests.split", lambda offsets, _group_id: iter([offsets])
     )
-    producer = begun(wide, application)
+    producer = producer_in_transaction(wide, application)
     try:
         with pytest.raises(OperatorError, match=r"4,000 offsets.*max\.message\.bytes=1048588") as caught:
-            producer.send_offsets(offsets(1, TOKEN, 4_000), application, soon())
+            producer.send_offsets(offsets(1, TOKEN, 4_000), application, deadline_soon())
         assert isinstance(caught.value.__cause__, AbortableError)
-        producer.abort(soon())
+        producer.abort(deadline_soon())
     finally:
         producer.close()
 
 
-def test_a_coordinator_that_takes_only_small_batches_is_named(wide: str, application: str) -> None:
+def test_the_error_names_the_coordinators_limit_on_batch_size(wide: str, application: str) -> None:
     refused: list[OperatorError] = []
 
     def is_refused() -> bool:
-        producer = begun(wide, application)
+        producer = producer_in_transaction(wide, application)
         try:
-            producer.send_offsets(offsets(), application, soon())
+            producer.send_offsets(offsets(), application, deadline_soon())
         except OperatorError as error:
             refused.append(error)
         finally:
-            producer.abort(soon())
+            producer.abort(deadline_soon())
             producer.close()
         return bool(refused)
 
@@ -180,7 +182,7 @@ def test_a_coordinator_that_takes_only_small_batches_is_named(wide: str, applica
     admin.configure(OFFSETS_TOPIC, {"max.message.bytes": "100000"})
     try:
         # the broker applies the new limit some time after it accepts it
-        await_condition(is_refused, soon().budget_seconds, "the coordinator refuses large batches")
+        await_condition(is_refused, deadline_soon().budget_seconds, "the coordinator refuses large batches")
     finally:
         admin.configure(OFFSETS_TOPIC, {"max.message.bytes": "1048588"})
     assert "'__consumer_offsets' has max.message.bytes=100000" in str(refused[0])

@@ -10,7 +10,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from confluent_kafka import KafkaError
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -33,10 +34,16 @@ from kafka_eos_source.cli import main
 from kafka_eos_source.commit import direct, session
 from kafka_eos_source.datasource import KafkaEosDataSource
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError
+from kafka_eos_source.kafka.cluster_reader import ClusterReader
 from kafka_eos_source.kafka.consumer import POOL
+from kafka_eos_source.kafka.group import GroupOffsets
+from kafka_eos_source.kafka.request import Complaints
+from kafka_eos_source.kafka.topic_admin import TopicAdmin
+from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate.exit_codes import ExitCode
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.changelog.committed import end_open_transaction
+from kafka_eos_source.runtime.retry import Pauses, retry
+from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client, end_open_transaction
 
 #: ``user, kind, name, operation``: all rights that a query from ``in`` to ``out`` needs, as documented in
 #: docs/security.md. Read and Write imply Describe.
@@ -142,7 +149,7 @@ def test_the_least_privileges_are_enough(query: Query) -> None:
         (LEAST[5], "DESCRIBE", "app", "committing offsets of group"),
     ],
 )
-def test_each_right_that_is_missing_is_named_and_the_grant_is_all_it_takes(
+def test_the_error_names_each_missing_right_and_granting_it_suffices(
     query: Query,
     missing: tuple[str, str, str, str],
     instead: str | None,
@@ -162,7 +169,7 @@ def test_each_right_that_is_missing_is_named_and_the_grant_is_all_it_takes(
     assert query.written() == ROWS
 
 
-def test_a_right_that_is_taken_away_between_two_batches(query: Query) -> None:
+def test_the_error_names_a_right_that_was_revoked_between_two_batches(query: Query) -> None:
     query.allow(*LEAST)
     query.run()
     query.cluster.forbid("writer", "transactional_id", query.names["app"], "WRITE")
@@ -212,7 +219,7 @@ STATE = (
 )
 
 
-def test_each_right_that_state_needs_is_named_until_it_is_there(query: Query, tmp_path: Path) -> None:
+def test_the_error_names_each_missing_right_of_a_stateful_query(query: Query, tmp_path: Path) -> None:
     query.names["app-counts-changelog"] = f"{query.names['app']}-counts-changelog"
     query.allow(*LEAST)
     for user, kind, name, operation, said in STATE:
@@ -261,7 +268,7 @@ def _write(query: Query, **changed: str) -> None:
 DISPOSABLE = "kafka-eos-batch-*"
 
 
-def test_a_batch_write_deletes_its_group_if_it_may(query: Query) -> None:
+def test_a_batch_write_deletes_its_group_if_it_has_the_right(query: Query) -> None:
     query.allow(LEAST[1], LEAST[2])
     query.allow(("writer", "transactional_id", DISPOSABLE, "WRITE"), ("writer", "group", DISPOSABLE, "READ"))
     _write(query)  # without the right to delete it, the group is left to expire
@@ -273,7 +280,7 @@ def test_a_batch_write_deletes_its_group_if_it_may(query: Query) -> None:
     assert query.written() == sorted(ROWS * 2)
 
 
-def test_at_least_once_needs_to_write_the_topic_and_nothing_else(query: Query) -> None:
+def test_at_least_once_needs_only_the_right_to_write_the_topic(query: Query) -> None:
     with pytest.raises(AuthorizationError, match=query.names["out"]):
         _write(query, **{"processing.guarantee": "at_least_once"})
     query.allow(LEAST[1])
@@ -292,14 +299,14 @@ _MISFITS = {
 _MISFIT_SECONDS = 30
 
 
-def test_who_does_not_fit_is_told_so_at_once(query: Query) -> None:
-    """Wrong credentials and certificates fail fast, with an error that names the fix.
+def test_wrong_credentials_and_certificates_fail_at_once_with_a_fix(query: Query) -> None:
+    """The error names the option and the fix.
 
     The cases run at the same time, because each one waits a little.
     """
     query.allow(*LEAST)
 
-    def attempt(side: str, misfit: str) -> tuple[KafkaEosError, float]:
+    def run_misfit(side: str, misfit: str) -> tuple[KafkaEosError, float]:
         changed = {name: value.format(**vars(query.cluster)) for name, value in _MISFITS[misfit][0].items()}
         source: Any = KafkaEosDataSource(query.source(**changed))
         sink = KafkaEosDataSource(query.sink(**changed))
@@ -314,7 +321,7 @@ def test_who_does_not_fit_is_told_so_at_once(query: Query) -> None:
 
     cases = [(side, misfit) for side in ("source", "sink") for misfit in _MISFITS]
     with ThreadPoolExecutor(len(cases)) as threads:
-        found = dict(zip(cases, threads.map(lambda case: attempt(*case), cases), strict=True))
+        found = dict(zip(cases, threads.map(lambda case: run_misfit(*case), cases), strict=True))
     for (_, misfit), (error, seconds) in found.items():
         _, said, fix = _MISFITS[misfit]
         assert said in error.message
@@ -325,10 +332,94 @@ def test_who_does_not_fit_is_told_so_at_once(query: Query) -> None:
     assert query.written() == ROWS
 
 
+REQUESTS: dict[str, Callable[[dict[str, str], Deadline], object]] = {
+    "group": lambda kafka, deadline: GroupOffsets(kafka).fetch("some-group", [], deadline),
+    "shard": lambda kafka, deadline: _committed_shard(kafka, deadline),
+    "cluster": lambda kafka, deadline: ClusterReader(kafka).topics(deadline),
+    "topics": lambda kafka, deadline: TopicAdmin(kafka).shape("some-topic", deadline),
+    "producer": lambda kafka, deadline: end_open_transaction(kafka, "some-id", deadline),
+}
+_LONG_SECONDS = 120.0
+
+
+def _committed_shard(kafka: dict[str, str], deadline: Deadline) -> object:
+    with changelog_client(kafka, "some-group") as consumer:
+        return CommittedShard(consumer, "some-group", TopicPartition("some-topic", 0)).offset(deadline)
+
+
+def _properties(options: dict[str, str]) -> dict[str, str]:
+    return {name.removeprefix("kafka."): value for name, value in options.items()}
+
+
+@pytest.mark.parametrize("misfit", _MISFITS)
+def test_every_request_with_credentials_that_never_worked_ends_at_once(query: Query, misfit: str) -> None:
+    changed = {name: value.format(**vars(query.cluster)) for name, value in _MISFITS[misfit][0].items()}
+    # a property without effect: no other test's success counts for these credentials
+    kafka = _properties(query.cluster.options("writer", **changed)) | {"sasl.kerberos.keytab": misfit}
+    _, said, fix = _MISFITS[misfit]
+
+    def ask(send: Callable[[dict[str, str], Deadline], object]) -> None:
+        deadline = Deadline.after_seconds(_LONG_SECONDS)
+        with pytest.raises(AuthorizationError) as caught:
+            send(kafka, deadline)
+        assert not deadline.expired, "the deadline was waited out"
+        assert said in caught.value.message
+        assert kafka["bootstrap.servers"] in caught.value.message
+        assert "SCRAM-SHA-512" in caught.value.message
+        assert fix in caught.value.fix
+        assert not any(secret in str(caught.value) for secret in SECRETS)
+
+    with ThreadPoolExecutor(len(REQUESTS)) as threads:
+        list(threads.map(ask, REQUESTS.values()))
+
+
+@pytest.mark.parametrize("name", ["group", "topics", "producer"])
+def test_credentials_that_are_rotated_interrupt_no_query(
+    query: Query, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker refuses a password that worked before, until the rotation is complete."""
+    user, group = "rotated", "some-group"
+    query.cluster.set_password(user, "rotated-pass-4a")
+    query.cluster.allow(user, "group", group, "DESCRIBE")
+    query.cluster.allow(user, "topic", "some-topic", "DESCRIBE")
+    query.cluster.allow(user, "transactional_id", "some-id", "WRITE")
+    kafka = _properties(query.cluster.options("writer", sasl_username=user, sasl_password="rotated-pass-4a"))
+    patience = Deadline.after_seconds(_LONG_SECONDS)
+    retry(
+        lambda: REQUESTS[name](kafka, patience), KafkaEosError, Pauses(patience, 0.1)
+    )  # brokers learn of it
+
+    query.cluster.set_password(user, "rotated-pass-4b")
+    error = None
+    while error is None:  # until the broker has learned of the new password
+        try:
+            REQUESTS[name](kafka, Deadline.after_seconds(3))
+        except AuthorizationError as found:
+            error = found
+        assert not patience.expired
+    assert "Authentication failed" in error.message, "at the deadline, the reason is the error"
+
+    refused = threading.Event()
+    original = Complaints.on_error
+
+    def on_error(self: Complaints, error: KafkaError) -> None:
+        original(self, error)
+        if self.login_error("test") is not None:
+            refused.set()
+
+    monkeypatch.setattr(Complaints, "on_error", on_error)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(REQUESTS[name], kafka, Deadline.after_seconds(_LONG_SECONDS))
+        assert refused.wait(_LONG_SECONDS)
+        assert not waiting.done()
+        query.cluster.set_password(user, "rotated-pass-4a")
+        waiting.result(_LONG_SECONDS)
+
+
 # -- what Spark shows
 
 
-def test_nothing_that_spark_shows_or_keeps_holds_a_secret(
+def test_nothing_that_spark_shows_or_stores_contains_a_secret(
     query: Query, spark: SparkSession, request: pytest.FixtureRequest
 ) -> None:
     """No secret is in plans, errors, the checkpoint or staged files, of a good query or a failing one."""

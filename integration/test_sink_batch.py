@@ -41,19 +41,19 @@ def wanted(rows: int) -> list[str]:
 
 
 @pytest.mark.core
-def test_rows_are_written_once(spark: SparkSession, broker: str, topic: Any, write: Any) -> None:
+def test_a_batch_write_writes_each_row_once(spark: SparkSession, broker: str, topic: Any, write: Any) -> None:
     name = topic(3)
     write(numbers(spark, 5000), name)
     assert values(read_back(broker, name)) == wanted(5000)
 
 
-def test_large_writes_go_through_files(spark: SparkSession, broker: str, topic: Any, write: Any) -> None:
+def test_a_large_batch_write_stages_files(spark: SparkSession, broker: str, topic: Any, write: Any) -> None:
     name = topic(2)
     write(numbers(spark, 20_000), name, staging__inline__bytes="1000")
     assert values(read_back(broker, name)) == wanted(20_000)
 
 
-def test_every_column(spark: SparkSession, broker: str, topic: Any, write: Any) -> None:
+def test_every_column_of_a_row_is_written(spark: SparkSession, broker: str, topic: Any, write: Any) -> None:
     name, other = topic(3), topic(1)
     rows = [
         (other, 0, "k", "v", [("h", b"1"), ("h", None)], NOON),
@@ -77,7 +77,9 @@ def test_every_column(spark: SparkSession, broker: str, topic: Any, write: Any) 
     assert (empty.partition, empty.key, empty.value) == (2, b"", b"")
 
 
-def test_the_topic_option_wins(spark: SparkSession, broker: str, topic: Any, write: Any) -> None:
+def test_the_topic_option_overrides_the_column(
+    spark: SparkSession, broker: str, topic: Any, write: Any
+) -> None:
     name = topic()
     write(numbers(spark, 3).withColumn("topic", sf.lit(5)), name)
     assert values(read_back(broker, name)) == wanted(3)
@@ -98,7 +100,7 @@ def murmur2(key: bytes) -> int:
     return h ^ h >> 15
 
 
-def test_keys_are_placed_as_java_places_them(
+def test_keys_select_the_same_partitions_as_in_java(
     spark: SparkSession, broker: str, topic: Any, write: Any
 ) -> None:
     name = topic(4)
@@ -108,7 +110,7 @@ def test_keys_are_placed_as_java_places_them(
 
 
 @pytest.mark.core
-def test_versions_are_written_once(
+def test_a_version_is_written_once(
     spark: SparkSession, broker: str, admin: Admin, topic: Any, write: Any
 ) -> None:
     name = topic(2)
@@ -118,7 +120,7 @@ def test_versions_are_written_once(
     assert f"kafka-eos-txn-job:{name}" in admin.groups()
 
 
-def test_one_txn_app_id_serves_several_topics(
+def test_one_txn_app_id_may_write_several_topics(
     spark: SparkSession, broker: str, topic: Any, write: Any
 ) -> None:
     first, second = topic(), topic()
@@ -130,7 +132,7 @@ def test_one_txn_app_id_serves_several_topics(
 
 
 @pytest.mark.fault("T66", "two series of batch writes whose names join to the same text", "batch write")
-def test_series_whose_names_join_to_the_same_text_do_not_meet(
+def test_series_whose_names_join_to_the_same_text_stay_separate(
     spark: SparkSession, broker: str, write: Any, admin: Admin
 ) -> None:
     """Application ``a`` writing ``b-c`` and application ``a-b`` writing ``c`` are different series.
@@ -170,7 +172,7 @@ def test_versions_that_format_1_committed_are_not_written_again(
     assert values(read_back(broker, name)) == wanted(3)
 
 
-def test_a_write_without_a_version_leaves_no_group(
+def test_a_batch_write_without_a_version_leaves_no_group(
     spark: SparkSession, broker: str, admin: Admin, topic: Any, write: Any
 ) -> None:
     name = topic()
@@ -181,15 +183,13 @@ def test_a_write_without_a_version_leaves_no_group(
     assert not [group for group in set(admin.groups()) - before if group.startswith("kafka-eos-batch")]
 
 
-def test_nothing_is_written_of_an_empty_frame(
-    spark: SparkSession, broker: str, topic: Any, write: Any
-) -> None:
+def test_an_empty_frame_writes_nothing(spark: SparkSession, broker: str, topic: Any, write: Any) -> None:
     name = topic()
     write(numbers(spark, 0), name)
     assert read_back(broker, name, committed=False) == []
 
 
-def test_at_least_once_writes_straight_to_kafka(
+def test_an_at_least_once_batch_write_sends_rows_directly(
     spark: SparkSession, broker: str, topic: Any, write: Any
 ) -> None:
     name = topic(2)
@@ -200,14 +200,14 @@ def test_at_least_once_writes_straight_to_kafka(
 # -- bad input fails early with an error that names the cause, and nothing becomes visible
 
 
-def refused(write: Any, frame: DataFrame, topic: str | None, said: str, **options: str) -> None:
+def refused(write: Any, frame: DataFrame, topic: str | None, message: str, **options: str) -> None:
     with pytest.raises(PySparkException) as caught:
         write(frame, topic, **options)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("column", "expression", "said"),
+    ("column", "expression", "message"),
     [
         ("partition", "IF(id = 7, 99, NULL)", "has the value 99"),
         ("partition", "IF(id = 7, -1, NULL)", "'partition' is negative"),
@@ -215,25 +215,27 @@ def refused(write: Any, frame: DataFrame, topic: str | None, said: str, **option
         ("value", "IF(id = 7, repeat('x', 2000000), 'y')", "MSG_SIZE_TOO_LARGE"),
     ],
 )
-def test_a_bad_row_leaves_nothing(
-    spark: SparkSession, broker: str, topic: Any, write: Any, column: str, expression: str, said: str
+def test_an_invalid_row_fails_the_write_and_nothing_is_visible(
+    spark: SparkSession, broker: str, topic: Any, write: Any, column: str, expression: str, message: str
 ) -> None:
     name = topic(2)
     frame = spark.range(10).selectExpr("CAST(id AS STRING) AS value", f"{expression} AS {column}")
     if column == "value":
         frame = spark.range(10).selectExpr(f"{expression} AS value")
-    refused(write, frame, name, said)
+    refused(write, frame, name, message)
     assert read_back(broker, name) == []
 
 
-def test_a_null_topic_leaves_nothing(spark: SparkSession, broker: str, topic: Any, write: Any) -> None:
+def test_a_null_topic_fails_the_write_and_nothing_is_visible(
+    spark: SparkSession, broker: str, topic: Any, write: Any
+) -> None:
     name = topic()
     frame = spark.range(10).selectExpr("CAST(id AS STRING) AS value", f"IF(id = 7, NULL, '{name}') AS topic")
     refused(write, frame, None, "column 'topic' is null")
     assert read_back(broker, name, committed=False) == []
 
 
-def test_a_record_that_only_the_topic_refuses(
+def test_a_record_larger_than_the_topic_allows_fails_the_write(
     spark: SparkSession, broker: str, topic: Any, write: Any
 ) -> None:
     name = topic(1, max_message_bytes="1000")
@@ -243,7 +245,7 @@ def test_a_record_that_only_the_topic_refuses(
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         (["id AS value"], "'value' has type bigint; expected string or binary"),
         (["CAST(id AS STRING) AS VALUE"], "the frame has no column 'value'"),
@@ -252,13 +254,15 @@ def test_a_record_that_only_the_topic_refuses(
         (["'a' AS value", "id AS key"], "'key' has type bigint"),
     ],
 )
-def test_a_frame_that_does_not_fit(
-    spark: SparkSession, topic: Any, write: Any, columns: list[str], said: str
+def test_a_frame_with_wrong_columns_is_refused(
+    spark: SparkSession, topic: Any, write: Any, columns: list[str], message: str
 ) -> None:
-    refused(write, spark.range(3).selectExpr(*columns), topic(), said)
+    refused(write, spark.range(3).selectExpr(*columns), topic(), message)
 
 
-def test_bad_options_and_targets(spark: SparkSession, broker: str, topic: Any, write: Any) -> None:
+def test_invalid_options_and_missing_topics_are_refused(
+    spark: SparkSession, broker: str, topic: Any, write: Any
+) -> None:
     frame = numbers(spark, 3)
     refused(write, frame, "not-there", "looking up output topic 'not-there'")
     refused(write, frame, topic(), "Did you mean 'topic'", topc="x")
@@ -274,7 +278,7 @@ def test_bad_options_and_targets(spark: SparkSession, broker: str, topic: Any, w
         )
 
 
-def test_brokers_that_do_not_answer(spark: SparkSession) -> None:
+def test_a_write_to_unreachable_brokers_is_an_error(spark: SparkSession) -> None:
     started = time.monotonic()
     with pytest.raises(PySparkException, match=r"no answer from Kafka at kafka\.bootstrap\.servers='127"):
         (
@@ -290,7 +294,7 @@ def test_brokers_that_do_not_answer(spark: SparkSession) -> None:
     assert time.monotonic() - started < 60, "an error, not a hang"
 
 
-def test_end_offsets_move_by_the_rows_and_one_marker(
+def test_a_write_adds_its_rows_and_one_control_record_per_partition(
     spark: SparkSession, broker: str, topic: Any, write: Any
 ) -> None:
     name = topic(1)

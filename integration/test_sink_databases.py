@@ -46,7 +46,7 @@ class TestPostgres(_OnServer):
     kind = Postgres
 
     def test_a_deferred_constraint_is_checked_by_prepare(self, server: Server, system: System) -> None:
-        _refused_by_prepare(server, system)
+        check_prepare_finds_violated_constraint(server, system)
 
 
 @pytest.mark.long
@@ -62,7 +62,7 @@ class TestPostgresWithoutPreparedTransactions(_OnServer):
     most_kills = 3
 
     def test_a_deferred_constraint_is_checked_by_prepare(self, server: Server, system: System) -> None:
-        _refused_by_prepare(server, system)
+        check_prepare_finds_violated_constraint(server, system)
 
 
 @pytest.mark.long
@@ -71,7 +71,7 @@ class TestMariaDb(_OnServer):
     most_kills = 4
 
     @pytest.mark.parametrize("listed", [True, False])
-    def test_a_slow_commit_of_a_zombie_is_waited_for(
+    def test_the_sink_waits_for_a_slow_commit_of_a_fenced_driver(
         self, server: Server, system: System, monkeypatch: pytest.MonkeyPatch, listed: bool
     ) -> None:
         """While a zombie's XA COMMIT hangs in the server, the batch is retried and does not count as lost.
@@ -126,7 +126,7 @@ def _is_committing(server: Server) -> bool:
     return any("backup lock" in str(state) for (state,) in found)
 
 
-def _refused_by_prepare(server: Server, system: System) -> None:
+def check_prepare_finds_violated_constraint(server: Server, system: System) -> None:
     """A deferred constraint fails in prepare, not at the database's commit after Kafka has the batch."""
     names, table = server.new_table(), _table_of(system)
     server.run(

@@ -69,29 +69,37 @@ def killed_at(
     query: Any,
     tmp_path: Path,
     steps: list[str],
-    confs: Sequence[Mapping[str, str]] = ({},),
+    changes: Sequence[Mapping[str, Any]] = ({},),
 ) -> None:
-    """Kills the driver once at each step, then runs it to its end with the last of the Spark settings."""
-    for number, (step, conf) in enumerate(zip(steps, cycle(confs), strict=False)):
-        killed = driver({**query, "conf": conf}, f"{step}=kill@{tmp_path}/once-{number}")
+    """Kills the driver once at each step, then runs it to its end.
+
+    Args:
+        changes: changes to the spec, one for each start in turn; the last one also applies to the last start.
+    """
+    for number, (step, change) in enumerate(zip(steps, cycle(changes), strict=False)):
+        killed = driver({**query, **change}, f"{step}=kill@{tmp_path}/once-{number}")
         assert killed.wait() != 0, f"{step}: the driver was not killed:\n{killed.tail()}"
         assert (tmp_path / f"once-{number}").exists(), f"{step} was not reached:\n{killed.tail()}"
-    driver({**query, "conf": confs[-1]}).finish()
+    driver({**query, **changes[-1]}).finish()
 
 
 @pytest.mark.fault("T05", "the driver is killed", "after send_offsets")
 @pytest.mark.fault("T07", "the driver dies after Kafka's commit and before Spark's", "commit")
 @pytest.mark.timeout(600)
-def test_the_driver_is_killed_within_and_after_the_transaction(
+def test_records_are_written_once_although_the_driver_is_killed_around_kafkas_commit(
     broker: str, admin: Admin, topic: Callable[..., str], driver: Any, checkpoint: str, tmp_path: Path
 ) -> None:
-    """A killed driver neither loses nor doubles records, and leaves nothing behind in Kafka or on disk."""
+    """A killed driver neither loses nor duplicates records, and leaves nothing behind in Kafka or on disk.
+
+    The second start also sends rows through `map_in_read` and changes how Spark writes the checkpoint's
+    files, which a query may do. The demo's test kills a driver without `map_in_read` after Kafka's commit.
+    """
     source, sink = topic(2), topic(2)
     wanted = [f"{row:05d}" for row in range(ROWS)]
     produce(broker, source, wanted, keys=wanted)
     query = spec(broker, source, broker, sink, checkpoint, **{"application.id": f"app-{sink}"})
-    # the second start also changes how Spark writes the checkpoint's files, which a query may do
-    killed_at(driver, query, tmp_path, DRIVER_STEPS, [{}, local_checkpoints()])
+    changes = [{}, {"conf": local_checkpoints(), "in_read": True}]
+    killed_at(driver, query, tmp_path, DRIVER_STEPS, changes)
 
     assert values(read_back(broker, sink)) == wanted
     # Kafka's own consumer reads the same records
@@ -112,7 +120,7 @@ def test_the_driver_is_killed_within_and_after_the_transaction(
 @pytest.mark.fault("T08", "the Python process that commits is killed", "ten steps")
 @pytest.mark.timeout(600)
 @pytest.mark.long
-def test_the_committing_process_is_killed_at_every_step(
+def test_records_are_written_once_although_the_committing_process_is_killed_at_every_step(
     broker: str, topic: Callable[..., str], driver: Any, checkpoint: str, tmp_path: Path
 ) -> None:
     """The committing Python process is killed once at every step; the query is restarted in its session."""
@@ -129,7 +137,7 @@ def test_the_committing_process_is_killed_at_every_step(
 
 
 @pytest.mark.timeout(600)
-def test_from_one_cluster_to_another_with_kills(
+def test_copying_between_clusters_is_exactly_once_although_drivers_are_killed(
     broker: str,
     admin: Admin,
     other_cluster: str,
@@ -138,7 +146,7 @@ def test_from_one_cluster_to_another_with_kills(
     checkpoint: str,
     tmp_path: Path,
 ) -> None:
-    """Copying from one cluster to another survives kills; the token then is only on the anchor partition.
+    """Between two clusters, only the anchor partition carries a token.
 
     The test needs no Spark, for which the clusters make no difference (`integration.chaos.loop`).
     """
@@ -161,7 +169,7 @@ def test_from_one_cluster_to_another_with_kills(
 
 @pytest.mark.timeout(600)
 @pytest.mark.long
-def test_update_mode_through_foreach_batch_with_kills(
+def test_foreach_batch_in_update_mode_is_exactly_once_although_processes_are_killed(
     broker: str, topic: Callable[..., str], driver: Any, checkpoint: str, tmp_path: Path
 ) -> None:
     source, sink = topic(1), topic(2)

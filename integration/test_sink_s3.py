@@ -146,7 +146,7 @@ def _times(lost: str, method: str, part: str, times: int) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["json", "csv", "parquet"])
-def test_the_objects_are_named_by_the_batch_and_listed_by_its_manifest(store: Store, kind: str) -> None:
+def test_objects_are_named_after_the_batch_and_listed_in_its_manifest(store: Store, kind: str) -> None:
     txn = new_txn(50)
     system = System(lambda: store.sink(format=kind), store.visible)
     with opened(system) as sink:
@@ -167,7 +167,9 @@ def test_the_objects_are_named_by_the_batch_and_listed_by_its_manifest(store: St
 
 
 @pytest.mark.parametrize("lost", ["request", "answer"])
-def test_a_completion_whose_answer_is_lost_is_looked_up(store: Store, proxy: Lossy, lost: str) -> None:
+def test_after_a_lost_answer_the_sink_looks_for_the_completed_object(
+    store: Store, proxy: Lossy, lost: str
+) -> None:
     """If the answer to a completion is lost, the sink looks for the object instead of guessing.
 
     The proxy cuts off every try of boto3 in one call, later a single try.
@@ -186,14 +188,14 @@ def test_a_completion_whose_answer_is_lost_is_looked_up(store: Store, proxy: Los
     assert len(heads) == 1, "the sink looked for the object once"
 
 
-def test_a_commit_goes_on_where_another_was_killed(store: Store) -> None:
-    """A commit continues where another was killed, when some uploads are objects and their ids are gone."""
+def test_a_commit_continues_where_another_was_killed(store: Store) -> None:
+    """Some uploads are already objects, so their upload ids are gone."""
     system = System(store.sink, store.visible)
     txn = new_txn()
     with opened(system) as sink:
         staged = stage(sink, ROWS, tasks=3)
         assert sink.prepare(txn, staged, deadline()) == OK
-        for each in staged.tokens[:2]:
+        for each in staged.receipts[:2]:
             store.s3.complete_multipart_upload(
                 Bucket=store.bucket,
                 Key=each.key,
@@ -207,7 +209,7 @@ def test_a_commit_goes_on_where_another_was_killed(store: Store) -> None:
     assert len(store.visible()) == ROWS.num_rows
 
 
-def test_a_refusal_is_looked_up_before_it_is_believed(store: Store, proxy: Lossy) -> None:
+def test_after_a_refusal_the_sink_looks_for_the_object_before_it_fails(store: Store, proxy: Lossy) -> None:
     """The sink checks whether the object exists before it believes that parts are missing.
 
     An S3-compatible store may report missing parts while another driver completes the upload.
@@ -232,7 +234,7 @@ def test_a_refusal_is_looked_up_before_it_is_believed(store: Store, proxy: Lossy
     assert len(store.visible()) == ROWS.num_rows
 
 
-def test_the_server_is_killed_and_comes_back(server: S3Server, store: Store) -> None:
+def test_a_restart_of_the_server_loses_no_batch(server: S3Server, store: Store) -> None:
     system = System(lambda: store.sink(timeout=5_000), store.visible)
     txn = new_txn()
     with opened(system) as sink:
@@ -245,10 +247,10 @@ def test_the_server_is_killed_and_comes_back(server: S3Server, store: Store) -> 
     assert len(store.visible()) == ROWS.num_rows
 
 
-def test_uploads_that_are_gone_are_a_named_failure(store: Store) -> None:
+def test_the_error_names_uploads_that_were_aborted(store: Store) -> None:
     """Uploads that a lifecycle rule aborted fail the batch with an error that names them.
 
-    Before prepare nothing is lost; after it a person has to act.
+    Before prepare nothing is lost; after it an operator has to act.
     """
     system = System(store.sink, store.visible)
     before, after = new_txn(1), new_txn(2)
@@ -267,7 +269,7 @@ def test_uploads_that_are_gone_are_a_named_failure(store: Store) -> None:
     assert store.visible() == []
 
 
-def test_a_commit_without_time_is_gone_on_with_later(store: Store) -> None:
+def test_a_commit_that_runs_out_of_time_is_continued_later(store: Store) -> None:
     system = System(store.sink, store.visible)
     txn = new_txn()
     with opened(system) as sink:
@@ -278,7 +280,7 @@ def test_a_commit_without_time_is_gone_on_with_later(store: Store) -> None:
     assert len(store.visible()) == ROWS.num_rows
 
 
-def test_an_object_that_is_anothers_is_not_taken_for_ours(store: Store) -> None:
+def test_an_object_of_another_writer_is_not_taken_for_the_batch(store: Store) -> None:
     system = System(store.sink, store.visible)
     txn = new_txn()
     with opened(system) as sink:
@@ -286,13 +288,13 @@ def test_an_object_that_is_anothers_is_not_taken_for_ours(store: Store) -> None:
         assert sink.prepare(txn, staged, deadline()) == OK
         store.abort_uploads()
         store.s3.put_object(
-            Bucket=store.bucket, Key=staged.tokens[0].key, Body=b"x" * staged.tokens[0].size_bytes
+            Bucket=store.bucket, Key=staged.receipts[0].key, Body=b"x" * staged.receipts[0].size_bytes
         )
         with pytest.raises(SinkFailedError, match="no two tasks have one key"):
             sink.commit(txn, deadline())
 
 
-def test_left_overs_of_finished_batches_are_aborted_and_no_others(store: Store) -> None:
+def test_only_leftover_uploads_of_finished_batches_are_aborted(store: Store) -> None:
     """Uploads of killed or superseded tasks are aborted; those of the next batch or other queries stay."""
     system = System(store.sink, store.visible)
     staging = [os.path.dirname(sys.modules[S3Sink.__module__].__file__ or "") + os.sep]
@@ -319,7 +321,7 @@ def test_left_overs_of_finished_batches_are_aborted_and_no_others(store: Store) 
 
 
 @pytest.mark.parametrize("end", ["commit", "abort"])
-def test_the_layout_of_the_older_version_is_finished(store: Store, end: str) -> None:
+def test_batches_that_an_older_version_prepared_are_committed_or_aborted(store: Store, end: str) -> None:
     """A batch that an older version prepared is finished under its key names, manifest included."""
     done, txn = (SinkTxn("conformance", "", batch, "0123456789abcdef") for batch in (6, 7))
     hidden = hashlib.sha256(b"conformance").hexdigest()[:16]
@@ -365,7 +367,7 @@ def _uploaded(store: Store, key: str) -> tuple[str, str]:
     return answer["ETag"], upload
 
 
-def test_a_task_that_fails_leaves_no_upload(store: Store) -> None:
+def test_a_failed_task_leaves_no_upload(store: Store) -> None:
     for kind in ("parquet", "json", "csv"):
         with opened(System(lambda kind=kind: store.sink(format=kind), store.visible)) as sink:
             to = sink.stage(StageContext(7, uuid.uuid4().hex, ROWS.schema, _no_parts))
@@ -376,7 +378,7 @@ def test_a_task_that_fails_leaves_no_upload(store: Store) -> None:
     assert store.all_keys() == []
 
 
-def test_large_rows_go_in_parts_of_s3s_least_size(store: Store) -> None:
+def test_large_rows_are_uploaded_in_parts_of_s3s_minimum_size(store: Store) -> None:
     """Parts have at least S3's minimum size; S3 refuses a smaller part unless it is the last."""
     values = np.random.default_rng(7).random(2_000_000)
     rows = pa.table({"id": np.arange(len(values)), "value": values})
@@ -396,7 +398,7 @@ def test_large_rows_go_in_parts_of_s3s_least_size(store: Store) -> None:
     assert pq.read_table(io.BytesIO(body)).equals(rows)
 
 
-def test_a_store_that_is_away_is_asked_again_and_a_bucket_that_is_not_there_is_an_error(store: Store) -> None:
+def test_an_unreachable_store_is_retried_and_a_missing_bucket_is_an_error(store: Store) -> None:
     gone = System(lambda: store.sink(endpoint="http://127.0.0.1:9", timeout=500), list)
     with opened(gone) as sink, pytest.raises(SinkRetryableError, match=r"127\.0\.0\.1:9"):
         sink.recover(deadline())
@@ -411,7 +413,7 @@ def test_a_store_that_is_away_is_asked_again_and_a_bucket_that_is_not_there_is_a
         assert isinstance(sink.commit(new_txn(), deadline()), Fatal)
 
 
-def test_the_credentials_are_shown_nowhere(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_never_appear_in_logs_or_errors(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(System(lambda: store.sink(endpoint="http://127.0.0.1:9", timeout=500), list)) as sink:
         with pytest.raises(SinkRetryableError) as error:
             sink.recover(deadline())

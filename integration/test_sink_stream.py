@@ -38,7 +38,9 @@ def token(admin: Admin, group: str, topic: str) -> Token:
 
 
 @pytest.mark.core
-def test_topic_to_topic(query: Query, broker: str, admin: Admin) -> None:
+def test_a_query_from_topic_to_topic_commits_records_offsets_and_token(
+    query: Query, broker: str, admin: Admin
+) -> None:
     produce(broker, query.source, rows(0, 500))
     query.run()
     produce(broker, query.source, rows(500, 700))
@@ -68,7 +70,7 @@ def test_a_replay_of_a_committed_batch_is_skipped(query: Query, broker: str) -> 
 
 
 @pytest.mark.core
-def test_a_checkpoint_of_sparks_own_connector_is_taken_over(query: Query, broker: str, admin: Admin) -> None:
+def test_a_checkpoint_of_sparks_own_connector_is_continued(query: Query, broker: str, admin: Admin) -> None:
     """A query can switch from Spark's own Kafka connector and keep its checkpoint.
 
     The test makes such a checkpoint from one of this project, by removing the key "@", the project's folder
@@ -100,7 +102,7 @@ def test_a_checkpoint_of_sparks_own_connector_is_taken_over(query: Query, broker
     assert token(admin, query.group, query.sink).batch_id == 2
 
 
-def test_a_union_of_two_kafka_sources(
+def test_a_union_of_two_kafka_sources_commits_the_offsets_of_both(
     query: Query, broker: str, admin: Admin, topic: Callable[..., str]
 ) -> None:
     second = topic(1)
@@ -115,7 +117,9 @@ def test_a_union_of_two_kafka_sources(
     assert sum(group[(query.source, number)][0] for number in (0, 1)) == 50
 
 
-def test_a_query_that_reads_no_kafka(query: Query, broker: str, admin: Admin, tmp_path: Path) -> None:
+def test_a_query_that_does_not_read_kafka_is_exactly_once(
+    query: Query, broker: str, admin: Admin, tmp_path: Path
+) -> None:
     folder = tmp_path / "files"
     folder.mkdir()
 
@@ -132,7 +136,9 @@ def test_a_query_that_reads_no_kafka(query: Query, broker: str, admin: Admin, tm
 
 
 @pytest.mark.fault("T67", "a restored checkpoint of a file source, and one more file", "restart")
-def test_an_opaque_source_is_never_skipped_by_its_number(query: Query, broker: str, tmp_path: Path) -> None:
+def test_a_batch_of_an_opaque_source_is_never_skipped_by_its_batch_id(
+    query: Query, broker: str, tmp_path: Path
+) -> None:
     """A batch of a file source is not skipped because its id was committed: it may hold other files.
 
     After a restore, Spark plans the same batch id and the same offset for a different set of files.
@@ -157,7 +163,7 @@ def test_an_opaque_source_is_never_skipped_by_its_number(query: Query, broker: s
     assert values(read_back(broker, query.sink)) == ["first", "second"]
 
 
-def test_complete_mode_sends_the_whole_result_each_time(query: Query, broker: str) -> None:
+def test_complete_mode_writes_the_whole_result_in_each_batch(query: Query, broker: str) -> None:
     def run() -> None:
         counts = query.frame().selectExpr("CAST(value AS STRING) AS word").groupBy("word").count()
         writer = (
@@ -184,7 +190,7 @@ def test_complete_mode_sends_the_whole_result_each_time(query: Query, broker: st
 
 
 @pytest.mark.fault("T48", "a batch without rows", "commit")
-def test_a_batch_without_rows_moves_the_offsets(query: Query, broker: str, admin: Admin) -> None:
+def test_a_batch_without_rows_commits_its_offsets(query: Query, broker: str, admin: Admin) -> None:
     produce(broker, query.source, rows(0, 50))
     query.run(query.frame().where("value IS NULL"))
     assert read_back(broker, query.sink, committed=False) == []
@@ -195,12 +201,12 @@ def test_a_batch_without_rows_moves_the_offsets(query: Query, broker: str, admin
 
 
 @pytest.mark.fault("T42", "the checkpoint is deleted", "restart")
-def test_where_a_group_stands_is_where_a_new_query_starts(query: Query, broker: str, tmp_path: Path) -> None:
+def test_a_new_query_continues_at_the_committed_offsets(query: Query, broker: str, tmp_path: Path) -> None:
     application_id = f"app-{uuid.uuid4().hex[:8]}"
     produce(broker, query.source, rows(0, 50))
     query.run(application__id=application_id)
     produce(broker, query.source, rows(50, 80))
-    shutil.rmtree(query.checkpoint)  # lost
+    shutil.rmtree(query.checkpoint)  # the checkpoint is lost
 
     def go_on(**options: str) -> None:
         frame = query.frame(startingOffsets="group", **{"application.id": application_id})
@@ -213,7 +219,7 @@ def test_where_a_group_stands_is_where_a_new_query_starts(query: Query, broker: 
     assert values(read_back(broker, query.sink)) == rows(0, 80)
 
 
-def test_adopting_from_elsewhere_than_the_group_stands_is_refused(query: Query, broker: str) -> None:
+def test_adoption_is_refused_anywhere_but_at_the_committed_offsets(query: Query, broker: str) -> None:
     application_id = f"app-{uuid.uuid4().hex[:8]}"
     produce(broker, query.source, rows(0, 50))
     query.run(application__id=application_id)
@@ -235,7 +241,7 @@ def test_another_application_id_on_the_same_checkpoint_is_refused(query: Query, 
 
 
 @pytest.mark.fault("T41", "the group is deleted", "restart with a replay")
-def test_a_lost_group_is_said_and_both_ways_out_work(query: Query, broker: str, admin: Admin) -> None:
+def test_a_lost_group_is_an_error_and_both_of_its_fixes_work(query: Query, broker: str, admin: Admin) -> None:
     for first in (0, 20):
         produce(broker, query.source, rows(first, first + 20))
         query.run()
@@ -256,7 +262,7 @@ def test_a_lost_group_is_said_and_both_ways_out_work(query: Query, broker: str, 
 
 
 @pytest.mark.fault("T43", "the checkpoint is restored from three batches ago", "restart")
-def test_a_rolled_back_checkpoint_catches_up_without_writing(
+def test_a_rolled_back_checkpoint_skips_batches_that_kafka_holds(
     query: Query, broker: str, tmp_path: Path
 ) -> None:
     for first in range(0, 80, 20):
@@ -308,7 +314,7 @@ def guarded() -> Iterator[EmbeddedKafka]:
         ("transactional_id", "WRITE", "the transactional id (Write and Describe)"),
     ],
 )
-def test_what_an_acl_denies_is_named(
+def test_the_error_names_the_right_that_an_acl_denies(
     spark: SparkSession, guarded: EmbeddedKafka, tmp_path: Path, resource: str, operation: str, said: str
 ) -> None:
     from confluent_kafka.admin import (
@@ -386,7 +392,7 @@ def spec(broker: str, source: str, sink: str, checkpoint: str, limit: int, **mor
 
 @pytest.mark.fault("T24", "a driver comes back after another went on", "token, produce, commit")
 @pytest.mark.timeout(400)
-def test_a_zombie_driver_is_fenced_when_it_comes_back(
+def test_a_paused_driver_is_fenced_after_another_took_over(
     query: Query, broker: str, driver: Callable[..., Driver], tmp_path: Path
 ) -> None:
     """Driver A pauses in its transaction, B takes over its checkpoint, A resumes: A is fenced."""
@@ -409,7 +415,7 @@ def test_a_zombie_driver_is_fenced_when_it_comes_back(
 @pytest.mark.fault("T10", "a task fails after it staged", "staging")
 @pytest.mark.fault("T28", "every commit in another Python process", "always")
 @pytest.mark.timeout(400)
-def test_failed_tasks_and_commits_in_changing_processes(
+def test_commits_in_changing_processes_and_failed_tasks_are_exactly_once(
     query: Query, broker: str, driver: Callable[..., Driver], tmp_path: Path
 ) -> None:
     """Each commit runs in a different Python process, and a task fails after it staged its rows."""
@@ -422,10 +428,13 @@ def test_failed_tasks_and_commits_in_changing_processes(
     running.finish()
     assert once.exists(), "an attempt failed"
     assert values(read_back(broker, query.sink)) == rows(0, 400)
+    result = running.result()
+    assert result["progress"][-1]["numInputRows"] == 100
+    assert result["progress"][-1]["id"] == result["query_id"]
 
 
 @pytest.mark.timeout(400)
-def test_a_broker_that_restarts_in_the_middle(
+def test_a_query_survives_a_restart_of_the_broker(
     driver: Callable[..., Driver], checkpoint: str, tmp_path: Path
 ) -> None:
     with EmbeddedKafka(java_options=brokers.JAVA_OPTIONS) as kafka:

@@ -18,6 +18,7 @@ from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 
 from integration.support.kafka import Admin, produce, read_back
+from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.lineage import lineage
 from kafka_eos_source.plan import advice as admission
 from kafka_eos_source.state import (
@@ -92,7 +93,7 @@ def stage(spark: SparkSession, broker: str, topic: Callable[..., str], tmp_path:
     return Stage(spark, broker, topic, tmp_path)
 
 
-class CountingOn(StatefulProcessor):
+class CountFromInitialState(StatefulProcessor):
     """Counts rows per key, starting from an initial state."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
@@ -112,13 +113,13 @@ class CountingOn(StatefulProcessor):
 
 
 @pytest.mark.core
-def test_a_processor_of_sparks_counts_on_from_an_initial_state(stage: Stage) -> None:
+def test_a_stateful_processor_continues_from_an_initial_state(stage: Stage) -> None:
     initial = stage.spark.createDataFrame([("k0", 1000), ("other", 5)], "k string, before long")
 
     def frame() -> DataFrame:
         return transform_with_changelog_state(
             stage.rows().groupBy("k"),
-            CountingOn(),
+            CountFromInitialState(),
             "key string, value string",
             options=stage.options(),
             shards=2,
@@ -134,7 +135,31 @@ def test_a_processor_of_sparks_counts_on_from_an_initial_state(stage: Stage) -> 
     assert {key: int(values[-1]) for key, values in stage.results().items()} == wanted
 
 
-def test_operators_follow_one_another_in_one_transaction(stage: Stage, admin: Admin) -> None:
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"shards": 0}, r"shards is 0; expected a whole number"),
+        ({"shards": "4"}, r"shards is '4'; expected a whole number"),
+        ({"shards": True}, r"shards is True; expected a whole number"),
+        ({"store": "a b"}, r"store 'a b' of application.id"),
+        ({"delay": "soon"}, r"delay"),
+        ({"time_mode": "Sometimes"}, r"time_mode is 'Sometimes'"),
+    ],
+)
+def test_arguments_are_checked_before_an_initial_state_is_written(
+    stage: Stage, argument: dict[str, Any], message: str
+) -> None:
+    """No broker listens at this address, so a request to it would be the error."""
+    options = {**stage.options(), "kafka.bootstrap.servers": "127.0.0.1:1", "state.timeout.ms": "2000"}
+    initial = stage.spark.createDataFrame([("k0", 1000)], "k string, before long")
+    arguments = {"options": options, "initial_state": initial, **argument}
+    with pytest.raises(InvalidOptionError, match=message):
+        transform_with_changelog_state(
+            stage.rows().groupBy("k"), CountFromInitialState(), "key string, value string", **arguments
+        )
+
+
+def test_two_operators_commit_their_state_in_one_transaction(stage: Stage, admin: Admin) -> None:
     """A deduplication followed by a count commits both operators' state in one transaction."""
     produce(stage.broker, stage.source, [f"v{row}" for row in range(50)], keys=["again"] * 50)
     first = deduplicate_with_changelog_state(stage.rows(), key="v", options=stage.options(), shards=2)
@@ -161,7 +186,7 @@ def totals(batch: KeyedBatch) -> tuple[pa.RecordBatch, pa.StructArray]:
 
 
 @pytest.mark.core
-def test_a_function_of_the_users_keeps_state_in_columns(stage: Stage) -> None:
+def test_a_users_function_keeps_its_state_in_columns(stage: Stage) -> None:
     """A user's function keeps state in columns. Query and operator derive the same application.id."""
     options = {name: value for name, value in stage.options().items() if name != "application.id"}
     frame = apply_with_changelog_state(
@@ -196,7 +221,9 @@ AGGREGATES = {"n": count(), "last": latest("v", by="offset"), "longest": max_("v
 
 @pytest.mark.core
 @pytest.mark.parametrize("window", [None, WINDOW])
-def test_the_read_aggregates_what_comes_straight_from_the_source(stage: Stage, window: Window | None) -> None:
+def test_rows_that_come_directly_from_the_source_are_aggregated_in_the_read(
+    stage: Stage, window: Window | None
+) -> None:
     """Aggregating inside the read gives the same results with fewer rows, even if enabled at a restart."""
     rows = stage.rows(["timestamp AS at", "offset"])
     output = "to_json(struct(n, last, longest)) AS value"
@@ -221,7 +248,7 @@ def test_the_read_aggregates_what_comes_straight_from_the_source(stage: Stage, w
         assert json.loads(values[-1]) == {"n": 2 * len(mine), "last": mine[-1], "longest": max(mine)}
 
 
-def test_what_does_not_come_straight_from_the_source_is_left_to_spark(stage: Stage) -> None:
+def test_rows_that_passed_other_steps_are_not_aggregated_in_the_read(stage: Stage) -> None:
     rows = stage.rows()
     assert lineage(rows, ["k", "v"]) is not None
     assert lineage(rows.select("v", "k", "timestamp"), ["timestamp", "k", "v"]) is not None
@@ -242,7 +269,7 @@ def sizes(query: StreamingQuery) -> list[int]:
     return [each["numInputRows"] for each in progress if each["numInputRows"]]
 
 
-def test_a_batch_that_changes_too_much_state_is_followed_by_smaller_ones(stage: Stage) -> None:
+def test_batches_become_smaller_after_one_that_changed_too_much_state(stage: Stage) -> None:
     own = {f"u{row}": 1 for row in range(800)}
     produce(stage.broker, stage.source, ["x"] * 800, keys=list(own))
     rows = stage.rows(**{"maxOffsetsPerTrigger": "350", "application.id": stage.application})

@@ -99,7 +99,7 @@ COMMIT_STEPS = [
 ]
 
 
-def test_records_offsets_and_changelog_commit_together_and_shards_stay_as_many(
+def test_records_offsets_and_changelog_commit_together_and_the_number_of_shards_is_fixed(
     case: Case, admin: Admin, driver: Any
 ) -> None:
     driver(case.spec()).finish()
@@ -129,7 +129,9 @@ def test_records_offsets_and_changelog_commit_together_and_shards_stay_as_many(
 @pytest.mark.fault("S01", "the Python process of a stateful task is killed", "seven steps")
 @pytest.mark.fault("S02", "the committing process is killed while state commits", "six steps")
 @pytest.mark.long
-def test_a_worker_is_killed_between_every_two_steps(case: Case, driver: Any, tmp_path: Path) -> None:
+def test_state_stays_exact_although_a_worker_is_killed_at_every_step(
+    case: Case, driver: Any, tmp_path: Path
+) -> None:
     spec = case.spec()
     steps = [*TASK_STEPS, *COMMIT_STEPS]
     spec["restarts"] = len(steps)
@@ -144,10 +146,10 @@ def test_a_worker_is_killed_between_every_two_steps(case: Case, driver: Any, tmp
 @pytest.mark.timeout(600)
 @pytest.mark.fault("S07", "an executor is killed, its disk with it", "after the changes are pending")
 @pytest.mark.long
-def test_shards_move_between_executors_that_die(
+def test_shards_that_move_from_killed_executors_restore_their_state(
     case: Case, driver: Any, tmp_path: Path, own_spark_home: Path
 ) -> None:
-    """A shard that moves to another executor, which has no state or older state, restores it first."""
+    """The new executor has no state of the shard, or an older one."""
     spec = case.spec(options={"state.dir": "/proc/self/cwd/state"})
     spec["conf"] = {
         "spark.master": "local-cluster[2,1,1024]",
@@ -162,7 +164,7 @@ def test_shards_move_between_executors_that_die(
 
 
 @pytest.mark.fault("S06", "a projection drops the state's column", "between operator and sink")
-def test_a_projection_that_drops_state_stops_the_batch_before_kafka(case: Case, driver: Any) -> None:
+def test_a_projection_that_drops_state_changes_fails_the_batch_before_kafka(case: Case, driver: Any) -> None:
     failed = driver(case.spec(drop="column"))
     assert failed.wait() != 0
     assert (

@@ -94,7 +94,7 @@ def query(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., _Query]
         spark.conf.unset(name) if value is None else spark.conf.set(name, value)
 
 
-def test_watermarks_late_rows_and_timers_in_event_time(query: Callable[..., _Query]) -> None:
+def test_watermarks_late_rows_and_event_timers_equal_those_of_spark(query: Callable[..., _Query]) -> None:
     theirs = query(Scripted(clock="getCurrentWatermarkInMs"), "EventTime")
     ours = Shard(scripted("EventTime", event_time="at", delay_ms=10_000), INPUT)
     batches = [
@@ -111,7 +111,9 @@ def test_watermarks_late_rows_and_timers_in_event_time(query: Callable[..., _Que
         assert sorted(ours.batch(rows, number)) == sorted(theirs.batch(rows)), f"batch {number}"
 
 
-def test_state_timers_and_times_to_live_in_processing_time(query: Callable[..., _Query]) -> None:
+def test_state_timers_and_times_to_live_in_processing_time_equal_those_of_spark(
+    query: Callable[..., _Query],
+) -> None:
     ttl_ms = 1_500
     theirs = query(Scripted(ttl_ms), "ProcessingTime")
     ours = Shard(scripted(ttl_ms=ttl_ms), INPUT)

@@ -95,7 +95,7 @@ def _columns(rows: pa.Table, names: list[str]) -> list[pa.Array]:
     return [rows.column(name).combine_chunks() for name in names]
 
 
-def test_hash_and_shard_are_those_of_spark(spark: SparkSession) -> None:
+def test_hash_and_shard_equal_those_of_spark(spark: SparkSession) -> None:
     random_ = random.Random(_SEED)
     rows = _table(random_)
     several = [random_.sample(sorted(_TYPES), random_.randrange(2, 5)) for _ in range(6)]
@@ -185,7 +185,7 @@ class Pages:
         named = {"application.id": self.application, "storeName": STORE}
         return self.spark.read.format("kafka-eos-state").options(**{**where, **named, **more}).load()
 
-    def ask(self, **more: Any) -> StateQuery:
+    def query_state(self, **more: Any) -> StateQuery:
         return StateQuery(self.application, STORE, **more)
 
 
@@ -199,7 +199,7 @@ def pages(spark: SparkSession, broker: str, topic: Callable[..., str], tmp_path:
 
 
 @pytest.mark.timeout(300)
-def test_a_store_as_a_frame_and_by_questions(pages: Pages) -> None:
+def test_a_store_is_read_as_a_dataframe_and_by_lookups(pages: Pages) -> None:
     pages.feed(["home", "cart", "home", "żółć", "help"])
     pages.run()
     old = dict(pages.wanted)
@@ -227,24 +227,26 @@ def test_a_store_as_a_frame_and_by_questions(pages: Pages) -> None:
         pages.frame("disk", **{"state.dir": pages.state_dir + "x"})
 
     kafka = pages.connection
-    for state in (pages.ask(kafka=kafka), pages.ask(kafka=kafka, state_dir=pages.state_dir)):
+    for state in (pages.query_state(kafka=kafka), pages.query_state(kafka=kafka, state_dir=pages.state_dir)):
         with state:
             assert state.batch_id == 1
             assert {row["key"]["page"]: row["value"]["views"] for row in state.all()} == dict(pages.wanted)
             assert state.get("cart") == {"views": 2}
             assert state.get("nowhere") is None
             assert len({batch and batch.batch_id for batch in state.batches.values()}) == 1
-    with pages.ask(state_dir=pages.state_dir) as state:
+    with pages.query_state(state_dir=pages.state_dir) as state:
         assert state.batch_id == 0
         assert state.get("cart") == {"views": 1}
     source = TopicPartition(pages.source, 0)
-    pages.ask(kafka=kafka, at_least={source: 7}).close()  # a control record lies between the two transactions
+    pages.query_state(
+        kafka=kafka, at_least={source: 7}
+    ).close()  # a control record lies between the two transactions
     with pytest.raises(NotUpToBoundError, match=r"but not offset 99"):
-        pages.ask(kafka=kafka, at_least={source: 99})
+        pages.query_state(kafka=kafka, at_least={source: 99})
 
 
 @pytest.mark.timeout(300)
-def test_questions_while_the_query_runs(pages: Pages) -> None:
+def test_lookups_while_the_query_runs_show_one_batch_each(pages: Pages) -> None:
     """While the query runs, each answer is the state of exactly one batch, and never of an earlier one."""
     pages.feed(["home"])
     query = pages.start(processingTime="0 seconds")
@@ -256,7 +258,7 @@ def test_questions_while_the_query_runs(pages: Pages) -> None:
         while fed < 8 and datetime.datetime.now() < deadline:
             assert query.isActive, query.exception()
             try:
-                state = state or pages.ask(kafka=pages.connection, state_dir=pages.state_dir)
+                state = state or pages.query_state(kafka=pages.connection, state_dir=pages.state_dir)
                 state.refresh()
             except NotUpToBoundError:
                 continue
@@ -336,7 +338,7 @@ _STEPS = [
 @pytest.mark.timeout(600)
 @pytest.mark.fault("S09", "`kafka-eos state rescale` is killed", "between every two steps")
 @pytest.mark.long
-def test_state_moves_to_more_and_fewer_shards(
+def test_a_killed_rescale_continues_to_more_and_to_fewer_shards(
     pages: Pages, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"page-{n}" for n in range(200)]
@@ -369,7 +371,7 @@ def test_state_moves_to_more_and_fewer_shards(
     assert restored.exit_code == 0, restored.output
     pages.feed(names)
     pages.run(2)
-    with pages.ask(kafka=pages.connection, state_dir=pages.state_dir) as state:
+    with pages.query_state(kafka=pages.connection, state_dir=pages.state_dir) as state:
         assert state.shards == 2
         assert {row["key"]["page"]: row["value"]["views"] for row in state.all()} == dict(pages.wanted)
     shown = json.loads(command(pages, "get", "page-0", "--json").output)

@@ -48,7 +48,7 @@ NOTHING = pa.array([], pa.binary())
 Pairs = Iterable[tuple[bytes, "bytes | None"]]
 
 
-def soon(seconds: float = SECONDS) -> Deadline:
+def in_seconds(seconds: float = SECONDS) -> Deadline:
     return Deadline.after_seconds(seconds)
 
 
@@ -76,7 +76,7 @@ class Shard:
         self.made = self.ensure()
 
     def ensure(self, shards: int = 1, **more: Any) -> changelog.ChangelogTopic:
-        return changelog.ensure(self.kafka, self.topic, shards, deadline=soon(), **more)
+        return changelog.ensure(self.kafka, self.topic, shards, deadline=in_seconds(), **more)
 
     @property
     def identity(self) -> StoreIdentity:
@@ -101,12 +101,12 @@ class Shard:
     def open(self) -> TransactionalStateStore:
         return TransactionalStateStore.open(self.path, self.identity)
 
-    def bring(self, store: TransactionalStateStore, end: int | None, **more: Any) -> Restored | WipeNeeded:
+    def restore(self, store: TransactionalStateStore, end: int | None, **more: Any) -> Restored | WipeNeeded:
         seconds = more.pop("seconds", SECONDS)
         kafka = more.pop("kafka", self.kafka)
         with changelog_client(kafka, self.application_id) as client:
             return restore(
-                store, self.tp, end, ChangelogReader(client, self.tp), deadline=soon(seconds), **more
+                store, self.tp, end, ChangelogReader(client, self.tp), deadline=in_seconds(seconds), **more
             )
 
     def restored(self, end: int | None, **more: Any) -> Restored:
@@ -170,38 +170,41 @@ def topics(cleaning_broker: str) -> Admin:
 # -- the topic
 
 
-def test_e14_the_topic_is_made_once_and_checked(shard: Shard, topics: Admin) -> None:
+def test_the_changelog_topic_is_created_once_and_checked(shard: Shard, topics: Admin) -> None:
     name = f"{shard.application_id}-raced"
     with ThreadPoolExecutor(4) as pool:
         made = set(
-            pool.map(lambda _: changelog.ensure(shard.kafka, name, 3, deadline=soon()), range(4)),
+            pool.map(lambda _: changelog.ensure(shard.kafka, name, 3, deadline=in_seconds()), range(4)),
         )
     (one,) = made
     assert (one.shards, one.delete_retention_ms) == (3, 86_400_000)
     with pytest.raises(StateMismatchError, match=r"has 3 partitions.*has 4 shards"):
-        changelog.ensure(shard.kafka, name, 4, deadline=soon())
+        changelog.ensure(shard.kafka, name, 4, deadline=in_seconds())
     topics.configure(name, {"cleanup.policy": "compact,delete", "delete.retention.ms": "1000"})
-    assert changelog.ensure(shard.kafka, name, 3, windowed=True, deadline=soon()).delete_retention_ms == 1000
+    assert (
+        changelog.ensure(shard.kafka, name, 3, windowed=True, deadline=in_seconds()).delete_retention_ms
+        == 1000
+    )
     with pytest.raises(ChangelogError, match=r"cleanup\.policy='compact,delete'"):
-        changelog.ensure(shard.kafka, name, 3, deadline=soon())
+        changelog.ensure(shard.kafka, name, 3, deadline=in_seconds())
     topics.configure(name, {"cleanup.policy": "delete"})
     with pytest.raises(ChangelogError, match=r"kafka-configs\.sh"):
-        changelog.ensure(shard.kafka, name, 3, windowed=True, deadline=soon())
+        changelog.ensure(shard.kafka, name, 3, windowed=True, deadline=in_seconds())
     with pytest.raises(ChangelogError, match="does not exist"):
-        changelog.ensure(shard.kafka, "nowhere", 3, create=False, deadline=soon())
+        changelog.ensure(shard.kafka, "nowhere", 3, create=False, deadline=in_seconds())
 
 
 # -- the end of a restore
 
 
-def test_d1_one_record(shard: Shard) -> None:
+def test_a_changelog_with_one_record_is_restored(shard: Shard) -> None:
     end = shard.write([(KEYS[0], b"v")])
     assert shard.restored(1).records == 1
     assert shard.content() == {KEYS[0]: b"v"}
     assert (shard.next, end) == (1, 2)
 
 
-def test_d2_markers_and_aborted_records_at_the_end(shard: Shard) -> None:
+def test_a_changelog_may_end_with_control_records_and_aborted_records(shard: Shard) -> None:
     shard.write([(KEYS[0], b"v")])
     shard.write([(KEYS[0], b"never"), (KEYS[1], b"never")], commit=False)
     end = shard.write([(KEYS[2], b"never")], commit=False)
@@ -211,7 +214,7 @@ def test_d2_markers_and_aborted_records_at_the_end(shard: Shard) -> None:
     assert shard.next == end
 
 
-def test_d3_nothing_in_the_log(shard: Shard, topics: Admin) -> None:
+def test_an_empty_changelog_restores_an_empty_store(shard: Shard, topics: Admin) -> None:
     assert shard.restored(None).records == 0
     assert shard.next == 0
     end = shard.write([(KEYS[0], b"v")])
@@ -222,7 +225,7 @@ def test_d3_nothing_in_the_log(shard: Shard, topics: Admin) -> None:
         assert (shard.next, shard.content()) == (end, {})
 
 
-def test_only_committed_batches_are_read(shard: Shard) -> None:
+def test_only_committed_batches_are_restored(shard: Shard) -> None:
     shard.write([(KEYS[0], b"1"), (KEYS[1], b"1"), (KEYS[0], b"2")])
     assert shard.restored(2).records == 2
     assert shard.content() == {KEYS[0]: b"1", KEYS[1]: b"1"}
@@ -233,7 +236,7 @@ def test_only_committed_batches_are_read(shard: Shard) -> None:
 # -- local state that cannot be used
 
 
-def test_d4_the_log_begins_behind_the_store(shard: Shard, topics: Admin) -> None:
+def test_a_store_older_than_the_start_of_the_log_is_wiped_and_restored(shard: Shard, topics: Admin) -> None:
     end = shard.write([(key, b"1") for key in KEYS])
     assert shard.restored(end).reason is Reason.EMPTY
     end = shard.write([(key, b"2") for key in KEYS[5:]])
@@ -243,7 +246,9 @@ def test_d4_the_log_begins_behind_the_store(shard: Shard, topics: Admin) -> None
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["id", "no-id"])
-def test_d5_a_topic_made_anew(shard: Shard, topics: Admin, known: bool) -> None:
+def test_the_store_of_a_recreated_topic_is_wiped_and_restored(
+    shard: Shard, topics: Admin, known: bool
+) -> None:
     if not known:
         shard.made = replace(shard.made, topic_id="")
     shard.restored(shard.write([(key, b"1") for key in KEYS]))
@@ -260,13 +265,13 @@ def test_d5_a_topic_made_anew(shard: Shard, topics: Admin, known: bool) -> None:
     assert shard.content() == {KEYS[0]: b"2"}
 
 
-def test_d6_the_beginning_is_said_and_not_left_to_a_reset(shard: Shard) -> None:
+def test_a_restore_assigns_its_start_offset_and_never_relies_on_a_reset(shard: Shard) -> None:
     end = shard.write([(key, b"1") for key in KEYS])
     latest = {**shard.kafka, "auto.offset.reset": "latest"}
     assert shard.restored(end, kafka=latest).records == len(KEYS)
 
 
-def test_a_damaged_database_is_set_aside(shard: Shard) -> None:
+def test_a_damaged_database_is_set_aside_and_restored(shard: Shard) -> None:
     end = shard.write([(key, b"1") for key in KEYS])
     shard.restored(end)
     (shard.path / "db" / "CURRENT").write_bytes(b"nonsense\n")
@@ -285,42 +290,44 @@ def unfinished(
     producer = TransactionalProducer(
         producer_config({"bootstrap.servers": shard.bootstrap}, transactional_id)
     )
-    producer.init(soon())
+    producer.init(in_seconds())
     producer.begin()
     keys, values = zip(*pairs, strict=True)
     rows = pa.record_batch({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
-    producer.send(rows, shard.topic, soon())
-    producer.flush(soon())
+    producer.send(rows, shard.topic, in_seconds())
+    producer.flush(in_seconds())
     if offset:
         token = GroupOffset(shard.tp, shard.end, f"token of {transactional_id}")
-        producer.send_offsets([token], shard.application_id, soon())
+        producer.send_offsets([token], shard.application_id, in_seconds())
     return producer
 
 
 @pytest.mark.parametrize("died", ["committed", "open", "before-offsets"])
-def test_d7_the_killed_drivers_transaction_is_settled_first(shard: Shard, died: str) -> None:
+def test_the_restore_first_ends_the_transaction_of_a_killed_driver(shard: Shard, died: str) -> None:
     shard.write([(KEYS[0], b"1")])
     pairs = [(KEYS[0], b"2"), (KEYS[1], b"2")]
     producer = unfinished(shard, shard.application_id, pairs, offset=died != "before-offsets")
     finished = died == "committed"
     if finished:
-        producer.commit(soon())
+        producer.commit(in_seconds())
     producer.close()
 
-    def settled(deadline: Deadline) -> None:
+    def end_of_transaction(deadline: Deadline) -> None:
         end_open_transaction(shard.kafka, shard.application_id, deadline)
 
     with changelog_client(shard.kafka, shard.application_id) as client:
         committed = CommittedShard(
-            client, shard.application_id, shard.tp, end_transaction=settled, end_after_ms=200
+            client, shard.application_id, shard.tp, end_transaction=end_of_transaction, end_after_ms=200
         )
-        found = committed.offset(soon())
+        found = committed.offset(in_seconds())
     assert found == (GroupOffset(shard.tp, 4, f"token of {shard.application_id}") if finished else None)
-    shard.restored(None if found is None else found.offset, end_transaction=settled)
+    shard.restored(None if found is None else found.offset, end_transaction=end_of_transaction)
     assert shard.content() == ({KEYS[0]: b"2", KEYS[1]: b"2"} if finished else {KEYS[0]: b"1"})
 
 
-def test_d8_a_foreign_transaction_is_an_error_never_a_short_restore(shard: Shard) -> None:
+def test_an_open_transaction_of_another_program_is_an_error_and_never_an_incomplete_restore(
+    shard: Shard,
+) -> None:
     shard.write([(KEYS[0], b"1")])
     producer = unfinished(shard, "somebody-else", [(KEYS[0], b"2")])
     try:
@@ -335,7 +342,7 @@ def test_d8_a_foreign_transaction_is_an_error_never_a_short_restore(shard: Shard
                 end_after_ms=100,
             )
             with pytest.raises(UnavailableError, match="belongs to another program"):
-                committed.offset(soon(2.0))
+                committed.offset(in_seconds(2.0))
         for target in (None, shard.end):
             with (
                 shard.open() as store,
@@ -344,11 +351,11 @@ def test_d8_a_foreign_transaction_is_an_error_never_a_short_restore(shard: Shard
                 shard.bring(store, target, seconds=1.0)
             assert (shard.next or 0) <= 2
     finally:
-        producer.abort(soon())
+        producer.abort(in_seconds())
         producer.close()
 
 
-def test_d20_the_end_may_be_known_before_its_transaction_is_settled(shard: Shard) -> None:
+def test_the_committed_offset_may_be_known_before_the_control_record_arrives(shard: Shard) -> None:
     shard.write([(KEYS[0], b"1")])
     producer = unfinished(shard, shard.application_id, [(KEYS[0], b"2")])
     end = shard.end
@@ -363,7 +370,7 @@ def test_d20_the_end_may_be_known_before_its_transaction_is_settled(shard: Shard
         patch.setattr(ChangelogReader, "take", take_while_open)
         outcome = pool.submit(shard.restored, end)
         assert begun.wait(SECONDS)
-        producer.commit(soon())
+        producer.commit(in_seconds())
         assert outcome.result(SECONDS).records == 2
     producer.close()
     assert (shard.content(), shard.next) == ({KEYS[0]: b"2"}, end)
@@ -382,7 +389,7 @@ RESTORE_AND_DIE = """
     bootstrap, folder, application_id, topic_id, end, die_at = sys.argv[1:]
     restore.CHUNK_RECORDS = 1000
 
-    class Deadly(RestoreProgress):
+    class KilledAtPosition(RestoreProgress):
         def advance(self, records, position):
             super().advance(records, position)
             if self.position >= int(die_at):
@@ -390,11 +397,11 @@ RESTORE_AND_DIE = """
 
     Shard.ensure = lambda self: ChangelogTopic(self.topic, topic_id, 1, 0)
     shard = Shard(bootstrap, Path(folder), application_id)
-    shard.restored(int(end), progress=Deadly(shard.tp))
+    shard.restored(int(end), progress=KilledAtPosition(shard.tp))
 """
 
 
-def test_d9_a_killed_restore_goes_on(shard: Shard, tmp_path: Path) -> None:
+def test_a_killed_restore_continues_where_it_stopped(shard: Shard, tmp_path: Path) -> None:
     total = 20_000
     fill(shard, total)
     end = shard.end
@@ -425,7 +432,7 @@ def test_d9_a_killed_restore_goes_on(shard: Shard, tmp_path: Path) -> None:
     assert len(shard.content()) == total
 
 
-def test_d15_the_tail_read_twice(shard: Shard) -> None:
+def test_reading_the_end_of_the_changelog_twice_does_not_change_the_state(shard: Shard) -> None:
     record = batch_record(3)
     shard.write([(keyed(1, key), b"1") for key in KEYS] + [(BATCH_KEY, encode_batch(record))])
     end = shard.write([(keyed(1, KEYS[0]), None), (keyed(1, KEYS[1]), b"2"), (keyed(1, KEYS[0]), b"3")])
@@ -441,7 +448,7 @@ def test_d15_the_tail_read_twice(shard: Shard) -> None:
             assert store.last_batch() == record
 
 
-def test_d21_empty_batches_move_the_store_on(shard: Shard) -> None:
+def test_empty_batches_advance_the_offset_of_the_store(shard: Shard) -> None:
     for batch_id in range(5):
         end = shard.write([(BATCH_KEY, encode_batch(batch_record(batch_id)))])
         with shard.open() as store:
@@ -478,7 +485,7 @@ EAGER = {
 }
 
 
-def test_d13_d14_a_compacted_changelog(shard: Shard, topics: Admin) -> None:
+def test_a_compacted_changelog_restores_the_same_state(shard: Shard, topics: Admin) -> None:
     topics.configure(shard.topic, EAGER)
     shard.made = shard.ensure()
     assert shard.made.delete_retention_ms == 100
@@ -495,7 +502,7 @@ def test_d13_d14_a_compacted_changelog(shard: Shard, topics: Admin) -> None:
         assert isinstance(outcome, WipeNeeded)
         assert outcome.reason is Reason.TOO_OLD
 
-    middle = Shard.__new__(Shard)  # D13: from the middle of a gap, to an end offset without a record
+    middle = Shard.__new__(Shard)  # from the middle of a gap, to an end offset without a record
     middle.__dict__ |= {**shard.__dict__, "path": shard.path.with_name("middle")}
     with middle.open() as store:
         store.restore_chunk(NOTHING, NOTHING, {shard.tp: deleted - 1})
@@ -516,7 +523,7 @@ def fill(shard: Shard, records: int, a_batch: int = 100_000) -> None:
     producer = TransactionalProducer(
         producer_config({"bootstrap.servers": shard.bootstrap}, f"fill-{uuid.uuid4()}")
     )
-    producer.init(soon())
+    producer.init(in_seconds())
     for low in range(0, records, a_batch):
         numbers = range(low, min(records, low + a_batch))
         columns = {
@@ -524,14 +531,16 @@ def fill(shard: Shard, records: int, a_batch: int = 100_000) -> None:
             "value": pa.array([b"%088d" % number for number in numbers], pa.binary()),
         }
         producer.begin()
-        producer.send(pa.record_batch(columns), shard.topic, soon())
-        producer.flush(soon())
-        producer.commit(soon())
+        producer.send(pa.record_batch(columns), shard.topic, in_seconds())
+        producer.flush(in_seconds())
+        producer.commit(in_seconds())
     producer.close()
 
 
 @pytest.mark.parametrize("length", [10_000, 100_000, 300_000])
-def test_a_restart_is_ready_at_once_however_long_the_changelog_is(shard: Shard, length: int) -> None:
+def test_the_time_of_a_restart_does_not_depend_on_the_length_of_the_changelog(
+    shard: Shard, length: int
+) -> None:
     fill(shard, length)
     began, cpu = time.monotonic(), time.process_time()
     found = shard.restored(shard.end)

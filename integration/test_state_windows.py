@@ -116,11 +116,11 @@ def results(broker: str, topic: str) -> dict[Key, list[int]]:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.fault("S10", "the driver is killed while windows are revised and closed", "three moments")
-def test_windows_are_revised_then_complete_whatever_is_killed(
+def test_windows_are_revised_and_completed_once_although_drivers_are_killed(
     broker: str, topic: Callable[..., str], driver: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    viewed = views(VIEWS)
-    events, sent = topic(2), [viewed[part::2] + closing(viewed) for part in range(2)]
+    made_views = views(VIEWS)
+    events, sent = topic(2), [made_views[part::2] + closing(made_views) for part in range(2)]
     for part, own in enumerate(sent):
         produce(
             broker,
@@ -163,7 +163,7 @@ def test_windows_are_revised_then_complete_whatever_is_killed(
 
 
 @pytest.mark.timeout(400)
-def test_the_example_of_the_paper_prints_revisions_and_what_is_complete(broker: str) -> None:
+def test_the_page_views_example_prints_revisions_and_complete_windows(broker: str) -> None:
     finished = subprocess.run(
         [sys.executable, "-m", "examples.page_views", "--bootstrap-servers", broker],
         cwd=ROOT,

@@ -32,7 +32,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 IN, OUT = TopicPartition("in", 0), TopicPartition("out", 0)
 
 
-def soon(seconds: float = 60.0) -> Deadline:
+def in_seconds(seconds: float = 60.0) -> Deadline:
     return Deadline.after_seconds(seconds)
 
 
@@ -50,7 +50,7 @@ class Tokens:
     def __init__(self, broker: str, partitions: int = 1) -> None:
         self.kafka = {"bootstrap.servers": broker}
         self.topic, made = token_topic.create(
-            self.kafka, f"tokens-{uuid.uuid4().hex[:8]}", soon(), partitions=partitions
+            self.kafka, f"tokens-{uuid.uuid4().hex[:8]}", in_seconds(), partitions=partitions
         )
         assert made
 
@@ -59,13 +59,13 @@ class Tokens:
         for each in records:
             producer = TransactionalProducer(producer_config(self.kafka, each.token.application_id))
             try:
-                producer.init(soon())
-                producer.check_partitions({self.topic.name: each.partition}, soon())
+                producer.init(in_seconds())
+                producer.check_partitions({self.topic.name: each.partition}, in_seconds())
                 producer.begin()
-                producer.send(record_batch(each), self.topic.name, soon())
-                producer.flush(soon())
+                producer.send(record_batch(each), self.topic.name, in_seconds())
+                producer.flush(in_seconds())
                 assert producer.enqueued == 1
-                producer.commit(soon())
+                producer.commit(in_seconds())
             finally:
                 producer.close()
 
@@ -77,7 +77,7 @@ class Tokens:
         return producer
 
     def last(self, application_id: str, seconds: float = 60.0, *, certain: bool = True) -> TokenRecord | None:
-        return last(self.kafka, self.topic, application_id, soon(seconds), certain=certain)
+        return last(self.kafka, self.topic, application_id, in_seconds(seconds), certain=certain)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_the_newest_committed_record_is_found(tokens: Tokens, name: str) -> None
     assert tokens.last(name) == record(tokens.topic, name, 2)
 
 
-def test_a_tombstone_means_that_there_is_none(tokens: Tokens, name: str) -> None:
+def test_a_tombstone_removes_the_record(tokens: Tokens, name: str) -> None:
     tokens.write(record(tokens.topic, name, 1))
     assert tombstone_batch(name.encode(), 0).num_rows == 1
     produce(tokens.kafka["bootstrap.servers"], tokens.topic.name, [None], keys=[name], partition=0)
@@ -110,9 +110,7 @@ def test_a_tombstone_means_that_there_is_none(tokens: Tokens, name: str) -> None
     assert tokens.last(name) == record(tokens.topic, name, 2)
 
 
-def test_a_record_behind_the_open_transaction_of_another_query_is_waited_for(
-    tokens: Tokens, name: str
-) -> None:
+def test_a_read_waits_for_the_open_transaction_of_another_query(tokens: Tokens, name: str) -> None:
     tokens.write(record(tokens.topic, name, 1))
     other = tokens.open_transaction(record(tokens.topic, f"{name}-other", 5))
     tokens.write(record(tokens.topic, name, 2))
@@ -127,24 +125,22 @@ def test_a_record_behind_the_open_transaction_of_another_query_is_waited_for(
     assert found == [record(tokens.topic, name, 2)]
 
 
-def test_whose_transaction_holds_the_topic_is_named(tokens: Tokens, name: str) -> None:
+def test_the_timeout_names_the_application_whose_transaction_is_open(tokens: Tokens, name: str) -> None:
     other = tokens.open_transaction(record(tokens.topic, f"{name}-other", 5))
     tokens.write(record(tokens.topic, name, 2))
     with pytest.raises(UnavailableError) as caught:
         tokens.last(name, 1.0)
-    held = f"transaction of application.id='{name}-other' holds partition {tokens.topic.name}-0"
-    assert held in caught.value.message
+    owner = f"transaction of application.id='{name}-other' holds partition {tokens.topic.name}-0"
+    assert owner in caught.value.message
     assert f"kafka-eos fence --application-id {name}-other --yes" in caught.value.fix
     other.abort_transaction(60)
     assert tokens.last(name) == record(tokens.topic, name, 2)
 
 
-def test_a_partition_that_was_added_does_not_hide_an_older_record(
-    tokens: Tokens, admin: Admin, name: str
-) -> None:
+def test_an_added_partition_does_not_hide_an_older_record(tokens: Tokens, admin: Admin, name: str) -> None:
     tokens.write(record(tokens.topic, name, 1, partition=0))
     admin.grow(tokens.topic.name, 3)
-    tokens.topic = token_topic.check(tokens.kafka, tokens.topic.name, soon())
+    tokens.topic = token_topic.check(tokens.kafka, tokens.topic.name, in_seconds())
     assert tokens.topic.partitions == 3
     assert tokens.last(name) == record(tokens.topic, name, 1, partition=0)
     for sequence, partition in ((2, 1), (3, 2)):
@@ -152,7 +148,7 @@ def test_a_partition_that_was_added_does_not_hide_an_older_record(
         assert tokens.last(name) == record(tokens.topic, name, sequence, partition)
 
 
-def test_the_key_is_placed_as_every_producer_places_it(broker: str) -> None:
+def test_the_key_selects_the_same_partition_as_in_other_producers(broker: str) -> None:
     tokens = Tokens(broker, partitions=7)
     names = [f"app-{number}" for number in range(40)]
     config = {"partitioner": "murmur2_random"}
@@ -161,7 +157,7 @@ def test_the_key_is_placed_as_every_producer_places_it(broker: str) -> None:
     assert placed == {each.encode(): tokens.topic.partition_of(each) for each in names}
 
 
-def test_records_of_other_programs_are_passed_over(tokens: Tokens, broker: str, name: str) -> None:
+def test_records_of_other_programs_are_skipped(tokens: Tokens, broker: str, name: str) -> None:
     produce(broker, tokens.topic.name, ["no record"], keys=["foreign"])
     tokens.write(record(tokens.topic, name, 1))
     assert tokens.last(name) == record(tokens.topic, name, 1)
@@ -176,13 +172,15 @@ def test_a_topic_that_would_lose_tokens_is_refused(
     other = topic(1, cleanup_policy=policy)
     kafka = {"bootstrap.servers": broker}
     with pytest.raises(InvalidOptionError, match=f"{other}.*cleanup.policy='{policy}'; expected 'compact'"):
-        token_topic.check(kafka, other, soon())
+        token_topic.check(kafka, other, in_seconds())
     with pytest.raises(InvalidOptionError, match="expected 'compact'"):
-        token_topic.create(kafka, other, soon())
+        token_topic.create(kafka, other, in_seconds())
 
 
-def test_a_topic_with_large_segments_is_taken_with_a_warning(broker: str, topic: Callable[..., str]) -> None:
-    found = token_topic.check({"bootstrap.servers": broker}, topic(1, cleanup_policy="compact"), soon())
+def test_a_topic_with_large_segments_is_accepted_with_a_warning(
+    broker: str, topic: Callable[..., str]
+) -> None:
+    found = token_topic.check({"bootstrap.servers": broker}, topic(1, cleanup_policy="compact"), in_seconds())
     assert "segment.bytes=1,073,741,824" in found.warnings[0]
 
 
@@ -192,7 +190,7 @@ def run(*arguments: str) -> Result:
     return result
 
 
-def test_the_commands(broker: str, admin: Admin, name: str) -> None:
+def test_the_commands_create_show_and_forget_records(broker: str, admin: Admin, name: str) -> None:
     topic = f"tokens-{uuid.uuid4().hex[:8]}"
     which = ("--topic", topic, "--bootstrap-servers", broker)
     assert "does not exist" in run("describe", *which).output
@@ -204,7 +202,7 @@ def test_the_commands(broker: str, admin: Admin, name: str) -> None:
     assert "holds no record" in run("show", *which).output
 
     tokens = Tokens(broker)
-    tokens.topic = token_topic.check(tokens.kafka, topic, soon())
+    tokens.topic = token_topic.check(tokens.kafka, topic, in_seconds())
     tokens.write(record(tokens.topic, name, 3), record(tokens.topic, name, 4), record(tokens.topic, "b", 1))
     described = run("describe", *which).output
     for text in (tokens.topic.topic_id, "cleanup.policy", "compact", "segment.bytes", "1048576", "3, "):
@@ -243,7 +241,7 @@ def restart(query: Query, **options: str) -> None:
     query.run(kafka__client__id=uuid.uuid4().hex, **options)
 
 
-def held(tokens: Tokens, query: Query) -> TokenRecord:
+def record_in_topic(tokens: Tokens, query: Query) -> TokenRecord:
     found = tokens.last(query.group)
     assert found is not None
     return found
@@ -259,13 +257,13 @@ def assert_group_is_whole(admin: Admin, broker: str, query: Query, record: Token
 
 @pytest.mark.fault("T41b", "the group is deleted, and there is a token.topic", "restart with a replay")
 @pytest.mark.parametrize("batches", [1, 3])
-def test_a_query_goes_on_after_its_group_was_deleted(
+def test_a_query_continues_after_its_group_was_deleted(
     query: Query, tokens: Tokens, broker: str, admin: Admin, batches: int
 ) -> None:
     for first in range(0, 20 * batches, 20):
         produce(broker, query.source, rows(first, first + 20))
         query.run(token__topic=tokens.topic.name)
-    assert_group_is_whole(admin, broker, query, held(tokens, query))
+    assert_group_is_whole(admin, broker, query, record_in_topic(tokens, query))
     written = end_offsets(broker, query.sink)
     query.forget_commit(batches - 1)
     admin.delete_group(query.group)
@@ -276,13 +274,13 @@ def test_a_query_goes_on_after_its_group_was_deleted(
     produce(broker, query.source, rows(20 * batches, 20 * batches + 20))
     restart(query, token__topic=tokens.topic.name)
     assert values(read_back(broker, query.sink)) == rows(0, 20 * batches + 20)
-    record = held(tokens, query)
+    record = record_in_topic(tokens, query)
     assert record.token.sequence == batches + 1
     assert_group_is_whole(admin, broker, query, record)
 
 
 @pytest.mark.fault("T41c", "the group is deleted, and there is a token.topic", "restart with new input")
-def test_a_batch_that_was_planned_and_not_committed_is_written_once(
+def test_a_planned_batch_is_written_once_after_the_group_was_deleted(
     query: Query, tokens: Tokens, broker: str, admin: Admin
 ) -> None:
     produce(broker, query.source, rows(0, 20))
@@ -291,17 +289,17 @@ def test_a_batch_that_was_planned_and_not_committed_is_written_once(
     produce(broker, query.source, rows(20, 40))
     restart(query, token__topic=tokens.topic.name)
     assert values(read_back(broker, query.sink)) == rows(0, 40)
-    assert_group_is_whole(admin, broker, query, held(tokens, query))
+    assert_group_is_whole(admin, broker, query, record_in_topic(tokens, query))
 
 
-def test_the_option_may_come_later_and_go_again(
+def test_the_token_topic_may_be_set_later_and_removed_again(
     query: Query, tokens: Tokens, broker: str, admin: Admin
 ) -> None:
     for first, options in ((0, {}), (20, {"token__topic": tokens.topic.name}), (40, {})):
         produce(broker, query.source, rows(first, first + 20))
         query.run(**options)
     assert values(read_back(broker, query.sink)) == rows(0, 60)
-    assert held(tokens, query).token.batch_id == 1
+    assert record_in_topic(tokens, query).token.batch_id == 1
     query.forget_commit(2)
     admin.delete_group(query.group)
     with pytest.raises(
@@ -311,7 +309,7 @@ def test_the_option_may_come_later_and_go_again(
     assert values(read_back(broker, query.sink)) == rows(0, 60)
 
 
-def test_without_a_record_both_places_are_named(
+def test_the_error_without_a_record_names_group_and_token_topic(
     query: Query, tokens: Tokens, broker: str, admin: Admin
 ) -> None:
     produce(broker, query.source, rows(0, 20))
@@ -325,7 +323,7 @@ def test_without_a_record_both_places_are_named(
 
 
 @pytest.mark.fault("T41d", "the group is deleted, and there is a token.topic", "replay of a versioned write")
-def test_a_version_is_written_once_though_its_group_was_deleted(
+def test_a_version_is_written_once_although_its_group_was_deleted(
     spark: SparkSession, broker: str, admin: Admin, tokens: Tokens, topic: Callable[..., str]
 ) -> None:
     name, app = topic(), f"job-{uuid.uuid4().hex[:8]}"
@@ -345,7 +343,9 @@ def test_a_version_is_written_once_though_its_group_was_deleted(
     assert len(read_back(broker, name)) == 20
 
 
-def test_a_command_gives_the_group_back(query: Query, tokens: Tokens, broker: str, admin: Admin) -> None:
+def test_the_restore_command_restores_a_lost_group(
+    query: Query, tokens: Tokens, broker: str, admin: Admin
+) -> None:
     produce(broker, query.source, rows(0, 20))
     query.run(token__topic=tokens.topic.name)
     before = admin.group(query.group)

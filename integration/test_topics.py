@@ -63,7 +63,7 @@ def test_a_topic_is_created_filled_described_and_read(run: Callable[..., Result]
     assert "INVALID_RECORD" in run("produce", name, "--format", "json", text='{"valeu": 1}\n', code=1).output
 
 
-def test_tail_shows_what_is_committed_and_marks_the_rest(
+def test_tail_shows_committed_records_and_marks_the_others(
     run: Callable[..., Result], broker: str, topic: Callable[..., str]
 ) -> None:
     name = topic()
@@ -89,7 +89,7 @@ def test_tail_shows_what_is_committed_and_marks_the_rest(
     ] == "aborted"
 
 
-def test_tail_follows_across_control_records(broker: str, topic: Callable[..., str]) -> None:
+def test_tail_continues_after_control_records(broker: str, topic: Callable[..., str]) -> None:
     name = topic()
     produce(broker, name, ["before"])
     seen: list[TopicRecord] = []
@@ -150,7 +150,7 @@ def test_the_lag_of_a_query(
         assert lag(cluster, query.application_id, Deadline.after_seconds(30)).total == 7
 
 
-def test_a_topic_of_real_flights(run: Callable[..., Result]) -> None:
+def test_the_flights_command_fills_a_topic(run: Callable[..., Result]) -> None:
     name = f"flights-{uuid.uuid4().hex[:8]}"
     made = run("flights", "--topic", name, "--records", "500")
     assert f"500 flights sent to topic '{name}'" in made.output

@@ -30,15 +30,15 @@ KEYS = 7
 SECONDS = 240
 
 
-def noting(commits: Path) -> type[KafkaEosDataSource]:
+def recording_sink(commits: Path) -> type[KafkaEosDataSource]:
     """Registers a sink that records, for each commit, its query and the process that makes it."""
 
-    class Noting(
+    class RecordingSink(
         KafkaEosDataSource
     ):  # a local class is pickled by value, so workers need not import this module
         @classmethod
         def name(cls) -> str:
-            return "kafka-eos-noting"
+            return "kafka-eos-recording"
 
         def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
             # Spark also makes a writer when it plans a batch, in another process
@@ -47,7 +47,7 @@ def noting(commits: Path) -> type[KafkaEosDataSource]:
                     notes.write(f"{self.options['application.id']} {os.getpid()}\n")
             return super().streamWriter(schema, overwrite)
 
-    return Noting
+    return RecordingSink
 
 
 @pytest.mark.fault("T27", "two queries commit in each other's processes", "always")
@@ -61,7 +61,7 @@ def test_two_queries_commit_in_the_same_processes(
     tmp_path: Path,
 ) -> None:
     commits = tmp_path / "commits"
-    spark.dataSource.register(noting(commits))
+    spark.dataSource.register(recording_sink(commits))
     sent, queries = {}, {}
     for name in ("a", "b"):
         query = Query(spark, broker, topic(1), topic(1), str(tmp_path / name))
@@ -72,7 +72,7 @@ def test_two_queries_commit_in_the_same_processes(
     running = []
     for application_id, query in queries.items():
         frame = query.frame(maxOffsetsPerTrigger=str(ROWS_A_BATCH))
-        started = query.start(frame, sink="kafka-eos-noting", application__id=application_id)
+        started = query.start(frame, sink="kafka-eos-recording", application__id=application_id)
         running.append(started)
         # see the README: Spark can fail if two queries start at the same instant
         await_condition(

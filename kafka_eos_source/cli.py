@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from importlib import import_module
-from types import FrameType
+from types import FrameType, TracebackType
 
 import click
 
@@ -24,6 +24,8 @@ from kafka_eos_source.operate import (
 )
 from kafka_eos_source.operate.exit_codes import ExitCode
 from kafka_eos_source.runtime.json_output import JSON, print_error, print_json, wants_json
+from kafka_eos_source.runtime.parent import on_end_of_parent
+from kafka_eos_source.runtime.signals import handling
 
 _POLL_SECONDS = 0.1
 
@@ -82,24 +84,48 @@ def main() -> None:
     help="Keep the data in this folder. Default: a temporary folder, deleted at the end.",
 )
 @click.option("--config", multiple=True, metavar="KEY=VALUE", help="Broker property; may be repeated.")
+@click.option("--kafka-version", help="Kafka's version, 3.7.0 or newer. Default: the newest that was tested.")
+@click.option(
+    "--feature",
+    "features",
+    multiple=True,
+    metavar="NAME=LEVEL",
+    help="Finalized level of a feature, such as transaction.version=1; may be repeated.",
+)
 @JSON
-def broker(port: int, brokers: int, directory: str | None, config: tuple[str, ...], as_json: bool) -> None:
+def broker(
+    port: int,
+    brokers: int,
+    directory: str | None,
+    config: tuple[str, ...],
+    kafka_version: str | None,
+    features: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Run a local Kafka cluster for development.
 
     The brokers run in KRaft mode until Ctrl-C or SIGTERM, or until the process that started it ends. Kafka
     creates topics on first write; --config auto.create.topics.enable=false turns that off.
     """
     from kafka_eos_source.embedded import EmbeddedKafka
+    from kafka_eos_source.embedded.jars import KAFKA_VERSION
 
-    properties = {}
-    for each in config:
-        name, separator, value = each.partition("=")
-        if not separator:
-            raise click.BadParameter(f"{each!r} has no '='; expected KEY=VALUE", param_hint="--config")
-        properties[name.strip()] = value.strip()
-    stop = _StopRequest()
+    properties = dict(_pair(each, "--config", "KEY=VALUE") for each in config)
+    levels = dict(_pair(each, "--feature", "NAME=LEVEL") for each in features)
+    for name, level in levels.items():
+        if not level.isdecimal():
+            raise click.BadParameter(f"{name}={level!r} is not a whole number", param_hint="--feature")
     pause = threading.Event()
-    with EmbeddedKafka(brokers, port, directory, properties, auto_create_topics=True) as kafka:
+    cluster = EmbeddedKafka(
+        brokers,
+        port,
+        directory,
+        properties,
+        auto_create_topics=True,
+        version=kafka_version or KAFKA_VERSION,
+        features={name: int(level) for name, level in levels.items()},
+    )
+    with _StopRequest() as stop, cluster as kafka:
         stop.raises = False
         if as_json:
             print_json({"bootstrap_servers": kafka.bootstrap_servers, "directory": str(kafka.directory)})
@@ -110,6 +136,13 @@ def broker(port: int, brokers: int, directory: str | None, config: tuple[str, ..
         while not stop.requested:
             pause.wait(_POLL_SECONDS)
             kafka.check()
+
+
+def _pair(text: str, option: str, expected: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise click.BadParameter(f"{text!r} has no '='; expected {expected}", param_hint=option)
+    return name.strip(), value.strip()
 
 
 for _each in (
@@ -135,7 +168,7 @@ for _each in (
 
 
 class _StopRequest:
-    """A request to stop: SIGINT, SIGTERM or SIGHUP, or the end of the parent process.
+    """A request to stop: SIGINT, SIGTERM or SIGHUP, or the end of the parent process. A context manager.
 
     Attributes:
         requested: whether a request has arrived. A plain flag, because a signal handler may interrupt code
@@ -146,20 +179,24 @@ class _StopRequest:
     def __init__(self) -> None:
         self.requested = False
         self.raises = True
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
-        threading.Thread(target=self._watch, args=(os.getppid(),), daemon=True).start()
+        self._over = threading.Event()
+        self._handling = handling((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._on_signal)
+
+    def __enter__(self) -> _StopRequest:
+        self._handling.__enter__()
+        on_end_of_parent(lambda: os.kill(os.getpid(), signal.SIGTERM), self._over)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._handling.__exit__(kind, error, trace)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         again, self.requested = self.requested, True
         if self.raises and not again:
             raise SystemExit(128 + number)
-
-    def _watch(self, parent: int) -> None:
-        pause = threading.Event()
-        while os.getppid() == parent:
-            pause.wait(_POLL_SECONDS)
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class ShardReport:
 
     Attributes:
         tp: partition of the changelog; its number is the number of the shard.
-        attempt: id of the task attempt (UUID, hex).
+        task_attempt_id: id of the task attempt (UUID, hex).
         shards: number of shards of the operator.
         query_id, batch_id: Spark's ids of the query and the batch.
         next_offset: end offset of the shard's changelog before this batch; 0 if the changelog is empty.
@@ -88,7 +88,7 @@ class ShardReport:
     """
 
     tp: TopicPartition
-    attempt: str
+    task_attempt_id: str
     shards: int
     query_id: str
     batch_id: int
@@ -111,13 +111,13 @@ class ShardPart:
 
     Attributes:
         tp: partition of the changelog.
-        attempt: id of the operator's task attempt that created the packets.
+        task_attempt_id: id of the operator's task attempt that created the packets.
         packets: numbers of the packets.
         report: the shard's report, if its packet is among them.
     """
 
     tp: TopicPartition
-    attempt: str
+    task_attempt_id: str
     packets: tuple[int, ...]
     report: ShardReport | None = None
 

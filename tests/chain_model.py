@@ -201,7 +201,7 @@ class World(Oracle):
         if not self.cluster.ours(place.query.group):
             return  # nothing would show that the query ever ran, so nothing could refuse it
         if set(self.cluster.groups[place.query.group]) != set(self.cluster.ours(place.query.group)):
-            return  # whether to adopt offsets that a person moved is that person's decision
+            return  # only an operator decides whether to adopt offsets that another program reset
         place.checkpoint.restore({})
         place.backups.clear()
         self._excuse("lost checkpoint")
@@ -226,7 +226,7 @@ class World(Oracle):
     # -- what happens to Kafka
 
     def reset(self, group: str, tp: TopicPartition, offset: int) -> None:
-        """Sets an offset of the group, as a person does with Kafka's own tool."""
+        """Sets an offset of the group, as an operator does with Kafka's own tool."""
         adopted = all(each.checkpoint.promises() for each in self.places.values())
         if tp in self.cluster.groups.get(group, {}) and adopted:
             self._excuse("reset")

@@ -116,7 +116,7 @@ def installed(clients: Callable[[], Any], seams: Mapping[str, Any]) -> Iterator[
         replace(session, "KafkaClients", lambda _kafka: clients())
         replace(direct, "check_target", lambda _options: None)
         replace(writer_module, "task_begins", lambda: None)
-        replace(sink_session, "WatchedSink", lambda sink: sink)
+        replace(sink_session, "WatchedSink", lambda sink, _naming: sink)
         for module in (machine, sinks):
             replace(module, "_FIRST_PAUSE_SECONDS", 0.0)
             replace(module, "_LONGEST_PAUSE_SECONDS", 0.0)
@@ -126,13 +126,13 @@ def installed(clients: Callable[[], Any], seams: Mapping[str, Any]) -> Iterator[
 
 
 def shard_task(
-    query_id: str, batch_id: int, run_id: str, attempt: str, changelog: Any, options: Any, shard: int
+    query_id: str, batch_id: int, run_id: str, task_attempt_id: str, changelog: Any, options: Any, shard: int
 ) -> Any:
     """Returns a `state.operator.shard.ShardTask`: one task attempt at one shard."""
     return shard_module.ShardTask(
         requested=shard_module.RequestedBatch(query_id, batch_id),
         run_id=run_id,
-        task_attempt_id=attempt,
+        task_attempt_id=task_attempt_id,
         identity=shard_module.StoreIdentity(
             application_id=options.application(query_id),
             store="counts",

@@ -62,7 +62,7 @@ class ModelStore:
 
     def promote(self, record: BatchRecord, offsets: Mapping[TopicPartition, int]) -> None:
         for each, changes in self.disk.pending:
-            if each.record.attempt == record.attempt and each.base == self.disk.batch:
+            if each.record.task_attempt_id == record.task_attempt_id and each.base == self.disk.batch:
                 self.disk.data.update(changes)
                 self.disk.pending = []
                 self.commit(offsets, record)
@@ -207,14 +207,14 @@ def count_rows(
     """
     with shard_module.open_shard(task) as opened:
         if not isinstance(opened, shard_module.OpenShard):
-            return [], list(pack(opened, ()))
+            return [], [each.to_pybytes() for each in pack(opened, ())]
         output = []
         for key, value in rows:
             number = int(opened.store.get(b"\x01" + key) or b"0") + 1
             opened.store.put(b"\x01" + key, b"%d" % number)
             output.append((key, b"%s#%d" % (value, number)))
         report, changes = opened.persist_pending()
-    return output, list(pack(report, changes))
+    return output, [each.to_pybytes() for each in pack(report, changes)]
 
 
 def changelog_state(cluster: Cluster, topic: str) -> dict[bytes, int]:

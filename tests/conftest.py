@@ -1,6 +1,15 @@
 """Common test settings: no test fails for its run time, because the machine may be shared."""
 
+import pytest
 from hypothesis import settings
+
+from kafka_eos_source.kafka import login
 
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+@pytest.fixture(autouse=True)
+def forget_logins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forgets which credentials worked, as a new process does."""
+    monkeypatch.setattr(login, "_worked", set())

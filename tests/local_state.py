@@ -19,9 +19,9 @@ TOPIC = f"{APP}-{STORE}-changelog"
 TOPIC_ID = "topic-id"
 
 
-def record(batch_id: int, shard: int, attempt: str = "") -> BatchRecord:
+def record(batch_id: int, shard: int, task_attempt_id: str = "") -> BatchRecord:
     return BatchRecord(
-        "query", batch_id, attempt or f"attempt-{batch_id}-{shard}", time_ms=1000 * batch_id + 1
+        "query", batch_id, task_attempt_id or f"attempt-{batch_id}-{shard}", time_ms=1000 * batch_id + 1
     )
 
 
@@ -55,7 +55,12 @@ class Machine:
         return TransactionalStateStore.open(self.path(shard), self.identity(shard))
 
     def batch(
-        self, batch_id: int, rows: pa.RecordBatch, *, only: Sequence[int] | None = None, attempt: str = ""
+        self,
+        batch_id: int,
+        rows: pa.RecordBatch,
+        *,
+        only: Sequence[int] | None = None,
+        task_attempt_id: str = "",
     ) -> None:
         """Runs the tasks of a micro-batch: each promotes committed changes, and leaves its own pending."""
         placed = shards_of([rows.column(name) for name in self.keys], self.shards)
@@ -73,7 +78,7 @@ class Machine:
                     for batch in store.staged_changes()
                     for pair in zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True)
                 ]
-                kept = record(batch_id, shard, attempt)
+                kept = record(batch_id, shard, task_attempt_id)
                 store.persist_pending(kept)
             seen.append(context.seen_event_time_ms)
             self._staged = {**getattr(self, "_staged", {}), shard: (kept, changes)}
@@ -100,7 +105,9 @@ class Machine:
 
     def _promote(self, store: TransactionalStateStore, shard: int) -> None:
         wanted = self.committed[shard]
-        if wanted is not None and any(p.record.attempt == wanted.attempt for p in store.pending()):
+        if wanted is not None and any(
+            p.record.task_attempt_id == wanted.task_attempt_id for p in store.pending()
+        ):
             store.promote(wanted, {TopicPartition(TOPIC, shard): self.ends[shard]})
         store.drop_pending()
 

@@ -59,11 +59,13 @@ class MockKafka:
         }
         self._clients = KafkaClients(self.kafka)
         self._sent: list[GroupOffset] | None = None
-        self._settled = 0
+        self._commits_seen = 0
         mock.create_topic(OUTPUT, OUTPUT_PARTITIONS)
         mock.create_topic(SOURCE.topic, 1)
         genesis = Token(APPLICATION_ID, "query", "run", 0, -1, "", "d0", 0).encode()
-        self.hold([GroupOffset(SOURCE, 0, genesis), GroupOffset(TopicPartition(OUTPUT, 0), 0, genesis)])
+        self.commit_offsets(
+            [GroupOffset(SOURCE, 0, genesis), GroupOffset(TopicPartition(OUTPUT, 0), 0, genesis)]
+        )
 
     # commit.interfaces.Clients
     def producer(self, transactional_id: str) -> WatchedProducer:
@@ -80,33 +82,33 @@ class MockKafka:
     def group_offsets(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, GroupOffset]:
-        self.settle()
-        self.reach("token")
+        self.record_committed_offsets()
+        self.record_call("token")
         return self._clients.group_offsets(group_id, certainly, deadline)
 
-    def reach(self, call: str) -> None:
+    def record_call(self, call: str) -> None:
         self.calls.append(call)
         self.before.pop(call, lambda: None)()
 
-    def sent(self, offsets: Collection[GroupOffset] | None) -> None:
+    def record_offsets(self, offsets: Collection[GroupOffset] | None) -> None:
         """Records the offsets that the open transaction carries; None = none yet."""
         self._sent = None if offsets is None else list(offsets)
 
-    def settle(self) -> None:
+    def record_committed_offsets(self) -> None:
         """Writes a transaction's offsets to the group if it was committed since the last call."""
         ends = [commits(self._log(partition)) for partition in range(OUTPUT_PARTITIONS)]
         assert len(set(ends)) == 1, f"a transaction ended in one partition and not in another: {ends}"
-        if ends[0] == self._settled:
+        if ends[0] == self._commits_seen:
             return
-        assert ends[0] == self._settled + 1, (
+        assert ends[0] == self._commits_seen + 1, (
             "two transactions were committed between two calls of this method"
         )
         assert self._sent is not None, "records were committed without a token"
-        self._settled = ends[0]
-        self.hold(self._sent)
+        self._commits_seen = ends[0]
+        self.commit_offsets(self._sent)
         self._sent = None
 
-    def hold(self, offsets: Collection[GroupOffset]) -> None:
+    def commit_offsets(self, offsets: Collection[GroupOffset]) -> None:
         """Commits ``offsets`` for the group."""
         consumer = Consumer({**self.kafka, "group.id": APPLICATION_ID})
         try:
@@ -150,13 +152,13 @@ class WatchedProducer:
         return getattr(self._producer, name)
 
     def init(self, deadline: Deadline) -> None:
-        self._kafka.reach("init")
+        self._kafka.record_call("init")
         self._producer.init(deadline)
 
     def begin(self) -> None:
-        self._kafka.settle()
-        self._kafka.reach("begin")
-        self._kafka.sent(None)
+        self._kafka.record_committed_offsets()
+        self._kafka.record_call("begin")
+        self._kafka.record_offsets(None)
         self._producer.begin()
 
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
@@ -164,20 +166,20 @@ class WatchedProducer:
         return {}
 
     def flush(self, deadline: Deadline) -> None:
-        self._kafka.reach("flush")
+        self._kafka.record_call("flush")
         self._producer.flush(deadline)
 
     def send_offsets(self, offsets: Collection[GroupOffset], group_id: str, deadline: Deadline) -> None:
-        self._kafka.reach("offsets")
+        self._kafka.record_call("offsets")
         self._producer.send_offsets(offsets, group_id, deadline)
-        self._kafka.sent(offsets)
+        self._kafka.record_offsets(offsets)
 
     def commit(self, deadline: Deadline) -> None:
-        self._kafka.reach("commit")
+        self._kafka.record_call("commit")
         self._producer.commit(deadline)
 
     def abort(self, deadline: Deadline) -> None:
-        self._kafka.reach("abort")
+        self._kafka.record_call("abort")
         self._producer.abort(deadline)
 
 
@@ -248,9 +250,9 @@ def shorten(deadline: Deadline, seconds: float) -> None:
     object.__setattr__(deadline, "at", time.monotonic() + seconds)
 
 
-def look(kafka: MockKafka) -> tuple[list[str], Token | None]:
+def visible_values_and_token(kafka: MockKafka) -> tuple[list[str], Token | None]:
     """Returns the visible values, sorted, and the group's token; fails if only one of them exists."""
-    kafka.settle()
+    kafka.record_committed_offsets()
     visible, token = kafka.visible(), kafka.token()
     assert bool(visible) == (token is not None), f"{len(visible)} records are visible, the token is {token}"
     return sorted(visible), token

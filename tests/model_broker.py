@@ -71,7 +71,7 @@ class ModelBroker:
         self.reach("token_records", after=False)
         return ModelTokens(self)
 
-    def settle(self) -> None:
+    def discard_open_transaction(self) -> None:
         self.open_epoch, self.open_rows, self.open_offsets = None, [], {}
         self.open_records = {}
 
@@ -116,7 +116,7 @@ class ModelProducer:
         self._reach("init")
         self.broker.epoch += 1
         self.epoch = self.broker.epoch
-        self.broker.settle()
+        self.broker.discard_open_transaction()
         self.broker.reach("init", after=True)
 
     def is_clean(self) -> bool:
@@ -179,7 +179,7 @@ class ModelProducer:
         self.broker.log += self.broker.open_rows
         self.broker.group.update(self.broker.open_offsets)
         self.broker.records.update(self.broker.open_records)
-        self.broker.settle()
+        self.broker.discard_open_transaction()
         try:
             self.broker.reach("commit", after=True)
         except KafkaEosError as error:
@@ -190,7 +190,7 @@ class ModelProducer:
             return
         self.broker.calls.append("abort")
         if self.epoch == self.broker.epoch:
-            self.broker.settle()
+            self.broker.discard_open_transaction()
 
     def close(self) -> None:
         assert not self.closed, "closed twice"
@@ -203,6 +203,10 @@ class ModelProducer:
     def _fence(self) -> None:
         if self.epoch != self.broker.epoch:
             raise FencedError("there is a newer owner")
+
+
+def no_sleep(_seconds: float) -> None:
+    """Takes the place of the pauses of a commit."""
 
 
 class ModelRows:

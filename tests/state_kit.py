@@ -34,8 +34,8 @@ TINY = StoreConfig(write_buffer_bytes=64 << 10, max_wal_bytes=128 << 10)
 Model = dict[bytes, bytes]
 
 
-def record(batch_id: int, attempt: str = "") -> BatchRecord:
-    return BatchRecord("query", batch_id, attempt or f"attempt{batch_id}")
+def record(batch_id: int, task_attempt_id: str = "") -> BatchRecord:
+    return BatchRecord("query", batch_id, task_attempt_id or f"attempt{batch_id}")
 
 
 def binary(items: Iterable[bytes | None] = ()) -> pa.BinaryArray:
@@ -152,8 +152,8 @@ class OtherProcess:
         )
         self.pid = self._process.pid
 
-    def tell(self, code: str) -> None:
-        """Sends statements and does not wait for their result."""
+    def send(self, code: str) -> None:
+        """Sends statements without waiting for their result."""
         assert self._process.stdin
         self._process.stdin.write(json.dumps(code) + "\n")
         self._process.stdin.flush()
@@ -168,7 +168,7 @@ class OtherProcess:
         return answer["result"]
 
     def run(self, code: str) -> Any:
-        self.tell(code)
+        self.send(code)
         return self.answer()
 
     def kill(self) -> None:

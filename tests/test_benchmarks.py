@@ -46,7 +46,7 @@ def output(*records: tuple[int, int, int]) -> Output:
     return part
 
 
-def test_the_workload_is_what_it_says() -> None:
+def test_the_workload_has_the_documented_keys_and_sizes() -> None:
     workload = Workload(records=1000, keys=17)
     sent = [key for chunk in workload.chunks() for key in chunk]
     assert len(sent) == 1000
@@ -55,13 +55,13 @@ def test_the_workload_is_what_it_says() -> None:
     assert Workload(records=1000, keys=17).truth().tolist() == workload.truth().tolist()
 
 
-def test_a_foreign_key_is_refused() -> None:
+def test_an_output_record_with_an_unknown_key_is_refused() -> None:
     with pytest.raises(ValueError, match="10 bytes"):
         key_numbers([b"0000000001", b"1"])
 
 
 @given(st.lists(st.integers(0, KEYS - 1), max_size=40), st.data())
-def test_what_is_visible_is_what_a_reader_would_count(keys: list[int], data: st.DataObject) -> None:
+def test_progress_equals_the_counts_that_a_reader_would_see(keys: list[int], data: st.DataObject) -> None:
     """Progress is right however counts are spread over partitions, even if some counts are not written."""
     parts = [Output(), Output()]
     seen = [0] * KEYS
@@ -106,7 +106,7 @@ class Message:
         return self.failure
 
 
-def test_a_reading_ends_where_the_next_one_begins() -> None:
+def test_each_reading_of_the_output_ends_where_the_next_one_begins() -> None:
     end = KafkaError(KafkaError._PARTITION_EOF)
     taken = Taken(2)
     taken.take([Message(0), Message(7, 1)])
@@ -123,7 +123,7 @@ def test_a_partition_that_cannot_be_read_is_an_error() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, KEYS - 1), max_size=12), max_size=4))
-def test_copies_count_their_keys(readings: list[list[int]]) -> None:
+def test_copied_records_are_counted_by_key(readings: list[list[int]]) -> None:
     """Copies count one record each however many are read at once, and a duplicate is detected."""
     part, offset = Output(), 0
     for keys in readings:
@@ -140,15 +140,15 @@ def test_copies_count_their_keys(readings: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "says"),
+    ("numbers", "message"),
     [([0, 2, 1], ""), ([0, 2], "1 of 3 records never came out"), ([0, 1, 2, 1], "1 records came out twice")],
 )
-def test_a_stream_that_lost_or_doubled_records_has_no_latency(numbers: list[int], says: str) -> None:
-    assert says in _wrong(numbers, 3)
-    assert bool(_wrong(numbers, 3)) == bool(says)
+def test_output_with_lost_or_duplicate_records_has_no_latency(numbers: list[int], message: str) -> None:
+    assert message in _wrong(numbers, 3)
+    assert bool(_wrong(numbers, 3)) == bool(message)
 
 
-def test_the_table_of_latencies() -> None:
+def test_the_latency_table_is_formatted() -> None:
     runs = [
         LatencyRun("", (1.0, 2.0, 3.0), None, {}, 0.1, 0.5),
         LatencyRun("", (3.0, 4.0, 5.0), (10.0, 20.0, 30.0), {"addBatch": 8.0, "getBatch": 1.0}, 0.3, 0.5),
@@ -162,7 +162,7 @@ def test_the_table_of_latencies() -> None:
     assert "| WRONG |" in latency_table([bad])
 
 
-def test_an_outage_is_told_in_seconds_with_what_it_doubled() -> None:
+def test_an_outage_is_reported_in_seconds_with_its_duplicates() -> None:
     runs = [RestartRun("", 8.0, 0, 0.1), RestartRun("", 10.0, 4_000, 0.1), RestartRun("", 9.0, 2_000, 0.1)]
     result = RestartResult("a", "A", "at least once", "", 10_000, runs)
     assert restart_table([result]).splitlines()[2] == "| A | at least once | 9.0 s | 2,000 | 0.1 |"
@@ -182,7 +182,7 @@ def test_bars_are_as_long_as_their_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "exactly_once", "says"),
+    ("parts", "exactly_once", "message"),
     [
         ([output((0, 0, 2), (1, 0, 3)), output((0, 1, 1))], True, ""),
         ([output((0, 0, 2)), output((0, 1, 1))], True, "1 of 2 keys have another count, the first one 0: 2"),
@@ -195,13 +195,13 @@ def test_bars_are_as_long_as_their_values(tmp_path: Path) -> None:
         ([output((0, 0, 3)), Output()], True, "instead of 1"),
     ],
 )
-def test_what_is_wrong(parts: list[Output], exactly_once: bool, says: str) -> None:
+def test_a_wrong_output_is_described(parts: list[Output], exactly_once: bool, message: str) -> None:
     found = wrong(parts, np.array([3, 1]), exactly_once)
-    assert says in found
-    assert bool(found) == bool(says)
+    assert message in found
+    assert bool(found) == bool(message)
 
 
-def test_the_figures_of_a_run() -> None:
+def test_a_run_yields_sustained_rate_and_cpu_use() -> None:
     part = output(*((offset, 0, 10 * (offset + 1)) for offset in range(10)))  # 100 records, 10 at a time
     samples = [Sample(100.0 + second, (second,)) for second in range(11)] + [Sample(120.0, (10,))]
     watched = Watched(
@@ -232,7 +232,7 @@ def result(name: str, *seconds: float, problem: str = "") -> Result:
     return Result(name, name.title(), "exactly once", "none", 1000, runs)
 
 
-def test_the_tables() -> None:
+def test_the_result_tables_are_formatted() -> None:
     results = [result("ours", 1.0, 2.0, 4.0), result("peer", 5.0), result("bad", 1.0, problem="WRONG: 3")]
     table = contenders_table(results).splitlines()
     assert table[2] == "| Ours | exactly once | 500 | 200 | 0.5 s | 500 | 3000.0 | 2000.0 | 0.2 |"
@@ -243,7 +243,7 @@ def test_the_tables() -> None:
     assert ratios_table(results, []) == ""
 
 
-def test_one_wrong_run_is_enough() -> None:
+def test_one_wrong_run_marks_the_contender_as_wrong() -> None:
     good, bad = result("ours", 1.0), result("ours", 1.0, problem="ended by itself")
     both = dataclasses.replace(good, runs=[*good.runs, *bad.runs])
     assert "FAILED" in contenders_table([both])
@@ -251,7 +251,7 @@ def test_one_wrong_run_is_enough() -> None:
     assert "rate" not in as_json([both], {})["contenders"][0]
 
 
-def test_targets() -> None:
+def test_targets_are_compared_with_the_results() -> None:
     results = [result("ours", 1.0), result("peer", 5.0), result("bad", 1.0, problem="WRONG")]
     targets = [
         Target("ours", "peer", 5),
@@ -267,7 +267,7 @@ def test_targets() -> None:
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=lambda task: task.name)
-def test_names_are_different_and_targets_name_contenders(task: Task) -> None:
+def test_contender_names_are_unique_and_targets_refer_to_them(task: Task) -> None:
     names = [contender.name for contender in task.contenders]
     assert len(set(names)) == len(names)
     assert {name for target in task.targets for name in (target.ours, target.peer)} <= set(names)
@@ -277,7 +277,7 @@ def test_names_are_different_and_targets_name_contenders(task: Task) -> None:
 
 
 @pytest.mark.parametrize(("size", "compression"), [(110, "none"), (1024, "zstd")])
-def test_records_have_their_size(size: int, compression: str) -> None:
+def test_records_have_the_configured_size(size: int, compression: str) -> None:
     workload = Workload(records=10, record_bytes=size, compression=compression)
     values = workload.payloads()
     assert {len(value) + len(next(workload.chunks())[0]) for value in values} == {size}

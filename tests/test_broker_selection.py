@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def never() -> bool:
-    raise AssertionError("the engine was asked although KAFKA_BOOTSTRAP is set")
+    raise AssertionError("KAFKA_BOOTSTRAP is set, so Docker must not be called")
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,9 @@ def never() -> bool:
         ({}, lambda: False, "embedded"),
     ],
 )
-def test_choose(environment: dict[str, str], engine: object, expected: str) -> None:
+def test_the_environment_chooses_the_broker_of_the_tests(
+    environment: dict[str, str], engine: object, expected: str
+) -> None:
     assert choose(environment, engine) == expected  # type: ignore[arg-type]
 
 
@@ -62,7 +64,7 @@ def test_the_image_copies_what_the_package_is_built_from() -> None:
     assert all((ROOT / each).exists() for each in copied)
 
 
-def test_clients_come_to_a_container_where_its_port_is() -> None:
+def test_a_broker_in_a_container_advertises_its_published_port() -> None:
     environment = container_environment("docker.example", 20123)
     assert environment["KAFKA_ADVERTISED_LISTENERS"] == "PLAINTEXT://docker.example:20123"
     assert environment["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"

@@ -58,7 +58,7 @@ OUTCOMES = {
 
 
 @pytest.mark.parametrize("name", HOLES)
-def test_a_hole_is_closed(name: str) -> None:
+def test_a_schedule_that_once_broke_the_chain_has_its_expected_outcome(name: str) -> None:
     world = play(HOLES[name])
     errors = [place.refused for place in world.places.values() if isinstance(place.refused, KafkaEosError)]
     wanted = OUTCOMES[name]
@@ -177,18 +177,18 @@ MUTATIONS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
-def test_the_model_notices_a_broken_rule(mutation: str) -> None:
+def test_the_model_detects_that_a_rule_of_the_chain_is_switched_off(mutation: str) -> None:
     broken, hole = MUTATIONS[mutation]
     with broken(), pytest.raises(Violation):
         play(HOLES[hole])
 
 
-def test_every_schedule_has_an_outcome() -> None:
+def test_every_listed_schedule_has_an_expected_outcome() -> None:
     assert set(OUTCOMES) == set(HOLES)
     assert shard_checks.check_shards is machine.check_shards, "the mutation patches this function"
 
 
-def test_a_token_that_is_not_the_newest_decides_nothing_in_sinks() -> None:
+def test_an_outdated_token_does_not_decide_the_fate_of_sink_transactions() -> None:
     """The newest token is lost, as a newer mark shows, and a former anchor still carries an older token."""
     world = World()
     try:

@@ -38,7 +38,7 @@ def restored(query: Query, limit: int) -> BaseException | None:
 
 @pytest.mark.parametrize("stateful", [False, True], ids=["stateless", "stateful"])
 @pytest.mark.parametrize("first", range(1, 11))
-def test_t44_with_every_limit_from_1_to_300(first: int, stateful: bool) -> None:
+def test_t44_a_restored_checkpoint_is_safe_with_every_limit_from_1_to_300(first: int, stateful: bool) -> None:
     """A source that jumps heals with every limit; another one only if a batch ends where one ended before."""
     for limit in LIMITS[first - 1 :: 10]:
         assert restored(Query(stateful=stateful), limit) is None, limit

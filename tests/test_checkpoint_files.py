@@ -22,18 +22,20 @@ def _jar(folder: Path, name: str, *classes: str) -> Path:
 
 
 @pytest.mark.parametrize("package", [_STREAMING, f"{_STREAMING}.checkpointing"])  # Spark 4.0; since 4.1
-def test_the_class_is_found_by_the_name_that_this_spark_has_for_it(tmp_path: Path, package: str) -> None:
+def test_the_class_is_found_under_the_package_name_of_each_spark_version(
+    tmp_path: Path, package: str
+) -> None:
     _jar(tmp_path, "spark-sql-api_2.13-4.jar", f"org.other.{_CLASS}")
     _jar(tmp_path, "spark-sql_2.13-4.jar", f"{package}.Other{_CLASS}", f"{package}.{_CLASS}")
     assert file_system_manager(tmp_path) == f"{package}.{_CLASS}"
 
 
-def test_a_pyspark_without_spark_gets_no_setting(tmp_path: Path) -> None:
+def test_without_sparks_jars_there_is_no_setting(tmp_path: Path) -> None:
     assert file_system_manager(tmp_path / "jars") == ""
     assert file_system_manager(_jar(tmp_path, "spark-sql_2.13-9.jar", "org.apache.spark.sql.Row")) == ""
 
 
-def test_the_pyspark_that_is_installed_has_it() -> None:
+def test_the_installed_spark_contains_the_class() -> None:
     ((name, value),) = local_checkpoints().items()
     assert name == SETTING
     assert value.startswith(f"{_STREAMING}.")

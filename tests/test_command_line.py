@@ -106,9 +106,9 @@ def test_each_command_that_fails_ends_with_1_and_says_why(
     command: str, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kafka_eos_source.demo import __main__ as demo
-    from kafka_eos_source.demo import flights_topic
+    from kafka_eos_source.kafka import playground
 
-    monkeypatch.setattr(flights_topic, "_SECONDS", 0.3)
+    monkeypatch.setattr(playground, "_SECONDS", 0.3)
     monkeypatch.setattr(demo, "find_spec", lambda name: None)
     arguments = [*command.split(), *(each.format(**files) for each in _FAILING[command])]
     if command in ("sinks abort", "sinks commit"):

@@ -17,7 +17,7 @@ OURS = FirstBatch("app", "query", 3)
 WRITTEN = FirstBatch("app", "query", 3, genesis=True)
 
 
-def test_nothing_is_promised_before_the_file_is_written(tmp_path: Path) -> None:
+def test_without_a_first_batch_file_no_batch_needs_a_token(tmp_path: Path) -> None:
     file = FirstBatchFile(str(tmp_path), OURS)
     assert not file.promises_token(3)
     file.write()
@@ -25,14 +25,14 @@ def test_nothing_is_promised_before_the_file_is_written(tmp_path: Path) -> None:
     assert read_first_batch(str(tmp_path)) == WRITTEN
 
 
-def test_the_first_one_stays(tmp_path: Path) -> None:
+def test_an_existing_first_batch_file_is_not_replaced(tmp_path: Path) -> None:
     FirstBatchFile(str(tmp_path), OURS).write()
     later = FirstBatchFile(str(tmp_path), FirstBatch("app", "query", 7))
     later.write()
     assert later.found == read_first_batch(str(tmp_path)) == WRITTEN
 
 
-def test_a_file_of_format_1_promises_nothing_for_its_first_batch(tmp_path: Path) -> None:
+def test_a_file_of_format_1_does_not_promise_a_token_for_its_first_batch(tmp_path: Path) -> None:
     """Format 1 wrote the file before it committed the first batch, so that batch may have no token."""
     (tmp_path / "kafka-eos").mkdir()
     old = {"application_id": "app", "query_id": "query", "first_batch": 3}
@@ -44,7 +44,7 @@ def test_a_file_of_format_1_promises_nothing_for_its_first_batch(tmp_path: Path)
     assert read_first_batch(str(tmp_path)) == WRITTEN
 
 
-def test_another_application_id_is_refused(tmp_path: Path) -> None:
+def test_a_changed_application_id_is_refused(tmp_path: Path) -> None:
     FirstBatchFile(str(tmp_path), OURS).write()
     with pytest.raises(
         InvalidOptionError,
@@ -53,7 +53,7 @@ def test_another_application_id_is_refused(tmp_path: Path) -> None:
         FirstBatchFile(str(tmp_path), FirstBatch("other", "query", 0))
 
 
-def test_the_file_of_a_copied_folder_promises_nothing(tmp_path: Path) -> None:
+def test_a_first_batch_file_of_another_query_promises_no_token(tmp_path: Path) -> None:
     FirstBatchFile(str(tmp_path), OURS).write()
     copied = FirstBatchFile(str(tmp_path), FirstBatch("other", "another query", 0))
     assert not copied.promises_token(5)
@@ -74,7 +74,7 @@ def test_a_new_file_names_the_token_topic_of_the_query(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("later", [None, "others"])
-def test_a_batch_without_a_record_withdraws_the_token_topic_before_it_is_written(
+def test_a_batch_without_a_token_record_first_removes_the_token_topic_from_the_file(
     tmp_path: Path, later: str | None
 ) -> None:
     FirstBatchFile(str(tmp_path), with_topic("tokens")).write()
@@ -89,7 +89,7 @@ def test_a_batch_without_a_record_withdraws_the_token_topic_before_it_is_written
     assert found.found == FirstBatch("app", "query", 9, genesis=True, token_topic="tokens")
 
 
-def test_a_file_from_before_the_token_topic_has_none(tmp_path: Path) -> None:
+def test_a_file_of_an_older_version_has_no_token_topic(tmp_path: Path) -> None:
     FirstBatchFile(str(tmp_path), OURS).write()
     file = FirstBatchFile(str(tmp_path), with_topic("tokens"))
     file.write()
@@ -99,14 +99,14 @@ def test_a_file_from_before_the_token_topic_has_none(tmp_path: Path) -> None:
     assert read_first_batch(str(tmp_path)) == wanted
 
 
-def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_damaged_first_batch_file_is_refused_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "kafka-eos").mkdir()
     (tmp_path / "kafka-eos/identity.json").write_text("{")
     with pytest.raises(OperatorError, match=r"identity\.json is damaged"):
         FirstBatchFile(str(tmp_path), OURS)
 
 
-class Meanwhile:
+class FilesWithRival:
     """A file system on which another driver writes the file just before this one moves its own."""
 
     def __init__(self, checkpoint: str) -> None:
@@ -121,13 +121,13 @@ class Meanwhile:
         return getattr(self._fs, name)
 
 
-def test_two_drivers_that_write_at_the_same_moment_agree(
+def test_two_drivers_that_write_the_file_at_the_same_time_agree_on_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither driver fails here; Spark's log stops one of them later."""
     real = file_system(str(tmp_path))
     file = FirstBatchFile(str(tmp_path), OURS)
-    answers = iter([(Meanwhile(str(tmp_path)), real[1])])
+    answers = iter([(FilesWithRival(str(tmp_path)), real[1])])
     monkeypatch.setattr(first_batch, "file_system", lambda _location: next(answers, real))
     file.write()
     assert read_first_batch(str(tmp_path)) == WRITTEN

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from model_broker import Fault, ModelBroker, ModelRows
-from test_commit_transaction import IN, OUT, begun, commit, request, rows
+from model_broker import Fault, ModelBroker, ModelRows, no_sleep
+from test_commit_transaction import IN, OUT, broker_with_genesis, commit, request, rows
 
 from kafka_eos_source.commit.facts import Batch
 from kafka_eos_source.commit.interfaces import ProducerSession
@@ -25,7 +25,7 @@ OLD = TopicPartition("old", 0)
 @pytest.fixture
 def broker() -> ModelBroker:
     """A broker with batches 0 to 3 of ``query``, which also wrote another topic earlier."""
-    broker = begun()
+    broker = broker_with_genesis()
     broker.topics["old"] = 1
     session = ProducerSession()
     for batch_id in range(4):
@@ -34,9 +34,9 @@ def broker() -> ModelBroker:
     return broker
 
 
-def run(broker: ModelBroker, what: CommitRequest, staged: list[str]) -> Step:
-    machine = Commit(what, ModelRows(staged), broker, ProducerSession(), Deadline.after_seconds(5))
-    machine._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
+def run(broker: ModelBroker, request: CommitRequest, staged: list[str]) -> Step:
+    deadline = Deadline.after_seconds(5)
+    machine = Commit(request, ModelRows(staged), broker, ProducerSession(), deadline, sleep=no_sleep)
     return machine.run().step
 
 
@@ -46,7 +46,7 @@ def of_new_query(batch_id: int) -> CommitRequest:
     return replace(later, batch=replace(later.batch, query_id="new", batch_id=batch_id))
 
 
-def test_an_adopting_query_is_known_to_its_next_driver(broker: ModelBroker) -> None:
+def test_the_next_driver_of_an_adopting_query_finds_its_token(broker: ModelBroker) -> None:
     adopting = replace(of_new_query(0), foreign_query="adopt")
     assert run(broker, adopting, rows(4)) is Step.COMMITTED
     assert broker.group[OLD].offset == 77, "the offset of the other query is kept"
@@ -58,21 +58,21 @@ def test_an_adopting_query_is_known_to_its_next_driver(broker: ModelBroker) -> N
 
 
 @pytest.mark.parametrize("anchors", [("old", "out"), ("out", "old")])
-def test_batch_writes_of_one_application_id_to_two_topics(anchors: tuple[str, str]) -> None:
+def test_a_batch_write_finds_its_own_token_after_a_write_to_another_topic(anchors: tuple[str, str]) -> None:
     """The commit of the second write is not answered: it must find its own token, not that of the first."""
     broker = ModelBroker()
     broker.topics["old"] = 1
     for number, topic in enumerate(anchors):
         if number == 1:
             broker.faults.append(Fault("commit", OutcomeUnknownError("lost"), after=True))
-        what = replace(request(0), sources=(), anchor=TopicPartition(topic, 0))
-        batch = replace(what.batch, query_id=f"once:{number}", once=True, promised=False)
-        run(broker, replace(what, batch=batch), rows(number))
+        write = replace(request(0), sources=(), anchor=TopicPartition(topic, 0))
+        batch = replace(write.batch, query_id=f"once:{number}", once=True, promised=False)
+        run(broker, replace(write, batch=batch), rows(number))
     assert broker.log == rows(0) + rows(1)
 
 
 @pytest.mark.parametrize("application_id", ["app", "kafka-eos-jobs-out"])
-def test_a_series_of_writes_knows_the_versions_that_format_1_committed(application_id: str) -> None:
+def test_a_series_of_batch_writes_skips_versions_that_format_1_committed(application_id: str) -> None:
     """The series has the same application.id as before, or had a derived one."""
     broker, former = ModelBroker(), Predecessor(application_id, "txnAppId:jobs-out")
     old = Token(application_id, former.query_id, "run", 7, 7, "", "", 5)
@@ -81,8 +81,8 @@ def test_a_series_of_writes_knows_the_versions_that_format_1_committed(applicati
 
     def write(version: int) -> Step:
         batch = Batch("app", "txnAppId:jobs:out", "run-2", version, versioned=True)
-        what = CommitRequest(batch, "app", OUT, topic="out", predecessor=former)
-        return run(broker, what, rows(version))
+        commit_request = CommitRequest(batch, "app", OUT, topic="out", predecessor=former)
+        return run(broker, commit_request, rows(version))
 
     assert [write(version) for version in (6, 7, 8, 8)] == [Step.SKIPPED] * 2 + [Step.COMMITTED, Step.SKIPPED]
     assert broker.log == rows(8)

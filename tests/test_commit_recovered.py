@@ -49,7 +49,7 @@ class Topic:
         return self.certain if certain else self.quick
 
 
-def held(offsets: Mapping[TopicPartition, GroupOffset]) -> Held:
+def from_group(offsets: Mapping[TopicPartition, GroupOffset]) -> Held:
     return Held.of(APP, offsets)
 
 
@@ -60,7 +60,7 @@ def recovered(
     is_complete: bool = True,
 ) -> Held:
     return recover(
-        held(offsets),
+        from_group(offsets),
         GROUP,
         topic,
         Deadline.after_seconds(10),
@@ -69,37 +69,37 @@ def recovered(
     )
 
 
-def test_a_lost_group_is_replaced_by_the_record() -> None:
+def test_the_token_record_replaces_a_lost_group() -> None:
     topic = Topic(certain=record(token(3)))
     found = recovered({}, topic)
-    assert found == held(group(token(3)))
+    assert found == from_group(group(token(3)))
     assert found.token == token(3)
     assert topic.reads == [True], "a missing token needs a certain read"
     assert all(found.is_marked(tp) for tp in (IN, OTHER, OUT)), "every offset carries a mark"
 
 
-def test_a_new_query_has_neither() -> None:
+def test_a_new_query_has_neither_group_nor_token_record() -> None:
     topic = Topic()
-    assert recovered({}, topic) == held({})
+    assert recovered({}, topic) == from_group({})
     assert topic.reads == [True]
 
 
-def test_the_group_counts_while_it_is_there_and_nobody_is_waited_for() -> None:
+def test_an_existing_group_is_used_without_waiting_for_open_transactions() -> None:
     topic = Topic(quick=record(token(3)))
-    assert recovered(group(token(3)), topic) == held(group(token(3)))
+    assert recovered(group(token(3)), topic) == from_group(group(token(3)))
     assert topic.reads == [False]
 
 
-def test_a_token_topic_that_is_new_to_the_query_has_no_record() -> None:
-    assert recovered(group(token(3)), Topic()) == held(group(token(3)))
+def test_a_token_topic_that_the_query_never_used_is_not_required_to_hold_a_record() -> None:
+    assert recovered(group(token(3)), Topic()) == from_group(group(token(3)))
 
 
-def test_a_record_from_before_the_option_was_removed_for_a_while_is_outdated() -> None:
-    assert recovered(group(token(8)), Topic(quick=record(token(3)))) == held(group(token(8)))
+def test_a_record_is_outdated_if_later_batches_had_no_token_topic() -> None:
+    assert recovered(group(token(8)), Topic(quick=record(token(3)))) == from_group(group(token(8)))
 
 
-def test_a_group_that_lost_its_newest_state_is_replaced_by_the_record() -> None:
-    assert recovered(group(token(2)), Topic(quick=record(token(3)))) == held(group(token(3)))
+def test_a_newer_record_replaces_a_group_that_lost_its_newest_offsets() -> None:
+    assert recovered(group(token(2)), Topic(quick=record(token(3)))) == from_group(group(token(3)))
 
 
 def without_token(of: Token) -> dict[TopicPartition, GroupOffset]:
@@ -107,7 +107,7 @@ def without_token(of: Token) -> dict[TopicPartition, GroupOffset]:
     return {tp: offset for tp, offset in group(of).items() if tp != OUT}
 
 
-def test_a_token_that_was_lost_with_its_anchor_is_replaced_by_the_record() -> None:
+def test_the_record_replaces_a_token_that_was_deleted_with_its_anchor_topic() -> None:
     topic = Topic(certain=record(token(3)))
     assert recovered(without_token(token(3)), topic).token == token(3)
     older = {**without_token(token(3)), OUT: group(token(2))[OUT]}
@@ -118,24 +118,24 @@ def test_a_token_that_was_lost_with_its_anchor_is_replaced_by_the_record() -> No
 def test_a_record_that_is_older_than_a_mark_does_not_replace_a_lost_token() -> None:
     """Later transactions were committed while the query had no token topic."""
     lost = without_token(token(5))
-    assert recovered(lost, Topic(certain=record(token(4)))) == held(lost)
+    assert recovered(lost, Topic(certain=record(token(4)))) == from_group(lost)
 
 
 def test_sequence_numbers_are_compared_and_not_batch_ids() -> None:
     """After a checkpoint was rolled back and healed, batch ids go back and sequence numbers do not."""
     own = group(token(5, batch_id=2))
-    assert recovered(own, Topic(quick=record(token(4, batch_id=4)))) == held(own)
+    assert recovered(own, Topic(quick=record(token(4, batch_id=4)))) == from_group(own)
     assert recovered(own, Topic(quick=record(token(6, batch_id=2)))).token == token(6, batch_id=2)
 
 
-def test_a_contradiction_is_refused() -> None:
+def test_a_group_and_a_record_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(OperatorError, match=r"batch 9 of query query-1.*sequence number 1, .*batch 5.*forg"):
         recovered(group(token(1, batch_id=9)), Topic(quick=record(token(5, batch_id=5))))
 
 
-def test_a_record_of_another_query_does_not_replace_the_group() -> None:
+def test_a_record_of_another_query_does_not_replace_an_existing_group() -> None:
     foreign = record(token(50, query_id="query-0"))
-    assert recovered(group(token(1)), Topic(quick=foreign)) == held(group(token(1)))
+    assert recovered(group(token(1)), Topic(quick=foreign)) == from_group(group(token(1)))
 
 
 def test_a_record_of_another_query_replaces_a_lost_group() -> None:
@@ -144,7 +144,7 @@ def test_a_record_of_another_query_replaces_a_lost_group() -> None:
     assert recovered({}, Topic(certain=record(foreign))).token == foreign
 
 
-def test_the_token_of_another_application_in_a_shared_group_is_none_of_ours() -> None:
+def test_a_token_of_another_application_in_a_shared_group_is_ignored() -> None:
     elsewhere = TopicPartition("elsewhere", 0)
     shared = {elsewhere: GroupOffset(elsewhere, 1, token(90, app="invoices").encode())}
     topic = Topic(certain=record(token(3)))
@@ -166,9 +166,7 @@ INCOMPLETE = pytest.param(TOPIC_ID, False, "committed batches without a record s
 
 
 @pytest.mark.parametrize(("topic_id", "is_complete", "doubt"), [COPIED, INCOMPLETE])
-def test_a_record_that_may_not_be_the_newest_proves_nothing(
-    topic_id: str, is_complete: bool, doubt: str
-) -> None:
+def test_a_record_that_may_be_outdated_is_refused(topic_id: str, is_complete: bool, doubt: str) -> None:
     doubtful = record(token(3), topic_id=topic_id)
     topic = Topic(certain=doubtful, quick=doubtful)
     older = group(token(2))
@@ -176,12 +174,12 @@ def test_a_record_that_may_not_be_the_newest_proves_nothing(
         with pytest.raises(TokenMissingError, match=rf"'tokens' \(transaction 3, batch 3\).*{doubt}"):
             recovered(offsets, topic, is_complete=is_complete)
         for policy in ("assume_committed", "assume_not_committed"):
-            assert recovered(offsets, topic, policy, is_complete) == held(offsets)
+            assert recovered(offsets, topic, policy, is_complete) == from_group(offsets)
     for newer in (group(token(3)), group(token(4)), group(token(2, query_id="query-0"))):
-        assert recovered(newer, topic, is_complete=is_complete) == held(newer)
+        assert recovered(newer, topic, is_complete=is_complete) == from_group(newer)
 
 
-def test_a_query_whose_group_was_renamed_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_query_continues_after_its_group_was_renamed(caplog: pytest.LogCaptureFixture) -> None:
     old = replace(record(token(3)), group_id="old-group")
     with caplog.at_level("WARNING"):
         assert recovered({}, Topic(certain=old)).token == token(3)

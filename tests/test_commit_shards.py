@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from model_broker import Fault, ModelBroker, ModelRows
-from test_commit_transaction import IN, OUT, begun, request, rows
+from model_broker import Fault, ModelBroker, ModelRows, no_sleep
+from test_commit_transaction import IN, OUT, broker_with_genesis, request, rows
 
 from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.commit.interfaces import ProducerSession
@@ -34,7 +34,7 @@ def report(
     """Returns the report of a shard. ``sequence`` None means that of the batch before."""
     return ShardReport(
         tp=SHARDS[shard],
-        attempt=f"{batch_id}-{shard}",
+        task_attempt_id=f"{batch_id}-{shard}",
         shards=2,
         query_id="query",
         batch_id=batch_id,
@@ -52,52 +52,56 @@ def commit(broker: ModelBroker, session: ProducerSession, batch_id: int, shards:
     topics = {**broker.topics, "app-counts-changelog": 2}
     broker.topics = topics
     machine = Commit(
-        request(batch_id), ModelRows(rows(batch_id), shards), broker, session, Deadline.after_seconds(30)
+        request(batch_id),
+        ModelRows(rows(batch_id), shards),
+        broker,
+        session,
+        Deadline.after_seconds(30),
+        sleep=no_sleep,
     )
-    machine._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
     return machine.run()
 
 
-def held(broker: ModelBroker, tp: TopicPartition) -> tuple[int, Token]:
+def committed_offset(broker: ModelBroker, tp: TopicPartition) -> tuple[int, Token]:
     found = broker.group[tp]
     token = Token.decode(found.metadata)
     assert token is not None
     return found.offset, token
 
 
-def both(batch_id: int, **values: int) -> list[ShardReport]:
+def both_shards(batch_id: int, **values: int) -> list[ShardReport]:
     return [report(batch_id, 0, **values), report(batch_id, 1, **values)]
 
 
-def test_the_changelog_and_how_far_it_is_commit_with_the_records() -> None:
-    broker, session = begun(), ProducerSession()
+def test_state_changes_and_their_offset_commit_with_the_records() -> None:
+    broker, session = broker_with_genesis(), ProducerSession()
     for batch_id in range(2):
-        assert commit(broker, session, batch_id, both(batch_id)) == Result(Step.COMMITTED, 1)
+        assert commit(broker, session, batch_id, both_shards(batch_id)) == Result(Step.COMMITTED, 1)
     assert [row for row in broker.log if "changelog" not in row] == rows(0) + rows(1)
     for number, tp in enumerate(SHARDS):
         assert sum(row.startswith(f"{tp}/") for row in broker.log) == 4
-        offset, token = held(broker, tp)
+        offset, token = committed_offset(broker, tp)
         assert (offset, token.batch_id) == (4, 1)
         assert token.shard == ShardProgress(f"1-{number}", 5, 9, {"late_rows": 1})
-    assert held(broker, IN)[1].shard is None
+    assert committed_offset(broker, IN)[1].shard is None
 
 
 def test_a_shard_without_changes_keeps_its_offset_and_gets_the_token() -> None:
-    broker = begun()
+    broker = broker_with_genesis()
     commit(broker, ProducerSession(), 0, [report(0, 0), replace(report(0, 1, records=0), next_offset=1000)])
-    assert held(broker, SHARDS[1])[0] == 1000
-    assert held(broker, SHARDS[1])[1].batch_id == 0
+    assert committed_offset(broker, SHARDS[1])[0] == 1000
+    assert committed_offset(broker, SHARDS[1])[1].batch_id == 0
 
 
-def test_a_changelog_that_was_made_anew_meanwhile_gets_no_changes() -> None:
+def test_a_recreated_changelog_gets_no_changes() -> None:
     """The new changelog would hold only these changes; the earlier state was in the deleted topic."""
-    broker, session = begun(), ProducerSession()
+    broker, session = broker_with_genesis(), ProducerSession()
     for batch_id in range(2):
-        commit(broker, session, batch_id, both(batch_id))
+        commit(broker, session, batch_id, both_shards(batch_id))
     broker.log[:] = [row for row in broker.log if "changelog" not in row]
     before, group = list(broker.log), dict(broker.group)
     with pytest.raises(StateLostError, match=r"ends at offset 2 .* ends at offset 4"):
-        commit(broker, session, 2, both(2))
+        commit(broker, session, 2, both_shards(2))
     assert (broker.log, broker.group) == (before, group)
     assert broker.calls[-2:] == ["ends", "abort"]
 
@@ -111,55 +115,57 @@ def test_a_changelog_that_was_made_anew_meanwhile_gets_no_changes() -> None:
         ("ends", UnavailableError("the topic is gone")),
     ],
 )
-def test_what_fails_with_the_changelog_is_aborted_and_done_again(call: str, error: Exception) -> None:
-    broker = begun(faults=[Fault(call, error)])
-    assert commit(broker, ProducerSession(), 0, both(0)) == Result(Step.COMMITTED, 2)
+def test_a_failure_of_the_changelog_aborts_and_repeats_the_transaction(call: str, error: Exception) -> None:
+    broker = broker_with_genesis(faults=[Fault(call, error)])
+    assert commit(broker, ProducerSession(), 0, both_shards(0)) == Result(Step.COMMITTED, 2)
     assert "abort" in broker.calls
     assert sum("changelog" in row for row in broker.log) == 4
-    assert held(broker, SHARDS[0])[0] == 2
+    assert committed_offset(broker, SHARDS[0])[0] == 2
 
 
-def test_shards_that_know_more_make_the_commit_look_at_the_token() -> None:
+def test_a_shard_with_a_newer_state_makes_the_commit_read_the_token() -> None:
     """Otherwise a clean producer would commit batch 1 again, on top of a state that contains it."""
-    broker, session = begun(), ProducerSession()
-    commit(broker, session, 0, both(0))
-    commit(broker, ProducerSession(), 1, both(1))  # by a zombie
-    assert commit(broker, session, 1, both(1, sequence=2)).step is Step.SKIPPED
+    broker, session = broker_with_genesis(), ProducerSession()
+    commit(broker, session, 0, both_shards(0))
+    commit(broker, ProducerSession(), 1, both_shards(1))  # by a zombie
+    assert commit(broker, session, 1, both_shards(1, sequence=2)).step is Step.SKIPPED
     assert [row for row in broker.log if "changelog" not in row] == rows(0) + rows(1)
 
 
 @pytest.mark.parametrize("sequence", [-1, 0, 2])
-def test_changes_to_another_state_than_kafka_holds_are_never_written(sequence: int) -> None:
-    broker, session = begun(), ProducerSession()
-    commit(broker, session, 0, both(0))
+def test_changes_that_start_from_another_state_than_kafkas_are_never_written(sequence: int) -> None:
+    broker, session = broker_with_genesis(), ProducerSession()
+    commit(broker, session, 0, both_shards(0))
     with pytest.raises(RestartQueryError, match=rf"transaction {sequence}, but Kafka .* transaction 1"):
         commit(broker, session, 1, [report(1, 0), report(1, 1, sequence=sequence)])
     assert [row for row in broker.log if "changelog" not in row] == rows(0)
 
 
-def test_a_state_that_misses_a_transaction_is_lost_unless_somebody_accepts_it() -> None:
-    broker, session = begun(), ProducerSession()
-    commit(broker, session, 0, both(0))
+def test_a_state_without_the_last_transaction_is_refused_unless_the_user_accepts_it() -> None:
+    broker, session = broker_with_genesis(), ProducerSession()
+    commit(broker, session, 0, both_shards(0))
     commit(broker, session, 1, [])  # a projection dropped the column of changes
-    behind = [replace(each, sequence=1, next_offset=2) for each in both(2)]
+    behind = [replace(each, sequence=1, next_offset=2) for each in both_shards(2)]
     with pytest.raises(StateLostError, match=r"transaction 1 .*last transaction of the query is 2"):
         commit(broker, session, 2, behind)
     accepted = [replace(each, accepts_gap=True) for each in behind]
     assert commit(broker, session, 2, accepted).step is Step.COMMITTED
 
 
-def test_a_processor_that_fails_on_a_batch_in_kafka_does_not_stop_the_query() -> None:
+def test_a_processor_error_in_a_batch_that_kafka_holds_does_not_fail_the_query() -> None:
     """The state already contains the batch, so the processor may fail on it."""
-    broker, session = begun(), ProducerSession()
-    commit(broker, session, 0, both(0))
-    failed = [replace(each, failure="KeyError: seen before", records=0) for each in both(0, sequence=1)]
+    broker, session = broker_with_genesis(), ProducerSession()
+    commit(broker, session, 0, both_shards(0))
+    failed = [
+        replace(each, failure="KeyError: seen before", records=0) for each in both_shards(0, sequence=1)
+    ]
     assert commit(broker, session, 0, failed).step is Step.SKIPPED
-    failed = [replace(each, failure="KeyError: unknown", records=0) for each in both(1)]
+    failed = [replace(each, failure="KeyError: unknown", records=0) for each in both_shards(1)]
     with pytest.raises(StatefulProcessorError, match="KeyError: unknown"):
         commit(broker, session, 1, failed)
 
 
-def test_an_adopted_querys_shards_keep_their_progress() -> None:
+def test_adoption_keeps_the_progress_of_shards() -> None:
     """Another query continues with a batch without state changes; the task attempt of the state is kept."""
     other = Token("app", "other", "run", 9, 9, "d", "d", 1, shard=ShardProgress("9-0", 4, 8))
     held_before = Held.of("app", {SHARDS[0]: GroupOffset(SHARDS[0], 77, other.encode())})
@@ -173,8 +179,8 @@ def test_an_adopted_querys_shards_keep_their_progress() -> None:
     assert Token.decode(offsets[OUT].metadata) == replace(own, partitions=1)
 
 
-def marked(broker: ModelBroker, shards: list[ShardReport]) -> Result:
-    """Commits batch 1, whose group was deleted, after a person declared it committed."""
+def commit_declared_by_operator(broker: ModelBroker, shards: list[ShardReport]) -> Result:
+    """Commits batch 1, whose group was deleted, after an operator declared it committed."""
     broker.topics = {**broker.topics, "app-counts-changelog": 2}
     broker.group.clear()
     asked = replace(request(1), missing_token="assume_committed")
@@ -183,23 +189,23 @@ def marked(broker: ModelBroker, shards: list[ShardReport]) -> Result:
     ).run()
 
 
-def test_a_batch_that_a_person_found_in_kafka_keeps_its_state() -> None:
-    broker, session = begun(), ProducerSession()
+def test_a_batch_that_an_operator_declared_committed_keeps_its_state() -> None:
+    broker, session = broker_with_genesis(), ProducerSession()
     for batch_id in range(2):
-        commit(broker, session, batch_id, both(batch_id))
+        commit(broker, session, batch_id, both_shards(batch_id))
     before = list(broker.log)
-    found = [replace(each, skipped=True, records=0, next_offset=4) for each in both(1)]
-    assert marked(broker, found).step is Step.SKIPPED
+    found = [replace(each, skipped=True, records=0, next_offset=4) for each in both_shards(1)]
+    assert commit_declared_by_operator(broker, found).step is Step.SKIPPED
     assert broker.log == before
-    offset, token = held(broker, SHARDS[0])
+    offset, token = committed_offset(broker, SHARDS[0])
     assert (offset, token.batch_id) == (4, 1)
     assert token.shard == ShardProgress("1-0", 5, 9, {"late_rows": 1})
 
 
-def test_a_person_who_errs_is_told_by_the_state() -> None:
-    broker, session = begun(), ProducerSession()
-    commit(broker, session, 0, both(0))
+def test_the_state_contradicts_an_operator_who_declared_the_wrong_outcome() -> None:
+    broker, session = broker_with_genesis(), ProducerSession()
+    commit(broker, session, 0, both_shards(0))
     before = list(broker.log)
     with pytest.raises(StateLostError, match="assume_not_committed"):
-        marked(broker, both(1))
+        commit_declared_by_operator(broker, both_shards(1))
     assert broker.log == before

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_broker import Fault, ModelBroker, ModelRows
-from test_commit_transaction import Killed, begun, committed, request, rows
+from model_broker import Fault, ModelBroker, ModelRows, no_sleep
+from test_commit_transaction import Killed, broker_with_genesis, committed, request, rows
 
 from kafka_eos_source.commit.interfaces import ProducerSession, UndecidedSinks
 from kafka_eos_source.commit.machine import Commit, Result
@@ -131,11 +131,11 @@ class ModelStaged:
         yield pa.record_batch([pa.array(self.values)], ["value"])
 
 
-class World:
+class Systems:
     """Kafka and two external systems."""
 
     def __init__(self) -> None:
-        self.broker = begun()
+        self.broker = broker_with_genesis()
         self.systems = {name: ModelSystem(self.broker) for name in NAMES}
 
     def commit(
@@ -151,7 +151,8 @@ class World:
         sinks = {name: ModelSink(self.systems[name]) for name in names}
         for name, sink in sinks.items():
             sink.open(SinkContext(name, "app"))
-        work = SinkWork(sinks, {name: ModelStaged(rows(batch_id)) for name in names}, "app", batch_id)
+        parts = {name: ModelStaged(rows(batch_id)) for name in names}
+        work = SinkWork(sinks, parts, "app", batch_id, sleep=no_sleep)
         wanted = request(batch_id, run_id)
         machine = Commit(
             type(wanted)(**{**wanted.__dict__, **more}),
@@ -160,8 +161,8 @@ class World:
             session,
             Deadline.after_seconds(seconds),
             work,
+            sleep=no_sleep,
         )
-        machine._pause.wait = work._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
         return machine.run()
 
     def same_everywhere(self, batches: int) -> None:
@@ -173,142 +174,144 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def systems() -> Systems:
+    return Systems()
 
 
-def test_each_batch_is_in_kafka_and_in_every_sink_once(world: World) -> None:
+def test_each_batch_is_in_kafka_and_in_every_sink_once(systems: Systems) -> None:
     session = ProducerSession()
     for batch_id in range(3):
-        assert world.commit(session, batch_id) == Result(Step.COMMITTED, 1)
-    world.same_everywhere(3)
-    token = committed(world.broker)
+        assert systems.commit(session, batch_id) == Result(Step.COMMITTED, 1)
+    systems.same_everywhere(3)
+    token = committed(systems.broker)
     assert token.sinks is not None
     assert token.sinks.names == NAMES
-    assert list(world.systems["files"].committed)[-1] == SinkTxn(
+    assert list(systems.systems["files"].committed)[-1] == SinkTxn(
         "app", "files", token.sequence, token.sinks.sink_transaction_id
     )
-    assert world.broker.epoch == 1, "one session, listed once"
+    assert systems.broker.epoch == 1, "one session, listed once"
 
 
-def test_a_sink_that_cannot_prepare_now_is_asked_again_and_the_others_are_rolled_back(world: World) -> None:
-    world.systems["database"].answers["prepare"] = [Retryable("locked"), Retryable("locked")]
-    assert world.commit(ProducerSession(), 0).transactions == 1, "it begins after prepare"
-    world.same_everywhere(1)
+def test_a_prepare_that_fails_for_now_is_retried_after_all_sinks_rolled_back(systems: Systems) -> None:
+    systems.systems["database"].answers["prepare"] = [Retryable("locked"), Retryable("locked")]
+    assert systems.commit(ProducerSession(), 0).transactions == 1, "it begins after prepare"
+    systems.same_everywhere(1)
 
 
-def test_a_sink_that_cannot_prepare_in_time_leaves_nothing(world: World) -> None:
-    world.systems["database"].answers["prepare"] = [Retryable("down")]
+def test_a_prepare_that_fails_until_the_deadline_leaves_nothing_prepared(systems: Systems) -> None:
+    systems.systems["database"].answers["prepare"] = [Retryable("down")]
     with pytest.raises(SinkUnavailableError, match=r"'database' cannot prepare app-database-1-.*down"):
-        world.commit(ProducerSession(), 0, seconds=0)
-    world.same_everywhere(0)
+        systems.commit(ProducerSession(), 0, seconds=0)
+    systems.same_everywhere(0)
 
 
-def test_a_sink_that_refuses_the_batch_is_named_and_leaves_nothing(world: World) -> None:
-    world.systems["database"].answers["prepare"] = [Fatal("no such column", "add it")]
+def test_a_sink_that_refuses_the_batch_is_named_and_nothing_stays_prepared(systems: Systems) -> None:
+    systems.systems["database"].answers["prepare"] = [Fatal("no such column", "add it")]
     with pytest.raises(SinkFailedError, match=r"no such column.*add it"):
-        world.commit(ProducerSession(), 0)
-    world.same_everywhere(0)
+        systems.commit(ProducerSession(), 0)
+    systems.same_everywhere(0)
 
 
 @pytest.mark.parametrize("call", ["begin", "send", "flush", "send_offsets"])
-def test_kafka_fails_after_prepare(world: World, call: str) -> None:
-    """The prepared work is aborted, and prepared again with another id."""
-    world.broker.faults.append(Fault(call, RetriableError("not now")))
-    world.commit(ProducerSession(), 0)
-    world.same_everywhere(1)
+def test_a_kafka_failure_after_prepare_aborts_and_prepares_again(systems: Systems, call: str) -> None:
+    """The second prepare uses another sink transaction id."""
+    systems.broker.faults.append(Fault(call, RetriableError("not now")))
+    systems.commit(ProducerSession(), 0)
+    systems.same_everywhere(1)
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_an_unknown_outcome_takes_nothing_back_until_the_token_is_read(world: World, after: bool) -> None:
-    world.broker.faults.append(Fault("commit", RetriableError("time-out"), after=after))
-    world.commit(ProducerSession(), 0)
-    world.same_everywhere(1)
-
-
-@pytest.mark.parametrize("after", [False, True])
-def test_an_unknown_outcome_at_the_deadline_stays_prepared_for_the_next_start(
-    world: World, after: bool
+def test_after_an_unknown_outcome_sinks_abort_nothing_before_the_token_is_read(
+    systems: Systems, after: bool
 ) -> None:
-    """T50: Spark then calls abort(), which does not concern sinks."""
-    world.broker.faults.append(Fault("commit", RetriableError("time-out"), after=after))
+    systems.broker.faults.append(Fault("commit", RetriableError("time-out"), after=after))
+    systems.commit(ProducerSession(), 0)
+    systems.same_everywhere(1)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_t50_an_unknown_outcome_at_the_deadline_stays_prepared_for_the_next_start(
+    systems: Systems, after: bool
+) -> None:
+    """Spark then calls abort(), which does not concern sinks."""
+    systems.broker.faults.append(Fault("commit", RetriableError("time-out"), after=after))
     with pytest.raises(OutcomeUnknownError):
-        world.commit(ProducerSession(), 0, seconds=0)
-    assert all(len(system.prepared) == 1 for system in world.systems.values())
-    world.commit(ProducerSession(), 0, "run-2")
-    world.same_everywhere(1)
+        systems.commit(ProducerSession(), 0, seconds=0)
+    assert all(len(system.prepared) == 1 for system in systems.systems.values())
+    systems.commit(ProducerSession(), 0, "run-2")
+    systems.same_everywhere(1)
 
 
-def test_a_sink_that_does_not_commit_holds_the_query_back(world: World) -> None:
-    world.systems["database"].answers["commit"] = [Retryable("down")] * 3
-    world.commit(ProducerSession(), 0)
-    world.same_everywhere(1)
+def test_the_query_waits_for_a_sink_that_does_not_commit(systems: Systems) -> None:
+    systems.systems["database"].answers["commit"] = [Retryable("down")] * 3
+    systems.commit(ProducerSession(), 0)
+    systems.same_everywhere(1)
 
 
-def test_a_sink_that_does_not_commit_in_time_is_finished_at_the_next_start(world: World) -> None:
+def test_a_sink_that_does_not_commit_in_time_commits_at_the_next_start(systems: Systems) -> None:
     session = ProducerSession()
-    world.systems["files"].answers["commit"] = [Retryable("down")]
+    systems.systems["files"].answers["commit"] = [Retryable("down")]
     with pytest.raises(SinkUnfinishedError, match="'files': down"):
-        world.commit(session, 0, seconds=0)
-    assert world.systems["database"].visible() == rows(0), "the other sink has committed"
+        systems.commit(session, 0, seconds=0)
+    assert systems.systems["database"].visible() == rows(0), "the other sink has committed"
     assert session.producer is None, "the next batch must not begin before all sinks have committed this one"
-    assert world.commit(ProducerSession(), 0, "run-2") == Result(Step.SKIPPED, 0)
-    world.same_everywhere(1)
+    assert systems.commit(ProducerSession(), 0, "run-2") == Result(Step.SKIPPED, 0)
+    systems.same_everywhere(1)
 
 
-def test_a_sink_that_lost_what_it_prepared_is_named_when_the_others_have_committed(world: World) -> None:
-    world.systems["files"].answers["commit"] = [Fatal("the disk is gone")]
+def test_a_sink_that_lost_its_prepared_work_is_named_after_the_others_committed(systems: Systems) -> None:
+    systems.systems["files"].answers["commit"] = [Fatal("the disk is gone")]
     with pytest.raises(SinkFailedError, match="the disk is gone"):
-        world.commit(ProducerSession(), 0)
-    assert world.systems["database"].visible() == rows(0)
-    world.commit(ProducerSession(), 0, "run-2")
-    world.same_everywhere(1)
+        systems.commit(ProducerSession(), 0)
+    assert systems.systems["database"].visible() == rows(0)
+    systems.commit(ProducerSession(), 0, "run-2")
+    systems.same_everywhere(1)
 
 
-def test_a_sink_that_was_left_out_is_named(world: World) -> None:
-    world.systems["files"].answers["commit"] = [Retryable("down")]
+def test_a_sink_that_was_removed_from_the_query_is_named(systems: Systems) -> None:
+    systems.systems["files"].answers["commit"] = [Retryable("down")]
     with pytest.raises(SinkUnfinishedError):
-        world.commit(ProducerSession(), 0, seconds=0)
+        systems.commit(ProducerSession(), 0, seconds=0)
     with pytest.raises(InvalidOptionError, match="'files'"):
-        world.commit(ProducerSession(), 0, "run-2", names=["database"])
-    world.commit(ProducerSession(), 0, "run-2")
-    world.same_everywhere(1)
+        systems.commit(ProducerSession(), 0, "run-2", names=["database"])
+    systems.commit(ProducerSession(), 0, "run-2")
+    systems.same_everywhere(1)
 
 
-def test_a_poison_record_takes_everything_back(world: World) -> None:
-    world.broker.faults.append(Fault("flush", InvalidRecordError("too large")))
+def test_a_poison_record_aborts_all_prepared_work(systems: Systems) -> None:
+    systems.broker.faults.append(Fault("flush", InvalidRecordError("too large")))
     with pytest.raises(InvalidRecordError):
-        world.commit(ProducerSession(), 0)
-    world.same_everywhere(0)
+        systems.commit(ProducerSession(), 0)
+    systems.same_everywhere(0)
 
 
-def test_what_cannot_be_taken_back_now_is_taken_back_at_the_next_look(world: World) -> None:
-    world.broker.faults.append(Fault("flush", RetriableError("not now")))
-    world.systems["files"].answers["abort"] = [Retryable("down")]
-    world.commit(ProducerSession(), 0)
-    world.same_everywhere(1)
+def test_prepared_work_that_cannot_be_aborted_at_once_is_aborted_later(systems: Systems) -> None:
+    systems.broker.faults.append(Fault("flush", RetriableError("not now")))
+    systems.systems["files"].answers["abort"] = [Retryable("down")]
+    systems.commit(ProducerSession(), 0)
+    systems.same_everywhere(1)
 
 
-def test_a_zombie_takes_its_own_back_when_it_was_overtaken(world: World) -> None:
+def test_a_fenced_driver_aborts_its_own_prepared_work(systems: Systems) -> None:
     zombie, successor = ProducerSession(), ProducerSession()
-    world.commit(zombie, 0, "run-1")
-    world.commit(successor, 1, "run-2")
+    systems.commit(zombie, 0, "run-1")
+    systems.commit(successor, 1, "run-2")
     with pytest.raises(FencedError, match="run-2"):
-        world.commit(zombie, 1, "run-1")
-    world.same_everywhere(2)
-    world.commit(successor, 2, "run-2")
-    world.same_everywhere(3)
+        systems.commit(zombie, 1, "run-1")
+    systems.same_everywhere(2)
+    systems.commit(successor, 2, "run-2")
+    systems.same_everywhere(3)
 
 
-def overtaken_between_token_and_settling(world: World) -> None:
+def overtaken_between_token_and_resolution(systems: Systems) -> None:
     """A reads the token; B commits the batch in Kafka and dies before its sinks commit; A continues."""
-    broker = world.broker
+    broker = systems.broker
     read = broker.group_offsets
 
     def rival() -> None:
-        world.systems["files"].faults.append(Fault("commit", Killed()))
+        systems.systems["files"].faults.append(Fault("commit", Killed()))
         with pytest.raises(Killed):
-            world.commit(ProducerSession(), 0, "run-2")
+            systems.commit(ProducerSession(), 0, "run-2")
         broker.dead = False
 
     def group_offsets(*arguments: Any) -> Any:
@@ -319,83 +322,91 @@ def overtaken_between_token_and_settling(world: World) -> None:
 
     broker.group_offsets = group_offsets  # type: ignore[method-assign]
     with pytest.raises(FencedError, match="run-2"):
-        world.commit(ProducerSession(), 0, "run-1")
-    world.commit(ProducerSession(), 0, "run-3")
-    world.same_everywhere(1)
+        systems.commit(ProducerSession(), 0, "run-1")
+    systems.commit(ProducerSession(), 0, "run-3")
+    systems.same_everywhere(1)
 
 
-def test_what_a_rival_prepares_after_the_list_was_made_is_none_of_ours(world: World) -> None:
-    overtaken_between_token_and_settling(world)
+def test_prepared_work_that_a_rival_adds_after_the_listing_is_left_alone(systems: Systems) -> None:
+    overtaken_between_token_and_resolution(systems)
 
 
-def test_a_list_made_after_the_token_would_lose_the_rivals_batch(
-    world: World, monkeypatch: pytest.MonkeyPatch
+def test_the_model_detects_that_prepared_work_is_listed_after_the_token_is_read(
+    systems: Systems, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the rule of `commit.sink_fate` switched off, the test above would fail."""
     resolve = SinkWork.resolve_prepared
 
-    def looks_late(self: SinkWork, *arguments: Any) -> None:
+    def list_after_token(self: SinkWork, *arguments: Any) -> None:
         self.list_prepared(arguments[-1])
         resolve(self, *arguments)
 
-    monkeypatch.setattr(SinkWork, "resolve_prepared", looks_late)
+    monkeypatch.setattr(SinkWork, "resolve_prepared", list_after_token)
     with pytest.raises((SinkFailedError, AssertionError)):
-        overtaken_between_token_and_settling(world)
+        overtaken_between_token_and_resolution(systems)
 
 
-def test_a_lost_group_leaves_what_is_prepared_to_a_person(world: World) -> None:
-    world.commit(ProducerSession(), 0)
-    world.broker.faults.append(Fault("commit", RetriableError("time-out"), after=True))
+def test_after_a_lost_group_an_operator_decides_prepared_work(systems: Systems) -> None:
+    systems.commit(ProducerSession(), 0)
+    systems.broker.faults.append(Fault("commit", RetriableError("time-out"), after=True))
     with pytest.raises(OutcomeUnknownError):
-        world.commit(ProducerSession(), 1, seconds=0)
-    world.broker.group.clear()
+        systems.commit(ProducerSession(), 1, seconds=0)
+    systems.broker.group.clear()
     with pytest.raises(SinkUndecidedError, match="sinks commit"):
-        world.commit(ProducerSession(), 1, "run-2", missing_token="assume_committed")
-    for system in world.systems.values():  # what `kafka-eos sinks commit` does
+        systems.commit(ProducerSession(), 1, "run-2", missing_token="assume_committed")
+    for system in systems.systems.values():  # what `kafka-eos sinks commit` does
         system.committed.update(system.prepared)
         system.prepared.clear()
-    assert world.commit(ProducerSession(), 1, "run-2", missing_token="assume_committed").step is Step.SKIPPED
-    world.commit(ProducerSession(), 2, "run-2")
-    world.same_everywhere(3)
+    assert (
+        systems.commit(ProducerSession(), 1, "run-2", missing_token="assume_committed").step is Step.SKIPPED
+    )
+    systems.commit(ProducerSession(), 2, "run-2")
+    systems.same_everywhere(3)
 
 
-def test_a_token_that_a_person_wrote_does_not_decide_what_sinks_hold(world: World) -> None:
+def test_a_token_written_by_an_operator_does_not_decide_prepared_work(systems: Systems) -> None:
     """`kafka-eos adopt --committed`: Kafka has committed the batch, and the sinks have prepared it."""
-    world.commit(ProducerSession(), 0)
-    world.broker.faults.append(Fault("commit", RetriableError("time-out"), after=True))
+    systems.commit(ProducerSession(), 0)
+    systems.broker.faults.append(Fault("commit", RetriableError("time-out"), after=True))
     with pytest.raises(OutcomeUnknownError):
-        world.commit(ProducerSession(), 1, seconds=0)
-    world.broker.group.clear()
+        systems.commit(ProducerSession(), 1, seconds=0)
+    systems.broker.group.clear()
     adopted = type(wanted := request(1))(**{**wanted.__dict__, "missing_token": "assume_committed"})
     Commit(
-        adopted, ModelRows([]), world.broker, ProducerSession(), Deadline.after_seconds(30), UndecidedSinks()
+        adopted,
+        ModelRows([]),
+        systems.broker,
+        ProducerSession(),
+        Deadline.after_seconds(30),
+        UndecidedSinks(),
     ).run()
     with pytest.raises(SinkUndecidedError):
-        world.commit(ProducerSession(), 1, "run-2")
-    for system in world.systems.values():
+        systems.commit(ProducerSession(), 1, "run-2")
+    for system in systems.systems.values():
         system.committed.update(system.prepared)
         system.prepared.clear()
-    assert world.commit(ProducerSession(), 1, "run-2").step is Step.SKIPPED
-    world.broker.faults.append(Fault("flush", Killed()))
+    assert systems.commit(ProducerSession(), 1, "run-2").step is Step.SKIPPED
+    systems.broker.faults.append(Fault("flush", Killed()))
     with pytest.raises(Killed):
-        world.commit(ProducerSession(), 2, "run-2")
-    world.broker.dead = False
-    world.commit(ProducerSession(), 2, "run-3")
-    world.same_everywhere(3)
+        systems.commit(ProducerSession(), 2, "run-2")
+    systems.broker.dead = False
+    systems.commit(ProducerSession(), 2, "run-3")
+    systems.same_everywhere(3)
 
 
-def test_a_person_says_that_the_batch_is_not_in_kafka(world: World) -> None:
-    world.commit(ProducerSession(), 0)
-    world.broker.faults.append(Fault("commit", RetriableError("time-out")))
+def test_after_assume_not_committed_an_operator_must_abort_prepared_work(systems: Systems) -> None:
+    systems.commit(ProducerSession(), 0)
+    systems.broker.faults.append(Fault("commit", RetriableError("time-out")))
     with pytest.raises(OutcomeUnknownError):
-        world.commit(ProducerSession(), 1, seconds=0)
-    world.broker.group.clear()
-    with pytest.raises(SinkUndecidedError, match="sinks abort"):  # which batch it was nobody knows any more
-        world.commit(ProducerSession(), 1, "run-2", missing_token="assume_not_committed")
-    for system in world.systems.values():  # what `kafka-eos sinks abort` does
+        systems.commit(ProducerSession(), 1, seconds=0)
+    systems.broker.group.clear()
+    # the token no longer tells which batch it was
+    with pytest.raises(SinkUndecidedError, match="sinks abort"):
+        systems.commit(ProducerSession(), 1, "run-2", missing_token="assume_not_committed")
+    for system in systems.systems.values():  # what `kafka-eos sinks abort` does
         system.prepared.clear()
-    world.commit(ProducerSession(), 1, "run-2", missing_token="assume_not_committed")
-    world.same_everywhere(2)
+    systems.commit(ProducerSession(), 1, "run-2", missing_token="assume_not_committed")
+    systems.same_everywhere(2)
 
 
 CALLS = st.sampled_from(
@@ -417,16 +428,18 @@ ERRORS = st.sampled_from(
     faults=st.lists(st.tuples(CALLS, ERRORS, st.booleans()), max_size=6),
     workers=st.lists(st.integers(0, 2), min_size=30, max_size=30),
 )
-def test_whatever_breaks_the_same_batches_are_everywhere_once(
+def test_every_system_has_each_batch_once_under_any_schedule_of_faults(
     faults: list[tuple[tuple[str, str], BaseException, bool]], workers: list[int]
 ) -> None:
     """Changing processes commit, fail and die; each batch is repeated until it is committed."""
-    world = World()
+    systems = Systems()
     for (where, call), error, after in faults:
         if where == "kafka":
-            world.broker.faults.append(Fault(call, error, after=after and call in ("init", "send", "commit")))
+            systems.broker.faults.append(
+                Fault(call, error, after=after and call in ("init", "send", "commit"))
+            )
         else:
-            world.systems[where].faults.append(
+            systems.systems[where].faults.append(
                 Fault(call, error, after=after and call in ("prepare", "commit"))
             )
     owners = [ProducerSession() for _ in range(3)]
@@ -435,19 +448,19 @@ def test_whatever_breaks_the_same_batches_are_everywhere_once(
         for run in range(10):
             at = next(turns)
             try:
-                world.commit(owners[at], batch_id, f"run-{run}")
+                systems.commit(owners[at], batch_id, f"run-{run}")
                 break
             except KafkaEosError:
                 continue  # Spark's query is started again
             except Killed:
-                world.broker.dead = False
+                systems.broker.dead = False
                 owners[at] = ProducerSession()
         else:
-            raise AssertionError("the batch did not come through")
+            raise AssertionError("the batch was never committed")
         # the next batch begins only after every system has committed this one
-        for name, system in world.systems.items():
+        for name, system in systems.systems.items():
             assert len(system.committed) == batch_id + 1, name
-    for faulty in (world.broker, *world.systems.values()):
+    for faulty in (systems.broker, *systems.systems.values()):
         faulty.faults.clear()  # of calls that were not reached
-    world.commit(ProducerSession(), 3, "run-last")  # lists prepared work, and aborts what is left
-    world.same_everywhere(4)
+    systems.commit(ProducerSession(), 3, "run-last")  # lists prepared work, and aborts what is left
+    systems.same_everywhere(4)

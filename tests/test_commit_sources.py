@@ -22,18 +22,18 @@ def kafka(partitions: dict[str, dict[str, int]], **at: object) -> str:
     return json.dumps({**partitions, **({"@": at} if at else {})})
 
 
-def test_version_1_has_a_line_for_each_source() -> None:
+def test_an_offset_log_of_version_1_has_one_line_per_source() -> None:
     logged = offset_log.parse(f'v1\n{METADATA}\n{{"a":{{"0":1}}}}\n-', "offsets/0", 0)
     assert logged.sources == {"0": '{"a":{"0":1}}', "1": None}
 
 
-def test_version_2_names_its_sources() -> None:
+def test_an_offset_log_of_version_2_names_its_sources() -> None:
     logged = offset_log.parse(f'v2\n{METADATA}\nflights:{{"a":{{"0":1}}}}\n0:7', "offsets/0", 0)
     assert logged.sources == {"flights": '{"a":{"0":1}}', "0": "7"}
 
 
 @pytest.mark.parametrize("text", ["", "v3\n{}\n", "v1", "garbage"])
-def test_other_versions_are_refused(text: str) -> None:
+def test_an_offset_log_of_any_other_version_is_refused(text: str) -> None:
     with pytest.raises(OperatorError, match="offsets/7"):
         offset_log.parse(text, "offsets/7", 7)
 
@@ -63,11 +63,11 @@ def test_digests_differ_by_batch_and_by_the_time_of_planning() -> None:
     assert digest(1, 1) == digest(1, 1)
 
 
-def test_a_batch_that_is_not_there_is_none(tmp_path: Path) -> None:
+def test_reading_a_missing_offset_log_entry_returns_none(tmp_path: Path) -> None:
     assert offset_log.read(str(tmp_path), 3) is None
 
 
-def test_the_query_id_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+def test_the_query_id_is_read_from_the_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(InvalidOptionError, match="full URI"):
         offset_log.query_id(str(tmp_path))
     (tmp_path / "metadata").write_text('{"id":"e1e6"}')
@@ -78,34 +78,34 @@ def logged(*lines: str | None) -> offset_log.LoggedOffsets:
     return offset_log.LoggedOffsets({str(index): line for index, line in enumerate(lines)}, "")
 
 
-def test_a_batch_reads_from_the_end_of_the_one_before() -> None:
+def test_a_batch_starts_where_the_one_before_ended() -> None:
     now = logged(kafka({"a": {"0": 5}}), "42", None)
     before = logged(kafka({"a": {"0": 3}}), "41", None)
     assert ranges(now, before) == [SourceRange({A0: 5}, {A0: 3}), SourceRange(None)]
 
 
-def test_the_first_batch_of_our_source_knows_its_start_and_sparks_does_not() -> None:
+def test_the_start_of_the_first_batch_is_known_for_kafka_eos_and_unknown_for_sparks_source() -> None:
     ours = kafka({"a": {"0": 5}}, start={"a": {"0": 2}}, cluster="c")
     assert ranges(logged(ours), None) == [SourceRange({A0: 5}, {A0: 2}, "c")]
     assert ranges(logged(kafka({"a": {"0": 5}})), None) == [SourceRange({A0: 5}, None)]
 
 
-def test_offsets_of_the_sinks_own_cluster_are_its_groups() -> None:
+def test_offsets_of_sources_on_the_sinks_cluster_are_committed_to_the_group() -> None:
     own = on_cluster([SourceRange({A0: 5}, {A0: 3}, "c")], "c", TOPICS, "auto")
     assert (own.ends, own.starts, own.comparable) == ({A0: 5}, {A0: 3}, True)
 
 
-def test_another_clusters_are_not() -> None:
+def test_offsets_of_sources_on_another_cluster_are_not_committed() -> None:
     own = on_cluster([SourceRange({A0: 5}, {A0: 3}, "other")], "c", TOPICS, "auto")
     assert (own.ends, own.comparable) == ({}, False)
 
 
-def test_a_query_that_reads_something_else_too_cannot_be_told_by_offsets_alone() -> None:
+def test_a_query_with_another_kind_of_source_is_not_comparable_by_offsets() -> None:
     own = on_cluster([SourceRange({A0: 5}, {A0: 3}, "c"), SourceRange(None)], "c", TOPICS, "auto")
     assert (own.ends, own.comparable) == ({A0: 5}, False)
 
 
-def test_no_source_at_all_is_not_comparable() -> None:
+def test_a_query_without_sources_is_not_comparable_by_offsets() -> None:
     assert not on_cluster([], "c", TOPICS, "auto").comparable
 
 
@@ -113,7 +113,7 @@ def test_no_source_at_all_is_not_comparable() -> None:
     ("source_cluster", "topic", "is_own"),
     [("auto", "a", True), ("auto", "b", False), ("same", "b", True), ("other", "a", False)],
 )
-def test_sparks_source_does_not_say_and_the_option_does(
+def test_the_option_source_cluster_decides_for_sparks_own_source(
     source_cluster: str, topic: str, is_own: bool
 ) -> None:
     own = on_cluster([SourceRange({TopicPartition(topic, 0): 5})], "c", TOPICS, source_cluster)
@@ -121,7 +121,7 @@ def test_sparks_source_does_not_say_and_the_option_does(
     assert not is_own or own.starts is None
 
 
-def test_a_partition_of_two_sources_counts_as_read_up_to_the_lower_end() -> None:
+def test_the_lower_end_counts_for_a_partition_that_two_sources_read() -> None:
     own = on_cluster(
         [SourceRange({A0: 5, A1: 9}, {A0: 3, A1: 9}, "c"), SourceRange({A0: 8}, {A0: 1}, "c")],
         "c",

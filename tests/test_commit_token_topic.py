@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_broker import TOKENS, Fault, ModelBroker, ModelRows
-from test_commit_transaction import IN, OUT, Killed, begun, committed, request, rows
+from model_broker import TOKENS, Fault, ModelBroker, ModelRows, no_sleep
+from test_commit_transaction import IN, OUT, Killed, broker_with_genesis, committed, request, rows
 
 from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.commit.first_batch import FirstBatch, FirstBatchFile
@@ -43,13 +43,13 @@ def commit(
         broker,
         session,
         Deadline.after_seconds(30),
+        sleep=no_sleep,
     )
-    machine._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
     return machine.run()
 
 
-def test_the_record_is_committed_with_the_batch_and_says_the_same() -> None:
-    broker, session = begun(), ProducerSession()
+def test_the_token_record_is_committed_with_the_batch_and_equals_the_group() -> None:
+    broker, session = broker_with_genesis(), ProducerSession()
     for batch_id in range(3):
         commit(broker, session, batch_id)
         record = broker.records["app"]
@@ -62,7 +62,7 @@ def test_the_record_is_committed_with_the_batch_and_says_the_same() -> None:
     assert looks == ["quick_record"], "the owner of the newest token needs no other look"
 
 
-def test_the_genesis_token_has_a_record_too() -> None:
+def test_the_genesis_token_has_a_token_record() -> None:
     broker = ModelBroker(faults=[Fault("check_partitions", Killed())])
     with pytest.raises(Killed):
         commit(broker, ProducerSession(), 0, promised=False)
@@ -75,7 +75,7 @@ def test_the_genesis_token_has_a_record_too() -> None:
 
 
 def test_a_batch_whose_group_was_lost_is_skipped_and_the_next_one_restores_the_group() -> None:
-    broker = begun()
+    broker = broker_with_genesis()
     commit(broker, ProducerSession(), 0)
     broker.group.clear()
     session = ProducerSession()
@@ -95,7 +95,7 @@ def test_without_a_record_a_lost_group_is_an_error_that_names_both_places() -> N
 
 
 def test_offsets_that_were_reset_after_the_loss_are_refused() -> None:
-    broker = begun()
+    broker = broker_with_genesis()
     commit(broker, ProducerSession(), 0)
     broker.group = {IN: GroupOffset(IN, 3, "")}
     with pytest.raises(OffsetsMovedError, match="in-0 at 3"):
@@ -103,7 +103,7 @@ def test_offsets_that_were_reset_after_the_loss_are_refused() -> None:
     assert broker.log == rows(0)
 
 
-def test_versions_are_written_once_though_the_group_was_deleted() -> None:
+def test_versions_of_batch_writes_are_written_once_although_the_group_was_deleted() -> None:
     broker = ModelBroker()
     versioned = {"versioned": True, "promised": False, "query_id": "txnAppId:job"}
     for version in (1, 2):
@@ -114,22 +114,22 @@ def test_versions_are_written_once_though_the_group_was_deleted() -> None:
     assert broker.log == rows(1) + rows(2)
 
 
-def test_the_record_of_a_transaction_that_fails_is_not_kept() -> None:
+def test_the_token_record_of_an_aborted_transaction_is_not_used() -> None:
     for call in ("flush", "send_offsets", "send"):
-        broker = begun(faults=[Fault(call, AbortableError("broken"))])
+        broker = broker_with_genesis(faults=[Fault(call, AbortableError("broken"))])
         assert commit(broker, ProducerSession(), 0) == Result(Step.COMMITTED, 2)
         assert broker.records["app"].token == committed(broker)
         assert broker.records["app"].token.transaction_number == 2
 
 
-def test_a_record_that_the_client_did_not_take_fails_the_transaction() -> None:
-    broker = begun(lose_records=1)
+def test_a_token_record_that_the_client_did_not_enqueue_fails_the_transaction() -> None:
+    broker = broker_with_genesis(lose_records=1)
     assert commit(broker, ProducerSession(), 0) == Result(Step.COMMITTED, 2)
     assert broker.records["app"].token == committed(broker)
 
 
-def test_a_token_topic_that_was_created_again_is_looked_at_again() -> None:
-    broker, session = begun(), ProducerSession()
+def test_a_recreated_token_topic_is_checked_again() -> None:
+    broker, session = broker_with_genesis(), ProducerSession()
     commit(broker, session, 0)
     broker.ids[TOKENS] = "another id"
     broker.records.clear()
@@ -138,8 +138,8 @@ def test_a_token_topic_that_was_created_again_is_looked_at_again() -> None:
     assert broker.log == rows(0) + rows(1)
 
 
-def test_the_progress_of_shards_is_part_of_the_record() -> None:
-    broker = begun(topics={"in": 2, "out": 2, "state": 1, "__consumer_offsets": 5})
+def test_the_token_record_contains_the_progress_of_shards() -> None:
+    broker = broker_with_genesis(topics={"in": 2, "out": 2, "state": 1, "__consumer_offsets": 5})
     shard = TopicPartition("state", 0)
     report = ShardReport(shard, "attempt", 1, "query", 0, 0, 1000, sequence=-1, records=2)
     commit(broker, ProducerSession(), 0, staged=ModelRows(rows(0), [report]))
@@ -151,8 +151,8 @@ def test_the_progress_of_shards_is_part_of_the_record() -> None:
     assert own.shard == record.shards[shard]
 
 
-def test_an_option_that_is_set_or_removed_in_a_running_process_takes_effect_at_once() -> None:
-    broker, session = begun(), ProducerSession()
+def test_setting_or_removing_the_token_topic_takes_effect_in_a_running_process() -> None:
+    broker, session = broker_with_genesis(), ProducerSession()
     for batch_id, topic in ((0, None), (1, TOKENS), (2, None), (3, TOKENS)):
         wanted = replace(request(batch_id), token_topic=topic)
         staged, deadline = ModelRows(rows(batch_id)), Deadline.after_seconds(30)
@@ -161,8 +161,8 @@ def test_an_option_that_is_set_or_removed_in_a_running_process_takes_effect_at_o
         assert (record is not None and record.token.batch_id == batch_id) is (topic is not None)
 
 
-def test_without_the_option_nothing_is_written_or_asked() -> None:
-    broker = begun()
+def test_without_a_token_topic_no_record_is_written_or_read() -> None:
+    broker = broker_with_genesis()
     Commit(request(0), ModelRows(rows(0)), broker, ProducerSession(), Deadline.after_seconds(30)).run()
     assert not broker.records
     assert "token_records" not in broker.calls
@@ -183,7 +183,7 @@ _FAULTS = st.lists(st.tuples(_CALLS, _ERRORS, st.booleans()), max_size=4)
     st.lists(st.tuples(_FAULTS, st.booleans(), st.integers(0, 1), st.integers(0, 2)), min_size=1, max_size=6),
     st.data(),
 )
-def test_exactly_once_though_the_group_is_lost_at_any_time(
+def test_each_batch_is_committed_once_although_the_group_is_lost_at_any_time(
     schedule: list[tuple[list[tuple[str, type[BaseException], bool]], bool, int, int]], data: st.DataObject
 ) -> None:
     """Each batch is committed once, although the group is often deleted while the query is stopped."""
@@ -198,13 +198,13 @@ def test_exactly_once_though_the_group_is_lost_at_any_time(
                 commit(broker, processes[process], batch_id, f"run-{run}", promised=promised)
                 break
             except (Killed, FencedError):
-                # the driver is gone, and all its processes
+                # the driver and all its processes are gone
                 processes = [ProducerSession(), ProducerSession()]
                 broker.dead = False
                 run += 1
                 promised = bool(broker.records)
                 if data.draw(st.booleans()):
-                    broker.settle()
+                    broker.discard_open_transaction()
                     broker.group.clear()
         promised = True
         if data.draw(st.booleans()):
@@ -232,7 +232,9 @@ class Run:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.builds(Run, st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=8))
-def test_an_option_that_comes_and_goes_never_doubles_a_batch(schedule: list[Run]) -> None:
+def test_setting_and_removing_the_token_topic_between_runs_never_duplicates_a_batch(
+    schedule: list[Run],
+) -> None:
     """A named error may refuse the batch, and ends the schedule."""
     broker, batch_id = ModelBroker(), 0
     with TemporaryDirectory() as checkpoint:
@@ -272,7 +274,7 @@ def restored(broker: ModelBroker, *, is_complete: bool = True) -> Held | None:
 
 
 def test_a_lost_group_is_restored_with_the_progress_of_its_shards() -> None:
-    broker = begun(topics={"in": 2, "out": 2, "state": 1, "__consumer_offsets": 5})
+    broker = broker_with_genesis(topics={"in": 2, "out": 2, "state": 1, "__consumer_offsets": 5})
     shard = TopicPartition("state", 0)
     report = ShardReport(shard, "attempt", 1, "query", 0, 0, 1000, sequence=-1, records=2)
     commit(broker, ProducerSession(), 0, staged=ModelRows(rows(0), [report]))
@@ -288,8 +290,8 @@ def test_a_lost_group_is_restored_with_the_progress_of_its_shards() -> None:
     assert restored(broker) is None, "the group is complete again"
 
 
-def test_a_topic_that_was_deleted_is_left_out_of_a_restored_group() -> None:
-    broker = begun()
+def test_a_restored_group_omits_deleted_topics() -> None:
+    broker = broker_with_genesis()
     commit(broker, ProducerSession(), 0)
     broker.group.clear()
     del broker.topics["in"]
@@ -298,7 +300,7 @@ def test_a_topic_that_was_deleted_is_left_out_of_a_restored_group() -> None:
 
 
 def test_a_record_that_may_be_out_of_date_restores_nothing() -> None:
-    broker = begun()
+    broker = broker_with_genesis()
     commit(broker, ProducerSession(), 0)
     broker.group.clear()
     with pytest.raises(TokenMissingError, match="committed batches without a record"):
@@ -308,8 +310,8 @@ def test_a_record_that_may_be_out_of_date_restores_nothing() -> None:
     assert restored(broker) is None
 
 
-def test_a_driver_that_still_runs_is_fenced_by_a_restore() -> None:
-    broker, session = begun(), ProducerSession()
+def test_restoring_a_group_fences_a_running_driver() -> None:
+    broker, session = broker_with_genesis(), ProducerSession()
     commit(broker, session, 0)
     epoch = broker.epoch
     assert restored(broker) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_broker import CLUSTER_ID, TOKENS, Fault, ModelBroker, ModelRows
+from model_broker import CLUSTER_ID, TOKENS, Fault, ModelBroker, ModelRows, no_sleep
 
 from kafka_eos_source.commit.context import Progress
 from kafka_eos_source.commit.facts import Batch, Digests
@@ -38,7 +39,7 @@ ROWS_PER_BATCH = 5
 
 
 class Killed(BaseException):
-    """The driver died. Nothing runs after that, not even cleanup."""
+    """The driver was killed: no cleanup runs after this exception."""
 
 
 def request(batch_id: int, run_id: str = "run-1", **batch: object) -> CommitRequest:
@@ -60,7 +61,7 @@ def request(batch_id: int, run_id: str = "run-1", **batch: object) -> CommitRequ
     )
 
 
-def begun(**fields: Any) -> ModelBroker:
+def broker_with_genesis(**fields: Any) -> ModelBroker:
     """Returns a broker with the genesis token of the query, which ends where batch 0 starts."""
     broker = ModelBroker(**fields)
     token = Token("app", "query", "run-1", 0, -1, "", "d0", 0)
@@ -78,10 +79,10 @@ def rows(batch_id: int) -> list[str]:
 def commit(
     broker: ModelBroker, session: ProducerSession, batch_id: int, run_id: str = "run-1", seconds: float = 30
 ) -> Result:
+    deadline = Deadline.after_seconds(seconds)
     machine = Commit(
-        request(batch_id, run_id), ModelRows(rows(batch_id)), broker, session, Deadline.after_seconds(seconds)
+        request(batch_id, run_id), ModelRows(rows(batch_id)), broker, session, deadline, sleep=no_sleep
     )
-    machine._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
     return machine.run()
 
 
@@ -91,8 +92,8 @@ def committed(broker: ModelBroker) -> Token:
     return token
 
 
-def test_batches_follow_one_another_on_one_clean_producer() -> None:
-    broker, session = begun(), ProducerSession()
+def test_successive_batches_reuse_one_clean_producer() -> None:
+    broker, session = broker_with_genesis(), ProducerSession()
     for batch_id in range(3):
         assert commit(broker, session, batch_id) == Result(Step.COMMITTED, 1)
     assert broker.log == rows(0) + rows(1) + rows(2)
@@ -103,7 +104,7 @@ def test_batches_follow_one_another_on_one_clean_producer() -> None:
 
 def test_a_batch_without_records_commits_its_offsets_on_a_clean_producer() -> None:
     """All rows were filtered out or late: there is no topic to check, but there is progress to commit."""
-    broker, session = begun(), ProducerSession()
+    broker, session = broker_with_genesis(), ProducerSession()
     commit(broker, session, 0)
     empty = Commit(request(1), ModelRows([]), broker, session, Deadline.after_seconds(30))
     assert empty.run() == Result(Step.COMMITTED, 1)
@@ -114,7 +115,7 @@ def test_a_batch_without_records_commits_its_offsets_on_a_clean_producer() -> No
 
 
 def test_a_producer_that_is_not_clean_is_never_used_again() -> None:
-    broker, session = begun(clean=False), ProducerSession()
+    broker, session = broker_with_genesis(clean=False), ProducerSession()
     for batch_id in range(3):
         commit(broker, session, batch_id)
     assert broker.epoch == 3
@@ -122,15 +123,15 @@ def test_a_producer_that_is_not_clean_is_never_used_again() -> None:
 
 
 def test_a_replay_of_a_committed_batch_is_skipped_by_a_new_process() -> None:
-    broker = begun()
+    broker = broker_with_genesis()
     commit(broker, ProducerSession(), 0)
     assert commit(broker, ProducerSession(), 0, "run-2") == Result(Step.SKIPPED, 0)
     assert broker.log == rows(0)
 
 
-def test_a_replay_is_skipped_by_the_same_process_too() -> None:
+def test_a_replay_of_a_committed_batch_is_skipped_by_the_same_process() -> None:
     """A query that restarts in the same session finds the clean producer that committed the batch."""
-    broker, session = begun(), ProducerSession()
+    broker, session = broker_with_genesis(), ProducerSession()
     commit(broker, session, 0)
     assert commit(broker, session, 0, "run-2").step is Step.SKIPPED
     assert broker.log == rows(0)
@@ -138,7 +139,7 @@ def test_a_replay_is_skipped_by_the_same_process_too() -> None:
 
 @pytest.mark.parametrize("call", ["init", "group_offsets", "check_partitions", "begin"])
 def test_an_error_before_the_transaction_is_retried_without_an_abort(call: str) -> None:
-    broker = begun(faults=[Fault(call, RetriableError("not now"))])
+    broker = broker_with_genesis(faults=[Fault(call, RetriableError("not now"))])
     assert commit(broker, ProducerSession(), 0).step is Step.COMMITTED
     assert "abort" not in broker.calls
     assert broker.log == rows(0)
@@ -149,7 +150,7 @@ def test_an_error_before_the_transaction_is_retried_without_an_abort(call: str) 
     [("send", False), ("send", True), ("flush", False), ("send_offsets", False), ("send_offsets", True)],
 )
 def test_an_error_within_the_transaction_aborts_it_and_begins_again(call: str, after: bool) -> None:
-    broker = begun(faults=[Fault(call, AbortableError("broken"), after=after)])
+    broker = broker_with_genesis(faults=[Fault(call, AbortableError("broken"), after=after)])
     assert commit(broker, ProducerSession(), 0) == Result(Step.COMMITTED, 2)
     assert "abort" in broker.calls
     assert broker.log == rows(0)
@@ -158,8 +159,8 @@ def test_an_error_within_the_transaction_aborts_it_and_begins_again(call: str, a
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_an_unknown_outcome_is_never_aborted_and_settled_by_the_token(after: bool) -> None:
-    broker = begun(faults=[Fault("commit", RetriableError("time-out"), after=after)])
+def test_an_unknown_outcome_is_never_aborted_and_is_resolved_by_the_token(after: bool) -> None:
+    broker = broker_with_genesis(faults=[Fault("commit", RetriableError("time-out"), after=after)])
     result = commit(broker, ProducerSession(), 0)
     assert "abort" not in broker.calls
     assert broker.log == rows(0)
@@ -168,13 +169,13 @@ def test_an_unknown_outcome_is_never_aborted_and_settled_by_the_token(after: boo
 
 
 def test_a_row_that_was_not_enqueued_fails_the_transaction() -> None:
-    broker = begun(lose_rows=1)
+    broker = broker_with_genesis(lose_rows=1)
     assert commit(broker, ProducerSession(), 0) == Result(Step.COMMITTED, 2)
     assert broker.log == rows(0)
 
 
-def test_a_poison_record_is_not_retried_and_leaves_nothing() -> None:
-    broker = begun(faults=[Fault("flush", InvalidRecordError("too large"))])
+def test_a_poison_record_is_not_retried_and_nothing_is_committed() -> None:
+    broker = broker_with_genesis(faults=[Fault("flush", InvalidRecordError("too large"))])
     session = ProducerSession()
     with pytest.raises(InvalidRecordError):
         commit(broker, session, 0)
@@ -184,21 +185,21 @@ def test_a_poison_record_is_not_retried_and_leaves_nothing() -> None:
     assert session.producer is None
 
 
-def test_the_deadline_ends_the_retries_with_the_option_named() -> None:
-    broker = begun(faults=[Fault("begin", RetriableError("not now")) for _ in range(3)])
+def test_the_error_at_the_deadline_names_the_option_that_sets_it() -> None:
+    broker = broker_with_genesis(faults=[Fault("begin", RetriableError("not now")) for _ in range(3)])
     with pytest.raises(UnavailableError, match="commitTimeoutMs"):
         commit(broker, ProducerSession(), 0, seconds=0)
     assert broker.log == []
 
 
-def test_the_deadline_after_an_unknown_outcome_says_unknown() -> None:
-    broker = begun(faults=[Fault("commit", RetriableError("time-out"), after=True)])
+def test_a_deadline_after_an_unanswered_commit_raises_outcome_unknown() -> None:
+    broker = broker_with_genesis(faults=[Fault("commit", RetriableError("time-out"), after=True)])
     with pytest.raises(OutcomeUnknownError):
         commit(broker, ProducerSession(), 0, seconds=0)
 
 
 @pytest.mark.parametrize(("token_topic", "transactions"), [(None, 1), (TOKENS, 2)])
-def test_a_topic_recreated_while_rows_are_sent_gets_no_old_offset(
+def test_no_old_offset_is_committed_for_a_topic_recreated_while_rows_are_sent(
     token_topic: str | None, transactions: int
 ) -> None:
     """A record for the token topic already contains the offsets, so the transaction begins again."""
@@ -210,7 +211,7 @@ def test_a_topic_recreated_while_rows_are_sent_gets_no_old_offset(
                 self.ids["in"] = "id-of-the-new-topic"
 
     broker = Recreating()
-    broker.group, broker.topics[TOKENS] = begun().group, 1
+    broker.group, broker.topics[TOKENS] = broker_with_genesis().group, 1
     what = replace(request(0), token_topic=token_topic)
     source = replace(what.sources[0], topic_ids={"in": "id-in"}, lossy=True)
     machine = Commit(
@@ -219,17 +220,17 @@ def test_a_topic_recreated_while_rows_are_sent_gets_no_old_offset(
         broker,
         ProducerSession(),
         Deadline.after_seconds(30),
+        sleep=no_sleep,
     )
-    machine._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
     assert machine.run() == Result(Step.COMMITTED, transactions)
     assert broker.log == rows(0)
     assert broker.group[IN].offset == 0, "as before the batch; a real broker has deleted it with the topic"
     assert all(IN not in record.ends for record in broker.records.values())
 
 
-def test_a_restart_with_another_group_reads_what_that_group_holds() -> None:
+def test_a_restart_with_another_group_reads_the_offsets_of_that_group() -> None:
     """The same process still has the producer, and knows only the former group."""
-    broker, session = begun(), ProducerSession()
+    broker, session = broker_with_genesis(), ProducerSession()
     commit(broker, session, 0)
     broker.group = {}
     moved = replace(request(1), group_id="another")
@@ -243,28 +244,25 @@ def test_a_write_whose_token_another_write_replaced_is_not_written_again(is_comm
     """The commit is not answered, and another write without a version commits in the same group."""
     broker = ModelBroker(faults=[Fault("commit", OutcomeUnknownError("no answer"), after=is_committed)])
 
-    def write(number: int) -> Commit:
+    def write(number: int, sleep: Callable[[float], object] = no_sleep) -> Commit:
         what = request(0, query_id=f"{ONCE}{number}", once=True, promised=False, run_id="")
         found = ModelRows(rows(number))
-        return Commit(what, found, broker, ProducerSession(), Deadline.after_seconds(30))
+        return Commit(what, found, broker, ProducerSession(), Deadline.after_seconds(30), sleep=sleep)
 
-    machine = write(1)
     others = iter([write(2)])
 
-    def pause(_seconds: float) -> bool:
+    def run_others(_seconds: float) -> None:
         for other in others:
             other.run()
-        return True
 
-    machine._pause.wait = pause  # type: ignore[method-assign,assignment]
     with pytest.raises(OutcomeUnknownError, match="no longer shows whether this write was committed"):
-        machine.run()
+        write(1, run_others).run()
     assert broker.log == (rows(1) if is_committed else []) + rows(2)
 
 
-def test_a_stale_cached_producer_is_fenced_once_and_opened_again() -> None:
+def test_an_outdated_cached_producer_is_fenced_once_and_replaced() -> None:
     """Spark ran the next commit in another pooled process, and the one after that in this one again."""
-    broker, first, second = begun(), ProducerSession(), ProducerSession()
+    broker, first, second = broker_with_genesis(), ProducerSession(), ProducerSession()
     commit(broker, first, 0)
     commit(broker, second, 1)
     assert second.held is not None
@@ -272,8 +270,8 @@ def test_a_stale_cached_producer_is_fenced_once_and_opened_again() -> None:
     assert broker.log == rows(0) + rows(1) + rows(2)
 
 
-def test_a_zombie_does_not_come_back_after_another_run_went_on() -> None:
-    broker, zombie, successor = begun(), ProducerSession(), ProducerSession()
+def test_a_fenced_driver_commits_nothing_after_another_run_continued() -> None:
+    broker, zombie, successor = broker_with_genesis(), ProducerSession(), ProducerSession()
     commit(broker, zombie, 0, "run-1")
     for batch_id in (1, 2, 3):
         commit(broker, successor, batch_id, "run-2")
@@ -283,23 +281,25 @@ def test_a_zombie_does_not_come_back_after_another_run_went_on() -> None:
     assert broker.log == [row for batch_id in range(5) for row in rows(batch_id)]
 
 
-def test_a_rival_that_fences_every_attempt_is_named() -> None:
-    broker = begun(faults=[Fault("send", FencedError("newer")), Fault("send", FencedError("newer"))])
+def test_a_rival_that_fences_every_new_producer_is_named() -> None:
+    broker = broker_with_genesis(
+        faults=[Fault("send", FencedError("newer")), Fault("send", FencedError("newer"))]
+    )
     with pytest.raises(FencedError, match="fenced twice"):
         commit(broker, ProducerSession(), 0)
     assert broker.log == []
 
 
-def test_our_own_transaction_timing_out_is_not_a_rival() -> None:
-    broker, session = begun(), ProducerSession()
+def test_a_timeout_of_the_drivers_own_transaction_is_not_taken_for_a_rival() -> None:
+    broker, session = broker_with_genesis(), ProducerSession()
     commit(broker, session, 0)
     broker.faults.append(Fault("send_offsets", FencedError("the coordinator timed it out")))
     assert commit(broker, session, 1).step is Step.COMMITTED
     assert broker.log == rows(0) + rows(1)
 
 
-def test_a_lost_group_is_an_error_and_not_a_first_batch() -> None:
-    broker = begun()
+def test_a_lost_group_is_an_error_and_never_taken_for_a_first_batch() -> None:
+    broker = broker_with_genesis()
     commit(broker, ProducerSession(), 0)
     commit(broker, ProducerSession(), 1)
     broker.group.clear()
@@ -308,8 +308,8 @@ def test_a_lost_group_is_an_error_and_not_a_first_batch() -> None:
     assert broker.log == rows(0) + rows(1)
 
 
-def test_assume_committed_writes_the_token_alone() -> None:
-    broker = begun()
+def test_assume_committed_writes_only_the_token() -> None:
+    broker = broker_with_genesis()
     commit(broker, ProducerSession(), 0)
     broker.group.clear()
     wanted = request(1)
@@ -326,13 +326,13 @@ def test_assume_committed_writes_the_token_alone() -> None:
 
 
 def test_an_anchor_that_does_not_exist_is_named_with_its_option() -> None:
-    broker = begun(topics={"in": 1, "out": 0})
+    broker = broker_with_genesis(topics={"in": 1, "out": 0})
     with pytest.raises(UnavailableError, match=r"anchor\.topic"):
         commit(broker, ProducerSession(), 0)
 
 
-def test_a_source_partition_newer_than_the_producer_is_committed() -> None:
-    broker, session = begun(), ProducerSession()
+def test_the_offset_of_a_partition_that_is_newer_than_the_producer_is_committed() -> None:
+    broker, session = broker_with_genesis(), ProducerSession()
     commit(broker, session, 0)
     broker.topics["in"] = 4
     new = TopicPartition("in", 3)
@@ -348,8 +348,8 @@ def test_a_source_partition_newer_than_the_producer_is_committed() -> None:
     assert broker.group[new] == GroupOffset(new, 7, Mark.of(committed(broker)).encode())
 
 
-def test_a_source_partition_that_is_gone_is_left_out() -> None:
-    broker = begun()
+def test_the_offset_of_a_deleted_source_partition_is_not_committed() -> None:
+    broker = broker_with_genesis()
     wanted = request(0)
     gone = TopicPartition("deleted", 0)
     source = SourceRange({IN: 10, gone: 7}, {IN: 0, gone: 0}, CLUSTER_ID)
@@ -364,19 +364,19 @@ def test_a_source_partition_that_is_gone_is_left_out() -> None:
     assert committed(broker).sequence == 1
 
 
-def test_the_diagram_in_the_documentation_is_that_of_the_table() -> None:
+def test_the_documented_state_diagram_is_generated_from_the_table() -> None:
     """``python -m kafka_eos_source.commit.steps`` prints it."""
     page = Path(__file__).parents[1] / "docs/guarantees.md"
     assert diagram() in page.read_text()
 
 
-def test_every_step_can_be_left_and_no_end_can() -> None:
+def test_every_step_has_a_successor_and_no_final_step_has_one() -> None:
     ends = {step for step, to in MOVES.items() if not to}
     assert ends == {Step.COMMITTED, Step.SKIPPED}
     assert all(Step.LOST in MOVES[step] for step in Step if step not in {*ends, Step.LOST})
 
 
-def test_a_move_that_is_not_listed_is_refused() -> None:
+def test_a_transition_that_the_table_does_not_list_is_refused() -> None:
     with pytest.raises(AssertionError, match="from OPEN to COMMIT"):
         Progress().move(Step.COMMIT)
 
@@ -392,11 +392,11 @@ _FAULTS = st.lists(st.tuples(_CALLS, _ERRORS, st.booleans()), max_size=4)
 @given(
     st.lists(st.tuples(_FAULTS, st.booleans(), st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=6)
 )
-def test_exactly_once_under_any_schedule_of_faults(
+def test_each_batch_is_committed_once_under_any_schedule_of_faults(
     schedule: list[tuple[list[tuple[str, type[BaseException], bool]], bool, int, int]],
 ) -> None:
     """Kills, lost answers, fencing, other processes: Spark replays each batch until its commit returns."""
-    broker = begun()
+    broker = broker_with_genesis()
     processes = [ProducerSession(), ProducerSession(), ProducerSession()]
     run = 0
     for batch_id, (faults, clean, process, lose_rows) in enumerate(schedule):
@@ -408,12 +408,12 @@ def test_exactly_once_under_any_schedule_of_faults(
                 commit(broker, processes[process], batch_id, f"run-{run}")
                 break
             except Killed:
-                # the driver died, and all its processes with it
+                # the driver and all its processes are gone
                 processes = [ProducerSession(), ProducerSession(), ProducerSession()]
                 broker.dead = False
                 run += 1
             except FencedError:
-                run += 1  # Spark fails the query; somebody starts it again in the same session
+                run += 1  # Spark fails the query, and the user starts it again in the same session
         assert committed(broker).batch_id == batch_id
         assert broker.group[IN].offset == 10 * (batch_id + 1)
     assert broker.log == [row for batch_id in range(len(schedule)) for row in rows(batch_id)]

@@ -28,7 +28,7 @@ for number in range(1, 10):
 """
 
 
-def test_from_the_second_task_on_what_was_there_before_is_not_looked_through() -> None:
+def test_objects_that_survive_the_first_task_are_not_scanned_by_later_collections() -> None:
     spared = [
         int(line)
         for line in subprocess.run(

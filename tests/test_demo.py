@@ -26,7 +26,7 @@ _EVENTS = st.lists(st.integers(0, 20))
 
 
 @given(_EVENTS, _EVENTS)
-def test_the_verdict_counts_what_differs(expected: list[int], found: list[int]) -> None:
+def test_the_verdict_counts_lost_and_duplicate_rows(expected: list[int], found: list[int]) -> None:
     verdict = judge(expected, found)
     assert verdict.expected == len(expected)
     assert verdict.found == len(found)
@@ -60,7 +60,7 @@ def test_the_data_set_is_whole() -> None:
     assert len(flights.as_json(frame.head(3))) == 3
 
 
-def test_what_is_expected_is_what_a_perfect_query_gives() -> None:
+def test_the_expected_output_equals_that_of_a_query_without_failures() -> None:
     frame = flights.events(2000)
     wanted = flights.expected(frame, flights.Names.of_the_data_set())
     assert {outcome[0] for outcome in wanted} == set(flights.STATUSES)
@@ -81,18 +81,18 @@ def test_what_is_expected_is_what_a_perfect_query_gives() -> None:
 @pytest.mark.parametrize(
     ("delay", "status"), [(None, "cancelled"), (15, "ontime"), (16, "delayed"), (-5, "ontime")]
 )
-def test_routing(delay: int | None, status: str) -> None:
+def test_flights_are_routed_by_delay_and_status(delay: int | None, status: str) -> None:
     assert flights.status(delay) == status
 
 
-def test_the_picture_is_drawn(tmp_path: Path) -> None:
+def test_the_chart_is_drawn(tmp_path: Path) -> None:
     history = History([0.0, 1.0, 2.0], [0, 5, 10], [0, 6, 12], [(1.5, "random"), (1.8, "commit.x")], 3)
     draw(history, 10, tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
 @given(st.data())
-def test_every_loss_and_every_double_is_counted(data: st.DataObject) -> None:
+def test_every_lost_and_every_duplicate_event_is_counted(data: st.DataObject) -> None:
     frame = flights.events(200)
     wanted = flights.expected(frame, flights.Names.of_the_data_set())
     chosen = st.sets(st.integers(0, len(wanted) - 1), max_size=20)
@@ -106,13 +106,13 @@ def test_every_loss_and_every_double_is_counted(data: st.DataObject) -> None:
     assert len(verdict.examples) == min(5, len(lost)) + min(5, len(doubled))
 
 
-def test_a_wrong_value_or_topic_is_not_the_event() -> None:
+def test_an_event_with_a_wrong_value_or_topic_counts_as_missing_and_unexpected() -> None:
     wanted = flights.expected(flights.events(3), flights.Names.of_the_data_set())
     verdict = judge(wanted, [*wanted[:2], ("cancelled", *wanted[2][1:])])
     assert (verdict.missing, verdict.doubled, verdict.foreign) == (1, 0, 1)
 
 
-def test_transactions_are_counted_by_their_markers() -> None:
+def test_transactions_are_counted_by_their_control_records() -> None:
     def marker(partition: str, committed: bool, epoch: int, offset: int = 0) -> Marker:
         return Marker(partition, offset, committed, 4000, epoch)
 
@@ -151,7 +151,7 @@ def control_batch(offset: int, committed: bool, epoch: int) -> bytes:
     return struct.pack(">qi", offset, len(body)) + body
 
 
-def test_markers_are_read_from_log_segments(tmp_path: Path) -> None:
+def test_control_records_are_read_from_log_segments(tmp_path: Path) -> None:
     folder = tmp_path / "out-0"
     folder.mkdir()
     plain = struct.pack(">ibIhiqqqhii", 0, 2, 0, 0, 0, 0, 0, 4000, 1, 0, 1) + b"xxxx"
@@ -174,7 +174,7 @@ Spoil = Callable[[list[tuple[str, bytes]]], list[tuple[str, bytes]]]
     ],
     ids=["whole", "one doubled", "one missing"],
 )
-def test_the_exit_code_is_the_verdict(
+def test_the_exit_code_follows_the_verdict(
     spoil: Spoil, exit_code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Replaces Kafka and Spark: the records read back are made from the events that were sent."""

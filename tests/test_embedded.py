@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import socket
 import stat
 import threading
@@ -21,6 +22,7 @@ from kafka_eos_source.embedded.jars import (
     BROKER,
     KAFKA_VERSION,
     JarSet,
+    broker_jars,
     cache_directory,
     is_complete,
     ivy_error,
@@ -58,7 +60,7 @@ class Repository:
             os.truncate(into / "b.jar", 300)
 
 
-def test_jars_are_fetched_once(tmp_path: Path) -> None:
+def test_jars_are_downloaded_once(tmp_path: Path) -> None:
     repository = Repository()
     folder = jars(BROKER, tmp_path, repository)
     assert jars(BROKER, tmp_path, repository) == folder
@@ -88,7 +90,7 @@ def test_a_damaged_cache_is_repaired(tmp_path: Path, harm: str) -> None:
     assert repository.fetched == 2
 
 
-def test_a_fetch_that_breaks_off_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
+def test_an_interrupted_download_leaves_no_complete_looking_cache(tmp_path: Path) -> None:
     repository = Repository(fails=1)
     with pytest.raises(UnavailableError, match="network"):
         jars(BROKER, tmp_path, repository)
@@ -96,13 +98,13 @@ def test_a_fetch_that_breaks_off_leaves_nothing_that_looks_whole(tmp_path: Path)
     assert is_complete(jars(BROKER, tmp_path, repository))
 
 
-def test_what_a_killed_fetch_left_is_removed(tmp_path: Path) -> None:
+def test_files_of_a_killed_download_are_removed(tmp_path: Path) -> None:
     (tmp_path / "half-made-x" / "jars").mkdir(parents=True)
     jars(BROKER, tmp_path, Repository())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ivy", FOLDER, "lock"]
 
 
-def test_a_damaged_fetch_is_made_again_without_the_cache_that_gave_it(tmp_path: Path) -> None:
+def test_a_damaged_download_is_repeated_without_the_ivy_cache(tmp_path: Path) -> None:
     (tmp_path / "ivy").mkdir()
     (tmp_path / "ivy" / "damaged").touch()
     repository = Repository(damages=1)
@@ -111,13 +113,13 @@ def test_a_damaged_fetch_is_made_again_without_the_cache_that_gave_it(tmp_path: 
     assert not (tmp_path / "ivy" / "damaged").exists()
 
 
-def test_a_fetch_that_stays_damaged_is_said(tmp_path: Path) -> None:
+def test_a_download_that_stays_damaged_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"damaged: b\.jar"):
         jars(BROKER, tmp_path, Repository(damages=2))
     assert not (tmp_path / FOLDER).exists()
 
 
-def test_one_process_at_a_time_fetches(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_one_process_at_a_time_downloads(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A second process waits for the first download and then uses its jars."""
     repository = Repository()
     looked = threading.Event()
@@ -135,7 +137,7 @@ def test_one_process_at_a_time_fetches(tmp_path: Path, capfd: pytest.CaptureFixt
     assert repository.fetched == 1
 
 
-def test_a_whole_cache_is_used_without_its_lock(tmp_path: Path) -> None:
+def test_a_complete_cache_is_used_without_taking_its_lock(tmp_path: Path) -> None:
     """A complete cache is used even if it is read-only, as in a container image."""
     folder = jars(BROKER, tmp_path, Repository())
     (tmp_path / "lock").unlink()
@@ -143,7 +145,7 @@ def test_a_whole_cache_is_used_without_its_lock(tmp_path: Path) -> None:
     assert not (tmp_path / "lock").exists()
 
 
-def test_a_cache_that_is_no_folder_is_named(tmp_path: Path) -> None:
+def test_a_cache_path_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UnavailableError, match="KAFKA_EOS_CACHE"):
         jars(BROKER, tmp_path / "file", Repository())
@@ -156,7 +158,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         jars(BROKER, tmp_path / "cache", Repository())
 
 
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_sets_the_folder_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_EOS_CACHE", "/here")
     assert cache_directory() == Path("/here")
     monkeypatch.delenv("KAFKA_EOS_CACHE")
@@ -164,17 +166,17 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_directory() == Path("/there/kafka-eos")
 
 
-def test_what_ivy_says_went_wrong() -> None:
-    said = [":: problems summary ::", ":::: WARNINGS", "\tmodule not found: a#b;1", "", ":::: ERRORS"]
-    said += ["\tHttpClientHandler: Connect to host failed: Connection refused", "", ":: USE VERBOSE"]
-    assert ivy_error(said) == "HttpClientHandler: Connect to host failed: Connection refused"
+def test_the_error_contains_ivys_own_message() -> None:
+    output = [":: problems summary ::", ":::: WARNINGS", "\tmodule not found: a#b;1", "", ":::: ERRORS"]
+    output += ["\tHttpClientHandler: Connect to host failed: Connection refused", "", ":: USE VERBOSE"]
+    assert ivy_error(output) == "HttpClientHandler: Connect to host failed: Connection refused"
     assert ivy_error(["Error: Could not find or load main class"]) == (
         "Error: Could not find or load main class"
     )
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("output", "expected"),
     [
         ('openjdk version "17.0.9" 2023-10-17', 17),
         ('java version "1.8.0_392"', 8),
@@ -182,8 +184,8 @@ def test_what_ivy_says_went_wrong() -> None:
         ("what?", None),
     ],
 )
-def test_java_versions(said: str, expected: int | None) -> None:
-    assert java.version(said) == expected
+def test_the_java_version_is_parsed(output: str, expected: int | None) -> None:
+    assert java.version(output) == expected
 
 
 def fake_java(folder: Path, version: str) -> None:
@@ -193,20 +195,24 @@ def fake_java(folder: Path, version: str) -> None:
     path.chmod(0o755)
 
 
-def test_an_old_java_is_named_with_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_java_that_is_too_old_is_named_with_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake_java(tmp_path, "11.0.2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(UnavailableError, match="is Java 11; Kafka 4 needs 17"):
         java.find()
 
 
-def test_a_new_java_of_java_home_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_home_is_used_if_its_java_is_new_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_java(tmp_path, "21.0.2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert java.find() == str(tmp_path / "bin" / "java")
 
 
-def test_no_java_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_java_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UnavailableError, match="apt-get install"):
@@ -225,12 +231,12 @@ def test_a_port_in_use_is_named() -> None:
             free_ports([taken.getsockname()[1]])
 
 
-def test_properties_are_rendered_one_a_line() -> None:
+def test_broker_properties_are_written_one_per_line() -> None:
     assert render({"a": "1", "b.c": "x=y", "d": 'a\\"'}) == 'a=1\nb.c=x=y\nd=a\\\\"\n'
 
 
 @pytest.mark.parametrize(("brokers", "copies", "in_sync"), [(1, "1", "1"), (3, "3", "2"), (5, "3", "2")])
-def test_topics_are_as_safe_as_the_number_of_brokers_allows(brokers: int, copies: str, in_sync: str) -> None:
+def test_topics_have_as_many_replicas_as_the_brokers_allow(brokers: int, copies: str, in_sync: str) -> None:
     nodes = {number: Ports(20_000 + number, 21_000 + number) for number in range(1, brokers + 1)}
     properties = server_properties(1, nodes, Path("/data"), {})
     for name in ("offsets.topic", "transaction.state.log", "share.coordinator.state.topic", "default"):
@@ -239,13 +245,13 @@ def test_topics_are_as_safe_as_the_number_of_brokers_allows(brokers: int, copies
     assert properties["controller.quorum.voters"].count("@127.0.0.1:") == brokers
 
 
-def test_brokers_listen_on_this_machine_alone() -> None:
+def test_brokers_listen_only_on_the_local_host() -> None:
     for users in ({}, {"admin": "secret"}):
         listeners = server_properties(1, {1: Ports(1, 2)}, Path("/data"), users)["listeners"]
         assert all("://127.0.0.1:" in each for each in listeners.split(","))
 
 
-def test_with_users_the_first_is_the_super_user_and_nobody_comes_without_a_password() -> None:
+def test_with_users_the_first_is_super_user_and_every_login_needs_a_password() -> None:
     properties = server_properties(1, {1: Ports(1, 2)}, Path("/data"), {"admin": 's"1', "alice": "s2"})
     assert properties["listeners"] == "SASL_PLAINTEXT://127.0.0.1:1,CONTROLLER://127.0.0.1:2"
     assert properties["super.users"] == "User:admin;User:ANONYMOUS"
@@ -255,18 +261,18 @@ def test_with_users_the_first_is_the_super_user_and_nobody_comes_without_a_passw
 
 def test_a_directory_in_use_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kafka_eos_source.embedded.java.find", lambda: "java")
-    monkeypatch.setattr("kafka_eos_source.embedded.jars.jars", lambda: tmp_path)
+    monkeypatch.setattr("kafka_eos_source.embedded.jars.jars", lambda _: tmp_path)
     with open(tmp_path / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(UnavailableError, match=f"another broker runs in the directory '{tmp_path}'"):
             EmbeddedKafka(directory=tmp_path).start()
 
 
-def test_another_number_of_brokers_than_the_directory_holds(
+def test_a_directory_with_another_number_of_brokers_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kafka_eos_source.embedded.java.find", lambda: "java")
-    monkeypatch.setattr("kafka_eos_source.embedded.jars.jars", lambda: tmp_path)
+    monkeypatch.setattr("kafka_eos_source.embedded.jars.jars", lambda _: tmp_path)
     (tmp_path / "cluster.json").write_text('{"id": "x", "brokers": 3}')
     with pytest.raises(
         InvalidOptionError, match=r"brokers=1, but the directory .* holds a cluster of 3 broker\(s\)"
@@ -274,29 +280,47 @@ def test_another_number_of_brokers_than_the_directory_holds(
         EmbeddedKafka(directory=tmp_path).start()
 
 
-def test_a_broker_that_cannot_be_run_is_an_error_and_ends_nobody_else(
+def test_a_broker_that_cannot_start_is_an_error_and_ends_no_other_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "node-1" / "data").mkdir(parents=True)
     (tmp_path / "node-1" / "data" / "meta.properties").touch()
     monkeypatch.setattr("kafka_eos_source.embedded.java.find", lambda: str(tmp_path / "no-such-java"))
-    monkeypatch.setattr("kafka_eos_source.embedded.jars.jars", lambda: tmp_path)
+    monkeypatch.setattr("kafka_eos_source.embedded.jars.jars", lambda _: tmp_path)
     with pytest.raises(UnavailableError, match="no-such-java' could not be run"):
         EmbeddedKafka(directory=tmp_path).start()
 
 
-def test_too_many_brokers() -> None:
+def test_more_brokers_than_supported_are_refused() -> None:
     with pytest.raises(InvalidOptionError, match="1 to 9"):
         EmbeddedKafka(brokers=10)
 
 
-def test_the_command_line_names_what_is_wrong_with_an_argument() -> None:
+def test_the_command_line_names_the_wrong_argument() -> None:
     bad = CliRunner().invoke(main, ["broker", "--config", "nonsense"])
     assert bad.exit_code == 2
     assert "expected KEY=VALUE" in bad.output
 
 
-def test_the_command_line_gives_messages_and_not_tracebacks(
+@pytest.mark.parametrize(
+    ("feature", "message"),
+    [("transaction.version", "expected NAME=LEVEL"), ("transaction.version=two", "not a whole number")],
+)
+def test_the_level_of_a_feature_must_be_a_number(feature: str, message: str) -> None:
+    result = CliRunner().invoke(main, ["broker", "--feature", feature])
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_a_broker_of_another_version_runs_its_own_jars() -> None:
+    older = broker_jars("3.9.1")
+    assert older.version == "3.9.1"
+    assert older.artifacts[0] == ("org.apache.kafka", "kafka_2.13", "3.9.1")
+    assert older.artifacts[1:] == BROKER.artifacts[1:]
+    assert broker_jars(KAFKA_VERSION) == BROKER
+
+
+def test_the_command_line_prints_errors_without_a_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
@@ -304,6 +328,21 @@ def test_the_command_line_gives_messages_and_not_tracebacks(
     result = CliRunner().invoke(main, ["broker", "--port", "0"])
     assert result.exit_code == 1
     assert result.output.startswith("[KAFKA_EOS.UNAVAILABLE] there is no Java")
+
+
+def test_the_command_line_restores_signal_handlers_and_ends_its_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, a Ctrl-C in the program that called the command would be ignored from then on."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before, threads = [signal.getsignal(each) for each in numbers], set(threading.enumerate())
+    assert CliRunner().invoke(main, ["broker", "--port", "0"]).exit_code == 1
+    assert [signal.getsignal(each) for each in numbers] == before
+    for each in set(threading.enumerate()) - threads:
+        each.join(10)
+        assert not each.is_alive()
 
 
 def test_a_cluster_id_is_never_taken_for_an_option() -> None:

@@ -46,18 +46,18 @@ def listener(*answers: bytes) -> Iterator[tuple[int, list[bytes]]]:
     assert not thread.is_alive()
 
 
-def test_the_brokers_of_the_metadata() -> None:
+def test_the_probe_returns_the_broker_ids_of_the_metadata() -> None:
     with listener(metadata(1, 2, 3)) as (port, asked):
         assert broker_ids("127.0.0.1", port, None, 5) == {1, 2, 3}
     assert asked[0][:4] == struct.pack(">hh", 3, 4)
 
 
-def test_a_broker_that_knows_nobody_yet() -> None:
+def test_the_probe_returns_nothing_for_a_broker_that_knows_no_broker_yet() -> None:
     with listener(metadata()) as (port, _):
         assert broker_ids("127.0.0.1", port, None, 5) == frozenset()
 
 
-def test_logging_in_first() -> None:
+def test_the_probe_logs_in_before_it_asks_for_metadata() -> None:
     handshake = struct.pack(">hi", 0, 1) + text("PLAIN")
     logged_in = struct.pack(">hhiq", 0, -1, 0, 0)
     with listener(handshake, logged_in, metadata(7)) as (port, asked):
@@ -65,7 +65,7 @@ def test_logging_in_first() -> None:
     assert asked[1].endswith(b"\0alice\0secret")
 
 
-def test_a_refused_login_is_an_error_that_keeps_the_password() -> None:
+def test_the_error_of_a_refused_login_hides_the_password() -> None:
     handshake = struct.pack(">hi", 0, 1) + text("PLAIN")
     refused = struct.pack(">h", 58) + text("no") + struct.pack(">iq", 0, 0)
     with (
@@ -76,6 +76,6 @@ def test_a_refused_login_is_an_error_that_keeps_the_password() -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_a_connection_that_breaks_off() -> None:
+def test_a_connection_that_closes_early_is_an_error() -> None:
     with listener() as (port, _), pytest.raises(OSError, match=r"closed|reset|Broken pipe"):
         broker_ids("127.0.0.1", port, None, 5)

@@ -1,4 +1,4 @@
-"""The error tree: every class says what to do next, and survives a trip through pickle."""
+"""Every class of the error tree says what to do next, and survives pickling."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ ALL = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c,
 
 
 @pytest.mark.parametrize("cls", ALL, ids=lambda c: c.__name__)
-def test_message_carries_condition_and_fix_and_pickles(cls: type[KafkaEosError]) -> None:
+def test_an_error_text_has_condition_and_fix_and_survives_pickling(cls: type[KafkaEosError]) -> None:
     error = pickle.loads(pickle.dumps(cls("option x is 'y'", fix="use z")))
     assert type(error) is cls
     assert str(error) == f"[{cls.condition}] option x is 'y' Fix: use z"
 
 
-def test_conditions_are_distinct() -> None:
+def test_every_error_class_has_its_own_condition() -> None:
     assert len({c.condition for c in ALL}) == len(ALL)
     assert all(c.__name__ in (errors.__doc__ or "") for c in ALL), "the printed tree names every class"

@@ -12,17 +12,17 @@ from kafka_eos_source.runtime import failpoints
 
 
 @pytest.fixture(autouse=True)
-def _read_anew() -> Iterator[None]:
+def _parse_environment_again() -> Iterator[None]:
     failpoints._armed.cache_clear()
     yield
     failpoints._armed.cache_clear()
 
 
-def test_unarmed_is_silent() -> None:
+def test_a_failpoint_that_is_not_armed_does_nothing() -> None:
     failpoints.reach("commit.before_begin")
 
 
-def test_raise_fires_once_with_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failpoint_armed_with_a_file_fires_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(failpoints.ENVIRONMENT_VARIABLE, f"a=raise@{tmp_path / 'once'},b=raise")
     with pytest.raises(RestartQueryError, match="failpoint a"):
         failpoints.reach("a")
@@ -32,7 +32,7 @@ def test_raise_fires_once_with_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path:
     failpoints.reach("c")
 
 
-def test_fires_at_the_time_that_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failpoint_fires_at_the_configured_hit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(failpoints.ENVIRONMENT_VARIABLE, "a=raise*3")
     failpoints.reach("a")
     failpoints.reach("a")
@@ -41,7 +41,7 @@ def test_fires_at_the_time_that_was_said(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("entry", ["a=explode", "a=raise*often"])
-def test_unknown_action_is_refused(monkeypatch: pytest.MonkeyPatch, entry: str) -> None:
+def test_an_unknown_action_of_a_failpoint_is_refused(monkeypatch: pytest.MonkeyPatch, entry: str) -> None:
     monkeypatch.setenv(failpoints.ENVIRONMENT_VARIABLE, entry)
     with pytest.raises(ValueError, match=entry.removeprefix("a=").replace("*", r"\*")):
         failpoints.reach("a")

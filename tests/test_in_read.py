@@ -17,10 +17,10 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 from kafka_eos_source.commit import direct
 from kafka_eos_source.datasource import writer as stream_writer
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
-from kafka_eos_source.in_read import packed
+from kafka_eos_source.in_read import packed_frame
 from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
 from kafka_eos_source.in_read.mapping import MapInRead
-from kafka_eos_source.in_read.packed import (
+from kafka_eos_source.in_read.packed_frame import (
     PACKED,
     pack,
     packed_batches_of,
@@ -60,12 +60,12 @@ def rows_batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
 
 
 @given(rows=batches(), size_bytes=st.sampled_from([1, 100, 2 << 20]), together=st.booleans())
-def test_rows_come_out_of_packed_batches_as_they_went_in(
+def test_packing_and_unpacking_batches_keeps_all_rows(
     rows: list[pa.RecordBatch], size_bytes: int, together: bool
 ) -> None:
     """Rows stay the same however many packed batches Spark puts into one batch, and whatever their size."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed, "PACKED_BATCH_BYTES", size_bytes)
+        patch.setattr(packed_frame, "PACKED_BATCH_BYTES", size_bytes)
         packed_batches = list(pack(rows, ROWS))
     if together and packed_batches:
         (whole,) = pa.Table.from_batches(packed_batches).combine_chunks().to_batches()
@@ -80,7 +80,7 @@ def test_large_batches_become_several_packed_batches() -> None:
     assert 3 <= len(list(pack([rows], ROWS))) <= 6
 
 
-def test_what_a_function_gives_is_taken_by_name_and_cast() -> None:
+def test_columns_that_a_function_returns_are_matched_by_name_and_cast() -> None:
     given = pa.record_batch(
         {
             "value": pa.array(["v"], pa.large_string()),
@@ -107,7 +107,7 @@ def test_rows_that_do_not_fit_the_schema_are_refused(given: dict[str, Any], said
 
 
 @pytest.mark.parametrize("given", [None, rows_batch([]).schema, [pa.table({"value": ["v"]})]])
-def test_what_is_no_batch_is_refused(given: Any) -> None:
+def test_a_function_that_returns_anything_but_record_batches_is_refused(given: Any) -> None:
     with pytest.raises(InvalidRecordError, match=r"expected an iterable of pyarrow\.RecordBatch"):
         list(pack(given, ROWS))
 
@@ -125,7 +125,9 @@ def test_the_frame_names_the_schema_of_its_packed_batches() -> None:
         (StructType([*packed_frame_schema(ROWS).fields, StructField("topic", StringType())]), "'topic'"),
     ],
 )
-def test_a_frame_whose_packed_batches_cannot_be_taken_apart_is_refused(schema: StructType, said: str) -> None:
+def test_a_frame_with_packed_batches_that_cannot_be_unpacked_is_refused(
+    schema: StructType, said: str
+) -> None:
     options = parse_write({"kafka.bootstrap.servers": "h:1", "topic": "out"}, streaming=True)
     with pytest.raises(InvalidSchemaError, match=said):
         stream_writer.stream_writer(options, schema)
@@ -133,7 +135,7 @@ def test_a_frame_whose_packed_batches_cannot_be_taken_apart_is_refused(schema: S
         stream_writer.batch_writer(options, schema)
 
 
-def test_rows_in_packed_batches_are_held_against_the_sinks_contract() -> None:
+def test_the_schema_of_packed_batches_is_checked_like_that_of_rows() -> None:
     options = parse_write({"kafka.bootstrap.servers": "h:1", "topic": "out"}, streaming=True)
     schema = packed_frame_schema(StructType([StructField("key", BinaryType())]))
     with pytest.raises(InvalidSchemaError, match="the frame has no column 'value'"):
@@ -164,7 +166,7 @@ def test_a_function_is_called_with_the_columns_of_the_frame() -> None:
     assert found == [a, a, d, d]
 
 
-def test_without_a_function_rows_stay_as_they_are() -> None:
+def test_without_a_function_rows_are_unchanged() -> None:
     out = StructType([StructField("word", StringType()), StructField("k", BinaryType())])
     source = read_arrow_schema(False, COLUMNS.of_source)
     read = pa.RecordBatch.from_arrays([pa.array([b"\xff"]), pa.array([b"1"])], schema=source)
@@ -173,7 +175,7 @@ def test_without_a_function_rows_stay_as_they_are() -> None:
     assert found["k"].to_pylist() == [b"1"]
 
 
-def test_the_option_says_all_that_the_read_must_know() -> None:
+def test_the_option_describes_the_whole_step_to_the_read() -> None:
     written = MapInRead(COLUMNS, ROWS, to_option(short_words, "", fix="")).to_json()
     options = parse_read({**READ, "map.in.read": written}, streaming=True)
     assert schema_of(options) == packed_frame_schema(ROWS)
@@ -193,7 +195,7 @@ def test_the_option_says_all_that_the_read_must_know() -> None:
         json.dumps({"columns": [], "rows": "struct", "function": None}),
     ],
 )
-def test_an_option_by_hand_is_refused_on_the_driver(written: str) -> None:
+def test_a_handwritten_option_is_refused_on_the_driver(written: str) -> None:
     options = parse_read({**READ, "map.in.read": written}, streaming=True)
     with pytest.raises(InvalidOptionError, match=r"map\.in\.read"):
         schema_of(options)

@@ -51,19 +51,21 @@ def source_admin(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> admin.Source
     return admin.SourceAdmin({"bootstrap.servers": "b:9092"}, "read_committed", 2, 1)
 
 
-def test_a_partition_without_offset_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_offset_of_a_partition_without_one_is_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """During a leader election there is no offset yet; using it as one would look like data loss."""
     assert source_admin(monkeypatch, OFFSET_INVALID, OFFSET_INVALID, 42).latest([A]) == {A: 42}
 
 
-def test_and_never_taken_for_an_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_offset_is_never_used_as_an_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that does not know the offset is asked again until the timeout, as if it did not answer."""
     monkeypatch.setattr(admin, "_REQUEST_SECONDS", 0.1)
     with pytest.raises(UnavailableError, match=r"tried \d{2,} times"):
         source_admin(monkeypatch, OFFSET_INVALID).earliest([A])
 
 
-def test_no_record_at_or_after_a_time_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timestamp_after_the_last_record_has_no_offset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert source_admin(monkeypatch, -1).at_time({A: 1000}) == {A: None}
 
 
@@ -72,19 +74,19 @@ HIDDEN = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
 
 
 @pytest.mark.parametrize("error", [MISSING, HIDDEN])
-def test_visible_topic_ids_leave_out_missing_and_hidden_topics_at_once(
+def test_visible_topic_ids_omits_missing_and_hidden_topics_without_a_retry(
     monkeypatch: pytest.MonkeyPatch, error: KafkaError
 ) -> None:
     assert source_admin(monkeypatch, error, "id-1").visible_topic_ids(["t"]) == {}
 
 
-def test_existing_topic_ids_ask_again_before_a_topic_counts_as_deleted(
+def test_existing_topic_ids_asks_again_before_a_topic_counts_as_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert source_admin(monkeypatch, MISSING, MISSING, "id-1").existing_topic_ids(["t"]) == {"t": "id-1"}
     assert source_admin(monkeypatch, MISSING, MISSING, MISSING, "id-1").existing_topic_ids(["t"]) == {}
 
 
-def test_existing_topic_ids_refuse_to_guess_about_a_hidden_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_topic_ids_raises_for_a_hidden_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AuthorizationError):
         source_admin(monkeypatch, HIDDEN).existing_topic_ids(["t"])

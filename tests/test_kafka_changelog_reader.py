@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafka_eos_source.errors import RetriableError, UnavailableError
+from kafka_eos_source.errors import DataLossError, RetriableError, UnavailableError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader, Pulled
 from kafka_eos_source.kafka.consumer import Taken
 from kafka_eos_source.model import TopicPartition
@@ -75,11 +75,11 @@ def pulled(messages: Sequence[Message], end: int) -> tuple[list[int], list[bytes
     return found.offsets.tolist(), found.keys.to_pylist(), found.values.to_pylist(), found.position
 
 
-def test_keys_values_and_where_to_go_on() -> None:
+def test_a_read_returns_keys_values_and_the_next_offset() -> None:
     assert pulled([Message(3), Message(7)], 100) == ([3, 7], [b"k3", b"k7"], [b"v3", b"v7"], 8)
 
 
-def test_records_from_the_end_on_are_left_out() -> None:
+def test_records_at_or_after_the_end_are_omitted() -> None:
     messages = [Message(at) for at in (3, 4, 7)]
     assert pulled(messages, 8)[3] == 8
     assert pulled(messages, 7) == ([3, 4], [b"k3", b"k4"], [b"v3", None], 7)
@@ -87,7 +87,7 @@ def test_records_from_the_end_on_are_left_out() -> None:
     assert pulled(messages, 2) == ([], [], [], 2)
 
 
-def test_records_in_parts() -> None:
+def test_the_records_of_a_read_can_be_split_into_parts() -> None:
     found = reader(Taken([Message(at) for at in (3, 4, 7, 9)])).take(0.1, 20).records
     assert found is not None
     for at_most, expected in {
@@ -100,7 +100,7 @@ def test_records_in_parts() -> None:
     assert [part.position for part in found.before(2).parts(2)] == [2]
 
 
-def test_a_client_that_drains_is_asked_for_no_more_than_will_be_used() -> None:
+def test_a_read_requests_no_more_records_than_it_needs() -> None:
     consumer = Consumer(Taken([Message(3)]), Taken(()))
     consumer.drains = True
     found = ChangelogReader(consumer, TP)  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ def test_a_client_that_drains_is_asked_for_no_more_than_will_be_used() -> None:
     assert consumer.asked == [8, 6]
 
 
-def test_events_of_this_partition() -> None:
+def test_a_read_reports_only_events_of_its_own_partition() -> None:
     assert reader(Taken(())).take(0.1, 9) == Pulled()
     assert reader(Taken((), log_ends={TP: 5, OTHER: 9})).take(0.1, 9).log_end == 5
     assert reader(Taken((), out_of_range=[TP])).take(0.1, 9).out_of_range
@@ -119,16 +119,49 @@ def test_events_of_this_partition() -> None:
     assert strange == Pulled()
 
 
-def test_the_bounds_are_asked_for_until_they_are_known() -> None:
+def test_the_bounds_of_the_log_are_requested_until_they_are_known() -> None:
     assert reader(RetriableError("a leader is elected"), (2, 9)).readable(Deadline.after_seconds(5)) == (2, 9)
     with pytest.raises(UnavailableError, match=r"b:9092.*a leader is elected"):
         reader(RetriableError("a leader is elected")).readable(Deadline.after_seconds(0.01))
 
 
-def test_one_partition_and_then_none() -> None:
+def test_a_reader_is_assigned_one_partition_and_releases_it() -> None:
     consumer = Consumer()
     found = ChangelogReader(consumer, TP)  # type: ignore[arg-type]
     found.start(7)
     assert consumer.assigned == {TP: 7}
     found.stop()
     assert not consumer.assigned
+
+
+def taken(*offsets: int) -> Taken:
+    return Taken([Message(at) for at in offsets])
+
+
+def read(*answers: Any, skips_deleted: bool = True, deadline: Deadline | None = None) -> list[int]:
+    """Returns the offsets of the records from 3 to 9 that the answers contain."""
+    found = reader(*answers).read(
+        3, 9, deadline or Deadline.after_seconds(60), if_gone="create it.", skips_deleted=skips_deleted
+    )
+    return [int(offset) for records in found for offset in records.offsets]
+
+
+def test_a_part_of_the_log_is_read_to_its_end() -> None:
+    assert read(taken(3, 4), taken(), taken(7, 8, 9)) == [3, 4, 7, 8]
+    assert read(taken(3), Taken([], log_ends={TP: 9})) == [3], "control records end the log"
+
+
+def test_a_topic_that_was_deleted_ends_the_read() -> None:
+    with pytest.raises(UnavailableError, match=r"c-1 is gone, because the topic was deleted.*create it"):
+        read(taken(3), Taken([], gone=[TP]))
+
+
+def test_deleted_records_are_skipped_only_if_that_loses_nothing() -> None:
+    assert read(Taken([], out_of_range=[TP]), (5, 9), taken(5, 8)) == [5, 8]
+    with pytest.raises(DataLossError, match=r"records of c-1 from offset 3 on were deleted.*create it"):
+        read(Taken([], out_of_range=[TP]), skips_deleted=False)
+
+
+def test_a_read_without_an_answer_ends_at_the_deadline() -> None:
+    with pytest.raises(UnavailableError, match=r"reading c-1: nothing arrives"):
+        read(taken(3), taken(), deadline=Deadline.after_seconds(0))

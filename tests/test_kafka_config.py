@@ -36,7 +36,7 @@ SECRET = "hunter2-is-secret"
         ("sasl.mechanism", "PLAIN", "sasl.mechanisms"),
     ],
 )
-def test_java_names_that_mean_the_same_are_translated(java: str, value: str, ours: str) -> None:
+def test_java_properties_with_an_equivalent_are_translated(java: str, value: str, ours: str) -> None:
     assert check_consumer({java: value}) == {ours: value}
 
 
@@ -56,7 +56,9 @@ def test_java_names_that_mean_the_same_are_translated(java: str, value: str, our
         ("max.poll.records", "5", "maxOffsetsPerTrigger"),
     ],
 )
-def test_what_only_java_has_is_refused_with_the_way_out(name: str, value: str, instead: str) -> None:
+def test_a_java_property_without_an_equivalent_is_refused_with_a_fix(
+    name: str, value: str, instead: str
+) -> None:
     with pytest.raises(InvalidOptionError) as caught:
         check_consumer({name: value})
     assert instead in caught.value.fix
@@ -75,14 +77,14 @@ def test_jaas_lines_of_plain_and_scram_are_translated() -> None:
     }
 
 
-def test_other_jaas_lines_are_refused_without_their_secrets() -> None:
+def test_any_other_jaas_line_is_refused_without_showing_its_secrets() -> None:
     line = f'com.sun.security.auth.module.Krb5LoginModule required keyTab="{SECRET}";'
     with pytest.raises(InvalidOptionError, match="Krb5LoginModule") as caught:
         check_consumer({"sasl.jaas.config": line})
     assert SECRET not in str(caught.value)
 
 
-def test_unknown_names_get_the_nearest() -> None:
+def test_an_unknown_property_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(InvalidOptionError, match=r"Did you mean 'kafka\.security\.protocol'"):
         check_consumer({"security.protocl": "SSL"})
 
@@ -90,7 +92,7 @@ def test_unknown_names_get_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("security.protocol", "SSLL"), ("linger.ms", "abc"), ("message.max.bytes", "-1")]
 )
-def test_values_are_judged_by_librdkafka(name: str, value: str) -> None:
+def test_librdkafka_checks_the_values_of_properties(name: str, value: str) -> None:
     with pytest.raises(
         InvalidOptionError, match=f"'kafka.{name}' has the value '{value}'; librdkafka refuses"
     ):
@@ -106,7 +108,7 @@ def test_secrets_are_masked() -> None:
 
 @pytest.mark.parametrize("idempotence", ["TRUE", "1", "t"])
 @pytest.mark.parametrize("acks", [{"acks": "-1"}, {"request.required.acks": "all"}])
-def test_what_exactly_once_needs_may_be_said_and_is_not_doubled(
+def test_a_property_that_exactly_once_requires_may_be_set_and_is_not_passed_twice(
     idempotence: str, acks: dict[str, str]
 ) -> None:
     assert check_producer({**acks, "enable.idempotence": idempotence}, exactly_once=True) == {}
@@ -135,14 +137,14 @@ def test_no_secret_is_ever_shown(name: str) -> None:
     try:
         check_consumer({name: SECRET})
     except InvalidOptionError as refused:
-        said = str(refused)
+        message = str(refused)
     else:
-        said = f"'kafka.{name}'"
-    assert SECRET not in said
-    assert f"'kafka.{name}'" in said
+        message = f"'kafka.{name}'"
+    assert SECRET not in message
+    assert f"'kafka.{name}'" in message
 
 
-def test_under_a_misspelt_name_nothing_is_shown() -> None:
+def test_the_value_of_a_misspelled_property_is_never_shown() -> None:
     with pytest.raises(
         InvalidOptionError, match=r"'kafka\.sasl\.pasword'.*'kafka\.sasl\.password'"
     ) as caught:
@@ -150,10 +152,10 @@ def test_under_a_misspelt_name_nothing_is_shown() -> None:
     assert SECRET not in str(caught.value)
 
 
-def test_secrets_are_found_however_they_are_quoted() -> None:
+def test_secrets_are_masked_in_every_form_of_quoting() -> None:
     kafka = {"sasl.password": "a\"b c'", "ssl.key.password": "a\"b c'd"}
-    for said in (repr("a\"b c'"), json.dumps("a\"b c'"), "https://a%22b%20c%27d@h", "a\"b c'd"):
-        assert "b" not in redact(said.replace("https://", ""), kafka)
+    for text in (repr("a\"b c'"), json.dumps("a\"b c'"), "https://a%22b%20c%27d@h", "a\"b c'd"):
+        assert "b" not in redact(text.replace("https://", ""), kafka)
     assert redact("nothing", {"sasl.password": ""}) == "nothing"
 
 
@@ -184,14 +186,14 @@ def test_jaas_passwords_are_read_as_java_reads_them(options: str, password: str)
         "",
     ],
 )
-def test_jaas_lines_that_are_not_certain_are_refused(line: str) -> None:
+def test_an_ambiguous_jaas_line_is_refused(line: str) -> None:
     with pytest.raises(InvalidOptionError, match=r"'kafka\.sasl\.jaas\.config'") as caught:
         check_consumer({"sasl.jaas.config": line})
     assert SECRET not in str(caught.value)
     assert "kafka.sasl.username" in caught.value.fix
 
 
-def test_one_property_by_two_names() -> None:
+def test_one_property_under_two_names_is_refused() -> None:
     assert check_consumer({"sasl.mechanism": "PLAIN", "sasl.mechanisms": "PLAIN"}) == {
         "sasl.mechanisms": "PLAIN"
     }
@@ -210,7 +212,7 @@ def test_one_property_by_two_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kafka", "said"),
+    ("kafka", "message"),
     [
         ({"acks": "1"}, "'kafka.acks' has the value '1'; expected all"),
         ({"request.required.acks": "0"}, "'kafka.request.required.acks' has the value '0'; expected all"),
@@ -238,16 +240,16 @@ def test_one_property_by_two_names() -> None:
         ),
     ],
 )
-def test_what_exactly_once_cannot_live_with(kafka: dict[str, str], said: str) -> None:
-    """Settings that break exactly-once are refused at the start; librdkafka would fail later, or never."""
+def test_a_property_that_breaks_exactly_once_is_refused(kafka: dict[str, str], message: str) -> None:
+    """The product refuses it at the start; librdkafka would fail later, or never."""
     with pytest.raises(InvalidOptionError) as caught:
         check_producer(kafka, exactly_once=True)
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert caught.value.fix
 
 
 @pytest.mark.parametrize(
-    ("kafka", "said"),
+    ("kafka", "message"),
     [
         ({"enable.partition.eof": "false"}, "expected true"),
         ({"enable.auto.offset.store": "true"}, "expected false"),
@@ -257,10 +259,10 @@ def test_what_exactly_once_cannot_live_with(kafka: dict[str, str], said: str) ->
         ({"security.protocol": "sasl_plaintext", "sasl.mechanism": "SCRAM-SHA-512"}, "'kafka.sasl.username'"),
     ],
 )
-def test_what_a_read_cannot_live_with(kafka: dict[str, str], said: str) -> None:
+def test_a_property_that_breaks_reads_is_refused(kafka: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidOptionError) as caught:
         check_consumer(kafka)
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert caught.value.fix
 
 
@@ -276,14 +278,14 @@ def test_what_a_read_cannot_live_with(kafka: dict[str, str], said: str) -> None:
         {"request.timeout.ms": "120000"},
     ],
 )
-def test_at_least_once_is_idempotent_where_the_users_values_let_it(kafka: dict[str, str]) -> None:
+def test_at_least_once_is_idempotent_unless_the_users_properties_forbid_it(kafka: dict[str, str]) -> None:
     config = producer_config(check_producer({**SERVERS, **kafka}, exactly_once=False))
     Producer(config).close()
     least = {"acks", "retries", "max.in.flight"} & set(kafka)
     assert config["enable.idempotence"] == ("false" if least else "true")
 
 
-def test_idempotence_that_was_asked_for_is_not_given_up() -> None:
+def test_idempotence_that_the_user_requires_is_never_switched_off() -> None:
     with pytest.raises(InvalidOptionError, match=r"'kafka\.acks'.*kafka\.enable\.idempotence=true"):
         check_producer({"acks": "1", "enable.idempotence": "true"}, exactly_once=False)
 
@@ -305,32 +307,32 @@ def test_group_membership_has_no_effect_on_a_read() -> None:
 
 
 @pytest.mark.parametrize("name", [*WITHOUT_DEFAULT, *java.RENAMED.values()])
-def test_every_name_of_our_tables_is_real(name: str) -> None:
+def test_librdkafka_knows_every_name_in_the_tables(name: str) -> None:
     """Every name in the product's tables exists: librdkafka complains about the value, not the name."""
     with Properties() as conf:
         try:
             conf.set(name, "x", stated_name=name, stated_value="x")
         except InvalidOptionError as refused:
-            said = refused.message
+            message = refused.message
         else:
-            said = ""
-    assert "unknown option" not in said
+            message = ""
+    assert "unknown option" not in message
 
 
-def test_names_are_known_with_and_without_a_default() -> None:
+def test_properties_are_known_with_and_without_a_default() -> None:
     assert "sasl.password" in property_names()
     assert is_known("ssl.truststore.location")
     assert not is_known("ssl.truststore.locations")
 
 
 @pytest.mark.parametrize("value", ["a\0b", "\ud800"])
-def test_what_is_no_text_in_c_is_refused(value: str) -> None:
+def test_a_value_that_c_cannot_represent_is_refused(value: str) -> None:
     with pytest.raises(InvalidOptionError, match="no C text"):
         check_consumer({"client.id": value})
 
 
 @pytest.mark.parametrize("timeout", [None, "2000", "900000"])
-def test_every_client_can_be_made(timeout: str | None) -> None:
+def test_every_kind_of_client_can_be_created(timeout: str | None) -> None:
     kafka = {**SERVERS, "linger.ms": "7", **({"transaction.timeout.ms": timeout} if timeout else {})}
     checked = check_producer(kafka, exactly_once=True)
     config = producer_config(checked, transactional_id="t")

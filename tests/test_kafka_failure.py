@@ -46,20 +46,22 @@ def error(code: int, *, fatal: bool = False, retriable: bool = False, abort: boo
         (error(KafkaError.UNKNOWN), OperatorError),
     ],
 )
-def test_classify(failure: KafkaError, expected: type[KafkaEosError]) -> None:
+def test_each_kafka_error_maps_to_the_class_of_its_next_action(
+    failure: KafkaError, expected: type[KafkaEosError]
+) -> None:
     got = classify(KafkaException(failure), "writing to topic 't'")
     assert type(got) is expected
     assert "writing to topic 't'" in str(got)
     assert failure.name() in str(got)
 
 
-def test_an_acl_error_names_what_to_grant() -> None:
+def test_an_authorization_error_names_the_right_to_grant() -> None:
     got = classify(error(KafkaError.GROUP_AUTHORIZATION_FAILED), "committing offsets of group 'g'")
     assert "'g'" in str(got)
     assert "consumer group (Read)" in got.fix
 
 
-def test_fencing_and_transience_are_seen_in_exceptions_too() -> None:
+def test_fencing_and_transient_errors_are_recognised_in_exceptions() -> None:
     assert is_fenced(KafkaException(error(KafkaError._FENCED)))
     assert not is_fenced(error(KafkaError._TIMED_OUT))
     assert is_transient(KafkaException(error(KafkaError.UNSTABLE_OFFSET_COMMIT)))
@@ -70,13 +72,13 @@ def test_fencing_and_transience_are_seen_in_exceptions_too() -> None:
     "code",
     [KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.OFFSET_NOT_AVAILABLE],
 )
-def test_a_leader_that_moves_is_asked_again(code: int) -> None:
-    """Errors of a moving leader are retried, although librdkafka does not flag them as retriable."""
+def test_errors_of_a_moving_leader_are_retriable(code: int) -> None:
+    """librdkafka does not flag these errors as retriable."""
     assert is_transient(error(code))
     assert not is_fenced(error(code)), "this error fences a partition's leader, not the producer"
 
 
-def test_unreachable_names_the_option_its_value_and_the_wait() -> None:
+def test_the_error_of_unreachable_brokers_names_the_option_its_value_and_the_wait() -> None:
     got = unreachable("nowhere:9092", 15_000, "Connection refused")
     assert "kafka.bootstrap.servers='nowhere:9092'" in str(got)
     assert "15 s" in str(got)

@@ -37,7 +37,7 @@ def test_every_message_points_at_its_bytes(values: list[bytes | None], start: in
     assert set(batch["partition"].tolist()) <= {librdkafka.PARTITION_UNASSIGNED}
 
 
-def test_partitions_and_no_keys() -> None:
+def test_messages_carry_the_partitions_of_rows_and_no_keys() -> None:
     values = pa.array([b"a", b"b", b"c"])
     batch = librdkafka.messages(None, values, pa.array([2, None, 0], pa.int32()))
     assert batch["partition"].tolist() == [2, librdkafka.PARTITION_UNASSIGNED, 0]
@@ -54,7 +54,7 @@ def test_rows_of_each_topic_keep_their_order(topics: list[str]) -> None:
     }
 
 
-def test_the_topic_option_takes_all_rows_as_they_are() -> None:
+def test_with_the_topic_option_all_rows_go_to_one_topic() -> None:
     columns = {"value": pa.array([b"a"])}
     assert list(_by_topic(columns, "t")) == [("t", columns)]
 
@@ -101,7 +101,7 @@ def test_one_commit_answered_at_the_first_try_is_clean() -> None:
         [(4, 1, 0, 2), (0, 0, 0, 1)],  # a connection was cut, even another broker's
     ],
 )
-def test_anything_else_is_not(after: list[tuple[int, int, int, int]]) -> None:
+def test_a_commit_with_any_other_statistics_is_not_clean(after: list[tuple[int, int, int, int]]) -> None:
     assert not Traffic.parse(statistics(2, *after)).clean_since(BEFORE)
 
 
@@ -113,7 +113,7 @@ def test_a_producer_that_has_not_committed_is_not_clean() -> None:
         producer.close()
 
 
-def test_properties_that_do_not_go_together_are_named() -> None:
+def test_contradicting_producer_properties_are_named() -> None:
     with pytest.raises(InvalidOptionError, match=r"message\.timeout\.ms"):
         TransactionalProducer(
             {
@@ -125,7 +125,7 @@ def test_properties_that_do_not_go_together_are_named() -> None:
         )
 
 
-def test_a_producer_closes_with_records_that_were_not_sent() -> None:
+def test_a_producer_with_unsent_records_can_close() -> None:
     producer = RecordProducer({"bootstrap.servers": "127.0.0.1:1"}, "test")
     producer.begin_count()
     rows = pa.record_batch({"value": pa.array([b"a", None, b""], pa.binary())})
@@ -135,7 +135,7 @@ def test_a_producer_closes_with_records_that_were_not_sent() -> None:
 
 
 @pytest.mark.parametrize("columns", [{}, {"timestamp": pa.array([5])}], ids=["plain", "timestamp"])
-def test_without_a_transaction_no_record_is_lost_unsaid(columns: dict[str, pa.Array]) -> None:
+def test_without_a_transaction_a_lost_record_fails_the_flush(columns: dict[str, pa.Array]) -> None:
     """Without a transaction, a record that no broker accepts in time makes `flush` fail."""
     config = {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 100, "log_level": 0}
     producer = RecordProducer(config, "test")
@@ -148,7 +148,7 @@ def test_without_a_transaction_no_record_is_lost_unsaid(columns: dict[str, pa.Ar
         producer.close()
 
 
-def test_whoever_serves_the_clients_events_may_be_told_of_a_fatal_error() -> None:
+def test_a_fatal_error_is_raised_whichever_thread_receives_it() -> None:
     """A fatal error is reported whether `flush` or the polling thread receives it first."""
     for _ in range(20):
         producer = RecordProducer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, "test")

@@ -70,80 +70,84 @@ def described(*leaders: int | None) -> Any:
     return SimpleNamespace(partitions=partitions, topic_id="id-1")
 
 
-def soon(seconds: float = 10.0) -> Deadline:
+def in_seconds(seconds: float = 10.0) -> Deadline:
     return Deadline.after_seconds(seconds)
 
 
-def test_a_topic_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_describe_returns_partitions_and_topic_id(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = admin(monkeypatch, described(1, 2))
-    assert found.shape("t", soon()) == TopicShape(2, True, "id-1")
+    assert found.shape("t", in_seconds()) == TopicShape(2, True, "id-1")
 
 
-def test_no_topic_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_topic_is_reported_without_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     found, client = admin(monkeypatch, KafkaError.UNKNOWN_TOPIC_OR_PART)
-    assert found.shape("t", soon()) is None
+    assert found.shape("t", in_seconds()) is None
     assert client.requests == ["describe"]
 
 
-def test_what_passes_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transient_error_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     found, client = admin(monkeypatch, KafkaError._TRANSPORT, KafkaError.NOT_CONTROLLER, described(1))
-    assert found.shape("t", soon()) == TopicShape(1, True, "id-1")
+    assert found.shape("t", in_seconds()) == TopicShape(1, True, "id-1")
     assert len(client.requests) == 3
 
 
-def test_no_broker_is_an_error_with_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_a_broker_contains_the_clients_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     said = KafkaError(KafkaError._RESOLVE, "no such host b")
     found, _ = admin(monkeypatch, KafkaError._TRANSPORT, complaints=(said,))
     with pytest.raises(UnavailableError, match=r"'b:9092'.*topic 't': no such host b"):
-        found.shape("t", soon(0.1))
+        found.shape("t", in_seconds(0.1))
 
 
-def test_a_refused_login_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_login_fails_without_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = KafkaError(KafkaError._AUTHENTICATION, "bad password")
     found, client = admin(monkeypatch, KafkaError._TRANSPORT, complaints=(refused,))
     with pytest.raises(AuthorizationError, match="credentials"):
-        found.shape("t", soon())
+        found.shape("t", in_seconds())
     assert len(client.requests) == 1
 
 
-def test_a_topic_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
     found, client = admin(monkeypatch, None)
-    assert found.create("t", 3, -1, {"cleanup.policy": "compact"}, soon())
+    assert found.create("t", 3, -1, {"cleanup.policy": "compact"}, in_seconds())
     (topic,) = client.made
     assert (topic.topic, topic.num_partitions, topic.replication_factor) == ("t", 3, -1)
     assert topic.config == {"cleanup.policy": "compact"}
 
 
-def test_one_made_by_another_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_another_process_created_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = admin(monkeypatch, KafkaError.REQUEST_TIMED_OUT, KafkaError.TOPIC_ALREADY_EXISTS)
-    assert not found.create("t", 3, -1, {}, soon())
+    assert not found.create("t", 3, -1, {}, in_seconds())
 
 
 @pytest.mark.parametrize(
     "code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED]
 )
-def test_the_right_to_create_is_named(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_the_error_names_the_missing_right_to_create_topics(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     found, _ = admin(monkeypatch, code)
     with pytest.raises(AuthorizationError, match="grant the principal Create on topic 't'"):
-        found.create("t", 3, -1, {}, soon())
+        found.create("t", 3, -1, {}, in_seconds())
 
 
-def test_the_right_to_see_the_configuration_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_the_missing_right_to_describe_configurations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found, _ = admin(monkeypatch, KafkaError.TOPIC_AUTHORIZATION_FAILED)
     with pytest.raises(AuthorizationError, match="DescribeConfigs on topic 't'"):
-        found.config("t", soon())
+        found.config("t", in_seconds())
 
 
-def test_what_the_cluster_does_not_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_the_cluster_cannot_create_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = admin(monkeypatch, KafkaError.INVALID_REPLICATION_FACTOR)
     with pytest.raises(OperatorError, match=r"creating topic 't'.*INVALID_REPLICATION_FACTOR"):
-        found.create("t", 3, 5, {}, soon())
+        found.create("t", 3, 5, {}, in_seconds())
 
 
 def test_a_new_topic_is_waited_for_until_it_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     unknown = KafkaError.UNKNOWN_TOPIC_OR_PART
     found, client = admin(monkeypatch, unknown, described(1, None), described(1, -1), described(1, 1))
-    assert found.await_led("t", soon()).led
+    assert found.await_led("t", in_seconds()).led
     assert len(client.requests) == 4
 
 
@@ -151,7 +155,9 @@ def test_a_new_topic_is_waited_for_until_it_can_be_used(monkeypatch: pytest.Monk
     ("answer", "seen"),
     [(KafkaError.UNKNOWN_TOPIC_OR_PART, "no broker knows it"), (described(None), "has no leader")],
 )
-def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch, answer: Answer, seen: str) -> None:
+def test_the_wait_for_a_new_topic_ends_at_the_deadline(
+    monkeypatch: pytest.MonkeyPatch, answer: Answer, seen: str
+) -> None:
     found, _ = admin(monkeypatch, answer)
     with pytest.raises(UnavailableError, match=seen):
-        found.await_led("t", soon(0.1))
+        found.await_led("t", in_seconds(0.1))

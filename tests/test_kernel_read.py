@@ -78,7 +78,7 @@ class Writer:
         assert self._client.flush(30) == 0
 
     def append(self, records: Sequence[Record]) -> OffsetRange:
-        """To the one topic of such records; a new topic for each example would cost its look-up."""
+        """Appends to one shared topic, because a new topic for each example costs a metadata request."""
         if self._common is None:
             self._common = self.topic()
         self.write(self._common, records)
@@ -86,7 +86,7 @@ class Writer:
         return OffsetRange(TopicPartition(self._common, 0), first, self._end)
 
     def write_raw_header(self, topic: str, name: bytes) -> None:
-        """A header's name need not be UTF-8 to Kafka."""
+        """Writes a header whose name need not be UTF-8, which Kafka allows."""
         headers = function("rd_kafka_headers_new", c_void_p, c_size_t)(1)
         add = function("rd_kafka_header_add", c_int, c_void_p, c_char_p, c_int64, c_char_p, c_int64)
         assert add(headers, name, len(name), b"v", 1) == 0
@@ -148,13 +148,13 @@ headers = st.none() | st.lists(st.tuples(names, st.none() | st.binary(max_size=5
 records = st.tuples(binaries, binaries, headers, st.integers(1, 4_102_444_800_000))
 
 
-# -- both read the same
+# -- kernel and twin read the same
 
 
 @needs_kernel
 @given(drawn=st.lists(records, min_size=1, max_size=20), chosen=st.sets(st.sampled_from(ALL), min_size=1))
 @settings(max_examples=40)
-def test_both_make_the_same_bytes(
+def test_kernel_and_twin_produce_the_same_bytes(
     mock: MockCluster, writer: Writer, drawn: list[Record], chosen: set[str]
 ) -> None:
     appended = writer.append(drawn)
@@ -203,7 +203,7 @@ def test_many_partitions_and_topics_and_large_values(mock: MockCluster, writer: 
     limit=st.integers(50, 160),
 )
 @settings(max_examples=20)
-def test_a_column_too_large_is_split_the_same(
+def test_kernel_and_twin_split_a_large_column_at_the_same_row(
     mock: MockCluster, writer: Writer, drawn: list[Record], limit: int
 ) -> None:
     appended = writer.append(drawn)
@@ -258,7 +258,9 @@ class taking:  # noqa: N801
 
 
 @needs_kernel
-def test_header_names_that_are_not_utf8_say_the_same(mock: MockCluster, writer: Writer) -> None:
+def test_kernel_and_twin_raise_the_same_error_for_header_names_that_are_not_utf8(
+    mock: MockCluster, writer: Writer
+) -> None:
     """Invalid UTF-8 gives the same error, at every boundary of Unicode's table of well-formed sequences."""
     leads = [b"", b"a", b"\xc1", b"\xc2", b"\xdf", b"\xe0", b"\xed", b"\xef", b"\xf0", b"\xf4", b"\xf5"]
     tails = [b"", b"\x7f", b"\x80", b"\x8f", b"\x90", b"\x9f", b"\xa0", b"\xbf", b"\xc0"]
@@ -293,7 +295,9 @@ def outcome(row: Run) -> object:
 
 
 @needs_kernel
-def test_a_timestamp_beyond_sparks_range_says_the_same(mock: MockCluster, writer: Writer) -> None:
+def test_kernel_and_twin_raise_the_same_error_for_a_timestamp_beyond_sparks_range(
+    mock: MockCluster, writer: Writer
+) -> None:
     topic = writer.topic()
     writer.write(topic, [(None, b"1", None, 5), (None, b"2", None, 1712345678123456789)])
     said = []
@@ -308,7 +312,7 @@ def test_a_timestamp_beyond_sparks_range_says_the_same(mock: MockCluster, writer
 
 
 @needs_kernel
-def test_control_records_end_ranges_and_are_no_rows(mock: MockCluster, writer: Writer) -> None:
+def test_control_records_end_ranges_and_produce_no_rows(mock: MockCluster, writer: Writer) -> None:
     topic = writer.topic()
     producer = Producer({"bootstrap.servers": mock.bootstrap_servers, "transactional.id": "tx"})
     producer.init_transactions(30)
@@ -328,7 +332,7 @@ def test_control_records_end_ranges_and_are_no_rows(mock: MockCluster, writer: W
 
 
 @needs_kernel
-def test_what_is_lost_is_told_the_same(mock: MockCluster, writer: Writer) -> None:
+def test_kernel_and_twin_report_the_same_data_loss(mock: MockCluster, writer: Writer) -> None:
     topic = writer.topic(2)
     writer.write(topic, [(None, b"a", None, 1)])
     writer.write(topic, [(None, b"b", None, 1)] * 3, partition=1)
@@ -345,10 +349,8 @@ def test_what_is_lost_is_told_the_same(mock: MockCluster, writer: Writer) -> Non
 
 @needs_kernel
 @both
-def test_a_topic_that_is_not_there_is_the_reason_of_the_time_out(
-    mock: MockCluster, kind: type[AssignedConsumer]
-) -> None:
-    """A timeout names the missing topic, from an error that librdkafka puts into the partition's queue."""
+def test_a_timeout_names_the_missing_topic(mock: MockCluster, kind: type[AssignedConsumer]) -> None:
+    """librdkafka puts the error into the partition's queue."""
     with pytest.raises(
         UnavailableError, match=r"no records of never-0 arrived .*: never \[0\]: .*Unknown topic"
     ):
@@ -357,7 +359,9 @@ def test_a_topic_that_is_not_there_is_the_reason_of_the_time_out(
 
 @needs_kernel
 @both
-def test_errors_of_fetches(mock: MockCluster, writer: Writer, kind: type[AssignedConsumer]) -> None:
+def test_errors_of_fetch_requests_are_raised(
+    mock: MockCluster, writer: Writer, kind: type[AssignedConsumer]
+) -> None:
     topic = writer.topic()
     writer.write(topic, [(None, b"a", None, 1)])
     mock.fail(Api.FETCH, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._TRANSPORT)
@@ -373,8 +377,10 @@ def test_errors_of_fetches(mock: MockCluster, writer: Writer, kind: type[Assigne
 
 @needs_kernel
 @both
-def test_a_wait_ends_with_what_comes(mock: MockCluster, writer: Writer, kind: type[AssignedConsumer]) -> None:
-    """A wait ends with the first records that arrive, even if they are fewer than requested."""
+def test_a_wait_ends_with_the_first_records_that_arrive(
+    mock: MockCluster, writer: Writer, kind: type[AssignedConsumer]
+) -> None:
+    """The wait ends even if the records are fewer than requested."""
     topic = writer.topic()
     tp = TopicPartition(topic, 0)
     consumer = kind(conf(mock))
@@ -391,8 +397,10 @@ def test_a_wait_ends_with_what_comes(mock: MockCluster, writer: Writer, kind: ty
 
 
 @needs_kernel
-def test_assigned_again_and_moved_it_reads_from_there(mock: MockCluster, writer: Writer) -> None:
-    """A consumer that is assigned or moved reads from the new position.
+def test_a_consumer_that_is_assigned_or_moved_reads_from_the_new_position(
+    mock: MockCluster, writer: Writer
+) -> None:
+    """No record of the old position is returned.
 
     When librdkafka stops fetching, it removes the queue's forwarding at some later moment.
     """
@@ -423,13 +431,13 @@ def test_assigned_again_and_moved_it_reads_from_there(mock: MockCluster, writer:
 
 
 @needs_kernel
-def test_what_the_client_says_besides_is_heard_while_records_come(mock: MockCluster, writer: Writer) -> None:
+def test_errors_of_the_client_are_raised_while_records_arrive(mock: MockCluster, writer: Writer) -> None:
     topic = writer.topic()
     writer.write(topic, [(None, b"a", None, 1)])
-    said: list[Message] = []
+    errors: list[Message] = []
 
     class Client:
-        """confluent-kafka's, which has something to say."""
+        """confluent-kafka's client, with one more error to report."""
 
         def __init__(self, client: Any) -> None:
             self._client = client
@@ -438,7 +446,7 @@ def test_what_the_client_says_besides_is_heard_while_records_come(mock: MockClus
             return getattr(self._client, name)
 
         def poll(self, seconds: float) -> Message | None:
-            return said.pop() if said else None
+            return errors.pop() if errors else None
 
     consumer = KernelConsumer(conf(mock))
     tp = TopicPartition(topic, 0)
@@ -447,13 +455,13 @@ def test_what_the_client_says_besides_is_heard_while_records_come(mock: MockClus
     deadline = time.monotonic() + 20
     rows = 0
     while not rows:
-        assert time.monotonic() < deadline, "the record does not come"
-        said[:] = [Message(topic=topic, partition=0, error=KafkaError(KafkaError._AUTO_OFFSET_RESET))]
+        assert time.monotonic() < deadline, "the record did not arrive"
+        errors[:] = [Message(topic=topic, partition=0, error=KafkaError(KafkaError._AUTO_OFFSET_RESET))]
         consumer._next_poll = 0.0
         taken = consumer.take(10, 5)
         assert taken.out_of_range == [tp]
         rows = len(taken.messages)
-    said.append(Message(topic=topic, partition=0, value=b"where no record may be"))
+    errors.append(Message(topic=topic, partition=0, value=b"where no record may be"))
     with pytest.raises(
         RuntimeError,
         match="into the wrong queue; set the environment variable KAFKA_EOS_NATIVE=0 to read without",
@@ -463,7 +471,7 @@ def test_what_the_client_says_besides_is_heard_while_records_come(mock: MockClus
 
 
 @needs_kernel
-def test_what_was_read_outlives_its_consumer(mock: MockCluster, writer: Writer) -> None:
+def test_batches_stay_valid_after_their_consumer_is_closed(mock: MockCluster, writer: Writer) -> None:
     topic = writer.topic()
     writer.write(topic, [(b"k%d" % at, b"v", [("h", b"%d" % at)], 1) for at in range(1000)])
     with taking(KernelConsumer, mock, whole(topic, 1000)) as runs:
@@ -477,7 +485,7 @@ def test_what_was_read_outlives_its_consumer(mock: MockCluster, writer: Writer) 
 
 
 @needs_kernel
-def test_more_than_a_batch_at_once_makes_several(
+def test_more_records_than_fit_into_a_batch_make_several_batches(
     mock: MockCluster, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel takes everything available, but still limits the rows and bytes of a batch."""
@@ -497,7 +505,7 @@ def test_more_than_a_batch_at_once_makes_several(
 
 
 @needs_kernel
-def test_nothing_is_kept(mock: MockCluster, writer: Writer) -> None:
+def test_reads_do_not_leak_memory(mock: MockCluster, writer: Writer) -> None:
     topic = writer.topic()
     count = 300
     writer.write(topic, [(b"k", b"v" * 4000, [("h", b"1")], 1)] * count)
@@ -524,7 +532,7 @@ def test_nothing_is_kept(mock: MockCluster, writer: Writer) -> None:
 
 
 @needs_kernel
-def test_a_consumer_that_nobody_closes_ends(mock: MockCluster, writer: Writer) -> None:
+def test_a_consumer_that_is_not_closed_is_garbage_collected(mock: MockCluster, writer: Writer) -> None:
     topic = writer.topic()
     writer.write(topic, [(None, b"a", None, 1)])
     consumer = KernelConsumer(conf(mock))
@@ -538,13 +546,13 @@ def test_a_consumer_that_nobody_closes_ends(mock: MockCluster, writer: Writer) -
 
 
 @pytest.fixture
-def chosen_anew() -> Iterator[None]:
+def kernel_choice_reset() -> Iterator[None]:
     kernel.choice.cache_clear()
     yield
     kernel.choice.cache_clear()
 
 
-@pytest.mark.usefixtures("chosen_anew")
+@pytest.mark.usefixtures("kernel_choice_reset")
 def test_the_twin_can_be_forced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv(loader.VARIABLE, "0")
     with caplog.at_level("DEBUG", "kafka_eos_source.kafka.kernel"):
@@ -556,8 +564,8 @@ def test_the_twin_can_be_forced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     ]
 
 
-@pytest.mark.usefixtures("chosen_anew")
-def test_a_library_that_does_not_fit_is_not_used(
+@pytest.mark.usefixtures("kernel_choice_reset")
+def test_a_library_that_cannot_be_loaded_is_not_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str]
 ) -> None:
     missing = tmp_path / "kernel.so"  # type: ignore[operator]
@@ -569,7 +577,7 @@ def test_a_library_that_does_not_fit_is_not_used(
 
 
 @needs_kernel
-@pytest.mark.usefixtures("chosen_anew")
+@pytest.mark.usefixtures("kernel_choice_reset")
 def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "VERSION", loader.VERSION + 1)
     assert (
@@ -579,5 +587,5 @@ def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.skipif(not os.environ.get("KAFKA_EOS_TEST_KERNEL"), reason="./dev test says whether it must be")
-def test_where_there_is_a_compiler_there_is_a_kernel() -> None:
+def test_the_kernel_was_built_where_there_is_a_compiler() -> None:
     assert kernel.choice().kernel is not None, kernel.choice().why_not

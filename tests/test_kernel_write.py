@@ -46,7 +46,7 @@ class Log:
 
     def next(self, count: int) -> dict[int, list[tuple[Any, ...]]]:
         found: dict[int, list[tuple[Any, ...]]] = {partition: [] for partition in range(PARTITIONS)}
-        deadline = soon()
+        deadline = deadline_soon()
         while sum(map(len, found.values())) < count:
             assert not deadline.expired
             for message in self._consumer.consume(count - sum(map(len, found.values())), 0.05):
@@ -86,15 +86,15 @@ def both(mock: MockCluster) -> Iterator[Sequence[RecordProducer]]:
         each.close()
 
 
-def soon() -> Deadline:
+def deadline_soon() -> Deadline:
     return Deadline.after_seconds(30)
 
 
 def written(by: RecordProducer, rows: pa.RecordBatch) -> None:
-    by.check_partitions({TOPIC: -1}, soon())
+    by.check_partitions({TOPIC: -1}, deadline_soon())
     by.begin_count()
-    by.send(rows, TOPIC, soon())
-    by.flush(soon())
+    by.send(rows, TOPIC, deadline_soon())
+    by.flush(deadline_soon())
     assert by.enqueued == rows.num_rows
 
 
@@ -134,7 +134,7 @@ def test_keys_are_placed_as_librdkafka_places_them(keys: list[bytes | None], par
 
 
 @given(st.lists(st.sampled_from([-1, 0, 1, 2, 32767, 32768, 2**31 - 1])))
-def test_messages_of_a_partition_come_together_in_their_order(partitions: list[int]) -> None:
+def test_messages_are_grouped_by_partition_in_their_order(partitions: list[int]) -> None:
     batch = np.zeros(len(partitions), librdkafka.MESSAGE)
     batch["partition"], batch["offset"] = partitions, range(len(partitions))
     order = librdkafka.by_partition(batch)
@@ -146,10 +146,10 @@ def test_messages_of_a_partition_come_together_in_their_order(partitions: list[i
 
 @given(drawn=st.lists(rows, min_size=1, max_size=20), start=st.integers(0, 3), more=st.booleans())
 @settings(max_examples=60)
-def test_both_write_the_same_records(
+def test_kernel_and_twin_write_the_same_records(
     log: Log, both: Sequence[RecordProducer], drawn: list[dict[str, Any]], start: int, more: bool
 ) -> None:
-    """Kernel and twin write the same records; ``start`` takes a slice, whose buffers have an offset."""
+    """``start`` takes a slice, whose buffers have an offset."""
     schema = pa.schema([STAGED_ARROW.field(name) for name in drawn[0] if more or name != "headers"])
     batch = pa.RecordBatch.from_pylist(drawn, schema).slice(min(start, len(drawn) - 1))
     found = []
@@ -164,7 +164,7 @@ def test_both_write_the_same_records(
         assert [time for *_, (_, time) in records] == [row["timestamp"] for row in mine]
 
 
-def test_a_null_timestamp_is_the_time_of_sending(log: Log, both: Sequence[RecordProducer]) -> None:
+def test_a_null_timestamp_becomes_the_time_of_sending(log: Log, both: Sequence[RecordProducer]) -> None:
     batch = pa.record_batch(
         {
             "value": pa.array([b"a", b"b"]),
@@ -179,7 +179,7 @@ def test_a_null_timestamp_is_the_time_of_sending(log: Log, both: Sequence[Record
         assert given == 5
 
 
-def test_a_null_list_that_covers_entries_is_no_headers(log: Log, both: Sequence[RecordProducer]) -> None:
+def test_a_null_list_of_headers_writes_no_headers(log: Log, both: Sequence[RecordProducer]) -> None:
     """A null list has no headers, although in Arrow it may cover entries of the child array."""
     entries = pa.array(
         [{"key": "hidden", "value": b"1"}, {"key": "a", "value": b"2"}], HEADERS_ARROW.value_type
@@ -197,7 +197,9 @@ def test_a_null_list_that_covers_entries_is_no_headers(log: Log, both: Sequence[
 
 @pytest.mark.parametrize("with_headers", [False, True])
 @pytest.mark.parametrize("kernels", [False, True])
-def test_a_full_queue_is_waited_for(mock: MockCluster, log: Log, kernels: bool, with_headers: bool) -> None:
+def test_the_producer_waits_while_its_queue_is_full(
+    mock: MockCluster, log: Log, kernels: bool, with_headers: bool
+) -> None:
     count = 500
     columns: dict[str, pa.Array] = {
         "value": pa.array([b"%d" % at for at in range(count)]),
@@ -220,7 +222,7 @@ def test_a_full_queue_is_waited_for(mock: MockCluster, log: Log, kernels: bool, 
 
 @pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize("columns", [{}, {"timestamp": pa.array([5, 5])}], ids=["plain", "timestamp"])
-def test_a_failed_delivery_is_told_once_and_forgotten_with_its_count(
+def test_a_failed_delivery_is_reported_once(
     mock: MockCluster, log: Log, kernels: bool, columns: dict[str, pa.Array]
 ) -> None:
     batch = pa.record_batch(
@@ -231,11 +233,11 @@ def test_a_failed_delivery_is_told_once_and_forgotten_with_its_count(
         other.begin_count()
         failing.begin_count()
         mock.fail(Api.PRODUCE, *[KafkaError.TOPIC_AUTHORIZATION_FAILED] * 2)
-        failing.send(batch, TOPIC, soon())
+        failing.send(batch, TOPIC, deadline_soon())
         with pytest.raises(AuthorizationError, match=f"writing records to '{TOPIC}'"):
-            failing.flush(soon())
+            failing.flush(deadline_soon())
         mock.clear_failures(Api.PRODUCE)
-        other.flush(soon())  # each client counts separately
+        other.flush(deadline_soon())  # each client counts separately
         written(other, batch)
         found = log.next(2)
         assert [value for records in found.values() for _, value, _, _ in records] == [b"a", b"b"]
@@ -252,24 +254,26 @@ def test_a_record_that_is_too_large_is_named(mock: MockCluster, kernels: bool) -
     try:
         small.begin_count()
         with pytest.raises(InvalidRecordError, match=f"writing a record of 5,000 bytes to topic '{TOPIC}'"):
-            small.send(batch, TOPIC, soon())
+            small.send(batch, TOPIC, deadline_soon())
     finally:
         small.close()
 
 
 @pytest.mark.parametrize("kernels", [False, True])
-def test_a_client_whose_broker_is_gone_ends(kernels: bool) -> None:
-    """A client whose broker is gone can close; the records it purges count as failed deliveries."""
+def test_a_client_whose_broker_is_gone_can_close(kernels: bool) -> None:
+    """The records that it purges count as failed deliveries."""
     with MockCluster() as gone:
         lost = producer(gone, kernels)
     lost.begin_count()
-    lost.send(pa.record_batch({"value": pa.array([b"a"]), "timestamp": pa.array([5])}), TOPIC, soon())
+    lost.send(
+        pa.record_batch({"value": pa.array([b"a"]), "timestamp": pa.array([5])}), TOPIC, deadline_soon()
+    )
     with pytest.raises((UnavailableError, KafkaEosError)):
         lost.flush(Deadline.after_seconds(0.5))
     lost.close()
 
 
-def test_the_users_plugins_stay() -> None:
+def test_the_users_librdkafka_plugins_are_kept() -> None:
     mine = str(loader.library_path())
     assert deliveries.with_counter({"a": "b"}) == {"a": "b", "plugin.library.paths": mine}
     theirs = deliveries.with_counter({"plugin.library.paths": "monitoring"})

@@ -1,7 +1,7 @@
-"""T20: what becomes of a batch when the answer to its commit cannot be believed, with the real client.
+"""T20: the answer to a commit is wrong or lost, with the real client.
 
-Whatever was answered, or not answered: nothing is aborted, a new producer asks the token, and both truths
-come out right, the batch that is in Kafka and the batch that is not.
+Whatever the broker answered, the product aborts nothing. A new producer reads the token, and the batch is in
+Kafka once, whether the first commit took effect or not.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from mock_commit import (
     WatchedProducer,
     commit,
     far_off,
-    look,
     shorten,
     values,
+    visible_values_and_token,
 )
 
 from kafka_eos_source.commit.interfaces import ProducerSession
@@ -31,10 +31,10 @@ from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import OutcomeUnknownError, UnavailableError
 
 ONCE = ["init", "token", "begin", "flush", "offsets", "commit"]
-LOST_MS = 20_000  #: an answer that comes after `QUICK` has given it up
+LOST_MS = 20_000  #: an answer that comes after the timeout of `QUICK`
 
-#: Errors of EndTxn: two that librdkafka has no rule for, one it calls fatal, one fenced, one for a new epoch.
-UNBELIEVABLE = [
+#: Errors of EndTxn: two that librdkafka does not classify, one fatal, one fenced, one that needs a new epoch.
+COMMIT_ERRORS = [
     "UNKNOWN",
     "REQUEST_TIMED_OUT",
     "INVALID_TXN_STATE",
@@ -50,55 +50,57 @@ def mock() -> Iterator[MockCluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("error", UNBELIEVABLE)
-def test_an_error_of_the_commit_that_is_true(mock: MockCluster, error: str) -> None:
-    """T20: the transaction was not committed; the token is not there, and the batch is written again."""
+@pytest.mark.parametrize("error", COMMIT_ERRORS)
+def test_t20_a_failed_commit_that_had_no_effect_is_repeated(mock: MockCluster, error: str) -> None:
+    """The token is not in Kafka, so the product writes the batch again."""
     kafka, session = MockKafka(mock), ProducerSession()
     mock.answer(1, Api.END_TXN, (getattr(KafkaError, error), 0))
     assert commit(kafka, session) == Result(Step.COMMITTED, 2)
     assert kafka.calls == ONCE + ONCE
     assert mock.requests()[Api.END_TXN] == 2, "something else ended a transaction"
-    visible, token = look(kafka)
+    visible, token = visible_values_and_token(kafka)
     assert visible == sorted(values())
     assert token is not None
     assert token.transaction_number == 2
     session.drop()
 
 
-@pytest.mark.parametrize("error", UNBELIEVABLE)
-def test_an_error_of_the_commit_that_is_a_lie(mock: MockCluster, error: str) -> None:
-    """T20: the commit took effect and its answer was lost, the error is that of the second request."""
+@pytest.mark.parametrize("error", COMMIT_ERRORS)
+def test_t20_a_failed_commit_that_took_effect_is_skipped_after_reading_the_token(
+    mock: MockCluster, error: str
+) -> None:
+    """The commit took effect, but its answer was lost; the error answers the second request."""
     kafka, session = MockKafka(mock, **QUICK), ProducerSession()
     mock.answer(1, Api.END_TXN, (0, LOST_MS), (getattr(KafkaError, error), 0))
     assert commit(kafka, session) == Result(Step.SKIPPED, 1, confirmed_by_token=True)
     assert kafka.calls == [*ONCE, "init", "token"]
     assert mock.requests()[Api.END_TXN] == 2
-    visible, token = look(kafka)
+    visible, token = visible_values_and_token(kafka)
     assert visible == sorted(values())
     assert token is not None
     assert token.transaction_number == 1
     session.drop()
 
 
-def test_a_commit_that_succeeded_after_the_transaction_had_failed_locally(mock: MockCluster) -> None:
-    """T20: librdkafka's own contradiction, a fatal error for a commit that it knows to be done."""
+def test_t20_a_fatal_error_for_a_commit_that_took_effect_is_resolved_by_the_token(mock: MockCluster) -> None:
+    """librdkafka can report a fatal error for a commit of which it knows that it took effect."""
 
-    class Contradicting(MockKafka):
+    class KafkaWithContradictingClient(MockKafka):
         def producer(self, transactional_id: str) -> WatchedProducer:
             producer = super().producer(transactional_id)
             if "init" not in self.calls:
-                producer._producer._client = _Contradiction(producer._producer._client)
+                producer._producer._client = _ContradictingClient(producer._producer._client)
             return producer
 
-    kafka, session = Contradicting(mock), ProducerSession()
+    kafka, session = KafkaWithContradictingClient(mock), ProducerSession()
     assert commit(kafka, session) == Result(Step.SKIPPED, 1, confirmed_by_token=True)
     assert kafka.calls == [*ONCE, "init", "token"]
-    assert look(kafka)[0] == sorted(values())
+    assert visible_values_and_token(kafka)[0] == sorted(values())
     session.drop()
 
 
-class _Contradiction:
-    """A client whose commit takes effect and says otherwise."""
+class _ContradictingClient:
+    """A client whose commit takes effect and raises an error."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -115,8 +117,10 @@ class _Contradiction:
         raise KafkaException(KafkaError(KafkaError.UNKNOWN_PRODUCER_ID, text, True))
 
 
-def test_a_commit_that_is_never_answered_is_unknown_and_the_replay_finds_it_there(mock: MockCluster) -> None:
-    """T20: time runs out; nothing is claimed, nothing aborted, and Spark's replay asks again."""
+def test_t20_a_commit_that_is_never_answered_is_unknown_and_the_replay_skips_the_batch(
+    mock: MockCluster,
+) -> None:
+    """The deadline passes: the product claims and aborts nothing, and Spark's replay reads the token."""
     kafka, session, deadline = MockKafka(mock, **QUICK), ProducerSession(), far_off()
     mock.answer(1, Api.END_TXN, *[(0, LOST_MS)] * 5)
     kafka.before["commit"] = lambda: shorten(deadline, 1)
@@ -125,18 +129,20 @@ def test_a_commit_that_is_never_answered_is_unknown_and_the_replay_finds_it_ther
     assert kafka.calls == ONCE
     assert session.producer is None
     assert commit(kafka, ProducerSession()) == Result(Step.SKIPPED, 0)
-    assert look(kafka)[0] == sorted(values())
+    assert visible_values_and_token(kafka)[0] == sorted(values())
 
 
-def test_a_commit_that_never_arrives_is_unknown_and_the_replay_does_not_find_it(mock: MockCluster) -> None:
-    """T20: the same from outside, and the other truth."""
+def test_t20_a_commit_that_never_arrives_is_unknown_and_the_replay_writes_the_batch(
+    mock: MockCluster,
+) -> None:
+    """The driver sees the same as with a lost answer, but the commit had no effect."""
     kafka, session, deadline = MockKafka(mock), ProducerSession(), far_off()
 
-    def away() -> None:
+    def stop_the_broker() -> None:
         mock.set_down(1)
         shorten(deadline, 1)
 
-    kafka.before["commit"] = away
+    kafka.before["commit"] = stop_the_broker
     with pytest.raises(OutcomeUnknownError):
         commit(kafka, session, deadline=deadline)
     assert kafka.calls == ONCE
@@ -144,30 +150,30 @@ def test_a_commit_that_never_arrives_is_unknown_and_the_replay_does_not_find_it(
     mock.set_up(1)
     replay = ProducerSession()
     assert commit(kafka, replay) == Result(Step.COMMITTED, 1)
-    assert look(kafka)[0] == sorted(values())
+    assert visible_values_and_token(kafka)[0] == sorted(values())
     replay.drop()
 
 
-def test_a_clean_producer_is_used_again(mock: MockCluster) -> None:
-    """The epoch rule against the client's own statistics."""
+def test_a_producer_whose_commit_was_answered_at_once_is_reused(mock: MockCluster) -> None:
+    """The epoch rule: only one INIT_PRODUCER_ID request reaches the broker."""
     kafka, session = MockKafka(mock), ProducerSession()
     for batch_id in range(3):
         commit(kafka, session, batch_id)
     assert kafka.calls == ONCE + 2 * ["begin", "flush", "offsets", "commit"]
     assert mock.requests()[Api.INIT_PRODUCER_ID] == 1
-    assert look(kafka)[0] == sorted(values(0) + values(1) + values(2))
+    assert visible_values_and_token(kafka)[0] == sorted(values(0) + values(1) + values(2))
     session.drop()
 
 
-def test_a_producer_whose_commit_was_answered_at_the_second_try_is_not(mock: MockCluster) -> None:
-    """T18 without a proxy: the first request took effect; a third one could still be on its way."""
+def test_t18_a_producer_whose_commit_was_answered_at_the_second_try_is_not_reused(mock: MockCluster) -> None:
+    """The first request took effect; a late copy of it could end the next transaction."""
     kafka, session = MockKafka(mock, **QUICK), ProducerSession()
     mock.answer(1, Api.END_TXN, (0, LOST_MS))
     assert commit(kafka, session, 0) == Result(Step.COMMITTED, 1)
     assert mock.requests()[Api.END_TXN] == 2
     assert commit(kafka, session, 1) == Result(Step.COMMITTED, 1)
     assert kafka.calls == ONCE + ONCE
-    assert look(kafka)[0] == sorted(values(0) + values(1))
+    assert visible_values_and_token(kafka)[0] == sorted(values(0) + values(1))
     session.drop()
 
 
@@ -181,8 +187,10 @@ def test_a_producer_whose_commit_was_answered_at_the_second_try_is_not(mock: Moc
         ("group", "offsets"),
     ],
 )
-def test_a_coordinator_that_moves_is_followed(kind: Literal["transaction", "group"], call: str) -> None:
-    """T30, T31 without brokers to kill: within the same transaction."""
+def test_t30_t31_a_coordinator_that_moves_is_followed_within_the_transaction(
+    kind: Literal["transaction", "group"], call: str
+) -> None:
+    """T30 and T31 without killing brokers."""
     with MockCluster(3) as mock:
         mock.set_coordinator("transaction", APPLICATION_ID, 1)
         mock.set_coordinator("group", APPLICATION_ID, 2)
@@ -190,13 +198,13 @@ def test_a_coordinator_that_moves_is_followed(kind: Literal["transaction", "grou
         kafka.before[call] = lambda: mock.set_coordinator(kind, APPLICATION_ID, 3)
         assert commit(kafka, session) == Result(Step.COMMITTED, 1)
         assert kafka.calls == ONCE
-        assert look(kafka)[0] == sorted(values())
+        assert visible_values_and_token(kafka)[0] == sorted(values())
         session.drop()
 
 
 @pytest.mark.parametrize("call", ["token", "begin", "offsets"])
-def test_a_broker_that_is_away_for_good_is_named(call: str) -> None:
-    """T29 without an election: the batch waits for the partition's leader, and no longer than it may."""
+def test_t29_a_leader_that_stays_away_fails_the_batch_at_its_deadline(call: str) -> None:
+    """No new leader is elected: the batch waits for the old one until its deadline, and no longer."""
     with MockCluster(3) as mock:
         mock.set_coordinator("transaction", APPLICATION_ID, 1)
         mock.set_coordinator("group", APPLICATION_ID, 1)
@@ -204,15 +212,15 @@ def test_a_broker_that_is_away_for_good_is_named(call: str) -> None:
         for partition in range(OUTPUT_PARTITIONS):
             mock.set_leader(OUTPUT, partition, 1)
 
-        def away() -> None:
+        def stop_the_broker() -> None:
             mock.set_down(1)
             shorten(deadline, 1)
 
-        kafka.before[call] = away
+        kafka.before[call] = stop_the_broker
         with pytest.raises(UnavailableError, match="no answer from Kafka"):
             commit(kafka, ProducerSession(), deadline=deadline)
         mock.set_up(1)
         replay = ProducerSession()
         assert commit(kafka, replay).step is Step.COMMITTED
-        assert look(kafka)[0] == sorted(values())
+        assert visible_values_and_token(kafka)[0] == sorted(values())
         replay.drop()

@@ -1,7 +1,7 @@
-"""The producer when its transaction fails, with the real client on a mock cluster.
+"""How the producer reports a failed transaction, with the real client on a mock cluster.
 
-librdkafka tells of a failure in three ways (a fatal event, a delivery report, the next call's error), and
-confluent-kafka changes each of them on the way. Whichever comes first, one error of ours comes out.
+librdkafka reports a failure in three ways (a fatal event, a delivery report, an error of the next call), and
+confluent-kafka changes each of them. Whichever comes first, the producer raises one error of this package.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.runtime.deadline import Deadline
 
-FAST = {"value": pa.array([b"a", b"b"])}
-SINGLY = {**FAST, "timestamp": pa.array([1_700_000_000_000, 1_700_000_000_000])}
+BATCHED_ROWS = {"value": pa.array([b"a", b"b"])}
+SINGLE_ROWS = {**BATCHED_ROWS, "timestamp": pa.array([1_700_000_000_000, 1_700_000_000_000])}
 
-either_way = pytest.mark.parametrize("rows", [FAST, SINGLY], ids=["as a batch", "one by one"])
+batched_and_singly = pytest.mark.parametrize(
+    "rows", [BATCHED_ROWS, SINGLE_ROWS], ids=["as a batch", "one by one"]
+)
 
 
 @pytest.fixture
@@ -44,32 +46,32 @@ def mock() -> Iterator[MockCluster]:
         yield cluster
 
 
-def soon() -> Deadline:
+def twenty_seconds() -> Deadline:
     return Deadline.after_seconds(20)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline, pause = soon(), threading.Event()
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline, pause = twenty_seconds(), threading.Event()
     while not condition():
-        assert not deadline.expired, "it never came to it"
+        assert not deadline.expired, "the condition never became true"
         pause.wait(0.005)
 
 
-def begun(mock: MockCluster) -> TransactionalProducer:
-    """A producer within a transaction."""
+def producer_in_transaction(mock: MockCluster) -> TransactionalProducer:
+    """Returns a producer that has begun a transaction."""
     config = producer_config({"bootstrap.servers": mock.bootstrap_servers}, transactional_id="app")
     producer = TransactionalProducer(config)
-    producer.init(soon())
+    producer.init(twenty_seconds())
     producer.begin()
     return producer
 
 
 def send(producer: RecordProducer, rows: dict[str, pa.Array]) -> None:
-    producer.send(pa.record_batch(rows), "out", soon())
+    producer.send(pa.record_batch(rows), "out", twenty_seconds())
 
 
 def is_alive(client: int) -> bool:
-    """Whether the client that had this ``id`` is still there."""
+    """Returns whether the client with this ``id()`` still exists."""
     return any(type(each) is Producer and id(each) == client for each in gc.get_objects())
 
 
@@ -78,39 +80,39 @@ def stop_polling(producer: TransactionalProducer) -> None:
     producer._poller.join()
 
 
-@either_way
-def test_a_fatal_error_that_the_flush_hears_of_is_an_error_of_ours(
+@batched_and_singly
+def test_a_fatal_error_that_the_flush_receives_raises_fenced_error(
     mock: MockCluster, rows: dict[str, pa.Array]
 ) -> None:
-    """And no `SystemError`: with that ends a callback that ran while the fatal error was on its way.
+    """A callback that runs while the fatal error arrives must not end with `SystemError`.
 
-    If such a callback took a lock it kept it. The next statistics waited for it, and `close` for the poller.
+    Such a callback kept the lock that it held; the next statistics callback and `close` then waited forever.
     """
-    producer = begun(mock)
+    producer = producer_in_transaction(mock)
     stop_polling(producer)
     mock.fail(Api.ADD_PARTITIONS_TO_TXN, KafkaError.PRODUCER_FENCED)
     send(producer, rows)
     with pytest.raises(FencedError):
-        producer.flush(soon())
+        producer.flush(twenty_seconds())
     producer.close()
 
 
-@either_way
-def test_a_fatal_error_that_the_poller_hears_of_is_not_lost(
+@batched_and_singly
+def test_a_fatal_error_that_the_poller_receives_is_raised_by_the_flush(
     mock: MockCluster, rows: dict[str, pa.Array]
 ) -> None:
-    """Its thread died of it, and a flush could wait for forgotten records until its deadline."""
-    producer = begun(mock)
+    """The error must not end the poller's thread, or a flush waits for records until its deadline."""
+    producer = producer_in_transaction(mock)
     mock.fail(Api.ADD_PARTITIONS_TO_TXN, KafkaError.PRODUCER_FENCED)
     send(producer, rows)
-    until(lambda: producer._fatal is not None)
+    wait_until(lambda: producer._fatal is not None)
     assert producer._poller.is_alive()
     with pytest.raises(FencedError):
-        producer.flush(soon())
+        producer.flush(twenty_seconds())
     producer.close()
 
 
-@either_way
+@batched_and_singly
 @pytest.mark.parametrize(
     ("api", "code", "expected"),
     [
@@ -121,33 +123,33 @@ def test_a_fatal_error_that_the_poller_hears_of_is_not_lost(
         (Api.PRODUCE, KafkaError.MSG_SIZE_TOO_LARGE, InvalidRecordError),
     ],
 )
-def test_a_flush_says_why_the_transaction_failed(
+def test_a_flush_raises_the_error_that_failed_the_transaction(
     mock: MockCluster, api: Api, code: int, expected: type[KafkaEosError], rows: dict[str, pa.Array]
 ) -> None:
-    """The records know less: those sent as a batch report nothing, the others that they were purged."""
-    producer = begun(mock)
+    """Delivery reports say less: batched rows have none, single rows report only that they were purged."""
+    producer = producer_in_transaction(mock)
     mock.fail(api, code)
     send(producer, rows)
     with pytest.raises(expected):
-        producer.flush(soon())
+        producer.flush(twenty_seconds())
     with pytest.raises(expected):
         send(producer, rows)
     producer.close()
 
 
-def test_asking_adds_nothing_to_a_transaction_that_goes_well(mock: MockCluster) -> None:
-    producer = begun(mock)
-    send(producer, FAST)
-    producer.flush(soon())
+def test_checking_for_a_failure_adds_no_request_to_a_successful_transaction(mock: MockCluster) -> None:
+    producer = producer_in_transaction(mock)
+    send(producer, BATCHED_ROWS)
+    producer.flush(twenty_seconds())
     assert producer._failure() is None
-    producer.commit(soon())
+    producer.commit(twenty_seconds())
     assert committed(read(mock.bootstrap_servers, "out", 0)) == [b"a", b"b"]
     transactional = {Api.ADD_PARTITIONS_TO_TXN: 1, Api.ADD_OFFSETS_TO_TXN: 0, Api.END_TXN: 1}
     assert {api: mock.requests()[api] for api in transactional} == transactional
     producer.close()
 
 
-@either_way
+@batched_and_singly
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
@@ -159,58 +161,62 @@ def test_asking_adds_nothing_to_a_transaction_that_goes_well(mock: MockCluster) 
 def test_without_a_transaction_a_refused_record_fails_the_flush(
     mock: MockCluster, code: int, expected: type[KafkaEosError], rows: dict[str, pa.Array]
 ) -> None:
-    """``processing.guarantee=at_least_once``: nothing else would ever say that the records are lost."""
+    """With ``processing.guarantee=at_least_once``, only the flush can report that records were lost."""
     producer = RecordProducer(producer_config({"bootstrap.servers": mock.bootstrap_servers}), "test")
     mock.fail(Api.PRODUCE, code)
     send(producer, rows)
     with pytest.raises(expected):
-        producer.flush(soon())
+        producer.flush(twenty_seconds())
     producer.close()
     assert read(mock.bootstrap_servers, "out", 0) == []
 
 
-def test_without_a_transaction_records_that_nobody_takes_in_time_fail_the_flush(mock: MockCluster) -> None:
+def test_without_a_transaction_records_that_no_broker_accepts_in_time_fail_the_flush(
+    mock: MockCluster,
+) -> None:
     config = {"bootstrap.servers": mock.bootstrap_servers, "message.timeout.ms": "300"}
     producer = RecordProducer(producer_config(config), "test")
     mock.set_leader("out", 0, -1)
-    send(producer, FAST)
+    send(producer, BATCHED_ROWS)
     with pytest.raises(UnavailableError, match="writing records"):
-        producer.flush(soon())
+        producer.flush(twenty_seconds())
     producer.close()
 
 
-@either_way
-def test_closing_does_not_end_the_transaction(mock: MockCluster, rows: dict[str, pa.Array]) -> None:
-    """The client's own ``close`` aborts it: after a commit whose outcome is unknown nothing may."""
-    producer = begun(mock)
+@batched_and_singly
+def test_closing_the_producer_does_not_end_its_transaction(
+    mock: MockCluster, rows: dict[str, pa.Array]
+) -> None:
+    """The client's own ``close`` would abort it; after a commit with an unknown outcome, nothing may."""
+    producer = producer_in_transaction(mock)
     client = id(producer._client)
     send(producer, rows)
-    producer.flush(soon())
+    producer.flush(twenty_seconds())
     producer.close()
     assert not is_alive(client)
     assert mock.requests()[Api.END_TXN] == 0
 
 
 def test_closing_after_a_commit_of_unknown_outcome_does_not_end_the_transaction(mock: MockCluster) -> None:
-    producer = begun(mock)
+    producer = producer_in_transaction(mock)
     client = id(producer._client)
-    send(producer, FAST)
-    producer.flush(soon())
+    send(producer, BATCHED_ROWS)
+    producer.flush(twenty_seconds())
     mock.fail(Api.END_TXN, KafkaError.UNKNOWN)
     with pytest.raises(OutcomeUnknownError):
-        producer.commit(soon())
+        producer.commit(twenty_seconds())
     producer.close()
     assert not is_alive(client)
     assert mock.requests()[Api.END_TXN] == 1
 
 
-@either_way
-def test_closing_waits_for_no_broker(mock: MockCluster, rows: dict[str, pa.Array]) -> None:
-    """A driver whose brokers went away must come to an end: its ``commitTimeoutMs`` is over."""
-    producer = begun(mock)
+@batched_and_singly
+def test_closing_the_producer_does_not_wait_for_brokers(mock: MockCluster, rows: dict[str, pa.Array]) -> None:
+    """A driver without brokers must be able to exit once its ``commitTimeoutMs`` has passed."""
+    producer = producer_in_transaction(mock)
     client = id(producer._client)
     send(producer, rows)
-    producer.flush(soon())
+    producer.flush(twenty_seconds())
     mock.set_down(1)
     send(producer, rows)
     closing = threading.Thread(target=producer.close, daemon=True)

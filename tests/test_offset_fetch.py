@@ -1,4 +1,4 @@
-"""Offsets of a group, asked of a coordinator that takes its time."""
+"""Requests for a group's offsets that a slow coordinator answers too late."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LATE_MS = 1500
 
 
 def _hide_the_coordinator(mock: MockCluster) -> None:
-    """The client asks for it on its own account too."""
+    """Makes requests for the coordinator fail, including those that the client sends by itself."""
     mock.answer(1, Api.FIND_COORDINATOR, *[(KafkaError.NO_ERROR, _LATE_MS)] * 4)
 
 
-def test_a_coordinator_that_is_found_after_the_time_limit_does_no_harm() -> None:
-    """With librdkafka's own time limit its answer ends the process (librdkafka issue 4605)."""
+def test_a_coordinator_that_is_found_after_the_time_limit_does_not_end_the_process() -> None:
+    """With librdkafka's own time limit, the late answer ends the process (librdkafka issue 4605)."""
     with MockCluster() as mock:
         _hide_the_coordinator(mock)
         consumer = Consumer({"bootstrap.servers": mock.bootstrap_servers, "group.id": "group"})
@@ -36,7 +36,7 @@ def test_a_coordinator_that_is_found_after_the_time_limit_does_no_harm() -> None
             consumer.close()
 
 
-def test_a_client_that_is_closed_before_its_coordinator_is_found_does_no_harm() -> None:
+def test_a_client_can_close_before_its_coordinator_is_found() -> None:
     with MockCluster() as mock:
         _hide_the_coordinator(mock)
         group = GroupOffsets({"bootstrap.servers": mock.bootstrap_servers})
@@ -45,8 +45,8 @@ def test_a_client_that_is_closed_before_its_coordinator_is_found_does_no_harm() 
         assert group.fetch("group", (), Deadline.after_seconds(30)) == {}
 
 
-def test_to_delete_a_group_is_given_up_in_time() -> None:
-    """librdkafka would go on for an hour."""
+def test_deleting_a_group_ends_at_the_deadline() -> None:
+    """librdkafka alone would retry for an hour."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         group = GroupOffsets({"bootstrap.servers": f"127.0.0.1:{silent.getsockname()[1]}"})
         with pytest.raises(UnavailableError, match="deleting group 'group'"):

@@ -21,7 +21,7 @@ from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Mark
 from kafka_eos_source.runtime.deadline import Deadline
 
-#: Of the mock cluster's topic; making it takes time.
+#: Partitions of the mock cluster's topic; creating more takes time.
 PARTITIONS = 300
 MARK = Mark("0123456789ab", 1_000_000).encode()
 OFFSETS = st.lists(
@@ -56,7 +56,7 @@ def test_every_offset_is_in_one_request_in_order(
 
 
 @given(st.text(max_size=100), st.text(max_size=249), st.text(max_size=4096))
-def test_a_record_is_no_larger_than_the_bound(group_id: str, topic: str, metadata: str) -> None:
+def test_an_encoded_offset_is_not_larger_than_its_estimate(group_id: str, topic: str, metadata: str) -> None:
     """Kafka's format: an OffsetCommitKey and an OffsetCommitValue (version 4, with a topic id)."""
     key = 2 + 2 + len(group_id.encode()) + 2 + len(topic.encode()) + 4
     # the value ends with a null byte that librdkafka adds, and with an empty section of tagged fields
@@ -84,32 +84,32 @@ def mock() -> Iterator[MockCluster]:
 
 
 @pytest.fixture
-def begun(mock: MockCluster) -> Iterator[TransactionalProducer]:
+def producer_in_transaction(mock: MockCluster) -> Iterator[TransactionalProducer]:
     producer = TransactionalProducer(
         producer_config({"bootstrap.servers": mock.bootstrap_servers}, transactional_id="app")
     )
-    producer.init(soon())
+    producer.init(deadline_soon())
     producer.begin()
     yield producer
     producer.close()
 
 
-def soon() -> Deadline:
+def deadline_soon() -> Deadline:
     return Deadline.after_seconds(20)
 
 
 def test_the_producer_sends_many_offsets_in_several_requests(
-    mock: MockCluster, begun: TransactionalProducer
+    mock: MockCluster, producer_in_transaction: TransactionalProducer
 ) -> None:
     wanted = offsets(PARTITIONS, "t" * 4000)
-    begun.send_offsets(wanted, "app", soon())
+    producer_in_transaction.send_offsets(wanted, "app", deadline_soon())
     assert mock.requests()[Api.TXN_OFFSET_COMMIT] == len(list(split(wanted, "app"))) == 3
-    begun.commit(soon())
+    producer_in_transaction.commit(deadline_soon())
     assert mock.requests()[Api.END_TXN] == 1
 
 
 class Cluster:
-    """Stands in for the look at the coordinator's topic."""
+    """Stands in for the request for the configuration of the coordinator's topic."""
 
     found: dict[str, str]
 
@@ -131,9 +131,9 @@ class Cluster:
         ({}, AbortableError),
     ],
 )
-def test_an_unexplained_refusal_is_explained_by_the_coordinators_limit(
+def test_a_refusal_without_a_reason_is_explained_by_the_coordinators_limit(
     mock: MockCluster,
-    begun: TransactionalProducer,
+    producer_in_transaction: TransactionalProducer,
     monkeypatch: pytest.MonkeyPatch,
     config: dict[str, str],
     expected: type[Exception],
@@ -142,18 +142,18 @@ def test_an_unexplained_refusal_is_explained_by_the_coordinators_limit(
     monkeypatch.setattr(transactional, "TopicAdmin", Cluster)
     mock.fail(Api.TXN_OFFSET_COMMIT, KafkaError.UNKNOWN)
     with pytest.raises(expected) as caught:
-        begun.send_offsets(offsets(100), "app", soon())
+        producer_in_transaction.send_offsets(offsets(100), "app", deadline_soon())
     assert type(caught.value) is expected
     assert ("max.message.bytes=1000" in str(caught.value)) == (expected is OperatorError)
 
 
-def test_another_refusal_needs_no_explanation(
-    mock: MockCluster, begun: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
+def test_a_refusal_with_a_reason_is_raised_unchanged(
+    mock: MockCluster, producer_in_transaction: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactional, "TopicAdmin", None)
     mock.fail(Api.TXN_OFFSET_COMMIT, KafkaError.TRANSACTION_ABORTABLE)
     with pytest.raises(AbortableError) as caught:
-        begun.send_offsets(offsets(100), "app", soon())
+        producer_in_transaction.send_offsets(offsets(100), "app", deadline_soon())
     assert isinstance(caught.value.__cause__, KafkaException)
 
 

@@ -1,4 +1,4 @@
-"""Commands for people: views, verdicts and repairs, on generated checkpoints and a fake cluster."""
+"""The commands inspect, adopt, sweep and fence, on generated checkpoints and a fake cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model_broker import CLUSTER_ID, ModelBroker, ModelRows
 
-from integration.support.checkpoint import MadeUp
+from integration.support.checkpoint import SparkCheckpoint
 from kafka_eos_source import errors
 from kafka_eos_source.cli import main
 from kafka_eos_source.commit.facts import Batch
@@ -61,7 +61,7 @@ SECRET = "hunter2-never-shown"
 
 @dataclass
 class FakeReader:
-    """A cluster that answers with these fields."""
+    """A cluster reader that returns the values of its fields."""
 
     offsets: dict[TopicPartition, GroupOffset] = field(default_factory=dict)
     pending: bool = False
@@ -92,27 +92,27 @@ class FakeReader:
         return {tp: self.log.get(tp, LogEnds(0, 1000, 1000)) for tp in partitions}
 
 
-class Made(MadeUp):
-    """A checkpoint as Spark and the sink leave it: batch n reads offsets 10n to 10n+10 of `IN`."""
+class GeneratedCheckpoint(SparkCheckpoint):
+    """A checkpoint as Spark and the sink write it: batch n reads offsets 10n to 10n+10 of `IN`."""
 
     def __init__(self, folder: Path, query_id: str = "query-1", first: int = 0) -> None:
         super().__init__(folder, query_id)
         self.first = first  # offset at which batch 0 starts
 
-    def plan(self, batch_id: int) -> Made:
+    def plan(self, batch_id: int) -> GeneratedCheckpoint:
         end = {IN: self.first + ROWS_PER_BATCH * (batch_id + 1)}
         start = {IN: self.first} if batch_id == 0 else None
         self.log_offsets(batch_id, SourcePosition(end, start, CLUSTER_ID, {"in": "id-in"}))
         return self
 
-    def upto(self, committed: int, planned: int) -> Made:
+    def write_batches(self, committed: int, planned: int) -> GeneratedCheckpoint:
         for batch_id in range(planned + 1):
             self.plan(batch_id)
         for batch_id in range(committed + 1):
             self.log_commit(batch_id)
         return self
 
-    def mark(self, first_batch: int = 0, application_id: str = APP) -> Made:
+    def write_first_batch_file(self, first_batch: int = 0, application_id: str = APP) -> GeneratedCheckpoint:
         FirstBatchFile(self.location, FirstBatch(application_id, self.query_id, first_batch)).write()
         return self
 
@@ -144,7 +144,7 @@ class Made(MadeUp):
     def file(self, batch_id: int) -> FirstBatchFile:
         return FirstBatchFile(self.location, FirstBatch(APP, self.query_id, batch_id))
 
-    def held(self, batch_id: int, /, **more: Any) -> dict[TopicPartition, GroupOffset]:
+    def group_offsets(self, batch_id: int, /, **more: Any) -> dict[TopicPartition, GroupOffset]:
         """Returns the group's offsets after that batch."""
         request = self.request(batch_id)
         token = replace(_token(request), **more)
@@ -166,17 +166,17 @@ def _token(request: CommitRequest) -> Token:
     )
 
 
-def soon() -> Deadline:
+def five_seconds() -> Deadline:
     return Deadline.after_seconds(5)
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Made:
-    return Made(tmp_path / "checkpoint")
+def made(tmp_path: Path) -> GeneratedCheckpoint:
+    return GeneratedCheckpoint(tmp_path / "checkpoint")
 
 
-def inspect_made(made: Made, reader: FakeReader | None, **more: Any) -> Inspection:
-    return inspect(Target(checkpoint=made.location, **more), reader, soon())
+def inspect_checkpoint(made: GeneratedCheckpoint, reader: FakeReader | None, **more: Any) -> Inspection:
+    return inspect(Target(checkpoint=made.location, **more), reader, five_seconds())
 
 
 # -- connection -------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ empty
         st.text(st.characters(exclude_categories=["Cs"])).map(str.strip),
     )
 )
-def test_what_is_escaped_comes_back(expected: dict[str, str]) -> None:
+def test_escaped_names_and_values_of_a_properties_file_are_decoded(expected: dict[str, str]) -> None:
     def escaped(text: str) -> str:
         units = text.encode("utf-16-be")
         return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
@@ -222,7 +222,7 @@ def test_what_is_escaped_comes_back(expected: dict[str, str]) -> None:
     assert found == {name.removeprefix("kafka."): value for name, value in expected.items()}
 
 
-def test_what_is_stated_wins_over_the_file() -> None:
+def test_connection_options_on_the_command_line_override_the_properties_file() -> None:
     found = kafka_options(
         "host:1", ["client.id=stated"], "bootstrap.servers=file:1\nclient.id=file\nretries=3"
     )
@@ -233,7 +233,7 @@ def test_what_is_stated_wins_over_the_file() -> None:
     }
 
 
-def test_options_are_judged_as_the_query_judges_them() -> None:
+def test_commands_check_options_as_the_query_does() -> None:
     with pytest.raises(InvalidOptionError, match="Did you mean"):
         target_from_options({}, kafka_options("host:1", ["security.protcol=SSL"], None))
     with pytest.raises(InvalidOptionError, match=r"application\.id"):
@@ -249,19 +249,23 @@ def test_options_are_judged_as_the_query_judges_them() -> None:
     )
 
 
-def test_no_password_is_shown(made: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_commands_never_print_a_password(
+    made: GeneratedCheckpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     file = tmp_path / "client.properties"
     file.write_text(
         "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.username=u\n"
         f"sasl.password={SECRET}\nbootstrap.servers=host:1\n"
     )
-    seen = fake_cluster(monkeypatch, FakeReader(made.upto(0, 1).mark().held(0)))
+    seen = fake_cluster(
+        monkeypatch, FakeReader(made.write_batches(0, 1).write_first_batch_file().group_offsets(0))
+    )
     result = run("inspect", "--checkpoint", made.location, "--kafka-properties", str(file))
     assert result.exit_code == 0
-    assert seen[0]["sasl.password"] == SECRET, "it reaches the client"
+    assert seen[0]["sasl.password"] == SECRET, "the client must receive the password"
     assert SECRET not in result.output
     assert SECRET not in repr(target_from_options({}, kafka_options(None, [], file.read_text())))
-    # under a name that is none, too, and on the command line
+    # nor is one printed that has a misspelled name or is on the command line
     wrong = run("inspect", "--checkpoint", made.location, "--kafka", f"sasl.pasword={SECRET}")
     assert wrong.exit_code == 1
     assert SECRET not in wrong.output
@@ -276,9 +280,11 @@ def test_no_password_is_shown(made: Made, monkeypatch: pytest.MonkeyPatch, tmp_p
 # -- inspect ----------------------------------------------------------------------------------------
 
 
-def test_between_kafkas_commit_and_sparks(made: Made) -> None:
-    made.upto(6, 7).mark()
-    found = inspect_made(made, FakeReader(made.held(7)))
+def test_a_batch_that_kafka_holds_and_spark_has_not_logged_is_skipped_after_a_restart(
+    made: GeneratedCheckpoint,
+) -> None:
+    made.write_batches(6, 7).write_first_batch_file()
+    found = inspect_checkpoint(made, FakeReader(made.group_offsets(7)))
     assert found.verdict.text == "Kafka holds batch 7, Spark's commit log does not: a restart skips it."
     assert not found.needs_a_person
     assert found.checkpoint is not None
@@ -290,16 +296,18 @@ def test_between_kafkas_commit_and_sparks(made: Made) -> None:
     assert (source.start, source.end, source.group) == (70, 80, 80)
 
 
-def test_before_kafkas_commit(made: Made) -> None:
-    made.upto(6, 7).mark()
-    found = inspect_made(made, FakeReader(made.held(6)))
+def test_a_planned_batch_that_kafka_does_not_hold_is_written_after_a_restart(
+    made: GeneratedCheckpoint,
+) -> None:
+    made.write_batches(6, 7).write_first_batch_file()
+    found = inspect_checkpoint(made, FakeReader(made.group_offsets(6)))
     assert found.verdict.text == "batch 7 is planned but not in Kafka: a restart writes it once."
     assert not found.needs_a_person
 
 
-def test_after_both(made: Made) -> None:
-    made.upto(7, 7).mark()
-    found = inspect_made(made, FakeReader(made.held(7)))
+def test_a_batch_that_both_logs_hold_is_complete(made: GeneratedCheckpoint) -> None:
+    made.write_batches(7, 7).write_first_batch_file()
+    found = inspect_checkpoint(made, FakeReader(made.group_offsets(7)))
     assert (
         found.verdict.text == "batch 7 is complete in Spark and in Kafka: a restart continues with batch 8."
     )
@@ -307,14 +315,16 @@ def test_after_both(made: Made) -> None:
     assert [(each.start, each.end) for each in found.kafka.partitions if each.tp == IN] == [(80, None)]
 
 
-def test_a_checkpoint_without_a_batch(made: Made) -> None:
-    found = inspect_made(made, FakeReader())
+def test_inspect_of_a_checkpoint_without_batches_derives_the_application_id(
+    made: GeneratedCheckpoint,
+) -> None:
+    found = inspect_checkpoint(made, FakeReader())
     assert found.application_id == "kafka-eos-query-1", "derived, as the sink does"
     assert "begins with batch 0" in found.verdict.text
 
 
 @pytest.mark.parametrize(
-    ("committed", "planned", "held", "condition"),
+    ("committed", "planned", "group_offsets", "condition"),
     [
         (6, 7, None, "TOKEN_MISSING"),
         (7, 7, None, "TOKEN_MISSING"),
@@ -324,35 +334,42 @@ def test_a_checkpoint_without_a_batch(made: Made) -> None:
         (7, 7, 5, "CHECKPOINT_AHEAD"),
     ],
 )
-def test_conditions_by_the_products_own_decision(
-    made: Made, tmp_path: Path, committed: int, planned: int, held: int | None, condition: str
+def test_inspect_names_the_condition_with_which_the_query_would_fail(
+    made: GeneratedCheckpoint,
+    tmp_path: Path,
+    committed: int,
+    planned: int,
+    group_offsets: int | None,
+    condition: str,
 ) -> None:
     made.first = 5
-    made.upto(committed, planned).mark()
-    newer = Made(tmp_path / "newer").upto(9, 9)  # its batches end amid those of the old copy
-    offsets = newer.held(held) if held is not None else {}
-    found = inspect_made(made, FakeReader(offsets))
+    made.write_batches(committed, planned).write_first_batch_file()
+    newer = GeneratedCheckpoint(tmp_path / "newer").write_batches(
+        9, 9
+    )  # its batches end in the middle of those of the old copy
+    offsets = newer.group_offsets(group_offsets) if group_offsets is not None else {}
+    found = inspect_checkpoint(made, FakeReader(offsets))
     assert found.verdict.condition == condition
     assert found.verdict.fix
     assert found.needs_a_person
 
 
-def test_an_old_copy_whose_batches_are_all_in_kafka_is_skipped(made: Made) -> None:
-    made.upto(8, 9).mark()
-    offsets = made.held(9)
+def test_an_old_checkpoint_copy_whose_batches_kafka_holds_is_skipped(made: GeneratedCheckpoint) -> None:
+    made.write_batches(8, 9).write_first_batch_file()
+    offsets = made.group_offsets(9)
     made.forget("offsets/9", "offsets/8", "commits/8", "commits/7")
-    found = inspect_made(made, FakeReader(offsets))
+    found = inspect_checkpoint(made, FakeReader(offsets))
     assert found.verdict.text == "Kafka holds batch 7, Spark's commit log does not: a restart skips it."
 
 
-def test_another_querys_token(made: Made) -> None:
-    made.upto(-1, 0).mark()
-    found = inspect_made(made, FakeReader(made.held(0, query_id="another")))
+def test_a_token_of_another_query_is_reported_as_foreign_query(made: GeneratedCheckpoint) -> None:
+    made.write_batches(-1, 0).write_first_batch_file()
+    found = inspect_checkpoint(made, FakeReader(made.group_offsets(0, query_id="another")))
     assert found.verdict.condition == "FOREIGN_QUERY"
 
 
 @dataclass
-class Records:
+class FakeTokenTopic:
     """The token topic of a query: it holds one record, or none."""
 
     record: TokenRecord | None
@@ -366,8 +383,8 @@ class Records:
         return self.record
 
 
-def _with_token_topic(
-    made: Made, reader: FakeReader, record: TokenRecord | UnavailableError | None
+def inspect_with_token_topic(
+    made: GeneratedCheckpoint, reader: FakeReader, record: TokenRecord | UnavailableError | None
 ) -> Inspection:
     FirstBatchFile(
         made.location, FirstBatch(APP, made.query_id, 0, genesis=True, token_topic="tokens")
@@ -375,48 +392,50 @@ def _with_token_topic(
     file = Path(made.location, "kafka-eos/identity.json")
     assert json.loads(file.read_text())["token_topic"] == "tokens"
 
-    def opened(name: str, deadline: Deadline) -> Records:
+    def opened(name: str, deadline: Deadline) -> FakeTokenTopic:
         assert name == "tokens"
         if isinstance(record, UnavailableError):
             raise record
-        return Records(record)
+        return FakeTokenTopic(record)
 
-    return inspect(Target(checkpoint=made.location), reader, soon(), token_topic=opened)
+    return inspect(Target(checkpoint=made.location), reader, five_seconds(), token_topic=opened)
 
 
-def test_a_lost_group_is_completed_from_the_token_topic(made: Made) -> None:
-    made.upto(6, 7)
+def test_inspect_completes_a_lost_group_from_the_token_topic(made: GeneratedCheckpoint) -> None:
+    made.write_batches(6, 7)
     token = made.request(7)
     record = TokenRecord(_token(token), {IN: 80, OUT: 0}, OUT, APP, "id-tokens", 0, 0)
-    for offsets in ({}, made.held(5)):  # deleted; or older than the record
-        found = _with_token_topic(made, FakeReader(dict(offsets)), record)
+    for offsets in ({}, made.group_offsets(5)):  # deleted; or older than the record
+        found = inspect_with_token_topic(made, FakeReader(dict(offsets)), record)
         assert "Kafka holds batch 7, Spark's commit log does not" in found.verdict.text
         assert found.kafka is not None
         assert found.kafka.token == record.token
-    nothing = _with_token_topic(made, FakeReader(), None)
+    nothing = inspect_with_token_topic(made, FakeReader(), None)
     assert nothing.verdict.condition == "TOKEN_MISSING"
     assert "token.topic='tokens'" in nothing.verdict.text
-    silent = _with_token_topic(made, FakeReader(), UnavailableError("the topic does not answer", fix="look"))
+    silent = inspect_with_token_topic(
+        made, FakeReader(), UnavailableError("the topic does not answer", fix="look")
+    )
     assert silent.verdict.condition == "UNAVAILABLE"
 
 
-def test_a_token_that_is_older_than_a_mark_is_none(made: Made) -> None:
-    """What the group lost must not decide on prepared transactions of sinks."""
-    made.upto(6, 7).mark()
+def test_a_token_older_than_a_mark_is_reported_as_missing(made: GeneratedCheckpoint) -> None:
+    """An outdated token must not decide the fate of prepared sink transactions."""
+    made.write_batches(6, 7).write_first_batch_file()
     newer = _token(made.request(7))
-    offsets = {**made.held(5), IN: GroupOffset(IN, 80, Mark.of(newer).encode())}
-    found = inspect_made(made, FakeReader(offsets))
+    offsets = {**made.group_offsets(5), IN: GroupOffset(IN, 80, Mark.of(newer).encode())}
+    found = inspect_checkpoint(made, FakeReader(offsets))
     assert found.kafka is not None
     assert found.kafka.token is None
     assert found.verdict.condition == "TOKEN_MISSING"
 
 
-def test_without_a_broker(made: Made) -> None:
-    made.upto(6, 7).mark()
-    found = inspect_made(made, None)
+def test_inspect_without_a_broker_reports_the_checkpoint_alone(made: GeneratedCheckpoint) -> None:
+    made.write_batches(6, 7).write_first_batch_file()
+    found = inspect_checkpoint(made, None)
     assert "it is unknown whether Kafka holds batch 7" in found.verdict.text
     assert not found.needs_a_person
-    silent = inspect_made(
+    silent = inspect_checkpoint(
         made, FakeReader(error=UnavailableError("no answer from Kafka at 'h:1'", fix="look"))
     )
     assert silent.kafka is None
@@ -424,58 +443,64 @@ def test_without_a_broker(made: Made) -> None:
     assert [each.condition for each in silent.findings] == ["", "UNAVAILABLE"]
 
 
-def test_without_a_checkpoint(made: Made, tmp_path: Path) -> None:
-    reader = FakeReader(made.upto(3, 3).held(3))
-    for gone in (None, str(tmp_path / "lost")):
-        found = inspect(Target(checkpoint=gone, application_id=APP), reader, soon())
+def test_inspect_without_a_checkpoint_reports_what_kafka_holds(
+    made: GeneratedCheckpoint, tmp_path: Path
+) -> None:
+    reader = FakeReader(made.write_batches(3, 3).group_offsets(3))
+    for missing in (None, str(tmp_path / "lost")):
+        found = inspect(Target(checkpoint=missing, application_id=APP), reader, five_seconds())
         assert "Kafka holds batch 3 of query query-1" in found.verdict.text
     with pytest.raises(InvalidOptionError, match="--application-id"):
-        inspect(Target(checkpoint=str(tmp_path / "lost")), reader, soon())
+        inspect(Target(checkpoint=str(tmp_path / "lost")), reader, five_seconds())
 
 
-def test_what_else_is_said(made: Made) -> None:
-    made.upto(6, 7).mark()
-    reader = FakeReader(made.held(6), pending=True, log={IN: LogEnds(72, 90, 95)}, ids={"in": "made anew"})
-    conditions = {each.condition: each.text for each in inspect_made(made, reader).findings}
-    assert "AGED_OUT" not in conditions["DATA_LOSS"], "a topic made anew starts at its own beginning"
+def test_inspect_reports_data_loss_open_transactions_and_a_wrong_application_id(
+    made: GeneratedCheckpoint,
+) -> None:
+    made.write_batches(6, 7).write_first_batch_file()
+    reader = FakeReader(
+        made.group_offsets(6), pending=True, log={IN: LogEnds(72, 90, 95)}, ids={"in": "another id"}
+    )
+    conditions = {each.condition: each.text for each in inspect_checkpoint(made, reader).findings}
+    assert "AGED_OUT" not in conditions["DATA_LOSS"], "offsets of a recreated topic are not comparable"
     assert "TOPIC_RECREATED" in conditions["DATA_LOSS"]
     reader.ids = {"in": "id-in"}
-    found = inspect_made(made, reader)
+    found = inspect_checkpoint(made, reader)
     texts = " ".join(each.text for each in found.findings)
     assert "AGED_OUT: in-0: offsets 70 to 71 no longer exist" in texts
     assert "an unfinished transaction is about to change the group's offsets" in texts
     assert "a transaction is open in in-0 from offset 90" in texts
-    other = inspect_made(made, reader, application_id="other")
+    other = inspect_checkpoint(made, reader, application_id="other")
     assert "INVALID_OPTION" in [each.condition for each in other.findings]
 
 
-def test_damaged_files_are_named(made: Made) -> None:
-    made.upto(0, 1).mark()
+def test_inspect_names_a_damaged_file(made: GeneratedCheckpoint) -> None:
+    made.write_batches(0, 1).write_first_batch_file()
     Path(made.location, "kafka-eos/identity.json").write_text('{"application_id":')
     with pytest.raises(OperatorError, match="is damaged"):
-        inspect_made(made, None)
+        inspect_checkpoint(made, None)
     Path(made.location, "kafka-eos/identity.json").unlink()
     Path(made.location, "offsets/1").write_text("")
     with pytest.raises(OperatorError, match="offsets/1"):
-        inspect_made(made, None)
+        inspect_checkpoint(made, None)
 
 
-@given(held=st.integers(0, 6), planned=st.integers(0, 6), done=st.booleans())
-def test_the_verdict_is_what_the_commit_then_does(
-    tmp_path_factory: pytest.TempPathFactory, held: int, planned: int, done: bool
+@given(group_offsets=st.integers(0, 6), planned=st.integers(0, 6), done=st.booleans())
+def test_the_commit_does_what_the_verdict_of_inspect_announces(
+    tmp_path_factory: pytest.TempPathFactory, group_offsets: int, planned: int, done: bool
 ) -> None:
-    """For any state of Kafka and of Spark's logs, the commit does what the view announced."""
+    """This holds for any state of Kafka and of Spark's logs."""
     broker = ModelBroker()
-    made = Made(tmp_path_factory.mktemp("c") / "checkpoint").upto(6, 6)
-    for batch_id in range(held + 1):
+    made = GeneratedCheckpoint(tmp_path_factory.mktemp("c") / "checkpoint").write_batches(6, 6)
+    for batch_id in range(group_offsets + 1):
         commit(broker, made, batch_id)
     made.forget(*(f"offsets/{batch_id}" for batch_id in range(planned + 1, 7)))
     made.forget(*(f"commits/{batch_id}" for batch_id in range(planned + done, 7)))
-    found = inspect_made(made, FakeReader(dict(broker.group)))
+    found = inspect_checkpoint(made, FakeReader(dict(broker.group)))
     assert found.checkpoint is not None
     next_batch = found.checkpoint.next_batch
     assert next_batch == planned + done
-    if done and next_batch <= held:  # what it will read is not planned: no promise
+    if done and next_batch <= group_offsets:  # the next batch is not planned yet, so nothing can be announced
         assert found.verdict.condition == "CHECKPOINT_ROLLED_BACK"
         return
     made.plan(next_batch)
@@ -489,40 +514,44 @@ def test_the_verdict_is_what_the_commit_then_does(
         assert ("skips it" in found.verdict.text) == (step is Step.SKIPPED)
 
 
-def commit(broker: ModelBroker, made: Made, batch_id: int) -> Step:
+def commit(broker: ModelBroker, made: GeneratedCheckpoint, batch_id: int) -> Step:
     """Commits a batch as another driver of the checkpoint."""
     rows = [f"{batch_id}:{row}" for row in range(ROWS_PER_BATCH)]
     staged, file = ModelRows(rows), made.file(batch_id)
-    machine = Commit(made.request(batch_id), staged, broker, ProducerSession(), soon(), first_batch=file)
+    machine = Commit(
+        made.request(batch_id), staged, broker, ProducerSession(), five_seconds(), first_batch=file
+    )
     return machine.run().step
 
 
 # -- adopt ------------------------------------------------------------------------------------------
 
 
-def plan_adoption(made: Made, broker: ModelBroker, said: BatchOutcome | None = None) -> adopt.Adoption:
+def plan_adoption(
+    made: GeneratedCheckpoint, broker: ModelBroker, outcome: BatchOutcome | None = None
+) -> adopt.Adoption:
     named = Target(checkpoint=made.location, application_id=APP)
     reader = FakeReader(dict(broker.group), all_topics=dict(broker.topics))
-    return adopt.plan(inspect(named, reader, soon()), named, said)
+    return adopt.plan(inspect(named, reader, five_seconds()), named, outcome)
 
 
 def perform(broker: ModelBroker, adoption: adopt.Adoption) -> None:
     assert adoption.request is not None
     before = list(broker.log)
-    Commit(adoption.request, adopt.NoRows(), broker, ProducerSession(), soon()).run()
-    assert broker.log == before, "a token is all that is written"
+    Commit(adoption.request, adopt.NoRows(), broker, ProducerSession(), five_seconds()).run()
+    assert broker.log == before, "adopt must write nothing but a token"
 
 
-def test_a_new_checkpoint_goes_on_where_kafka_stands(tmp_path: Path) -> None:
+def test_an_adopted_query_continues_at_the_committed_offsets(tmp_path: Path) -> None:
     broker = ModelBroker(topics={"in": 1, "out": 1, "old": 1, "__consumer_offsets": 5})
-    lost = Made(tmp_path / "lost").upto(3, 3)
+    lost = GeneratedCheckpoint(tmp_path / "lost").write_batches(3, 3)
     for batch_id in range(4):
         commit(broker, lost, batch_id)
-    # it wrote another topic once: a token of its lies there, which no batch of the new query will touch
+    # the lost query once wrote another topic, whose token no batch of the new query will replace
     old = TopicPartition("old", 0)
     broker.group[old] = replace(broker.group[OUT], tp=old)
 
-    new = Made(tmp_path / "new", "query-2", first=40)
+    new = GeneratedCheckpoint(tmp_path / "new", "query-2", first=40)
     guide = plan_adoption(new, broker)
     assert guide.request is None
     assert guide.options["source"] == {"startingOffsets": "group", "application.id": APP}
@@ -533,31 +562,33 @@ def test_a_new_checkpoint_goes_on_where_kafka_stands(tmp_path: Path) -> None:
         commit(broker, new, 0)
     perform(broker, plan_adoption(new, broker))
     assert commit(broker, new, 0) is Step.COMMITTED
-    assert commit(broker, new, 0) is Step.SKIPPED, "by another driver, which reads the token"
+    assert commit(broker, new, 0) is Step.SKIPPED, "another driver reads the token"
     assert commit(broker, new.plan(1), 1) is Step.COMMITTED
     with pytest.raises(OperatorError, match="belongs to query query-2"):
         commit(broker, lost.plan(4), 4)
     assert "own query" in " ".join(plan_adoption(new, broker).messages)
 
 
-def test_a_checkpoint_that_starts_elsewhere_adopts_nothing(tmp_path: Path) -> None:
+def test_adopt_refuses_a_checkpoint_that_does_not_start_at_the_committed_offsets(tmp_path: Path) -> None:
     broker = ModelBroker()
-    lost = Made(tmp_path / "lost").upto(3, 3)
+    lost = GeneratedCheckpoint(tmp_path / "lost").write_batches(3, 3)
     for batch_id in range(4):
         commit(broker, lost, batch_id)
     for first in (0, 39, 41):
-        adoption = plan_adoption(Made(tmp_path / f"new-{first}", "query-2", first).plan(0), broker)
+        adoption = plan_adoption(
+            GeneratedCheckpoint(tmp_path / f"new-{first}", "query-2", first).plan(0), broker
+        )
         assert adoption.request is None
         assert adoption.refused is not None
         assert adoption.refused.condition == "CHECKPOINT_ROLLED_BACK"
 
 
-def test_a_hand_over_does_not_overlook_who_was_faster(tmp_path: Path) -> None:
-    """The old driver commits between the plan and the hand-over."""
+def test_adopt_fails_if_the_old_driver_commits_after_the_plan(tmp_path: Path) -> None:
+    """The token that adopt planned to replace is not the newest any more."""
     broker = ModelBroker()
-    old = Made(tmp_path / "old").upto(1, 1)
+    old = GeneratedCheckpoint(tmp_path / "old").write_batches(1, 1)
     commit(broker, old, 0)
-    adoption = plan_adoption(Made(tmp_path / "new", "query-2", first=10).plan(0), broker)
+    adoption = plan_adoption(GeneratedCheckpoint(tmp_path / "new", "query-2", first=10).plan(0), broker)
     commit(broker, old, 1)
     with pytest.raises(OperatorError, match="CHECKPOINT_ROLLED_BACK"):
         perform(broker, adoption)
@@ -566,27 +597,29 @@ def test_a_hand_over_does_not_overlook_who_was_faster(tmp_path: Path) -> None:
     assert found.query_id == "query-1"
 
 
-@pytest.mark.parametrize("said", list(BatchOutcome))
-def test_a_lost_token_is_written_as_a_person_says(made: Made, said: BatchOutcome) -> None:
+@pytest.mark.parametrize("outcome", list(BatchOutcome))
+def test_adopt_writes_a_lost_token_with_the_outcome_that_the_operator_states(
+    made: GeneratedCheckpoint, outcome: BatchOutcome
+) -> None:
     broker = ModelBroker()
-    made.upto(1, 2)
-    for batch_id in range(3 if said is BatchOutcome.COMMITTED else 2):
+    made.write_batches(1, 2)
+    for batch_id in range(3 if outcome is BatchOutcome.COMMITTED else 2):
         commit(broker, made, batch_id)
     broker.group.clear()
     with pytest.raises(OperatorError, match="TOKEN_MISSING"):
         commit(broker, made, 2)
-    assert plan_adoption(made, broker).request is None, "nobody has said anything yet"
-    perform(broker, plan_adoption(made, broker, said))
-    assert broker.group[IN].offset == (30 if said is BatchOutcome.COMMITTED else 20)
-    assert commit(broker, made, 2) is (Step.SKIPPED if said is BatchOutcome.COMMITTED else Step.COMMITTED)
+    assert plan_adoption(made, broker).request is None, "the operator has not stated the outcome yet"
+    perform(broker, plan_adoption(made, broker, outcome))
+    assert broker.group[IN].offset == (30 if outcome is BatchOutcome.COMMITTED else 20)
+    assert commit(broker, made, 2) is (Step.SKIPPED if outcome is BatchOutcome.COMMITTED else Step.COMMITTED)
     assert len(broker.log) == 3 * ROWS_PER_BATCH
-    refused = plan_adoption(made, broker, said).refused
-    assert refused is not None, "there is a token now"
+    refused = plan_adoption(made, broker, outcome).refused
+    assert refused is not None, "the token is written already"
 
 
-def test_a_lost_token_before_the_next_batch_is_planned(made: Made) -> None:
+def test_a_lost_token_is_written_again_between_two_batches(made: GeneratedCheckpoint) -> None:
     broker = ModelBroker()
-    made.upto(1, 1)
+    made.write_batches(1, 1)
     for batch_id in range(2):
         commit(broker, made, batch_id)
     broker.group.clear()
@@ -595,7 +628,7 @@ def test_a_lost_token_before_the_next_batch_is_planned(made: Made) -> None:
     assert commit(broker, made.plan(2), 2) is Step.COMMITTED
 
 
-def test_no_token_where_none_is_missed(made: Made) -> None:
+def test_adopt_writes_nothing_where_no_token_is_missing(made: GeneratedCheckpoint) -> None:
     assert plan_adoption(made.plan(0), ModelBroker(), BatchOutcome.COMMITTED).request is None
     assert plan_adoption(made, ModelBroker()).refused is None
 
@@ -615,13 +648,13 @@ def test_no_token_where_none_is_missed(made: Made) -> None:
     st.none() | st.integers(0, 20),
     st.floats(0, 2000),
 )
-def test_nothing_goes_that_may_still_be_read(
+def test_sweep_keeps_every_entry_that_may_still_be_read(
     found: list[StagedEntry], token_batch: int | None, older_than_seconds: float
 ) -> None:
-    judged = staging.sweep_decisions(
+    decisions = staging.sweep_decisions(
         found, token_batch=token_batch, older_than_seconds=older_than_seconds, now_seconds=2000
     )
-    for each in judged:
+    for each in decisions:
         name, young = each.entry.name, 2000 - each.entry.newest_seconds <= older_than_seconds
         if name in ("notes.txt", "5.bak"):
             assert not each.delete
@@ -634,35 +667,39 @@ def test_nothing_goes_that_may_still_be_read(
             assert each.delete == (each.entry.is_folder and not young)
 
 
-def test_sweep(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    made.upto(2, 3).mark()
-    fake_cluster(monkeypatch, FakeReader(made.held(2)))
+def test_sweep_deletes_old_entries_only_with_yes(
+    made: GeneratedCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.write_batches(2, 3).write_first_batch_file()
+    fake_cluster(monkeypatch, FakeReader(made.group_offsets(2)))
     week = 7 * 86_400
-    going = [made.stage("1", 7), made.stage("2", 5, week), made.stage("write-" + "0" * 32, 3, week)]
-    staying = [made.stage("3", 1, week), made.stage("write-" + "1" * 32, 1), made.stage("mine", 1, week)]
-    (going[0].parents[1] / "shared-path").write_text("probe")
+    old_entries = [made.stage("1", 7), made.stage("2", 5, week), made.stage("write-" + "0" * 32, 3, week)]
+    kept_entries = [made.stage("3", 1, week), made.stage("write-" + "1" * 32, 1), made.stage("mine", 1, week)]
+    (old_entries[0].parents[1] / "shared-path").write_text("probe")
     command = ["sweep", "--checkpoint", made.location, "--bootstrap-servers", "h:1"]
     dry = run(*command)
     assert dry.exit_code == 0
     assert "3 of 6 entries can be deleted, 15 bytes" in dry.output
-    assert all(path.exists() for path in going + staying), "a dry run deletes nothing"
+    assert all(path.exists() for path in old_entries + kept_entries), "a dry run deletes nothing"
     assert "Deleted 3 entries" in run(*command, "--yes").output
-    assert [path.exists() for path in going] == [False] * 3
-    assert [path.exists() for path in staying] == [True] * 3
-    assert (going[0].parents[1] / "shared-path").exists()
+    assert [path.exists() for path in old_entries] == [False] * 3
+    assert [path.exists() for path in kept_entries] == [True] * 3
+    assert (old_entries[0].parents[1] / "shared-path").exists()
     assert "0 of 3 entries can be deleted" in run(*command).output
 
 
-def test_sweep_does_not_trust_another_querys_token(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    made.upto(2, 3).mark()
-    fake_cluster(monkeypatch, FakeReader(made.held(3, query_id="another", batch_id=99)))
+def test_sweep_ignores_the_token_of_another_query(
+    made: GeneratedCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.write_batches(2, 3).write_first_batch_file()
+    fake_cluster(monkeypatch, FakeReader(made.group_offsets(3, query_id="another", batch_id=99)))
     path = made.stage("1", age_seconds=7 * 86_400)
     result = run("sweep", "--checkpoint", made.location, "--bootstrap-servers", "h:1", "--yes")
     assert "the token in Kafka belongs to another query" in result.output
     assert path.exists()
 
 
-def test_sweep_of_a_folder_of_batch_writes_needs_no_broker(made: Made) -> None:
+def test_sweep_of_a_folder_of_batch_writes_needs_no_broker(made: GeneratedCheckpoint) -> None:
     week = 7 * 86_400
     batch, write = made.stage("0", age_seconds=week), made.stage("write-" + "0" * 32, age_seconds=week)
     result = run("sweep", "--staging", str(batch.parents[1]), "--yes")
@@ -693,10 +730,12 @@ def fake_cluster(monkeypatch: pytest.MonkeyPatch, reader: FakeReader) -> list[Ma
     return made_with
 
 
-def test_inspect_prints_and_exits_by_the_verdict(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    made.upto(6, 7).mark()
+def test_the_exit_code_of_inspect_follows_the_verdict(
+    made: GeneratedCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.write_batches(6, 7).write_first_batch_file()
     made.stage("7", 1234)
-    reader = FakeReader(made.held(7))
+    reader = FakeReader(made.group_offsets(7))
     fake_cluster(monkeypatch, reader)
     command = ["inspect", "--checkpoint", made.location, "--bootstrap-servers", "h:1"]
     shown = run(*command)
@@ -726,17 +765,17 @@ def test_inspect_prints_and_exits_by_the_verdict(made: Made, monkeypatch: pytest
     assert "docs/runbooks.md" in missing.output
 
 
-def test_inspect_without_anything_says_what_it_needs() -> None:
+def test_inspect_without_arguments_names_the_options_it_needs() -> None:
     result = run("inspect")
     assert result.exit_code == 1
     assert "--application-id" in result.output
 
 
 @pytest.mark.parametrize("command", ["fence", "adopt"])
-def test_what_changes_kafka_needs_brokers_and_a_yes(
-    made: Made, monkeypatch: pytest.MonkeyPatch, command: str
+def test_commands_that_change_kafka_need_brokers_and_yes(
+    made: GeneratedCheckpoint, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    made.upto(6, 7).mark()
+    made.write_batches(6, 7).write_first_batch_file()
     fake_cluster(monkeypatch, FakeReader())
 
     def never(*_arguments: object, **_named: object) -> None:
@@ -753,12 +792,12 @@ def test_what_changes_kafka_needs_brokers_and_a_yes(
     assert "With --yes" in dry.output
 
 
-def test_checkpoint_ids_follow_sparks_rule(made: Made) -> None:
+def test_the_next_batch_id_follows_the_rule_of_spark(made: GeneratedCheckpoint) -> None:
     """As `populateStartOffsets`: equal logs mean a new batch, anything else repeats the last planned."""
     nexts = {}
     for committed, planned in ((-1, -1), (-1, 0), (0, 0), (0, 1), (0, 3)):
         folder = Path(made.location).with_name(f"c{committed}{planned}")
-        found = checkpoints.read(Made(folder).upto(committed, planned).location)
+        found = checkpoints.read(GeneratedCheckpoint(folder).write_batches(committed, planned).location)
         assert found is not None
         nexts[committed, planned] = found.next_batch
     assert nexts == {(-1, -1): 0, (-1, 0): 0, (0, 0): 1, (0, 1): 1, (0, 3): 3}
@@ -769,20 +808,20 @@ def test_checkpoint_ids_follow_sparks_rule(made: Made) -> None:
 RUNBOOKS = (Path(__file__).parents[1] / "docs/runbooks.md").read_text(encoding="utf-8")
 
 
-def pages() -> dict[str, str]:
+def runbook_sections() -> dict[str, str]:
     """Returns the text of each section by its heading."""
     parts = re.split(r"^## (.+)$", RUNBOOKS, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def reaching_a_person() -> list[type[KafkaEosError]]:
+def errors_for_operators() -> list[type[KafkaEosError]]:
     kinds = (OperatorError, RestartQueryError, OutcomeUnknownError)
     return [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, kinds)]
 
 
-@pytest.mark.parametrize("error", reaching_a_person(), ids=lambda each: each.__name__)
-def test_every_error_that_reaches_a_person_has_a_page(error: type[KafkaEosError]) -> None:
-    page = pages()[short_name(error)]
+@pytest.mark.parametrize("error", errors_for_operators(), ids=lambda each: each.__name__)
+def test_every_error_for_operators_has_a_runbook_section(error: type[KafkaEosError]) -> None:
+    page = runbook_sections()[short_name(error)]
     for part in ("**What happened.**", "**What to do.**"):
         assert part in page
     if error is not RestartQueryError:
@@ -790,13 +829,13 @@ def test_every_error_that_reaches_a_person_has_a_page(error: type[KafkaEosError]
         assert "**What is safe.**" in page
 
 
-def test_every_page_of_an_error_has_its_error() -> None:
-    named = {heading for heading in pages() if heading.isupper()}
-    assert named == {short_name(each) for each in reaching_a_person()}
+def test_every_runbook_section_of_an_error_belongs_to_an_existing_error() -> None:
+    named = {heading for heading in runbook_sections() if heading.isupper()}
+    assert named == {short_name(each) for each in errors_for_operators()}
 
 
-def test_the_commands_of_the_runbooks_are_commands() -> None:
-    """The parser accepts each command line of the runbooks."""
+def test_the_parser_accepts_the_commands_of_the_runbooks() -> None:
+    """Every option on a command line of the runbooks exists."""
     shown = re.findall(r"kafka-eos ((?:doctor|inspect|fence|adopt|sweep) [^`#\n]*)", RUNBOOKS)
     assert len(shown) >= 12
     for each in shown:
@@ -806,7 +845,7 @@ def test_the_commands_of_the_runbooks_are_commands() -> None:
         assert set(arguments) <= known, each
 
 
-def test_the_reads_of_the_runbooks_are_reads() -> None:
+def test_the_options_of_reads_in_the_runbooks_are_valid() -> None:
     found = re.findall(r"```python\n(.*?)```", RUNBOOKS, re.DOTALL)
     assert len(found) == 2
     for each in found:
@@ -820,16 +859,16 @@ def test_the_reads_of_the_runbooks_are_reads() -> None:
         parse_read(options, streaming=False)
 
 
-def test_no_secret_is_asked_for_on_a_command_line() -> None:
+def test_no_runbook_puts_a_secret_on_a_command_line() -> None:
     assert not re.search(r"--kafka [\w.]*(password|jaas|secret)", RUNBOOKS)
 
 
-def test_two_sources_on_one_partition_are_not_handed_over(tmp_path: Path) -> None:
+def test_adopt_refuses_two_sources_that_read_one_partition(tmp_path: Path) -> None:
     """The group holds the offset of the slower one, so the faster one would read records again."""
     broker = ModelBroker()
-    lost = Made(tmp_path / "lost").upto(0, 0)
+    lost = GeneratedCheckpoint(tmp_path / "lost").write_batches(0, 0)
     commit(broker, lost, 0)
-    new = Made(tmp_path / "new", "query-2")
+    new = GeneratedCheckpoint(tmp_path / "new", "query-2")
     position = SourcePosition({IN: 20}, {IN: 10}, CLUSTER_ID, {"in": "id-in"})
     new.log_offsets(0, position, position)
     adoption = plan_adoption(new, broker)

@@ -1,4 +1,4 @@
-"""``kafka-eos produce`` and ``tail``: lines to records, records to lines."""
+"""``kafka-eos produce`` turns lines into records; ``kafka-eos tail`` prints records as lines."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _records = st.builds(
 )
 
 
-def sent(lines: list[str], **options: bool) -> list[dict[str, object]]:
+def rows_from_json(lines: list[str], **options: bool) -> list[dict[str, object]]:
     return [row for batch in from_json(lines, **options) for row in batch.to_pylist()]
 
 
 @given(st.lists(_records, max_size=5))
 def test_what_tail_prints_can_be_produced_again(records: list[TopicRecord]) -> None:
-    rows = sent([record_json(record) for record in records], keep_partitions=True)
+    rows = rows_from_json([record_json(record) for record in records], keep_partitions=True)
     assert rows == [
         {
             "key": record.key,
@@ -51,14 +51,14 @@ def test_what_tail_prints_can_be_produced_again(records: list[TopicRecord]) -> N
     ]
 
 
-def test_json_values_may_be_objects_and_partitions_are_chosen_by_the_key() -> None:
-    (row,) = sent(['{"key": "a", "value": {"delay": 1}, "headers": {"h": "x"}, "partition": 3}'])
+def test_json_values_may_be_objects_and_the_key_chooses_the_partition() -> None:
+    (row,) = rows_from_json(['{"key": "a", "value": {"delay": 1}, "headers": {"h": "x"}, "partition": 3}'])
     assert (row["key"], row["value"], row["partition"]) == (b"a", b'{"delay": 1}', None)
     assert row["headers"] == [{"key": "h", "value": b"x"}]
 
 
 @pytest.mark.parametrize(
-    ("line", "why"),
+    ("line", "message"),
     [
         ("{", "line 2 is not a record: it is not JSON"),
         ("[1]", "it is list, expected an object"),
@@ -70,13 +70,13 @@ def test_json_values_may_be_objects_and_partitions_are_chosen_by_the_key() -> No
         ('{"value": 1, "headers": [{"value": "x"}]}', "KeyError"),
     ],
 )
-def test_a_line_that_is_no_record_is_named(line: str, why: str) -> None:
+def test_produce_names_a_line_that_is_not_a_record(line: str, message: str) -> None:
     with pytest.raises(InvalidRecordError, match="line 2 is not a record") as refused:
-        sent(['{"value": "fine"}', line])
-    assert why in str(refused.value)
+        rows_from_json(['{"value": "fine"}', line])
+    assert message in str(refused.value)
 
 
-def test_lines_are_values_or_keys_and_values() -> None:
+def test_a_line_is_a_value_or_a_key_and_a_value() -> None:
     (batch,) = from_lines(["a\n", "", "c\r\n"])
     assert batch.to_pylist() == [{"key": None, "value": value} for value in (b"a", b"", b"c")]
     (batch,) = from_lines(["k|v|w"], "|")
@@ -85,13 +85,13 @@ def test_lines_are_values_or_keys_and_values() -> None:
         list(from_lines(["k|v"] * 10_000 + ["kv"], "|"))
 
 
-def test_a_line_for_people() -> None:
+def test_tail_prints_a_record_as_one_readable_line() -> None:
     record = TopicRecord(TP, 7, 1_700_000_000_123, None, b"\xff", state="aborted")
     assert record_line(record) == "1:7 22:13:20.123 [aborted] null \ufffd"
     assert json.loads(record_json(record))["value_base64"] == "/w=="
 
 
-def test_partitions_are_merged_by_time_and_each_keeps_its_order() -> None:
+def test_tail_merges_partitions_by_time_and_keeps_the_order_of_each() -> None:
     other = TopicPartition("t", 2)
     records = [
         TopicRecord(TP, 0, 50, None, None),
@@ -109,14 +109,14 @@ def test_the_lag_of_a_query_leaves_out_anchor_and_changelogs() -> None:
     shard = Token("app", "query", "run", 3, 2, "s", "e", 10, shard=ShardProgress("a", 0, None)).encode()
     source, second = TopicPartition("in", 0), TopicPartition("in", 1)
     anchor, changelog = TopicPartition("out", 0), TopicPartition("app-changelog", 0)
-    held = [GroupOffset(anchor, 2, text), GroupOffset(changelog, 9, shard)]
-    assert source_partitions([*held, GroupOffset(source, 60, text)]) == {source}
-    # a source that stands at the number of the batch is told from the anchor by its other partitions
-    assert source_partitions([*held, GroupOffset(source, 2, text), GroupOffset(second, 7, mark)]) == {
+    offsets = [GroupOffset(anchor, 2, text), GroupOffset(changelog, 9, shard)]
+    assert source_partitions([*offsets, GroupOffset(source, 60, text)]) == {source}
+    # a source whose offset equals the batch number differs from the anchor by its other partitions
+    assert source_partitions([*offsets, GroupOffset(source, 2, text), GroupOffset(second, 7, mark)]) == {
         source,
         second,
     }
-    assert source_partitions([*held, GroupOffset(source, 2, text)], [source]) == {source}
+    assert source_partitions([*offsets, GroupOffset(source, 2, text)], [source]) == {source}
     # a group of any other consumer has no tokens
     assert source_partitions([GroupOffset(anchor, 5, ""), GroupOffset(source, 0, "")]) == {anchor, source}
 
@@ -131,7 +131,7 @@ def test_the_lag_of_a_query_leaves_out_anchor_and_changelogs() -> None:
         (["--kafka", "kafka.bootstrap.servers = c:3"], "c:3"),
     ],
 )
-def test_without_brokers_the_commands_use_the_local_one(
+def test_commands_use_the_local_broker_by_default(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], servers: str
 ) -> None:
     asked: list[object] = []

@@ -65,23 +65,23 @@ def token(sinks: PreparedSinks | None) -> Token:
 
 
 @pytest.mark.parametrize(
-    ("held", "code", "said"),
+    ("newest_token", "code", "message"),
     [
         (token(PreparedSinks(ATTEMPT, ("box",))), 0, "the next start of the query will commit it"),
         (token(None), 0, "the next start of the query will abort it"),
         (None, 3, "no token"),
     ],
 )
-def test_what_is_held_and_what_becomes_of_it(
-    monkeypatch: pytest.MonkeyPatch, file: Path, held: Token | None, code: int, said: str
+def test_list_shows_prepared_batches_and_their_fate(
+    monkeypatch: pytest.MonkeyPatch, file: Path, newest_token: Token | None, code: int, message: str
 ) -> None:
-    found = run(monkeypatch, held, "list", "--options", str(file))
+    found = run(monkeypatch, newest_token, "list", "--options", str(file))
     assert found[0] == code
-    assert f"box\t{TXN}\t{said}" in found[1]
+    assert f"box\t{TXN}\t{message}" in found[1]
     assert "other" not in found[1]
 
 
-def test_what_an_older_version_prepared_is_decided_by_its_token(
+def test_the_token_of_an_older_version_decides_the_fate_of_what_it_prepared(
     monkeypatch: pytest.MonkeyPatch, file: Path, memory: Memory
 ) -> None:
     memory.prepared[OLD] = memory.prepared.pop(TXN)
@@ -97,45 +97,45 @@ def test_what_an_older_version_prepared_is_decided_by_its_token(
 
 
 @pytest.mark.parametrize(
-    ("sequence", "said"), [(6, "the next start of the query will abort it"), (7, "no token")]
+    ("sequence", "message"), [(6, "the next start of the query will abort it"), (7, "no token")]
 )
-def test_a_token_that_a_person_wrote_decides_what_was_prepared_after_it(
-    monkeypatch: pytest.MonkeyPatch, file: Path, memory: Memory, sequence: int, said: str
+def test_a_token_written_by_an_operator_decides_only_what_was_prepared_after_it(
+    monkeypatch: pytest.MonkeyPatch, file: Path, memory: Memory, sequence: int, message: str
 ) -> None:
     written = replace(token(UNDECIDED), sequence=sequence)
-    assert f"box\t{TXN}\t{said}" in run(monkeypatch, written, "list", "--options", str(file))[1]
-    given = ["abort", "--options", str(file), "--sink", "box", "--id", str(TXN), "--yes"]
-    assert run(monkeypatch, written, *given)[0] == (1 if sequence == 6 else 0)
+    assert f"box\t{TXN}\t{message}" in run(monkeypatch, written, "list", "--options", str(file))[1]
+    arguments = ["abort", "--options", str(file), "--sink", "box", "--id", str(TXN), "--yes"]
+    assert run(monkeypatch, written, *arguments)[0] == (1 if sequence == 6 else 0)
     assert (TXN in memory.prepared) is (sequence == 6)
 
 
 @pytest.mark.parametrize("word", ["commit", "abort"])
-def test_a_person_says_what_becomes_of_it(
+def test_an_operator_commits_or_aborts_a_prepared_batch(
     monkeypatch: pytest.MonkeyPatch, file: Path, memory: Memory, word: str
 ) -> None:
-    given = [word, "--options", str(file), "--sink", "box", "--id", str(TXN)]
-    assert "With --yes" in run(monkeypatch, None, *given)[1]
-    assert TXN in memory.prepared, "nothing is done without --yes"
-    assert run(monkeypatch, None, *given, "--yes")[0] == 0
+    arguments = [word, "--options", str(file), "--sink", "box", "--id", str(TXN)]
+    assert "With --yes" in run(monkeypatch, None, *arguments)[1]
+    assert TXN in memory.prepared, "without --yes the command must change nothing"
+    assert run(monkeypatch, None, *arguments, "--yes")[0] == 0
     assert (TXN in memory.committed) is (word == "commit")
     assert TXN not in memory.prepared
-    code, said = run(monkeypatch, None, *given, "--yes")
-    assert (code, "does not hold" in said) == (1, True)
+    code, message = run(monkeypatch, None, *arguments, "--yes")
+    assert (code, "does not hold" in message) == (1, True)
 
 
-def test_what_the_token_tells_is_not_a_persons_to_say(
+def test_a_fate_that_the_token_decides_cannot_be_overridden(
     monkeypatch: pytest.MonkeyPatch, file: Path, memory: Memory
 ) -> None:
-    given = ["abort", "--options", str(file), "--sink", "box", "--id", str(TXN), "--yes"]
-    code, said = run(monkeypatch, token(PreparedSinks(ATTEMPT, ("box",))), *given)
+    arguments = ["abort", "--options", str(file), "--sink", "box", "--id", str(TXN), "--yes"]
+    code, message = run(monkeypatch, token(PreparedSinks(ATTEMPT, ("box",))), *arguments)
     assert code == 1
-    assert "start the query" in said
+    assert "start the query" in message
     assert TXN in memory.prepared
 
 
 @pytest.mark.parametrize("failing", ["recover", "commit", "nothing"])
 @pytest.mark.parametrize("arguments", [["list"], ["commit", "--sink", "box", "--id", str(TXN), "--yes"]])
-def test_every_sink_is_closed_also_after_an_error(
+def test_every_sink_is_closed_even_after_an_error(
     monkeypatch: pytest.MonkeyPatch, file: Path, failing: str, arguments: list[str]
 ) -> None:
     with file.open("a") as options:
@@ -153,7 +153,7 @@ def test_every_sink_is_closed_also_after_an_error(
     assert sorted(closed) == ["box", "other"]
 
 
-def test_if_one_sink_cannot_be_opened_the_others_are_closed(
+def test_the_other_sinks_are_closed_if_one_cannot_be_opened(
     monkeypatch: pytest.MonkeyPatch, file: Path
 ) -> None:
     with file.open("a") as options:
@@ -172,9 +172,11 @@ def test_if_one_sink_cannot_be_opened_the_others_are_closed(
     assert closed == ["box"]
 
 
-def test_options_without_sinks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_query_without_external_sinks_has_nothing_to_list(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     options: Mapping[str, str] = {"kafka.bootstrap.servers": "b:9092", "topic": "out"}
     path = tmp_path / "sink.properties"
     path.write_text("\n".join(f"{name}={value}" for name, value in options.items()))
-    code, said = run(monkeypatch, None, "list", "--options", str(path))
-    assert (code, "name no sinks" in said) == (1, True)
+    code, message = run(monkeypatch, None, "list", "--options", str(path))
+    assert (code, "name no sinks" in message) == (1, True)

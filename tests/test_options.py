@@ -1,4 +1,4 @@
-"""Options: Spark's names and meanings; whatever is wrong is said by name, value, expectation and fix."""
+"""Options have Spark's names and meanings; errors name option, value, expectation and fix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kafka_eos_source.options.docs import documentation
 from kafka_eos_source.options.parse import Bound, Subscription, is_for_stream_only, parse_read, parse_write
 from kafka_eos_source.options.table import OPTIONS
 
-#: Texts that parsers stumble over.
+#: Texts on which careless parsers raise an unexpected error.
 _TRICKY = [
     "²",
     "9" * 5000,
@@ -40,7 +40,7 @@ def read(streaming: bool = True, pyspark_version: str = "4.3.0", **options: str)
     return parse_read({**READ, **named}, streaming=streaming, pyspark_version=pyspark_version)
 
 
-def test_defaults_of_a_stream() -> None:
+def test_a_stream_read_has_the_documented_defaults() -> None:
     options = read()
     assert options.subscription == Subscription("subscribe", topics=("t",))
     assert options.starting == Bound("latest")
@@ -52,12 +52,12 @@ def test_defaults_of_a_stream() -> None:
     assert options.kafka == {"bootstrap.servers": "b:9092"}
 
 
-def test_a_batch_read_starts_at_the_earliest() -> None:
+def test_a_batch_read_starts_at_the_earliest_offset_by_default() -> None:
     assert read(streaming=False).starting == Bound("earliest")
 
 
 @pytest.mark.parametrize("case", [str.lower, str.upper, str])
-def test_names_are_matched_in_any_letter_case(case: Any) -> None:
+def test_option_names_are_not_case_sensitive(case: Any) -> None:
     options = parse_read(
         {
             case("kafka.bootstrap.servers"): "b",
@@ -70,7 +70,7 @@ def test_names_are_matched_in_any_letter_case(case: Any) -> None:
     assert options.subscription == Subscription("subscribePattern", pattern="t.*")
 
 
-def test_subscriptions() -> None:
+def test_subscribe_and_assign_are_parsed_into_topics_and_partitions() -> None:
     assert read(subscribe=" a , b,,a ").subscription.topics == ("a", "b")
     options = parse_read({**SERVERS, "assign": '{"a":[1,0],"b":[4]}'}, streaming=True)
     assert options.subscription.partitions == (
@@ -80,7 +80,7 @@ def test_subscriptions() -> None:
     )
 
 
-def test_starting_offsets() -> None:
+def test_starting_offsets_are_parsed_with_defaults_per_topic() -> None:
     bound = read(startingOffsets='{"a.b":{"0":9999999999,"1":-1},"c":"earliest","*":-1}').starting
     assert bound.kind == "offsets"
     assert bound.offsets == {TopicPartition("a.b", 0): 9999999999, TopicPartition("a.b", 1): -1}
@@ -89,7 +89,7 @@ def test_starting_offsets() -> None:
     assert read(startingOffsets=" Earliest ").starting.kind == "earliest"
 
 
-def test_times_win_over_offsets_and_one_time_over_many() -> None:
+def test_a_timestamp_overrides_offsets_and_one_timestamp_overrides_those_per_partition() -> None:
     by_partition = '{"t":{"0":5}}'
     assert read(startingOffsets="earliest", startingOffsetsByTimestamp=by_partition).starting == Bound(
         "timestamps", timestamps_ms={TopicPartition("t", 0): 5}
@@ -103,13 +103,13 @@ def test_times_win_over_offsets_and_one_time_over_many() -> None:
     assert one.starting == Bound("timestamp", timestamp_ms=7, no_match="latest")
 
 
-def test_an_ending_time_without_a_record_is_the_latest() -> None:
+def test_an_ending_timestamp_with_no_record_after_it_means_the_latest_offset() -> None:
     assert read(streaming=False, endingTimestamp="7").ending == Bound(
         "timestamp", timestamp_ms=7, no_match="latest"
     )
 
 
-def test_starting_where_a_group_stands_needs_a_group() -> None:
+def test_starting_at_the_committed_offsets_requires_a_group() -> None:
     assert read(startingOffsets="group", kafka__group__id="g").group_id == "g"
     assert read(startingOffsets="group", application__id="a").application_id == "a"
     with pytest.raises(InvalidOptionError, match=r"kafka\.group\.id"):
@@ -119,30 +119,32 @@ def test_starting_where_a_group_stands_needs_a_group() -> None:
 @pytest.mark.parametrize(
     ("text", "ms"), [("15m", 900_000), ("500ms", 500), ("30 s", 30_000), ("7", 7), ("1h", 3_600_000)]
 )
-def test_durations(text: str, ms: int) -> None:
+def test_a_duration_is_parsed_with_its_unit(text: str, ms: int) -> None:
     assert read(maxTriggerDelay=text).max_trigger_delay_ms == ms
 
 
-def test_isolation_level_by_either_name() -> None:
+def test_the_isolation_level_is_accepted_under_both_names() -> None:
     assert read(isolation__level="READ_UNCOMMITTED").isolation_level == "read_uncommitted"
     options = read(kafka__isolation__level="read_uncommitted")
     assert options.isolation_level == "read_uncommitted"
     assert "isolation.level" not in options.kafka
 
 
-def assert_says(error: InvalidOptionError, options: dict[str, str], message: str) -> None:
-    """Every message names an option that was given, its value where it can be shown, and a way out."""
+def assert_error_names_option_value_and_fix(
+    error: InvalidOptionError, options: dict[str, str], message: str
+) -> None:
+    """Checks that the error names an option that was set, its value where it can be shown, and a fix."""
     assert message in error.message or message in error.fix
     assert any(name.lower() in error.message.lower() for name in options)
-    no_one_value = ("unknown option", "not case-sensitive", "starts t-0 at 9")
+    without_a_value = ("unknown option", "not case-sensitive", "starts t-0 at 9")
     assert any(value in error.message for value in options.values()) or any(
-        said in error.message for said in no_one_value
+        text in error.message for text in without_a_value
     )
     assert error.fix.endswith(".")
     assert error.message.endswith((".", "?"))
 
 
-BAD_READS: list[tuple[bool, dict[str, str], str]] = [
+INVALID_READS: list[tuple[bool, dict[str, str], str]] = [
     (True, {"maxOffsetPerTrigger": "5"}, "Did you mean 'maxOffsetsPerTrigger'"),
     (True, {"kafkaa.bootstrap.servers": "x"}, "Did you mean 'kafka.bootstrap.servers'"),
     (True, {"subscribePattern": "x"}, "'subscribe' and 'subscribePattern' are set"),
@@ -233,26 +235,28 @@ BAD_READS: list[tuple[bool, dict[str, str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("streaming", "options", "message"), BAD_READS)
-def test_bad_reads(streaming: bool, options: dict[str, str], message: str) -> None:
+@pytest.mark.parametrize(("streaming", "options", "message"), INVALID_READS)
+def test_an_invalid_option_of_a_read_is_refused_with_its_value_and_the_fix(
+    streaming: bool, options: dict[str, str], message: str
+) -> None:
     with pytest.raises(InvalidOptionError) as caught:
         parse_read({**READ, **options}, streaming=streaming, pyspark_version="4.3.0")
-    assert_says(caught.value, options, message)
+    assert_error_names_option_value_and_fix(caught.value, options, message)
 
 
 @pytest.mark.parametrize("pattern", ["*(", "[a", r"\p{Alpha}", "[a-z&&[^b]]", "(?<x>a)", " "])
-def test_bad_patterns(pattern: str) -> None:
+def test_a_subscribe_pattern_that_is_not_a_valid_regular_expression_is_refused(pattern: str) -> None:
     with pytest.raises(InvalidOptionError, match="'subscribePattern' has the value"):
         parse_read({**SERVERS, "subscribePattern": pattern}, streaming=True)
 
 
 @pytest.mark.parametrize("value", ["", "t", "[1]", '{"t":0}', '{"t":["0"]}', '{"t":[-1]}', "{}"])
-def test_bad_assignments(value: str) -> None:
+def test_an_invalid_assign_option_is_refused(value: str) -> None:
     with pytest.raises(InvalidOptionError, match="'assign'"):
         parse_read({**SERVERS, "assign": value}, streaming=True)
 
 
-def test_nothing_to_read_and_no_brokers() -> None:
+def test_a_missing_subscription_and_missing_brokers_are_errors() -> None:
     with pytest.raises(
         InvalidOptionError, match="exactly one of the options subscribe, subscribePattern, assign, but none"
     ):
@@ -263,7 +267,7 @@ def test_nothing_to_read_and_no_brokers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "offsets", "message"),
+    ("subscription", "offsets", "message"),
     [
         (
             {"assign": '{"t":[0,1]}'},
@@ -285,8 +289,10 @@ def test_nothing_to_read_and_no_brokers() -> None:
         ),
     ],
 )
-def test_offsets_of_a_batch_read_name_what_is_read(what: dict[str, str], offsets: str, message: str) -> None:
-    options = {**SERVERS, **what, "startingOffsets": offsets}
+def test_the_offsets_of_a_batch_read_must_name_exactly_the_partitions_it_reads(
+    subscription: dict[str, str], offsets: str, message: str
+) -> None:
+    options = {**SERVERS, **subscription, "startingOffsets": offsets}
     with pytest.raises(InvalidOptionError) as caught:
         parse_read(options, streaming=False)
     assert message in caught.value.message
@@ -295,7 +301,7 @@ def test_offsets_of_a_batch_read_name_what_is_read(what: dict[str, str], offsets
 
 
 @pytest.mark.parametrize(
-    ("what", "offsets"),
+    ("subscription", "offsets"),
     [
         ({"assign": '{"t":[0,1]}'}, '{"t":{"0":1,"1":-2}}'),
         ({"assign": '{"t":[0,1]}'}, '{"t":"EARLIEST"}'),
@@ -304,12 +310,14 @@ def test_offsets_of_a_batch_read_name_what_is_read(what: dict[str, str], offsets
         ({"subscribePattern": "t"}, '{"ut":{"0":1}}'),
     ],
 )
-def test_offsets_may_leave_the_rest_to_a_default(what: dict[str, str], offsets: str) -> None:
-    parse_read({**SERVERS, **what, "startingOffsets": offsets}, streaming=False)
+def test_offsets_of_a_batch_read_may_use_a_default_for_other_partitions(
+    subscription: dict[str, str], offsets: str
+) -> None:
+    parse_read({**SERVERS, **subscription, "startingOffsets": offsets}, streaming=False)
 
 
-def test_the_start_of_a_stream_is_judged_when_it_is_used() -> None:
-    """With a checkpoint Spark does not look at it: a topic may have come or gone since it was written."""
+def test_the_starting_offsets_of_a_stream_are_not_compared_with_its_topics_while_parsing() -> None:
+    """With a checkpoint Spark ignores them: topics may have been created or deleted in the meantime."""
     options = {**SERVERS, "subscribe": "t,new", "startingOffsets": '{"t":{"0":1},"old":{"0":1}}'}
     assert parse_read(options, streaming=True).starting.kind == "offsets"
 
@@ -335,21 +343,21 @@ def test_the_start_of_a_stream_is_judged_when_it_is_used() -> None:
         ),
     ],
 )
-def test_starts_past_ends(options: dict[str, str], message: str) -> None:
+def test_a_start_after_its_end_is_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidOptionError) as caught:
         read(streaming=False, **options)
     assert message in caught.value.message
     assert caught.value.fix
 
 
-def test_a_start_at_its_end_is_an_empty_read() -> None:
+def test_a_start_equal_to_its_end_reads_nothing() -> None:
     read(streaming=False, startingOffsets='{"t":{"0":5}}', endingOffsets='{"t":{"0":5}}')
     read(streaming=False, startingOffsets='{"t":{"0":5}}', endingOffsets='{"t":{"0":-1}}')
     read(streaming=False, startingTimestamp="5", endingTimestamp="5")
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "streaming", "works", "fails"),
+    ("option", "value", "streaming", "new_enough", "too_old"),
     [
         ("maxOffsetsPerTrigger", "5", True, "4.2.0", "4.1.1"),
         ("minOffsetsPerTrigger", "5", True, "4.3.0.dev1", "4.0.0"),
@@ -358,32 +366,34 @@ def test_a_start_at_its_end_is_an_empty_read() -> None:
         ("pushFilters", "true", False, "4.1.0", "4.0.1"),
     ],
 )
-def test_options_that_need_a_newer_pyspark(
-    option: str, value: str, streaming: bool, works: str, fails: str
+def test_an_option_that_needs_a_newer_pyspark_is_refused_on_an_older_one(
+    option: str, value: str, streaming: bool, new_enough: str, too_old: str
 ) -> None:
-    read(streaming=streaming, pyspark_version=works, **{option: value})
-    message = f"'{option}' requires PySpark 4.* this is PySpark {re.escape(fails)}"
+    read(streaming=streaming, pyspark_version=new_enough, **{option: value})
+    message = f"'{option}' requires PySpark 4.* this is PySpark {re.escape(too_old)}"
     with pytest.raises(InvalidOptionError, match=message):
-        read(streaming=streaming, pyspark_version=fails, **{option: value})
+        read(streaming=streaming, pyspark_version=too_old, **{option: value})
 
 
-def test_limits_of_streams_have_no_effect_on_batch_reads(caplog: pytest.LogCaptureFixture) -> None:
-    """As in Spark, which warns."""
+def test_rate_limits_of_streams_have_no_effect_on_batch_reads_and_are_warned_about(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Spark's own Kafka source does the same."""
     limits = {"maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "9", "maxTriggerDelay": "1h"}
     options = read(streaming=False, **limits)
     assert (options.max_offsets_per_trigger, options.min_offsets_per_trigger) == (None, None)
     assert [name for name in limits if f"{name!r} has no effect on a batch read" in caplog.text] == [*limits]
 
 
-def test_options_that_only_a_stream_has_tell_that_it_is_one() -> None:
+def test_an_option_that_only_streams_have_identifies_a_stream() -> None:
     assert is_for_stream_only(["subscribe", "MAXTRIGGERDELAY"])
     assert not is_for_stream_only(
         ["subscribe", "kafka.max.poll.records", "pushFilters", "checkpointLocation"]
     )
 
 
-def test_what_spark_puts_into_the_map_is_let_be() -> None:
-    sparks = {
+def test_options_that_spark_itself_adds_are_accepted() -> None:
+    added_by_spark = {
         "path": "/x",
         "paths": "[]",
         "queryName": "q",
@@ -392,17 +402,17 @@ def test_what_spark_puts_into_the_map_is_let_be() -> None:
         "__internal": "x",
     }
     for streaming in (True, False):
-        assert parse_read({**READ, **sparks}, streaming=streaming) == read(streaming=streaming)
-        found = parse_write({**SERVERS, **sparks}, streaming=streaming)
+        assert parse_read({**READ, **added_by_spark}, streaming=streaming) == read(streaming=streaming)
+        found = parse_write({**SERVERS, **added_by_spark}, streaming=streaming)
         assert (found.query_name, found.checkpoint_location) == ("q" if streaming else None, "/c")
 
 
-def test_a_sink_takes_includeheaders_as_sparks_does() -> None:
+def test_a_sink_accepts_include_headers_without_effect() -> None:
     assert write(includeHeaders="true") == write()
 
 
 @pytest.mark.parametrize("name", ["kafka.sasl.password", "kafka.ssl.key.pem"])
-def test_options_do_not_print_secrets(name: str) -> None:
+def test_the_repr_of_parsed_options_hides_secrets(name: str) -> None:
     for parsed in (read(**{name: "hunter2"}), write(**{name: "hunter2"})):
         assert "hunter2" in parsed.kafka.values()
         assert "hunter2" not in repr(parsed)
@@ -412,7 +422,7 @@ def test_options_do_not_print_secrets(name: str) -> None:
     "name",
     ["sasl.password", "kakfa.sasl.password", "topic.password", "pasword", "kafka.sasl.passwort", "secret"],
 )
-def test_a_password_under_a_wrong_name_is_not_shown(name: str) -> None:
+def test_an_error_about_a_misspelled_option_hides_a_password_in_its_value(name: str) -> None:
     for parse, options in ((parse_read, READ), (parse_write, SERVERS)):
         with pytest.raises(InvalidOptionError) as caught:
             parse({**options, name: "hunter2"}, streaming=True)
@@ -428,16 +438,18 @@ _WORDS = [option.name for option in OPTIONS] + ["kafka.acks", "kafka.linger.ms",
     st.booleans(),
 )
 @settings(deadline=None)
-def test_any_text_is_an_option_or_is_refused(options: dict[str, str], streaming: bool) -> None:
-    """Nothing but our own error comes out, and its text tells what to do."""
-    for parse, least in ((parse_read, READ), (parse_write, SERVERS)):
+def test_arbitrary_options_are_parsed_or_raise_invalid_option_error(
+    options: dict[str, str], streaming: bool
+) -> None:
+    """Parsing raises no other error, and the error has a message and a fix."""
+    for parse, required in ((parse_read, READ), (parse_write, SERVERS)):
         try:
-            parse({**least, **options}, streaming=streaming)
-        except InvalidOptionError as refused:
-            said = (refused.message, refused.fix)
+            parse({**required, **options}, streaming=streaming)
+        except InvalidOptionError as error:
+            texts = (error.message, error.fix)
         else:
-            said = ("taken", "nothing")
-        assert all(said)
+            texts = ("accepted", "no fix is needed")
+        assert all(texts)
 
 
 def write(streaming: bool = True, **options: str) -> Any:
@@ -445,7 +457,7 @@ def write(streaming: bool = True, **options: str) -> Any:
     return parse_write({**SERVERS, **named}, streaming=streaming)
 
 
-def test_defaults_of_a_sink() -> None:
+def test_a_stream_write_has_the_documented_defaults() -> None:
     options = write(topic=" t ", checkpointLocation="/c", queryName="q", path="/p")
     assert options.topic == "t"
     assert options.guarantee == "exactly_once"
@@ -456,7 +468,7 @@ def test_defaults_of_a_sink() -> None:
     assert (options.missing_token, options.foreign_query, options.source_cluster) == ("fail", "fail", "auto")
 
 
-BAD_WRITES: list[tuple[bool, dict[str, str], str]] = [
+INVALID_WRITES: list[tuple[bool, dict[str, str], str]] = [
     (True, {"topc": "t"}, "Did you mean 'topic'"),
     (True, {"topic": " "}, "a topic name"),
     (True, {"topic": "a b"}, "a topic name"),
@@ -490,21 +502,23 @@ BAD_WRITES: list[tuple[bool, dict[str, str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("streaming", "options", "message"), BAD_WRITES)
-def test_bad_writes(streaming: bool, options: dict[str, str], message: str) -> None:
+@pytest.mark.parametrize(("streaming", "options", "message"), INVALID_WRITES)
+def test_an_invalid_option_of_a_write_is_refused_with_its_value_and_the_fix(
+    streaming: bool, options: dict[str, str], message: str
+) -> None:
     with pytest.raises(InvalidOptionError) as caught:
         parse_write({**SERVERS, **options}, streaming=streaming)
-    assert_says(caught.value, options, message)
+    assert_error_names_option_value_and_fix(caught.value, options, message)
 
 
-def test_at_least_once_may_have_what_exactly_once_may_not() -> None:
+def test_at_least_once_accepts_producer_settings_that_exactly_once_refuses() -> None:
     options = write(
         processing__guarantee="at_least_once", kafka__acks="1", kafka__enable__idempotence="false"
     )
     assert options.kafka["acks"] == "1"
 
 
-def test_the_documentation_is_that_of_the_table() -> None:
+def test_the_options_page_is_generated_from_the_table() -> None:
     committed = Path(__file__).parent.parent / "docs" / "options.md"
     assert committed.read_text(encoding="utf-8") == documentation(), "run ./dev docs"
     assert all(f"`{option.name}`" in documentation() for option in OPTIONS)

@@ -35,17 +35,17 @@ KNOWN = BrokerOffsets(earliest={A: 2, B: 0, C: 5}, latest={A: 20, B: 30, C: 5}, 
         (Bound("offsets", offsets={A: 7}, topic_defaults={"t": -1}), {A: 7, B: 30}),
     ],
 )
-def test_resolve(bound: Bound, expected: dict[TopicPartition, int]) -> None:
+def test_a_start_option_is_resolved_to_offsets(bound: Bound, expected: dict[TopicPartition, int]) -> None:
     assert resolve(bound, [A, B], KNOWN) == expected
 
 
-def test_times_are_per_partition_or_one_for_all() -> None:
+def test_start_timestamps_are_per_partition_or_global() -> None:
     assert times(Bound("timestamp", timestamp_ms=5), [A, B]) == {A: 5, B: 5}
     assert times(Bound("timestamps", timestamps_ms={A: 5, B: 6}), [A, B]) == {A: 5, B: 6}
     assert times(Bound("latest"), [A]) == {}
 
 
-def test_a_time_without_a_record_is_an_error_or_the_end() -> None:
+def test_a_start_timestamp_without_a_record_is_an_error_or_the_end_of_the_log() -> None:
     known = BrokerOffsets(KNOWN.earliest, KNOWN.latest, at_time={A: 9, B: None})
     with pytest.raises(InvalidOptionError, match=r"starts t-1 at time 77 .* no record at or after"):
         resolve(Bound("timestamp", timestamp_ms=77), [A, B], known)
@@ -54,13 +54,15 @@ def test_a_time_without_a_record_is_an_error_or_the_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("offsets", "said"),
+    ("offsets", "message"),
     [({A: 1}, "missing: t-1; unknown: none"), ({A: 1, B: 1, C: 1}, "missing: none; unknown: u-0")],
 )
-def test_offsets_must_name_exactly_the_partitions(offsets: dict[TopicPartition, int], said: str) -> None:
-    with pytest.raises(InvalidOptionError, match=said):
+def test_start_offsets_must_name_exactly_the_partitions_that_are_read(
+    offsets: dict[TopicPartition, int], message: str
+) -> None:
+    with pytest.raises(InvalidOptionError, match=message):
         resolve(Bound("offsets", offsets=offsets), [A, B], KNOWN)
-    with pytest.raises(InvalidOptionError, match=said):
+    with pytest.raises(InvalidOptionError, match=message):
         times(Bound("timestamps", timestamps_ms=offsets), [A, B])
 
 
@@ -74,7 +76,7 @@ _LOGS = st.dictionaries(
 
 
 @given(_LOGS, st.integers(1, 3000), st.integers(0, 100))
-def test_a_limited_batch_takes_exactly_what_it_may(
+def test_a_limited_batch_has_exactly_the_permitted_size(
     logs: dict[TopicPartition, tuple[int, int]], limit: int, turn: int
 ) -> None:
     starts = {tp: start for tp, (start, _) in logs.items()}
@@ -97,12 +99,12 @@ def test_no_partition_starves(small: int, limit: int) -> None:
     assert all(starts[tp] == 1 for tp in starts if tp != big)
 
 
-def test_proportional_shares() -> None:
+def test_a_limit_is_shared_in_proportion_to_the_backlogs() -> None:
     assert rate_limit({A: 0, B: 100}, {A: 10, B: 130}, 20) == {A: 5, B: 115}
     assert rate_limit({A: 5}, {A: 10}, 2**63 - 1) == {A: 10}
 
 
-def test_waiting_for_more() -> None:
+def test_a_batch_waits_for_the_minimum_or_the_delay() -> None:
     assert should_wait(5, 10, 100.0, 1000)
     assert not should_wait(10, 10, 100.0, 1000)
     assert not should_wait(5, 10, 1000.0, 1000)
@@ -135,7 +137,7 @@ def cuts(ranges: list[tuple[int, int]], **options: int) -> list[list[int]]:
         (1, [(0, 10), (0, 10)], [[0, 10], [0, 10]]),
     ],
 )
-def test_min_partitions_as_spark(
+def test_min_partitions_splits_as_spark_does(
     minimum: int, ranges: list[tuple[int, int]], expected: list[list[int]]
 ) -> None:
     assert cuts(ranges, min_partitions=minimum) == expected
@@ -149,12 +151,14 @@ def test_min_partitions_as_spark(
         ((1, 1, 10000), 6, (1, 1, 4)),
     ],
 )
-def test_min_partitions_in_proportion(sizes: tuple[int, ...], minimum: int, pieces: tuple[int, ...]) -> None:
+def test_min_partitions_splits_in_proportion_to_size(
+    sizes: tuple[int, ...], minimum: int, pieces: tuple[int, ...]
+) -> None:
     found = cuts([(0, size) for size in sizes], min_partitions=minimum)
     assert tuple(len(edges) - 1 for edges in found) == pieces
 
 
-def test_max_records_as_spark() -> None:
+def test_max_records_per_partition_splits_as_spark_does() -> None:
     assert cuts([(1, 5)], max_records_per_partition=4) == [[1, 5]]
     assert cuts([(1, 6)], max_records_per_partition=4) == [[1, 3, 6]]
     found = cuts([(1, 40), (1, 50), (1, 60)], max_records_per_partition=20)
@@ -204,7 +208,7 @@ def test_large_partitions_have_a_task_each_and_very_large_ones_several() -> None
 # -- loss
 
 
-def test_nothing_lost() -> None:
+def test_offsets_within_the_log_are_not_a_loss() -> None:
     found = reconcile({A: 5, B: 6}, {"t": "id"}, [A, B], {A: 0, B: 6}, {A: 5, B: 9}, {"t": "id"})
     assert found.starts == {A: 5, B: 6}
     assert found.losses == []
@@ -220,7 +224,7 @@ def test_nothing_lost() -> None:
         ({A: 5}, {"t": "old"}, [A], "TOPIC_RECREATED", {A: 2}),
     ],
 )
-def test_losses(
+def test_each_kind_of_data_loss_is_detected(
     position: dict[TopicPartition, int],
     topic_ids: dict[str, str],
     partitions: list[TopicPartition],
@@ -234,7 +238,7 @@ def test_losses(
     assert "failOnDataLoss" in data_loss(found.losses).fix
 
 
-def test_what_the_user_dropped_is_told_from_what_was_deleted() -> None:
+def test_a_topic_that_the_user_removed_is_distinguished_from_a_deleted_one() -> None:
     found = reconcile({A: 5, B: 3, C: 5}, {}, [A], {}, KNOWN.latest, {}, lambda tp: tp.topic == "t")
     assert [(loss.kind, loss.text.split(":")[0]) for loss in found.losses] == [
         ("PARTITIONS_GONE", "t-1"),
@@ -255,7 +259,7 @@ _STATES = st.dictionaries(
     st.sampled_from([{}, {"t": "1"}, {"t": "1", "u": "1"}]),
     st.sampled_from([{}, {"t": "1", "u": "2"}]),
 )
-def test_nothing_is_skipped_unless_it_is_said(
+def test_no_offset_is_skipped_without_a_reported_loss(
     states: dict[TopicPartition, tuple[int | None, tuple[int, int] | None]],
     ids_then: dict[str, str],
     ids_now: dict[str, str],
@@ -278,7 +282,7 @@ def test_nothing_is_skipped_unless_it_is_said(
     assert all(str(tp) in said for tp in set(position) - set(logs))
 
 
-def test_a_new_partition_from_zero_is_no_loss() -> None:
+def test_a_new_partition_that_starts_at_zero_is_not_a_loss() -> None:
     found = reconcile({A: 5}, {}, [A, B], KNOWN.earliest, KNOWN.latest, {})
     assert found.starts == {A: 5, B: 0}
     assert found.losses == []

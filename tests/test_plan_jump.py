@@ -57,7 +57,7 @@ def test_a_partition_without_offset_keeps_its_start() -> None:
     assert source(cluster((A1, 9, MARK))).latest(OLD).end == {A0: 3, A1: 9}
 
 
-def test_a_partition_added_after_the_copy_is_taken_over() -> None:
+def test_a_partition_that_was_added_after_the_copy_is_read_from_its_committed_offset() -> None:
     a2 = TopicPartition("a", 2)
     made = cluster((A0, 8, MARK), (A1, 9, MARK), (a2, 1, MARK))
     made.logs[a2] = (0, 2)
@@ -67,7 +67,7 @@ def test_a_partition_added_after_the_copy_is_taken_over() -> None:
     assert (a2, 1, 2) in ranges(run.tasks(jumped, run.latest(jumped)))
 
 
-def test_the_group_of_the_sink_counts() -> None:
+def test_the_source_reads_the_group_of_the_sink() -> None:
     made = cluster()
     made.commit("g", {A0: 8, A1: 9}, MARK)
     assert source(made, **{"kafka.group.id": "g"}).latest(OLD).jump
@@ -91,7 +91,7 @@ NO_JUMP: dict[str, list[tuple[TopicPartition, int, str]]] = {
 
 
 @pytest.mark.parametrize("committed", NO_JUMP.values(), ids=NO_JUMP)
-def test_otherwise_the_source_reads_on_and_leaves_the_judgement_to_the_sink(
+def test_a_source_that_may_not_jump_continues_and_leaves_the_verdict_to_the_sink(
     committed: list[tuple[TopicPartition, int, str]],
 ) -> None:
     end = source(cluster(*committed)).latest(OLD)
@@ -111,38 +111,38 @@ BEHIND = [(A0, 8, MARK), (A1, 9, MARK)]
     ],
     ids=["Spark's own checkpoint", "another cluster", "no topic ids"],
 )
-def test_a_position_that_cannot_be_compared_is_no_reason_to_jump(start: SourcePosition) -> None:
+def test_a_source_with_an_incomparable_position_does_not_jump(start: SourcePosition) -> None:
     made = cluster(*BEHIND)
     assert not source(made).latest(start).jump
     assert "committed" not in made.requests
 
 
-def test_no_jump_where_clusters_have_no_id() -> None:
+def test_a_source_does_not_jump_if_the_cluster_has_no_id() -> None:
     made = cluster(*BEHIND)
     made.cluster_id = None
     assert not source(made).latest(SourcePosition({A0: 3, A1: 4}, None, None, {"a": "id-a"})).jump
 
 
-def test_no_jump_into_a_topic_that_was_created_again() -> None:
+def test_a_source_does_not_jump_into_a_recreated_topic() -> None:
     made = cluster(*BEHIND)
     made.recreate("a", {A0: (0, 10), A1: (0, 20)})
     assert not source(made, failOnDataLoss="false").latest(OLD).jump
 
 
-def test_no_jump_over_a_topic_that_the_checkpoint_does_not_know() -> None:
-    """No jump over a topic without a recorded id: it may not be the topic that the query read."""
+def test_a_source_does_not_jump_over_a_topic_without_a_recorded_id() -> None:
+    """It may not be the topic that the query read."""
     made = cluster(*BEHIND, (B0, 5, MARK))
     made.logs[B0] = (0, 9)
     assert not source(made, subscribe="a,b").latest(OLD).jump
 
 
-def test_no_jump_when_a_partition_is_gone() -> None:
+def test_a_source_does_not_jump_if_a_partition_is_missing() -> None:
     made = cluster(*BEHIND)
     del made.logs[A1]
     assert not source(made, failOnDataLoss="false").latest(OLD).jump
 
 
-def test_a_new_query_starts_where_its_options_say() -> None:
+def test_a_new_query_starts_at_its_starting_offsets() -> None:
     made = cluster(*BEHIND)
     run = source(made, startingOffsets="earliest")
     end = run.latest(over_the_wire(run.initial()))
@@ -150,7 +150,7 @@ def test_a_new_query_starts_where_its_options_say() -> None:
     assert "committed" not in made.requests
 
 
-def test_the_copy_of_a_checkpoint_that_had_read_nothing_jumps() -> None:
+def test_a_copied_checkpoint_that_had_read_nothing_jumps() -> None:
     made = cluster(*BEHIND)
     began = SourcePosition({A0: 3, A1: 4}, {A0: 3, A1: 4}, "cluster-1", {"a": "id-a"})
     assert source(made).latest(began).jump
@@ -167,21 +167,21 @@ def test_only_the_first_batch_of_a_run_may_jump() -> None:
     assert made.requests.count("committed") == 1
 
 
-def test_without_an_application_id_nothing_is_asked() -> None:
+def test_without_an_application_id_no_group_is_read() -> None:
     made = cluster(*BEHIND)
     options = {"kafka.group.id": APPLICATION, "onRolledBackCheckpoint": "jump"}
     assert not plan(made, **options).latest(OLD).jump
     assert "committed" not in made.requests
 
 
-def test_a_source_jumps_only_when_the_user_says_so() -> None:
+def test_a_source_jumps_only_if_the_option_allows_it() -> None:
     """A jump needs the option, because with a sink other than `kafka-eos` it would lose records."""
     made = cluster(*BEHIND)
     assert not plan(made, **{"application.id": APPLICATION}).latest(OLD).jump
     assert "committed" not in made.requests
 
 
-def test_available_now_reads_what_lies_behind_the_jump() -> None:
+def test_available_now_reads_the_records_after_the_jump() -> None:
     made = cluster(*BEHIND)
     run = source(made, maxOffsetsPerTrigger="4")
     run.stop_at_latest()
@@ -196,8 +196,8 @@ def test_available_now_reads_what_lies_behind_the_jump() -> None:
     assert sum(end - start for _, start, end in seen) == 2 + 11
 
 
-def test_once_never_jumps() -> None:
-    """A jump under Trigger.Once would waste the only batch of the run, which would read nothing."""
+def test_a_source_never_jumps_under_trigger_once() -> None:
+    """The jump would use up the only batch of the run, which would read nothing."""
     assert not source(cluster(*BEHIND)).latest(OLD, once=True).jump
 
 
@@ -212,7 +212,7 @@ def test_before_pyspark_4_2_a_source_never_jumps() -> None:
 
 @pytest.mark.skipif(ReadLimit is None, reason="Spark tells the limit since 4.2")
 @pytest.mark.parametrize("limits", [{}, {"minOffsetsPerTrigger": "2"}, {"maxOffsetsPerTrigger": "3"}])
-def test_spark_says_read_all_with_trigger_once_only(limits: dict[str, str]) -> None:
+def test_spark_passes_read_all_available_only_under_trigger_once(limits: dict[str, str]) -> None:
     from pyspark.sql.streaming.datasource import ReadAllAvailable
 
     made = cluster(*BEHIND)
@@ -227,7 +227,7 @@ def test_spark_says_read_all_with_trigger_once_only(limits: dict[str, str]) -> N
     assert "jump" not in reader().latestOffset(OLD.to_dict(), ReadAllAvailable())["@"]
 
 
-def test_a_minimum_neither_holds_a_jump_back_nor_counts_it_as_a_batch() -> None:
+def test_a_minimum_batch_size_neither_delays_a_jump_nor_counts_it_as_a_batch() -> None:
     made = cluster(*BEHIND)
     run = source(made, minOffsetsPerTrigger="1000")
     jumped = run.latest(OLD)
@@ -235,7 +235,9 @@ def test_a_minimum_neither_holds_a_jump_back_nor_counts_it_as_a_batch() -> None:
     assert run.latest(jumped).end == {A0: 10, A1: 20}, "the first batch with records never waits"
 
 
-def test_a_group_that_may_not_be_read_is_said_and_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_group_that_the_user_may_not_read_is_logged_and_not_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     made = cluster(*BEHIND)
     made.refusal = AuthorizationError("group denied")
     with caplog.at_level(logging.WARNING):
@@ -263,7 +265,7 @@ _METADATA = st.sampled_from([MARK, MARK, MARK, TOKEN, OTHERS_MARK, "", '{"kafka-
     here=st.sampled_from(["cluster-1", "cluster-2"]),
 )
 @settings(deadline=None, max_examples=300)
-def test_a_jump_is_only_forwards_and_only_over_our_own_offsets(
+def test_a_jump_goes_only_forwards_and_only_to_offsets_of_the_application(
     start: dict[TopicPartition, int],
     committed: dict[TopicPartition, tuple[int, str]],
     known_ids: str | None,

@@ -29,7 +29,9 @@ from kafka_eos_source.protocol.source_position import SourcePosition
         ({"startingTimestamp": "1000"}, {A0: 4, A1: 9}),
     ],
 )
-def test_initial(options: dict[str, str], expected: dict[TopicPartition, int]) -> None:
+def test_a_new_query_starts_where_its_options_say(
+    options: dict[str, str], expected: dict[TopicPartition, int]
+) -> None:
     cluster = Cluster({A0: (2, 10), A1: (0, 20)}, times={A0: {1000: 4}, A1: {1000: 9}})
     cluster.commit("g", {A0: 7})
     position = plan(cluster, **options).initial()
@@ -37,7 +39,7 @@ def test_initial(options: dict[str, str], expected: dict[TopicPartition, int]) -
     assert (position.cluster_id, position.topic_ids) == ("cluster-1", {"a": "id-a"})
 
 
-def test_a_topic_that_is_not_there_is_named() -> None:
+def test_a_missing_topic_is_named() -> None:
     with pytest.raises(UnavailableError, match="'a'"):
         plan(Cluster({B0: (0, 1)})).initial()
 
@@ -53,7 +55,7 @@ def test_a_pattern_without_a_topic_reads_nothing_until_there_is_one() -> None:
     assert ranges(source.tasks(start, end)) == {(A0, 0, 3)}
 
 
-def test_assign_reads_these_partitions_only() -> None:
+def test_assign_reads_only_the_listed_partitions() -> None:
     cluster = Cluster({A0: (0, 3), A1: (0, 4)})
     source = plan(cluster, assign='{"a":[1,7]}', startingOffsets='{"a":"earliest"}')
     assert source.initial().end == {A1: 0}
@@ -62,8 +64,8 @@ def test_assign_reads_these_partitions_only() -> None:
 # -- batch after batch
 
 
-def test_a_replay_of_batch_0_has_its_first_start() -> None:
-    """A replay of batch 0 starts where batch 0 did, although Spark asks for *latest* again."""
+def test_a_replay_of_batch_0_starts_where_batch_0_started() -> None:
+    """Spark asks for *latest* again, which may have moved."""
     cluster = Cluster({A0: (0, 10)})
     first = plan(cluster)
     start = over_the_wire(first.initial())
@@ -79,7 +81,7 @@ def test_a_replay_of_batch_0_has_its_first_start() -> None:
     assert after.start is None
 
 
-def test_no_data_gives_back_the_very_same_position() -> None:
+def test_without_new_records_the_position_is_unchanged() -> None:
     cluster = Cluster({A0: (0, 10)})
     source = plan(cluster)
     start = over_the_wire(source.initial())
@@ -98,7 +100,7 @@ def test_new_partitions_are_read_from_their_beginning() -> None:
     assert end.end == {A0: 10, A1: 3}
 
 
-def test_sparks_own_checkpoint_is_taken_over() -> None:
+def test_a_checkpoint_of_sparks_own_source_is_continued() -> None:
     cluster = Cluster({A0: (0, 10), A1: (0, 9)})
     source = plan(cluster)
     start = SourcePosition.from_json('{"a":{"0":4,"1":9}}')
@@ -107,8 +109,8 @@ def test_sparks_own_checkpoint_is_taken_over() -> None:
     assert end.topic_ids == {"a": "id-a"}
 
 
-def test_standing_past_the_last_stable_offset_is_no_loss() -> None:
-    """A position past the last stable offset is not a loss: Spark's own source reads uncommitted records."""
+def test_a_position_past_the_last_stable_offset_is_not_a_loss() -> None:
+    """Spark's own source reads uncommitted records, so its checkpoint may be past it."""
     cluster = Cluster({A0: (0, 10), A1: (0, 9)}, open_transactions={A0: 5})
     source = plan(cluster)
     start = SourcePosition.from_json('{"a":{"0":8,"1":7}}')
@@ -134,7 +136,7 @@ def test_standing_past_the_last_stable_offset_is_no_loss() -> None:
         ),
     ],
 )
-def test_what_is_lost_is_said(
+def test_a_data_loss_fails_the_query_or_is_logged(
     logs: dict[TopicPartition, tuple[int, int]], ids: dict[str, str], kind: str
 ) -> None:
     cluster = Cluster({A0: (0, 8), A1: (0, 9)})
@@ -148,7 +150,7 @@ def test_what_is_lost_is_said(
     assert lenient.latest(end) == end
 
 
-def test_a_topic_that_the_user_dropped_is_no_deleted_one() -> None:
+def test_a_topic_that_the_user_unsubscribed_does_not_count_as_deleted() -> None:
     cluster = Cluster({A0: (0, 8), B0: (0, 9)})
     start = plan(cluster, subscribe="a,b").initial()
     cluster.logs[A0] = (0, 9)
@@ -175,19 +177,19 @@ def test_a_topic_that_the_user_dropped_is_no_deleted_one() -> None:
         ({"startingTimestamp": "5"}, "'startingTimestamp' starts a-[01] at time 5 .* no record at or after"),
     ],
 )
-def test_a_start_that_does_not_fit_names_its_option(options: dict[str, str], message: str) -> None:
+def test_a_start_that_the_log_cannot_satisfy_names_its_option(options: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidOptionError, match=message) as caught:
         plan(Cluster({A0: (0, 8), A1: (0, 9)}), **options).initial()
     assert caught.value.fix
 
 
-def test_a_default_stands_for_what_is_not_named() -> None:
+def test_a_default_offset_applies_to_partitions_that_are_not_named() -> None:
     cluster = Cluster({A0: (2, 8), A1: (3, 9), B0: (1, 5)})
     source = plan(cluster, subscribe="a,b", startingOffsets='{"a":{"0":5},"*":"latest"}')
     assert source.initial().end == {A0: 5, A1: 9, B0: 5}
 
 
-def test_a_topic_made_anew_is_read_from_its_beginning_once_loss_is_accepted() -> None:
+def test_a_recreated_topic_is_read_from_its_beginning_if_loss_is_accepted() -> None:
     cluster = Cluster({A0: (0, 5)})
     start = plan(cluster).initial()
     cluster.recreate("a", {A0: (0, 10)})
@@ -210,7 +212,7 @@ def test_a_topic_made_anew_is_read_from_its_beginning_once_loss_is_accepted() ->
     ],
     ids=["recreated", "deleted"],
 )
-def test_a_replay_reads_nothing_of_a_topic_that_was_lost(
+def test_a_replay_reads_nothing_of_a_deleted_or_recreated_topic(
     logs: dict[TopicPartition, tuple[int, int]], loss: str
 ) -> None:
     cluster = Cluster({A0: (0, 5), B0: (0, 7)})
@@ -232,8 +234,8 @@ def test_a_replay_reads_nothing_of_a_topic_that_was_lost(
     assert ranges(lenient.tasks(end, after)) == expected
 
 
-def test_a_replay_of_batch_0_notices_a_topic_that_was_created_again() -> None:
-    """A replay of batch 0 detects a recreated topic, although Spark asks for the initial position again."""
+def test_a_replay_of_batch_0_detects_a_recreated_topic() -> None:
+    """It does so although Spark asks for the initial position again."""
     cluster = Cluster({A0: (0, 5)})
     first = plan(cluster, startingOffsets="earliest")
     end = over_the_wire(first.latest(first.initial()))
@@ -247,7 +249,7 @@ def test_a_replay_of_batch_0_notices_a_topic_that_was_created_again() -> None:
     assert ranges(lenient.tasks(end, after)) == {(A0, 0, 9)}
 
 
-def test_a_topic_of_which_a_batch_reads_nothing_may_change() -> None:
+def test_a_topic_of_which_a_batch_reads_nothing_may_be_recreated() -> None:
     cluster = Cluster({A0: (0, 5), B0: (0, 7)})
     options = {"subscribePattern": "a|b", "startingOffsets": "earliest"}
     first = plan(cluster, **options)
@@ -258,7 +260,7 @@ def test_a_topic_of_which_a_batch_reads_nothing_may_change() -> None:
     assert ranges(plan(cluster, **options).tasks(start, end)) == {(B0, 7, 8)}
 
 
-def test_an_empty_topic_may_change_before_the_replay_of_batch_0() -> None:
+def test_an_empty_topic_may_be_recreated_before_the_replay_of_batch_0() -> None:
     cluster = Cluster({A0: (0, 5), B0: (0, 0)})
     options = {"subscribe": "a,b", "startingOffsets": "earliest"}
     first = plan(cluster, **options)
@@ -270,7 +272,7 @@ def test_an_empty_topic_may_change_before_the_replay_of_batch_0() -> None:
         again.latest(end)
 
 
-def test_topic_ids_are_asked_for_only_by_a_replay_and_once() -> None:
+def test_only_a_replay_requests_topic_ids_and_only_once() -> None:
     cluster = Cluster({A0: (0, 5)})
     first = plan(cluster, startingOffsets="earliest")
     start = over_the_wire(first.initial())
@@ -292,7 +294,7 @@ def test_a_batch_of_sparks_own_source_has_no_ids_to_compare() -> None:
     assert cluster.requests == []
 
 
-def test_a_topic_that_comes_back_is_replayed_from_where_it_began() -> None:
+def test_a_replay_of_a_topic_that_appeared_in_the_batch_starts_at_its_first_offset() -> None:
     """A replay starts at the topic's first offset even if records have expired; the task then reports it."""
     cluster = Cluster({A0: (0, 5), B0: (0, 7)})
     options = {"subscribePattern": "a|b", "startingOffsets": "earliest", "failOnDataLoss": "false"}
@@ -311,7 +313,7 @@ def test_a_topic_that_comes_back_is_replayed_from_where_it_began() -> None:
     assert cluster.requests == ["existing_topic_ids"], "the first offset is in the position"
 
 
-def test_a_topic_created_again_is_replayed_from_where_it_began() -> None:
+def test_a_replay_of_a_recreated_topic_starts_at_its_first_offset() -> None:
     cluster = Cluster({A0: (0, 5)})
     lenient = plan(cluster, failOnDataLoss="false")
     start = over_the_wire(lenient.latest(lenient.initial()))
@@ -323,7 +325,7 @@ def test_a_topic_created_again_is_replayed_from_where_it_began() -> None:
     assert ranges(replays.tasks(end, replays.latest(end))) == {(A0, 5, 8)}
 
 
-def test_a_loss_that_was_accepted_does_not_stop_the_replay_of_its_batch() -> None:
+def test_an_accepted_loss_does_not_fail_the_replay_of_its_batch() -> None:
     cluster = Cluster({A0: (0, 5)})
     lenient = plan(cluster, startingOffsets="earliest", failOnDataLoss="false")
     start = over_the_wire(lenient.latest(lenient.initial()))
@@ -333,7 +335,7 @@ def test_a_loss_that_was_accepted_does_not_stop_the_replay_of_its_batch() -> Non
     assert ranges(plan(cluster).tasks(start, end)) == {(A0, 0, 3)}
 
 
-def test_positions_say_whether_the_user_accepts_losses() -> None:
+def test_a_position_records_whether_the_user_accepts_data_loss() -> None:
     cluster = Cluster({A0: (0, 5)})
     for fail, lossy in (("true", False), ("false", True)):
         source = plan(cluster, startingOffsets="earliest", failOnDataLoss=fail)
@@ -345,7 +347,7 @@ def test_positions_say_whether_the_user_accepts_losses() -> None:
 # -- limits and triggers
 
 
-def test_available_now_ends_where_the_log_was() -> None:
+def test_available_now_ends_at_the_end_of_the_log_at_its_start() -> None:
     cluster = Cluster({A0: (0, 15)})
     source = plan(cluster, startingOffsets="earliest", maxOffsetsPerTrigger="6")
     position = source.initial()
@@ -367,7 +369,7 @@ def test_available_now_does_not_wait_for_a_minimum() -> None:
     assert source.latest(position).end == {A0: 33}
 
 
-def test_available_now_leaves_partitions_that_came_later() -> None:
+def test_available_now_does_not_read_partitions_added_after_its_start() -> None:
     cluster = Cluster({A0: (0, 3)})
     source = plan(cluster, startingOffsets="earliest")
     start = source.initial()
@@ -378,7 +380,7 @@ def test_available_now_leaves_partitions_that_came_later() -> None:
     assert source.latest(end) == end
 
 
-def test_a_batch_below_the_minimum_waits_for_its_delay() -> None:
+def test_a_batch_below_the_minimum_waits_for_max_trigger_delay() -> None:
     cluster = Cluster({A0: (0, 6)})
     clock = Clock()
     limits = {"minOffsetsPerTrigger": "15", "maxTriggerDelay": "50s"}
@@ -395,7 +397,7 @@ def test_a_batch_below_the_minimum_waits_for_its_delay() -> None:
     assert source.latest(second).end == {A0: 40}
 
 
-def test_once_reads_all_there_is() -> None:
+def test_trigger_once_ignores_the_limit_of_a_batch() -> None:
     cluster = Cluster({A0: (0, 33)})
     source = plan(cluster, startingOffsets="earliest", maxOffsetsPerTrigger="5")
     assert source.latest(source.initial(), once=True).end == {A0: 33}
@@ -406,10 +408,10 @@ cluster_steps = st.lists(st.tuples(st.sampled_from([A0, A1, B0]), st.integers(0,
 
 @given(cluster_steps, st.sampled_from([None, "1", "7"]), st.data())
 @settings(deadline=None)
-def test_every_offset_is_planned_once(
+def test_each_offset_is_planned_in_exactly_one_batch(
     steps: list[tuple[TopicPartition, int]], limit: str | None, data: st.DataObject
 ) -> None:
-    """Each offset is in exactly one batch, with growing logs, new partitions, limits and restarts."""
+    """This holds with growing logs, new partitions, limits and restarts."""
     cluster = Cluster({A0: (0, 0)})
     options = {"subscribePattern": "a|b", "startingOffsets": "earliest"}
     if limit:
@@ -435,7 +437,7 @@ def test_every_offset_is_planned_once(
 # -- batch reads
 
 
-def test_batch_ranges() -> None:
+def test_a_batch_read_plans_the_ranges_of_its_options() -> None:
     cluster = Cluster({A0: (2, 10), A1: (0, 0)})
     assert plan(cluster, streaming=False).batch() == [OffsetRange(A0, 2, 10)]
     source = plan(
@@ -462,15 +464,15 @@ def test_readers_are_pickled_without_clients() -> None:
         assert again._task_read == reader._task_read
 
 
-def test_push_filters_is_there_only_when_asked_for() -> None:
-    """Without the option, readers lack pushFilters; Spark refuses it while its configuration is off."""
+def test_a_reader_has_push_filters_only_with_its_option() -> None:
+    """Spark refuses a reader with pushFilters while its configuration is off."""
     plain = batch_reader(read_options(streaming=False))
     pushing = batch_reader(read_options(streaming=False, pushFilters="true"))
     assert "pushFilters" not in type(plain).__dict__
     assert "pushFilters" in type(pushing).__dict__
 
 
-def test_before_4_2_the_start_is_fixed_before_the_end() -> None:
+def test_before_pyspark_4_2_the_start_is_fixed_before_the_end() -> None:
     """PySpark 4.0 asks a new query's latestOffset before its initialOffset."""
     cluster = Cluster({A0: (0, 10)})
 

@@ -50,7 +50,7 @@ class Run:
         return None
 
 
-def test_an_idle_source_ticks_a_minute_after_the_start_and_then_every_hour() -> None:
+def test_an_idle_source_renews_the_token_a_minute_after_the_start_and_then_every_hour() -> None:
     run = Run(Cluster({A0: (0, 5)}))
     assert [run.seconds_until_batch() for _ in range(3)] == [MINUTE, HOUR, HOUR]
     assert [each.tick for each in run.batches] == [1, 2, 3]
@@ -68,7 +68,7 @@ def test_a_batch_with_records_starts_the_interval_again() -> None:
     assert run.position.tick == 1
 
 
-def test_a_query_that_reads_all_the_time_never_ticks() -> None:
+def test_a_query_that_reads_all_the_time_never_renews_the_token() -> None:
     cluster = Cluster({A0: (0, 5)})
     run = Run(cluster)
     for _ in range(5):
@@ -79,8 +79,8 @@ def test_a_query_that_reads_all_the_time_never_ticks() -> None:
     assert "offsets_retention_ms" not in cluster.requests
 
 
-def test_the_tick_goes_on_counting_after_a_restart() -> None:
-    """The tick counter continues after a restart; an equal position would start no batch in Spark."""
+def test_the_renewal_counter_continues_after_a_restart() -> None:
+    """Spark starts no batch for an equal position."""
     cluster = Cluster({A0: (0, 5)})
     before = Run(cluster)
     before.seconds_until_batch()
@@ -89,8 +89,8 @@ def test_the_tick_goes_on_counting_after_a_restart() -> None:
     assert after.position.tick == 2
 
 
-def test_the_first_question_of_a_run_never_causes_a_tick() -> None:
-    """The first request of a run never causes a tick, because with Trigger.Once it is the only one."""
+def test_the_first_request_of_a_run_never_causes_a_renewal() -> None:
+    """With Trigger.Once it is the only request of the run."""
     cluster = Cluster({A0: (0, 5)})
     clock = Clock()
     source = plan(cluster, clock=clock)
@@ -99,7 +99,7 @@ def test_the_first_question_of_a_run_never_causes_a_tick() -> None:
     assert source.latest(start) == start
 
 
-def test_available_now_and_once_never_tick() -> None:
+def test_available_now_and_once_never_renew_the_token() -> None:
     run = Run(Cluster({A0: (0, 5)}))
     run.source.stop_at_latest()
     assert run.seconds_until_batch(3 * HOUR) is None
@@ -111,7 +111,7 @@ def test_available_now_and_once_never_tick() -> None:
         assert source.latest(start, once=True) == start
 
 
-def test_zero_disables_it() -> None:
+def test_an_interval_of_zero_disables_renewals() -> None:
     cluster = Cluster({A0: (0, 5)})
     run = Run(cluster, **{"token.renewal.interval.ms": "0"})
     assert run.seconds_until_batch(3 * HOUR) is None
@@ -133,7 +133,7 @@ def test_a_quarter_of_the_retention_is_the_longest_interval(minutes: int, expect
 
 
 @pytest.mark.parametrize("refusal", [AuthorizationError("no rights"), UnavailableError("no answer")])
-def test_without_the_retention_the_option_holds(
+def test_the_option_sets_the_interval_if_the_retention_is_unknown(
     refusal: AuthorizationError | UnavailableError, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = Cluster({A0: (0, 5)}, retention=refusal)
@@ -144,7 +144,7 @@ def test_without_the_retention_the_option_holds(
     assert cluster.requests.count("offsets_retention_ms") == 1
 
 
-def test_records_that_wait_for_a_minimum_do_not_stop_the_tick_nor_does_the_tick_stop_them() -> None:
+def test_renewals_and_records_that_wait_for_a_minimum_do_not_delay_each_other() -> None:
     cluster = Cluster({A0: (0, 5)})
     limits = {"minOffsetsPerTrigger": "100", "maxTriggerDelay": "90m"}
     run = Run(cluster, startingOffsets="earliest", **limits)
@@ -156,8 +156,8 @@ def test_records_that_wait_for_a_minimum_do_not_stop_the_tick_nor_does_the_tick_
     assert (run.position.tick, run.position.end) == (0, {A0: 8})
 
 
-def test_a_tick_keeps_where_batch_0_began_and_nothing_of_the_batch_before() -> None:
-    """A tick does not repeat the starts that the batch before it recorded; batch 0 keeps its own."""
+def test_a_renewal_keeps_the_start_of_batch_0_and_no_start_of_the_batch_before() -> None:
+    """A renewal does not repeat the starts that the batch before it recorded; batch 0 keeps its own."""
     cluster = Cluster({A0: (0, 5)})
     run = Run(cluster)
     run.seconds_until_batch()
@@ -170,14 +170,14 @@ def test_a_tick_keeps_where_batch_0_began_and_nothing_of_the_batch_before() -> N
     assert run.position.start is None
 
 
-def test_a_source_that_has_no_partition_yet_ticks_too() -> None:
+def test_a_source_without_partitions_renews_the_token() -> None:
     run = Run(Cluster({}), subscribePattern="^a")
     assert run.seconds_until_batch() == MINUTE
     assert run.position.to_json() == '{"@":{"start":{},"cluster":"cluster-1","tick":1}}'
 
 
-def test_before_pyspark_4_2_a_source_ticks_too() -> None:
-    """Before PySpark 4.2 a source ticks too; it learns where a batch starts when it plans the tasks."""
+def test_before_pyspark_4_2_a_source_renews_the_token() -> None:
+    """There, the source learns where a batch starts when it plans the tasks."""
     clock = Clock()
     reader = _UnlimitedStreamReader(read_options())
     cluster = Cluster({A0: (0, 5)})
@@ -207,7 +207,7 @@ def test_before_pyspark_4_2_a_source_ticks_too() -> None:
     st.sampled_from([A_WEEK_MS, 60_000, 3_600_000]),
 )
 @settings(deadline=None)
-def test_ticks_never_move_an_offset_and_come_in_time(
+def test_renewals_never_change_an_offset_and_are_in_time(
     steps: list[tuple[int, int]], interval_ms: int, retention_ms: int
 ) -> None:
     cluster = Cluster({A0: (0, 0)}, retention=retention_ms)

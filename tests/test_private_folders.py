@@ -82,7 +82,7 @@ def test_advice_in_a_planted_file_link_is_not_read(
     assert "a symbolic link" in caplog.text
 
 
-def test_a_folder_of_another_user_gives_no_advice_and_takes_none(
+def test_advice_in_a_folder_of_another_user_is_neither_read_nor_written(
     shared: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     admission.write("app", 1)
@@ -116,7 +116,7 @@ def test_only_a_positive_number_is_advice(
 @pytest.mark.parametrize(
     "application_id", ["../../authorized_keys", "/etc/x", "..", "a/b", ".", "", "x" * 400]
 )
-def test_no_application_id_leads_out_of_the_folder(shared: Path, application_id: str) -> None:
+def test_an_application_id_cannot_escape_the_folder(shared: Path, application_id: str) -> None:
     before = {each for each in shared.parent.rglob("*") if shared not in each.parents}
     admission.write(application_id, 7)
     assert admission.read(application_id) == 7
@@ -147,7 +147,7 @@ def test_an_announcement_follows_no_link(shared: Path, tmp_path: Path, victim: P
     assert victim.read_text() == "precious"
 
 
-def test_announcements_in_a_folder_of_another_user_are_not_believed(
+def test_announcements_in_a_folder_of_another_user_are_ignored(
     shared: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     record_operator(TASK, "changelog")
@@ -160,7 +160,7 @@ def test_announcements_in_a_folder_of_another_user_are_not_believed(
     assert "notices only at the next batch" in caplog.text
 
 
-def test_announced_changelogs_have_their_own_names(shared: Path) -> None:
+def test_each_announced_changelog_has_its_own_file(shared: Path) -> None:
     names = (".hidden", "a.b_c-D", "x" * 249)
     for name in names:
         record_operator(TASK, name)
@@ -193,7 +193,7 @@ def test_staging_and_state_refuse_a_link_even_to_an_own_folder(
         create()
 
 
-def test_a_state_folder_that_is_named_is_used_as_it_is(shared: Path) -> None:
+def test_a_configured_state_folder_is_used_unchanged(shared: Path) -> None:
     options = parse_state({"kafka.bootstrap.servers": "b:9092", "state.dir": "/data/state"})
     assert options.root() == "/data/state"
     assert os.listdir(shared) == []
@@ -202,7 +202,7 @@ def test_a_state_folder_that_is_named_is_used_as_it_is(shared: Path) -> None:
 # -- the helper itself -------------------------------------------------------------------------------
 
 
-def test_folders_and_files_are_the_owners_alone(shared: Path, generous_umask: None) -> None:
+def test_only_the_owner_can_access_folders_and_files(shared: Path, generous_umask: None) -> None:
     outer = shared / f"name-{UID}"
     PrivateFolder.of_user("name").folder("inner").write("file", "text")
     assert [mode(each) for each in (outer, outer / "inner", outer / "inner" / "file")] == [
@@ -233,14 +233,14 @@ def test_a_file_of_another_user_is_not_read(shared: Path) -> None:
     assert folder.read("file") == "ours"
 
 
-def test_a_named_pipe_is_no_file_and_holds_nobody_up(shared: Path) -> None:
+def test_a_named_pipe_is_ignored_without_blocking(shared: Path) -> None:
     folder = PrivateFolder.of_user("name")
     os.mkfifo(f"{folder.create()}/file")
     with pytest.raises(ForeignFolderError):
         folder.read("file")
 
 
-def test_what_does_not_exist_is_empty_and_reading_creates_nothing(shared: Path) -> None:
+def test_reading_a_missing_folder_returns_nothing_and_creates_nothing(shared: Path) -> None:
     folder = PrivateFolder.of_user("name").folder("inner")
     assert folder.read("file") is None
     assert folder.files() == {}
@@ -248,7 +248,7 @@ def test_what_does_not_exist_is_empty_and_reading_creates_nothing(shared: Path) 
     assert os.listdir(shared) == []
 
 
-def test_a_write_that_fails_leaves_the_older_file_and_nothing_else(
+def test_a_failed_write_keeps_the_older_file_and_leaves_no_other(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = PrivateFolder.of_user("name")
@@ -281,7 +281,7 @@ def test_no_descriptor_is_left_open(shared: Path, victim: Path) -> None:
 
 
 @given(st.text(max_size=300), st.text(max_size=300))
-def test_names_are_plain_and_never_the_same_for_two_texts(first: str, second: str) -> None:
+def test_file_names_are_plain_and_unique_for_each_text(first: str, second: str) -> None:
     names = [file_name(first), file_name(second)]
     assert (names[0] == names[1]) == (first == second)
     for name in names:

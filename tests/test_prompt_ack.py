@@ -9,7 +9,7 @@ import pytest
 from kafka_eos_source.spark.worker import acknowledge
 
 
-def _look() -> None:
+def _switched_on() -> None:
     assert acknowledge() == 0
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
@@ -24,12 +24,12 @@ def _look() -> None:
     assert acknowledge() == 0
 
 
-def test_every_tcp_connection_and_nothing_else() -> None:
+def test_acknowledgements_are_switched_on_for_every_tcp_socket_and_no_other() -> None:
     """Runs in a separate process, because clients left by other tests may open sockets at any time."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        process.submit(_look).result()
+        process.submit(_switched_on).result()
 
 
-def test_where_there_is_no_such_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_the_socket_option_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(socket, "TCP_QUICKACK")
     assert acknowledge() == 0

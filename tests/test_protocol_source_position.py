@@ -29,14 +29,14 @@ _POSITIONS = st.builds(
 
 
 @given(_POSITIONS)
-def test_round_trip(position: SourcePosition) -> None:
+def test_a_position_survives_encoding_and_decoding(position: SourcePosition) -> None:
     text = position.to_json()
     assert SourcePosition.from_json(text) == position
     assert is_kafka_offset_json(text)
 
 
 @given(_OFFSETS)
-def test_the_order_of_partitions_does_not_show(offsets: dict[TopicPartition, int]) -> None:
+def test_the_order_of_partitions_does_not_change_the_text(offsets: dict[TopicPartition, int]) -> None:
     backwards = dict(reversed(offsets.items()))
     assert SourcePosition(backwards).to_json() == SourcePosition(offsets).to_json()
 
@@ -64,13 +64,13 @@ def test_sparks_own_offsets_are_read() -> None:
         "not JSON",
     ],
 )
-def test_other_sources_are_told_apart(line: str) -> None:
+def test_offsets_of_other_sources_are_not_taken_for_kafkas(line: str) -> None:
     assert not is_kafka_offset_json(line)
     with pytest.raises(OperatorError):
         SourcePosition.from_json(line)
 
 
-def test_a_pattern_that_matches_nothing_yet_is_kafkas() -> None:
+def test_an_empty_position_of_sparks_kafka_source_is_recognised() -> None:
     assert is_kafka_offset_json("{}")
 
 
@@ -95,20 +95,20 @@ def test_a_pattern_that_matches_nothing_yet_is_kafkas() -> None:
         "[" * 100_000,
     ],
 )
-def test_look_alikes_and_damage(line: str) -> None:
+def test_similar_or_damaged_text_is_not_a_position(line: str) -> None:
     assert not is_kafka_offset_json(line)
     with pytest.raises(OperatorError) as caught:
         SourcePosition.from_json(line)
     assert caught.value.fix
 
 
-def test_a_position_says_only_what_is_not_ordinary() -> None:
-    """The JSON of an ordinary position omits all optional keys."""
+def test_the_json_of_an_ordinary_position_omits_all_optional_keys() -> None:
+    """Each optional key appears only with a value other than its default."""
     ordinary = SourcePosition({TopicPartition("t", 0): 1}, cluster_id="c", topic_ids={"t": "i"})
     assert ordinary.to_json() == '{"@":{"cluster":"c","topics":{"t":"i"}},"t":{"0":1}}'
 
 
-def test_keys_of_later_versions_are_let_be() -> None:
+def test_keys_of_later_versions_are_ignored() -> None:
     position = SourcePosition.from_json('{"@":{"cluster":"c","later":[1]},"t":{"0":1}}')
     assert position == SourcePosition({TopicPartition("t", 0): 1}, cluster_id="c")
 
@@ -117,7 +117,7 @@ def test_keys_of_later_versions_are_let_be() -> None:
     st.text()
     | st.recursive(st.integers() | st.text(), lambda s: st.dictionaries(st.text(), s)).map(json.dumps)
 )
-def test_any_text_is_a_position_or_is_refused(text: str) -> None:
+def test_any_text_is_decoded_or_refused(text: str) -> None:
     if is_kafka_offset_json(text):
         assert is_kafka_offset_json(SourcePosition.from_json(text).to_json())
     else:

@@ -16,28 +16,30 @@ TOKEN = Token("app", "query", "run", 7, 7, "aa", "bb", 100)
 
 
 @given(st.text(max_size=40), st.text(max_size=40), st.integers(0, 2**62), st.integers(0, 2**62))
-def test_round_trip(application_id: str, run_id: str, batch_id: int, rows: int) -> None:
+def test_a_token_survives_encoding_and_decoding(
+    application_id: str, run_id: str, batch_id: int, rows: int
+) -> None:
     token = Token(application_id, "query", run_id, batch_id, batch_id, "aa", "bb", rows)
     assert Token.decode(token.encode()) == token
 
 
-def test_the_trailing_nul_of_librdkafka_does_not_matter() -> None:
+def test_the_null_byte_that_librdkafka_appends_is_ignored() -> None:
     assert Token.decode(TOKEN.encode() + "\0") == TOKEN
 
 
-def test_the_order_of_keys_does_not_matter_except_for_the_first() -> None:
+def test_keys_after_the_first_may_have_any_order() -> None:
     fields = json.loads(TOKEN.encode())
     shuffled = {"kafka-eos": 1, **dict(reversed(fields.items()))}
     assert Token.decode(json.dumps(shuffled, separators=(",", ":"))) == TOKEN
 
 
 @pytest.mark.parametrize("metadata", ["", "meta", '{"other":1}', "AQAAAX"])
-def test_metadata_of_others_is_no_token(metadata: str) -> None:
+def test_metadata_of_other_programs_is_not_a_token(metadata: str) -> None:
     assert Token.decode(metadata) is None
 
 
 @pytest.mark.parametrize("metadata", ['{"kafka-eos":1', '{"kafka-eos":1}', '{"kafka-eos":1,"batch":"x"}'])
-def test_a_damaged_token_is_never_read_as_none(metadata: str) -> None:
+def test_a_damaged_token_is_an_error_and_never_read_as_missing(metadata: str) -> None:
     with pytest.raises(OperatorError, match="damaged"):
         Token.decode(metadata)
 
@@ -61,7 +63,7 @@ def test_the_newest_token_wins() -> None:
     assert newest([at(0, "")]) is None
 
 
-def test_digests_tell_lines_apart() -> None:
+def test_different_lines_have_different_digests() -> None:
     assert digest(["a", "b"]) == digest(["a", "b"])
     assert digest(["a", "b"]) != digest(["b", "a"])
     assert digest(["a"]) != digest(["a", ""])

@@ -62,19 +62,19 @@ def records(draw: st.DrawFn) -> TokenRecord:
 
 
 @given(records())
-def test_round_trip(record: TokenRecord) -> None:
+def test_a_record_survives_encoding_and_decoding(record: TokenRecord) -> None:
     assert TokenRecord.decode(record.key, record.encode()) == record
 
 
 @given(records(), st.data())
-def test_a_record_that_was_cut_off_is_damaged(record: TokenRecord, data: st.DataObject) -> None:
+def test_a_truncated_record_is_damaged(record: TokenRecord, data: st.DataObject) -> None:
     value = record.encode()
     with pytest.raises(OperatorError, match="damaged"):
         TokenRecord.decode(record.key, value[: data.draw(st.integers(0, len(value) - 1))])
 
 
 @given(records())
-def test_the_offsets_of_the_group_come_back_with_their_tokens_and_marks(record: TokenRecord) -> None:
+def test_a_record_restores_the_groups_offsets_with_tokens_and_marks(record: TokenRecord) -> None:
     offsets = record.group_offsets()
     assert {tp: each.offset for tp, each in offsets.items()} == record.ends
     again = TokenRecord.of(

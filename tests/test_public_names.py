@@ -42,7 +42,7 @@ PUBLIC = {
 
 
 @pytest.mark.parametrize("module", PUBLIC)
-def test_the_names_that_users_import_are_there(module: str) -> None:
+def test_each_documented_name_can_be_imported(module: str) -> None:
     found = import_module(module)
     missing = [name for name in PUBLIC[module] if not hasattr(found, name)]
     assert not missing

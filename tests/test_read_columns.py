@@ -48,7 +48,7 @@ def run(*messages: object, topic: str = "t", partition: int = 0, first: int = 0)
     )
 
 
-def test_nulls_and_empty_bytes_are_kept_apart() -> None:
+def test_null_and_empty_values_stay_different() -> None:
     batch = record_batch(
         [run(FakeMessage(), FakeMessage(b"", b""), FakeMessage(b"k", None), FakeMessage(None, b"v"))], False
     )
@@ -57,7 +57,7 @@ def test_nulls_and_empty_bytes_are_kept_apart() -> None:
     assert batch.column("value").to_pylist() == [None, b"", None, b"v"]
 
 
-def test_topic_partition_and_offset_of_runs_in_their_order() -> None:
+def test_each_row_has_the_topic_partition_and_offset_of_its_message() -> None:
     batch = record_batch(
         [
             run(FakeMessage(), FakeMessage(), topic="a", partition=3, first=2**40),
@@ -71,7 +71,7 @@ def test_topic_partition_and_offset_of_runs_in_their_order() -> None:
     assert batch.column("offset").to_pylist() == [2**40, 2**40 + 1, 7, 0]
 
 
-def test_timestamps_and_their_types_are_sparks() -> None:
+def test_timestamps_and_their_types_equal_those_of_spark() -> None:
     """Timestamp types are those of Java and Spark: librdkafka's 0, 1, 2 become -1, 0, 1."""
     batch = record_batch(
         [
@@ -89,7 +89,7 @@ def test_timestamps_and_their_types_are_sparks() -> None:
     assert batch.column("timestamp").to_pylist() == [EPOCH + timedelta(milliseconds=ms) for ms in expected_ms]
 
 
-def test_the_largest_timestamp_that_fits_passes() -> None:
+def test_the_largest_timestamp_that_spark_can_hold_is_accepted() -> None:
     batch = record_batch([run(FakeMessage(timestamp_=(1, MAX_TIMESTAMP_MS)))], False)
     assert batch.column("timestamp").cast("int64").to_pylist() == [MAX_TIMESTAMP_MS * 1000]
 
@@ -102,7 +102,7 @@ def test_a_timestamp_beyond_sparks_range_names_the_record() -> None:
         record_batch([run(FakeMessage()), run(FakeMessage(), absurd, partition=2, first=40)], False)
 
 
-def test_only_the_columns_that_are_asked_for_are_made() -> None:
+def test_only_requested_columns_are_created() -> None:
     """Columns come in the requested order, and other columns are not even read from the message."""
 
     class Broken(FakeMessage):
@@ -115,7 +115,7 @@ def test_only_the_columns_that_are_asked_for_are_made() -> None:
     assert batch.to_pylist() == [{"offset": 7, "headers": [{"key": "a", "value": b"1"}], "key": b"k"}]
 
 
-def test_headers_keep_order_repeats_and_nulls_and_none_is_null() -> None:
+def test_headers_keep_order_duplicates_and_nulls_and_no_headers_are_null() -> None:
     batch = record_batch(
         [
             run(
@@ -168,7 +168,7 @@ runs = st.lists(
 
 
 @given(runs)
-def test_every_row_is_its_message(drawn: list[tuple[str, int, int, list[FakeMessage]]]) -> None:
+def test_every_row_equals_its_message(drawn: list[tuple[str, int, int, list[FakeMessage]]]) -> None:
     batch = record_batch([run(*ms, topic=t, partition=p, first=f) for t, p, f, ms in drawn], True)
     expected = [
         {

@@ -89,9 +89,9 @@ class ModelConsumer:
         for tp, position in list(self.positions.items()):
             log = self.logs[tp]
             if log.gone:
-                self._tell(tp, "gone", 0, taken.gone)
+                self._event(tp, "gone", 0, taken.gone)
             elif not log.low <= position <= log.high:
-                self._tell(tp, "range", position, taken.out_of_range)
+                self._event(tp, "range", position, taken.out_of_range)
             else:
                 batch = [at for at in log.visible if log.low <= at >= position][: room - len(found)]
                 found += [FakeMessage(tp, at) for at in batch]
@@ -103,7 +103,7 @@ class ModelConsumer:
         taken.messages = found
         return taken
 
-    def _tell(self, tp: TopicPartition, what: str, at: int, where: list[TopicPartition]) -> None:
+    def _event(self, tp: TopicPartition, what: str, at: int, where: list[TopicPartition]) -> None:
         if (tp, what, at) not in self.told:
             self.told.add((tp, what, at))
             where.append(tp)
@@ -179,7 +179,7 @@ def read_case(draw: st.DrawFn) -> tuple[dict[TopicPartition, Log], list[OffsetRa
 
 @given(read_case())
 @settings(deadline=None)
-def test_exactly_the_records_of_the_ranges_in_order(
+def test_exactly_the_records_of_the_ranges_are_read_in_order(
     case: tuple[dict[TopicPartition, Log], list[OffsetRange], list[int]],
 ) -> None:
     """Control records, aborted and compacted offsets neither end a range early nor make a read hang."""
@@ -191,7 +191,7 @@ def test_exactly_the_records_of_the_ranges_in_order(
     assert len(found) == len(set(found))
 
 
-def test_a_small_range_does_not_ask_for_the_backlog() -> None:
+def test_a_small_range_does_not_fetch_the_whole_backlog() -> None:
     consumer = ModelConsumer({A: Log(range(100_000), 100_000)}, sizes=[1_000_000])
     assert len(read(consumer, [OffsetRange(A, 10, 13)])) == 3
     assert max(consumer.asked) <= 4
@@ -229,7 +229,7 @@ def test_aged_out_offsets_fail_or_are_skipped() -> None:
     assert read(consumer(), [OffsetRange(A, 0, 3)], fail=False) == []
 
 
-def test_offsets_gone_in_one_partition_leave_the_others_whole() -> None:
+def test_expired_offsets_in_one_partition_do_not_affect_the_others() -> None:
     logs = {A: Log(range(10), 10, low=10), B: Log(range(6), 6)}
     assert read(ModelConsumer(logs), [OffsetRange(A, 0, 9), OffsetRange(B, 0, 6)], fail=False) == [
         (B, at) for at in range(6)
@@ -262,7 +262,7 @@ def test_a_log_shorter_than_planned_is_data_loss() -> None:
 
 
 @pytest.mark.usefixtures("no_grace")
-def test_a_log_that_looks_short_for_a_moment_is_none() -> None:
+def test_a_log_whose_end_lags_for_a_moment_is_not_data_loss() -> None:
     """A new leader's lagging high watermark (KIP-207) does not count as data loss."""
 
     class Lagging(ModelConsumer):
@@ -274,12 +274,12 @@ def test_a_log_that_looks_short_for_a_moment_is_none() -> None:
     assert len(read(Lagging({A: Log(range(5), 5)}), [OffsetRange(A, 0, 9)])) == 9
 
 
-def test_a_failed_look_up_after_out_of_range_is_tried_again() -> None:
+def test_a_failed_request_for_log_bounds_is_retried() -> None:
     consumer = ModelConsumer({A: Log(range(10), 10, low=4)}, bounds_fail=2)
     assert len(read(consumer, [OffsetRange(A, 0, 10)], fail=False)) == 6
 
 
-def test_nothing_arriving_is_an_error_that_says_where() -> None:
+def test_the_error_when_no_record_arrives_names_the_position() -> None:
     class Silent(ModelConsumer):
         def take(self, at_most: int, wait_seconds: float) -> Taken:
             assert 0 <= wait_seconds <= fetch.WAIT_SECONDS
@@ -293,7 +293,7 @@ def test_nothing_arriving_is_an_error_that_says_where() -> None:
         read(consumer, [OffsetRange(A, 2, 5)], timeout_ms=20)
 
 
-def test_the_cycle_collector_is_left_as_it_was() -> None:
+def test_the_read_restores_the_garbage_collectors_setting() -> None:
     assert gc.isenabled()
     with cycle_collection_paused():
         assert not gc.isenabled()
@@ -307,13 +307,13 @@ def test_the_cycle_collector_is_left_as_it_was() -> None:
         gc.enable()
 
 
-# -- the pool: clients without brokers
+# -- the pool of consumers, tested with clients without brokers
 
 
 CONF = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": "0"}
 
 
-def test_a_consumer_is_lent_again() -> None:
+def test_the_pool_reuses_a_consumer() -> None:
     pool = ConsumerPool()
     with pool.borrow(CONF) as first:
         assert len(pool) == 0
@@ -326,7 +326,7 @@ def test_a_consumer_is_lent_again() -> None:
     assert len(pool) == 0
 
 
-def test_after_an_error_a_consumer_is_not_lent_again() -> None:
+def test_the_pool_does_not_reuse_a_consumer_after_an_error() -> None:
     pool = ConsumerPool()
     with pytest.raises(RuntimeError), pool.borrow(CONF):
         raise RuntimeError
@@ -343,7 +343,7 @@ def test_the_pool_is_bounded_and_closes_idle_consumers() -> None:
     pool.close()
 
 
-def test_a_forked_child_forgets_its_parents_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_does_not_use_its_parents_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = ConsumerPool()
     with pool.borrow(CONF) as first:
         pass

@@ -1,4 +1,4 @@
-"""No secret appears in an error, a log line, a repr or a pickled message, whatever the secret is."""
+"""No secret appears in an error, a log line, a repr or a pickled message."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ any_secret = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=12
 
 
 @pytest.fixture(autouse=True)
-def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
+def _clear_known_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secrets, "_registered", set())
 
 
 @given(st.sampled_from(NAMES), any_secret, st.sampled_from([KafkaError._TRANSPORT, KafkaError._SSL, 29, 58]))
-def test_whatever_client_or_broker_says_is_masked(name: str, secret: str, code: int) -> None:
+def test_secrets_in_messages_of_client_and_broker_are_masked(name: str, secret: str, code: int) -> None:
     ours = str(classify(KafkaError(code, ""), "reading with")) + str(unreachable("servers", 1000, ""))
     assume(secret not in ours)  # a secret that occurs in a message's fixed wording reveals nothing
     secrets.register_secrets({name: secret})
@@ -69,8 +69,8 @@ def test_whatever_client_or_broker_says_is_masked(name: str, secret: str, code: 
 
 
 @given(st.lists(st.from_regex(r"[a-z]{3,8}=[A-Za-z0-9]{9,20}", fullmatch=True), min_size=1, max_size=4))
-def test_what_librdkafka_shows_of_a_line_is_masked(words: list[str]) -> None:
-    """Parts of a secret are hidden too, as in "Unrecognized sasl.oauthbearer.config beginning at: …"."""
+def test_parts_of_a_secret_that_librdkafka_quotes_are_masked(words: list[str]) -> None:
+    """An example is "Unrecognized sasl.oauthbearer.config beginning at: …"."""
     line = " ".join(words)
     for at in range(len(words)):
         rest = " ".join(words[at:])
@@ -79,7 +79,7 @@ def test_what_librdkafka_shows_of_a_line_is_masked(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("kind", [Producer, Consumer, AdminClient])
-def test_a_client_that_cannot_be_made_shows_no_secret(kind: Any) -> None:
+def test_the_error_of_a_client_that_cannot_be_created_shows_no_secret(kind: Any) -> None:
     class Refuses:
         def __init__(self, config: Mapping[str, Any]) -> None:
             raise KafkaException(KafkaError(KafkaError._INVALID_ARG, f"cannot use {config['sasl.password']}"))
@@ -115,7 +115,7 @@ UNUSABLE = {
         lambda: KafkaClients(UNUSABLE).producer("app"),
     ],
 )
-def test_every_way_to_a_client_hides_a_key_that_is_none(
+def test_every_kind_of_client_hides_an_invalid_key_in_its_error(
     makes: Any, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(KafkaEosError, match="librdkafka refuses") as caught:
@@ -128,7 +128,7 @@ def test_every_way_to_a_client_hides_a_key_that_is_none(
 OPTIONS = {"kafka.bootstrap.servers": "h:1", **{f"kafka.{name}": SECRET for name in NAMES}}
 
 
-def test_nothing_that_is_printed_holds_a_secret() -> None:
+def test_the_repr_of_no_object_contains_a_secret() -> None:
     read = parse_read({**OPTIONS, "subscribe": "t"}, streaming=True)
     write = parse_write({**OPTIONS, "topic": "t"}, streaming=False)
     for each in (
@@ -144,7 +144,7 @@ def test_nothing_that_is_printed_holds_a_secret() -> None:
         assert SECRET not in str(each)
 
 
-def test_commit_messages_hold_no_options() -> None:
+def test_commit_messages_contain_no_options() -> None:
     """A task's message to the driver holds only its staged part, and no options."""
     message = _Message(StagedPart("", 1, 2, 3, topics=(("t", -1),), inline=b"rows", run_id="r"))
     assert set(vars(message)) == {"part", "sinks"}, "for sinks, only their names, rows and tokens"

@@ -64,7 +64,7 @@ def test_an_error_is_shown_without_its_cause_and_inner_frames(caplog: pytest.Log
     assert "in missing_topic_of_user" in caplog.text
 
 
-def test_so_is_an_error_while_rows_are_read() -> None:
+def test_an_error_while_rows_are_read_is_shown_without_its_cause_and_inner_frames() -> None:
     rows = with_short_errors(read())
     assert next(rows) == 1
     with pytest.raises(UnavailableError) as caught:
@@ -79,7 +79,7 @@ def test_an_error_of_a_sink_keeps_its_cause_for_the_author_of_the_sink() -> None
     assert "what librdkafka said" in shown(caught.value)
 
 
-def test_an_error_that_the_code_of_a_user_raised_keeps_everything() -> None:
+def test_an_error_raised_by_user_code_keeps_its_cause_and_frames() -> None:
     """A sink of the user may raise any error of the package, for example while a task stages its rows."""
 
     def rows() -> Iterator[int]:
@@ -94,7 +94,7 @@ def test_an_error_that_the_code_of_a_user_raised_keeps_everything() -> None:
     assert "in missing_topic_of_user" in shown(caught.value)
 
 
-def test_an_error_of_another_kind_keeps_everything() -> None:
+def test_an_error_of_another_package_keeps_its_cause_and_frames() -> None:
     @short_errors
     def broken() -> None:
         try:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +18,12 @@ from kafka_eos_source.commit.facts import Batch
 from kafka_eos_source.commit.sink_fate import Fate, fate, named_by
 from kafka_eos_source.commit.sinks import SinkWork
 from kafka_eos_source.commit.verdict import Verdict
-from kafka_eos_source.errors import InvalidOptionError, SinkFailedError, SinkUndecidedError
+from kafka_eos_source.errors import (
+    InvalidOptionError,
+    InvalidSchemaError,
+    SinkFailedError,
+    SinkUndecidedError,
+)
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
 from kafka_eos_source.runtime.deadline import Deadline
@@ -33,8 +39,10 @@ from kafka_eos_source.sinks.contract import (
 from kafka_eos_source.sinks.filesystem import FilesystemSink
 from kafka_eos_source.sinks.http import HttpSink
 from kafka_eos_source.sinks.memory import Memory, MemorySink
+from kafka_eos_source.sinks.naming import SinkNaming
 from kafka_eos_source.sinks.s3 import S3Sink
 from kafka_eos_source.sinks.targets import refuse_shared
+from kafka_eos_source.sinks.watched import WatchedSink
 from kafka_eos_source.stage.fanout import Plan, Route
 from kafka_eos_source.testing.sinks import ROWS, Given, deadline
 
@@ -87,12 +95,11 @@ def scripted(left: list[Outcome], right: list[Outcome]) -> tuple[Scripted, Scrip
     one, two = Scripted(system, *left), Scripted(system, *right)
     for name, sink in zip(NAMES, (one, two), strict=True):
         sink.open(SinkContext(name, "app"))
-    work = SinkWork({"left": one, "right": two}, staged(), "app", 5)
-    work._pause.wait = lambda _seconds: True  # type: ignore[method-assign,assignment,misc]
+    work = SinkWork({"left": one, "right": two}, staged(), "app", 5, sleep=lambda _seconds: None)
     return one, two, work, token(sinks=work.prepare(9, deadline()))
 
 
-def test_ids_carry_the_sequence_and_the_sink_and_never_the_batch_id() -> None:
+def test_sink_transaction_ids_contain_sequence_number_and_sink_but_no_batch_id() -> None:
     sinks = memories()
     work = SinkWork(sinks, staged(), "app", 5)
     prepared = work.prepare(9, deadline())
@@ -106,7 +113,7 @@ def test_ids_carry_the_sequence_and_the_sink_and_never_the_batch_id() -> None:
     assert len(memory.committed) == 2, "two sinks on one system: none took the other's"
 
 
-def test_a_fatal_outcome_is_raised_at_once_even_if_another_sink_is_down() -> None:
+def test_a_permanent_failure_is_raised_at_once_although_another_sink_is_down() -> None:
     """An earlier version raised it only when the other sink was back, or at the commit's deadline."""
     one, two, work, named = scripted([Fatal("the disk is gone", "restore it.")], [Retryable("down")] * 1000)
     with pytest.raises(SinkFailedError) as raised:
@@ -116,7 +123,7 @@ def test_a_fatal_outcome_is_raised_at_once_even_if_another_sink_is_down() -> Non
     assert (one.commits, two.commits) == (1, 1), "the driver calls each sink once before it raises"
 
 
-def test_after_a_fatal_outcome_the_next_start_commits_in_the_other_sinks() -> None:
+def test_after_a_permanent_failure_the_next_start_commits_in_the_other_sinks() -> None:
     """A sink that was down still has the batch prepared."""
     one, two, work, named = scripted([Fatal("no")], [Retryable("down")])
     with pytest.raises(SinkFailedError):
@@ -129,13 +136,13 @@ def test_after_a_fatal_outcome_the_next_start_commits_in_the_other_sinks() -> No
     assert [txn.sink for txn in two.memory.committed] == ["left", "right"]
 
 
-def test_every_failure_for_good_is_named() -> None:
+def test_the_error_names_every_permanent_failure() -> None:
     _, _, work, named = scripted([Fatal("one")], [Fatal("two")])
     with pytest.raises(SinkFailedError, match=r"'left'.*one.*'right'.*two"):
         work.finish(named, deadline())
 
 
-def test_the_others_commit_before_a_failure_is_told() -> None:
+def test_the_other_sinks_commit_before_a_failure_is_raised() -> None:
     _, two, work, named = scripted([Fatal("no")], [])
     with pytest.raises(SinkFailedError, match="'left'"):
         work.finish(named, deadline())
@@ -143,8 +150,8 @@ def test_the_others_commit_before_a_failure_is_told() -> None:
 
 
 @pytest.mark.parametrize("whose", ["another checkpoint's", "an older version's"])
-def test_an_id_in_the_token_that_no_sink_has_fails_the_query(whose: str) -> None:
-    """Whichever version or checkpoint wrote the token; returning `OK` would lose the batch silently."""
+def test_a_sink_transaction_id_in_the_token_that_no_sink_knows_fails_the_query(whose: str) -> None:
+    """This holds for every version or checkpoint that wrote the token; `OK` would lose the batch silently."""
     work = SinkWork(memories(), {}, "app", 6)
     named = token(sinks=PreparedSinks(ATTEMPT, NAMES))
     if whose == "an older version's":
@@ -153,20 +160,23 @@ def test_an_id_in_the_token_that_no_sink_has_fails_the_query(whose: str) -> None
         work.finish(named, deadline())
 
 
-@pytest.mark.parametrize("fated", [Fate.COMMIT, Fate.ABORT])
-def test_what_an_older_version_prepared_is_settled_by_its_token(fated: Fate) -> None:
+@pytest.mark.parametrize("expected_fate", [Fate.COMMIT, Fate.ABORT])
+def test_the_token_of_an_older_version_resolves_what_it_prepared(expected_fate: Fate) -> None:
     sinks = memories()
     old = SinkTxn("app", "", 5, OLD_ATTEMPT)
     memory = memory_of(sinks)
     memory.prepared[old] = ROWS
     work = SinkWork({"left": sinks["left"]}, {}, "app", 6)
     work.list_prepared(deadline())
-    named = PreparedSinks(OLD_ATTEMPT, ("left",)) if fated is Fate.COMMIT else None
+    named = PreparedSinks(OLD_ATTEMPT, ("left",)) if expected_fate is Fate.COMMIT else None
     work.resolve_prepared(token(sequence=5, sinks=named, format=1), BATCH, Verdict.SKIP, deadline())
-    assert (list(memory.prepared), list(memory.committed)) == ([], [old] if fated is Fate.COMMIT else [])
+    assert (list(memory.prepared), list(memory.committed)) == (
+        [],
+        [old] if expected_fate is Fate.COMMIT else [],
+    )
 
 
-def test_without_a_token_a_person_decides_even_when_the_batch_is_written() -> None:
+def test_without_a_token_an_operator_decides_even_after_the_batch_is_written_again() -> None:
     """A sequence number does not identify the batch, whereas an old id contains the batch id."""
     sinks = memories()
     memory = memory_of(sinks)
@@ -189,7 +199,7 @@ def test_without_a_token_a_person_decides_even_when_the_batch_is_written() -> No
     attempt=st.sampled_from([ATTEMPT, OLD_ATTEMPT, "f" * 20]),
     verdict=st.none() | st.sampled_from(list(Verdict)),
 )
-def test_only_what_the_token_names_is_committed_and_nothing_is_guessed(
+def test_only_prepared_work_that_the_token_names_is_committed(
     held: tuple[int, int, int] | None,
     prepared: PreparedSinks | None,
     sink: str,
@@ -219,7 +229,7 @@ def test_only_what_the_token_names_is_committed_and_nothing_is_guessed(
     assert (decided is Fate.LEAVE) is (not speaks and not written_now and not after_it)
 
 
-def test_a_token_tells_nothing_to_a_sink_that_it_does_not_name() -> None:
+def test_a_token_decides_nothing_for_a_sink_that_it_does_not_name() -> None:
     named = token(sinks=PreparedSinks(ATTEMPT, ("left",)))
     assert named_by(named, "left") == SinkTxn("app", "left", 9, ATTEMPT)
     assert named_by(named, "right") is None
@@ -304,7 +314,7 @@ def test_two_sinks_on_two_targets_are_not_refused() -> None:
         refuse_shared({"left": one, "right": two})
 
 
-def test_a_link_to_a_folder_is_that_folder(tmp_path: Path) -> None:
+def test_a_link_and_its_folder_are_the_same_target(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").symlink_to(tmp_path / "a")
     assert FilesystemSink(str(tmp_path / "a")).target() == FilesystemSink(str(tmp_path / "b")).target()
@@ -341,7 +351,7 @@ def test_the_check_before_the_first_batch_refuses_a_shared_target(tmp_path: Path
     assert not (tmp_path / "rows").exists(), "nothing was made there"
 
 
-def test_the_check_before_the_first_batch_tells_what_a_commit_may_refuse_once(
+def test_the_check_before_the_first_batch_warns_of_what_a_commit_may_refuse(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     late = {
@@ -356,3 +366,40 @@ def test_the_check_before_the_first_batch_tells_what_a_commit_may_refuse_once(
     told = [each.getMessage() for each in caplog.records if "refuses a batch" in each.getMessage()]
     assert len(told) == 1
     assert told[0].startswith("sink 'right'")
+
+
+def test_an_error_of_a_check_names_the_sink_and_its_options(tmp_path: Path) -> None:
+    """A query may have several sinks of one type, and each knows only the short names of its options."""
+    url = {"sink.right.type": "sql", "sink.right.url": "pass:word", "sink.right.table": "t"}
+    options = given_options(tmp_path, **url)
+    with pytest.raises(InvalidOptionError, match=r"option 'sink\.right\.url' has a value \(not shown\)"):
+        sink_session.check(options, plan(options))
+
+
+class Choosy(MemorySink):
+    """A user's sink whose check refuses every schema."""
+
+    def check(self, schema: pa.Schema, deadline: Deadline) -> None:
+        raise InvalidSchemaError("column 'id' has type int64.", fix="correct sink.<name>.columns.")
+
+
+def test_an_error_of_a_users_sink_names_the_sink(tmp_path: Path) -> None:
+    options = given_options(tmp_path, **{"sink.right.type": f"{__name__}:Choosy"})
+    with pytest.raises(
+        InvalidSchemaError, match=r"sink 'right': column 'id' .* correct sink\.right\.columns"
+    ):
+        sink_session.check(options, plan(options))
+
+
+def test_an_outcome_names_options_in_full(tmp_path: Path) -> None:
+    class Down(MemorySink):
+        def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
+            return Fatal("the option 'path' is 'path'", "correct the options 'path' and 'x'.")
+
+    watched = WatchedSink(Down(), SinkNaming("right", ("path",)))
+    watched.open(SinkContext("right", "app"))
+    answer = watched.prepare(SinkTxn("app", "right", 1, ATTEMPT), Given(ROWS.schema, 1, [[ROWS]]), deadline())
+    assert answer == Fatal(
+        "the option 'sink.right.path' is 'path'", "correct the options 'sink.right.path' and 'x'."
+    )
+    watched.close()

@@ -14,7 +14,7 @@ from kafka_eos_source.sinks.memory import SYSTEMS, MemorySink
 from kafka_eos_source.testing.sinks import SinkConformance, System
 
 
-class ShowsEarly(MemorySink):
+class ShowsRowsAtPrepare(MemorySink):
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         super().prepare(txn, staged, deadline)
         return self.commit(txn, deadline)
@@ -30,29 +30,29 @@ class CommitsTwice(MemorySink):
         return super().commit(txn, deadline)
 
 
-class ForgetsWhatItHolds(MemorySink):
+class DoesNotListPrepared(MemorySink):
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
         return []
 
 
-class ListsOthers(MemorySink):
+class ListsOtherApplications(MemorySink):
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
         return sorted(self.memory.prepared)
 
 
-class UndoesCommitted(MemorySink):
+class AbortsCommittedWork(MemorySink):
     def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         self.memory.committed.pop(txn, None)
         return super().abort(txn, deadline)
 
 
-class CommitsNothingGladly(MemorySink):
+class ReportsCommitOfUnknownIds(MemorySink):
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         super().commit(txn, deadline)
         return OK
 
 
-class ForgetsBeforeItCommits(MemorySink):
+class DeletesPreparedBeforeCommit(MemorySink):
     """Loses the batch if it is killed between the first two steps of `commit`."""
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
@@ -79,14 +79,14 @@ class SharesIds(MemorySink):
         return [replace(txn, sink=name) for txn in self.memory.prepared if txn.application_id == own]
 
 
-class ListsItsNeighbours(MemorySink):
+class ListsOtherSinks(MemorySink):
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
         return sorted(
             txn for txn in self.memory.prepared if txn.application_id == self.context.application_id
         )
 
 
-class KnowsSequencesOnly(MemorySink):
+class ComparesSequencesOnly(MemorySink):
     """Assumes that it committed every sequence number up to the newest one."""
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
@@ -96,7 +96,7 @@ class KnowsSequencesOnly(MemorySink):
 
 
 class SkipsOldBatches(MemorySink):
-    """Compares Spark's batch ids, which go back when somebody restores a checkpoint."""
+    """Compares Spark's batch ids, which go back after a checkpoint was restored."""
 
     def stage(self, context: StageContext) -> Stage:
         self.batch_id = context.batch_id
@@ -133,25 +133,27 @@ class LosesARow(MemorySink):
 @pytest.mark.parametrize(
     ("sink", "test"),
     [
-        (ShowsEarly, SinkConformance.test_prepared_rows_are_invisible_until_the_commit),
+        (ShowsRowsAtPrepare, SinkConformance.test_prepared_rows_are_invisible_until_the_commit),
         (CommitsTwice, SinkConformance.test_every_order_of_calls),
-        (ForgetsWhatItHolds, SinkConformance.test_every_order_of_calls),
-        (ListsOthers, SinkConformance.test_recover_lists_only_ids_of_its_own_query),
-        (UndoesCommitted, SinkConformance.test_every_order_of_calls),
-        (UndoesCommitted, SinkConformance.test_a_zombie_prepares_after_the_commit),
-        (CommitsNothingGladly, SinkConformance.test_every_order_of_calls),
-        (ForgetsBeforeItCommits, SinkConformance.test_killed_while_it_commits),
+        (DoesNotListPrepared, SinkConformance.test_every_order_of_calls),
+        (ListsOtherApplications, SinkConformance.test_recover_lists_only_ids_of_its_own_query),
+        (AbortsCommittedWork, SinkConformance.test_every_order_of_calls),
+        (AbortsCommittedWork, SinkConformance.test_a_zombie_prepares_after_the_commit),
+        (ReportsCommitOfUnknownIds, SinkConformance.test_every_order_of_calls),
+        (DeletesPreparedBeforeCommit, SinkConformance.test_killed_while_it_commits),
         (LosesARow, SinkConformance.test_every_value_arrives),
         (SharesIds, SinkConformance.test_two_sinks_of_one_query_are_independent),
-        (ListsItsNeighbours, SinkConformance.test_two_sinks_of_one_query_are_independent),
-        (CommitsNothingGladly, SinkConformance.test_commit_of_an_unknown_id_is_fatal),
-        (KnowsSequencesOnly, SinkConformance.test_commit_of_an_unknown_id_is_fatal),
+        (ListsOtherSinks, SinkConformance.test_two_sinks_of_one_query_are_independent),
+        (ReportsCommitOfUnknownIds, SinkConformance.test_commit_of_an_unknown_id_is_fatal),
+        (ComparesSequencesOnly, SinkConformance.test_commit_of_an_unknown_id_is_fatal),
         (SkipsOldBatches, SinkConformance.test_repeated_batch_ids_lose_nothing),
         (IgnoresOldIds, SinkConformance.test_ids_of_older_versions_are_resolved),
     ],
     ids=lambda each: each.__name__,
 )
-def test_a_broken_sink_fails(sink: type[MemorySink], test: Callable[[SinkConformance, System], None]) -> None:
+def test_a_sink_that_violates_the_contract_fails_the_conformance_test(
+    sink: type[MemorySink], test: Callable[[SinkConformance, System], None]
+) -> None:
     name = uuid.uuid4().hex
 
     def visible() -> list[dict[str, object]]:

@@ -72,7 +72,7 @@ class Lake:
             in_process=True,
         )
 
-    def take(self, rows: pa.Table, batch_id: int = 7, **options: Any) -> SinkTxn:
+    def write_batch(self, rows: pa.Table, batch_id: int = 7, **options: Any) -> SinkTxn:
         txn = new_txn(batch_id)
         with opened(self.system(**options)) as sink:
             sink.check(rows.schema, deadline())
@@ -123,12 +123,12 @@ def every_type() -> pa.Table:
 @pytest.mark.parametrize(
     "by", [(), ("id",), ("flag", "name"), ("price",), ("day",), ("at",), ("local",), ("small",)]
 )
-def test_every_type_arrives_in_its_partition(lake: Lake, by: tuple[str, ...]) -> None:
+def test_rows_of_every_type_are_written_to_their_partition(lake: Lake, by: tuple[str, ...]) -> None:
     rows = every_type()
     if by == ("price",):  # delta-rs 1.6.6 shows its reader the partition value -1.50 as -1.-50
         at = rows.schema.get_field_index("price")
         rows = rows.set_column(at, rows.field(at), pc.abs(rows["price"]).cast(rows.field(at).type))
-    lake.take(rows, partition_by=by)
+    lake.write_batch(rows, partition_by=by)
     found = lake.table().to_pyarrow_table().select(rows.schema.names).to_pylist()
     scanned = pa.table(lake.table().scan(columns=list(rows.schema.names)).read_all()).to_pylist()
     for each in (found, scanned):  # Arrow reads it, and so does DataFusion
@@ -139,8 +139,8 @@ def test_every_type_arrives_in_its_partition(lake: Lake, by: tuple[str, ...]) ->
 
 def test_readers_skip_files_by_statistics_and_lose_no_row(lake: Lake) -> None:
     rows = every_type()
-    lake.take(rows.slice(0, 1), 1)
-    lake.take(rows.slice(1, 1), 2)
+    lake.write_batch(rows.slice(0, 1), 1)
+    lake.write_batch(rows.slice(1, 1), 2)
     actions = pa.table(lake.table().get_add_actions(flatten=True))
     assert actions["num_records"].to_pylist() == [1, 1]
     assert sorted(actions["min.id"].to_pylist()) == [1, 2]
@@ -180,8 +180,8 @@ def test_statistics_are_no_narrower_than_the_values(tmp_path: Path) -> None:
     assert found["nullCount"] == {"long": 0, "short": 0, "real": 0, "at": 1, "last": 1, "none": 2}
 
 
-def test_the_version_names_the_batch_and_its_clean_up_is_no_loss(lake: Lake) -> None:
-    txn = lake.take(ROWS, 12)
+def test_the_version_names_the_batch_and_log_cleanup_does_not_lose_it(lake: Lake) -> None:
+    txn = lake.write_batch(ROWS, 12)
     table = lake.table()
     app_id = f"{txn.application_id}/conformance"
     assert table.transaction_version(app_id) == 12
@@ -195,16 +195,16 @@ def test_the_version_names_the_batch_and_its_clean_up_is_no_loss(lake: Lake) -> 
     assert len(lake.visible()) == ROWS.num_rows + 1
 
 
-def test_a_batch_before_the_last_is_known_too(lake: Lake) -> None:
-    first = lake.take(ROWS, 1)
-    lake.take(ROWS, 2)
+def test_a_batch_before_the_last_one_is_found_as_committed(lake: Lake) -> None:
+    first = lake.write_batch(ROWS, 1)
+    lake.write_batch(ROWS, 2)
     with opened(lake.system()) as sink:
         assert sink.commit(first, deadline()) == OK
         assert isinstance(sink.commit(new_txn(1), deadline()), Fatal)
     assert len(lake.visible()) == 2 * ROWS.num_rows
 
 
-def test_killed_between_the_version_and_its_note(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_between_version_and_note_is_recovered(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     txn = new_txn()
     with opened(lake.system()) as sink:
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
@@ -222,8 +222,8 @@ def test_killed_between_the_version_and_its_note(lake: Lake, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("moment", ["before_version", "after_version"])
-def test_a_driver_that_is_killed_in_the_commit(lake: Lake, moment: str) -> None:
-    """The next process finishes the batch after SIGKILL of a separate process."""
+def test_the_next_process_finishes_a_commit_whose_driver_was_killed(lake: Lake, moment: str) -> None:
+    """A separate process gets SIGKILL in its commit."""
     txn = new_txn()
     with opened(lake.system()) as sink:
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
@@ -243,7 +243,9 @@ def test_a_driver_that_is_killed_in_the_commit(lake: Lake, moment: str) -> None:
 
 
 @pytest.mark.parametrize("who", ["another writer", "a zombie of ours"])
-def test_another_commits_at_the_same_moment(lake: Lake, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+def test_concurrent_commits_of_other_processes_are_kept(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
     """Rows of other writers stay; if two processes commit one batch, the second finds it committed."""
     txn = new_txn()
     with opened(lake.system()) as sink, opened(lake.system()) as zombie:
@@ -253,7 +255,7 @@ def test_another_commits_at_the_same_moment(lake: Lake, monkeypatch: pytest.Monk
 
         def add(self: DeltaSink, table: DeltaTable, *rest: Any) -> Exception | None:
             tries.append(table)
-            if len(tries) == 1:  # after we have looked at the table
+            if len(tries) == 1:  # after the sink has loaded the table
                 if who == "another writer":
                     write_deltalake(lake.path, ROWS.slice(0, 1), mode="append")
                 else:
@@ -266,7 +268,9 @@ def test_another_commits_at_the_same_moment(lake: Lake, monkeypatch: pytest.Monk
     assert len(lake.visible()) == ROWS.num_rows + (who == "another writer")
 
 
-def test_the_answer_to_a_commit_is_lost(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_with_a_lost_answer_is_found_at_the_next_try(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from deltalake.exceptions import CommitFailedError
 
     txn = new_txn()
@@ -286,12 +290,12 @@ def test_the_answer_to_a_commit_is_lost(lake: Lake, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("damage", ["deleted", "cut short"])
 def test_a_data_file_that_vanished_after_prepare_is_never_committed(lake: Lake, damage: str) -> None:
     """VACUUM may delete such files. A version that refers to a missing file fails every reader."""
-    lake.take(ROWS, 1)
+    lake.write_batch(ROWS, 1)
     txn = new_txn(2)
     with opened(lake.system()) as sink:
         staged = stage(sink, ROWS)
         assert sink.prepare(txn, staged, deadline()) == OK
-        file = Path(lake.path, staged.tokens[0].files[0].path)
+        file = Path(lake.path, staged.receipts[0].files[0].path)
         whole = file.read_bytes()
         file.unlink() if damage == "deleted" else file.write_bytes(whole[:-1])
         outcome = sink.commit(txn, deadline())
@@ -299,7 +303,7 @@ def test_a_data_file_that_vanished_after_prepare_is_never_committed(lake: Lake, 
         assert file.name in outcome.why
         assert len(lake.visible()) == ROWS.num_rows, "the table is as it was"
         assert list(sink.recover(deadline())) == [txn], "what is left is not forgotten"
-        file.write_bytes(whole)  # a person restores it
+        file.write_bytes(whole)  # the operator restores it
         assert sink.commit(txn, deadline()) == OK
     assert len(lake.visible()) == 2 * ROWS.num_rows
 
@@ -325,76 +329,76 @@ def test_many_queries_write_one_table(lake: Lake) -> None:
 
 
 def test_new_columns_fail_or_are_added(lake: Lake) -> None:
-    lake.take(ROWS, 1)
+    lake.write_batch(ROWS, 1)
     wider = ROWS.append_column("note", pa.array(["n"] * ROWS.num_rows))
     with pytest.raises(InvalidSchemaError, match="note"):
-        lake.take(wider, 2)
+        lake.write_batch(wider, 2)
     assert len(lake.visible()) == ROWS.num_rows
-    lake.take(wider, 2, schema_evolution="add")
-    lake.take(ROWS.select(["name", "id"]), 3)  # what is not there is null; the order does not matter
+    lake.write_batch(wider, 2, schema_evolution="add")
+    lake.write_batch(ROWS.select(["name", "id"]), 3)  # missing columns are null; the order does not matter
     notes = [row["note"] for row in lake.visible()]
     assert (notes.count("n"), notes.count(None)) == (ROWS.num_rows, 2 * ROWS.num_rows)
 
 
-def test_narrow_values_are_widened_and_nothing_is_narrowed(lake: Lake) -> None:
-    lake.take(pa.table({"id": pa.array([2**40], pa.int64()), "x": pa.array([1.5], pa.float64())}), 1)
-    lake.take(pa.table({"id": pa.array([1], pa.int32()), "x": pa.array([0.5], pa.float32())}), 2)
+def test_narrow_values_are_widened_and_wide_values_are_refused(lake: Lake) -> None:
+    lake.write_batch(pa.table({"id": pa.array([2**40], pa.int64()), "x": pa.array([1.5], pa.float64())}), 1)
+    lake.write_batch(pa.table({"id": pa.array([1], pa.int32()), "x": pa.array([0.5], pa.float32())}), 2)
     assert sorted(row["id"] for row in lake.visible()) == [1, 2**40]
     for rows in (pa.table({"id": ["1"]}), pa.table({"x": pa.array([1], pa.int64())})):
         with pytest.raises(InvalidSchemaError, match=f"'{rows.schema.names[0]}' is"):
-            lake.take(rows, 3, schema_evolution="add")
+            lake.write_batch(rows, 3, schema_evolution="add")
 
 
 def test_a_required_column_takes_rows_that_have_it(lake: Lake) -> None:
     DeltaTable.create(
         lake.path, pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
     )
-    lake.take(ROWS.select(["id", "name"]))
+    lake.write_batch(ROWS.select(["id", "name"]))
     with pytest.raises(InvalidRecordError, match="'id' is null"):
-        lake.take(pa.table({"id": pa.array([1, None], pa.int64())}))
+        lake.write_batch(pa.table({"id": pa.array([1, None], pa.int64())}))
     with pytest.raises(InvalidSchemaError, match="requires the column 'id'"):
-        lake.take(ROWS.select(["name"]), schema_evolution="add")
+        lake.write_batch(ROWS.select(["name"]), schema_evolution="add")
     assert len(lake.visible()) == ROWS.num_rows
 
 
 @pytest.mark.parametrize(
     "kind", [pa.duration("us"), pa.null(), pa.uint8(), pa.list_(pa.null()), pa.time64("us")]
 )
-def test_a_type_that_delta_has_not_is_named(lake: Lake, kind: pa.DataType) -> None:
+def test_a_type_that_delta_does_not_have_is_named(lake: Lake, kind: pa.DataType) -> None:
     with pytest.raises(InvalidSchemaError, match="cannot hold the frame"):
-        lake.take(pa.table({"id": [1], "odd": pa.array([None], kind)}))
+        lake.write_batch(pa.table({"id": [1], "odd": pa.array([None], kind)}))
     assert not DeltaTable.is_deltatable(lake.path)
 
 
-def test_a_table_is_created_only_if_it_may(lake: Lake) -> None:
+def test_a_table_is_created_only_if_the_option_allows_it(lake: Lake) -> None:
     with pytest.raises(InvalidOptionError, match="there is no Delta table"):
-        lake.take(ROWS, create=False)
+        lake.write_batch(ROWS, create=False)
     with pytest.raises(InvalidOptionError, match=r"delta\.nonsense"):
-        lake.take(ROWS, properties={"delta.nonsense": "1"})
+        lake.write_batch(ROWS, properties={"delta.nonsense": "1"})
     with pytest.raises(InvalidOptionError, match=r"partition\.by"):
-        lake.take(ROWS, partition_by=("country",))
-    lake.take(ROWS, properties={"delta.appendOnly": "true"})
+        lake.write_batch(ROWS, partition_by=("country",))
+    lake.write_batch(ROWS, properties={"delta.appendOnly": "true"})
     assert lake.table().metadata().configuration == {"delta.appendOnly": "true"}
-    lake.take(ROWS, create=False)
+    lake.write_batch(ROWS, create=False)
     assert len(lake.visible()) == 2 * ROWS.num_rows
 
 
 def test_a_table_with_constraints_is_refused(lake: Lake) -> None:
     """Delta's own writer checks each row against the constraints; this sink does not."""
-    lake.take(ROWS)
+    lake.write_batch(ROWS)
     lake.table().alter.add_constraint({"positive": "id >= 0"})
     with pytest.raises(InvalidOptionError, match=r"delta\.constraints\.positive"):
-        lake.take(ROWS)
+        lake.write_batch(ROWS)
 
 
 def test_a_table_partitioned_by_bytes_is_refused(lake: Lake) -> None:
     rows = pa.table({"id": [1], "raw": [b"\xff"]})
     with pytest.raises(InvalidOptionError, match="binary column 'raw'"):
-        lake.take(rows, partition_by=("raw",))
+        lake.write_batch(rows, partition_by=("raw",))
 
 
 @pytest.mark.parametrize("when", ["prepare", "commit"])
-def test_the_table_is_made_anew_under_a_batch(lake: Lake, when: str) -> None:
+def test_a_batch_whose_table_was_recreated_is_refused(lake: Lake, when: str) -> None:
     txn = new_txn()
     with opened(lake.system()) as sink:
         staged = stage(sink, ROWS)
@@ -410,17 +414,17 @@ def test_the_table_is_made_anew_under_a_batch(lake: Lake, when: str) -> None:
     assert len(lake.visible()) == 1
 
 
-def test_a_data_file_that_is_gone_is_seen_before_kafka_commits(lake: Lake) -> None:
+def test_a_missing_data_file_fails_the_batch_before_kafka_commits(lake: Lake) -> None:
     with opened(lake.system()) as sink:
         staged = stage(sink, ROWS)
-        path = staged.tokens[0].files[0].path
+        path = staged.receipts[0].files[0].path
         (lake.folder / "orders" / path).unlink()
         outcome = sink.prepare(new_txn(), staged, deadline())
     assert isinstance(outcome, Fatal)
     assert path in outcome.why
 
 
-def test_a_task_writes_a_file_when_it_holds_enough_and_takes_back_what_it_wrote(lake: Lake) -> None:
+def test_a_task_writes_a_file_when_its_buffer_is_full_and_deletes_its_files_on_failure(lake: Lake) -> None:
     rows = pa.table({"id": range(300_000)})
     with opened(lake.system(buffer_bytes=1 << 20)) as sink:
         for end in ("finish", "discard"):
@@ -437,7 +441,7 @@ def test_a_task_writes_a_file_when_it_holds_enough_and_takes_back_what_it_wrote(
                 assert len(list((lake.folder / "orders").glob("*.parquet"))) == 2
 
 
-def test_files_go_through_the_object_store_where_the_table_is_in_one(
+def test_files_of_a_table_in_an_object_store_are_written_through_it(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Uses the file system of delta-rs over a local folder."""
@@ -448,7 +452,7 @@ def test_files_go_through_the_object_store_where_the_table_is_in_one(
         "open",
         lambda self: (pafs.PyFileSystem(DeltaStorageHandler(self.uri, dict(self.storage))), ""),
     )
-    lake.take(ROWS, partition_by=("name",))
+    lake.write_batch(ROWS, partition_by=("name",))
     assert sorted(row["id"] for row in lake.visible()) == sorted(ROWS["id"].to_pylist())
     with opened(lake.system()) as sink:
         to = sink.stage(StageContext(1, uuid.uuid4().hex, ROWS.schema, _no_parts))
@@ -459,7 +463,7 @@ def test_files_go_through_the_object_store_where_the_table_is_in_one(
     assert set((lake.folder / "orders").glob("*.parquet")) == before
 
 
-def test_options() -> None:
+def test_all_options_are_parsed() -> None:
     stated = {
         "sink.w.type": "delta",
         "sink.w.path": "s3://bucket/orders",
@@ -489,7 +493,7 @@ def test_options() -> None:
         ("storage_options", "x"),
     ],
 )
-def test_options_that_are_refused(option: str, text: str) -> None:
+def test_an_invalid_option_is_refused(option: str, text: str) -> None:
     stated = {"sink.w.type": "delta", "sink.w.path": "/tmp/t", f"sink.w.{option}": text}
     with pytest.raises(InvalidOptionError, match=option):
         registry.parse(["w"], stated)
@@ -515,4 +519,4 @@ def _die(*_: Any) -> None:
 
 
 def _no_parts() -> Any:
-    raise AssertionError("it stages by itself")
+    raise AssertionError("this sink stages rows itself")

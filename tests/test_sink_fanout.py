@@ -11,6 +11,8 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.protocol.packet import CHANGELOG
+from kafka_eos_source.sinks.contract import SinkContext
+from kafka_eos_source.sinks.memory import MemorySink
 from kafka_eos_source.sinks.registry import SinkSpec
 from kafka_eos_source.stage.fanout import Fanout, Plan, StagedForSink, part_names
 from kafka_eos_source.stage.files import StagingFolder
@@ -55,7 +57,7 @@ def ids(staged: StagedForSink) -> list[int]:
     return [each for batch in staged.batches() for each in batch["id"].to_pylist()]
 
 
-def test_rows_go_where_they_say_and_everywhere_if_they_do_not(tmp_path: Path) -> None:
+def test_rows_go_to_the_sink_in_their_column_and_to_all_sinks_if_it_is_null(tmp_path: Path) -> None:
     plan = Plan.of(SINKS, FRAME, kafka=True)
     kafka, parts, staged = fan(tmp_path, plan, [rows([None, "kafka", "files"]), rows(["table"])])
     assert [row["value"] for row in kafka] == ["v0", "v1"]
@@ -68,7 +70,7 @@ def test_rows_go_where_they_say_and_everywhere_if_they_do_not(tmp_path: Path) ->
     assert part_names(parts) == [], "few rows travel in the message"
 
 
-def test_many_rows_are_files_and_are_proved(tmp_path: Path) -> None:
+def test_many_rows_are_staged_in_files_with_checksums(tmp_path: Path) -> None:
     plan = Plan.of(SINKS, FRAME, kafka=True)
     _, parts, staged = fan(tmp_path, plan, [rows([None] * 1000)], inline=100)
     assert len(part_names(parts)) == 2
@@ -88,7 +90,7 @@ def test_a_sink_without_rows_stages_nothing(tmp_path: Path) -> None:
     assert [part.sink for part in parts] == ["files"]
 
 
-def test_changes_of_state_go_to_kafka_alone(tmp_path: Path) -> None:
+def test_state_changes_go_only_to_kafka(tmp_path: Path) -> None:
     frame = StructType([*FRAME.fields, StructField(CHANGELOG, BinaryType())])
     batch = rows([None, None]).append_column(CHANGELOG, pa.array([b"packet", None], pa.binary()))
     kafka, _, staged = fan(tmp_path, Plan.of(SINKS, frame, kafka=False), [batch])
@@ -97,18 +99,36 @@ def test_changes_of_state_go_to_kafka_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kafka", "name"), [(True, "nowhere"), (False, "kafka")])
-def test_an_unknown_name_is_refused(tmp_path: Path, kafka: bool, name: str) -> None:
+def test_an_unknown_sink_name_in_a_row_is_refused(tmp_path: Path, kafka: bool, name: str) -> None:
     with pytest.raises(InvalidRecordError, match=rf"'sink' is '{name}' in row 1 of"):
         fan(tmp_path, Plan.of(SINKS, FRAME, kafka=kafka), [rows([None, name])])
 
 
-def test_columns_that_are_not_there() -> None:
+def test_a_missing_column_is_named() -> None:
     with pytest.raises(
         InvalidOptionError, match=r"sink\.a\.columns' names 'x'; the frame has 'value', 'id', 'at'"
     ):
         Plan.of([SinkSpec("a", "memory", columns=("x", "id"))], FRAME, kafka=True)
 
 
-def test_a_column_sink_that_is_no_text() -> None:
+def test_a_sink_column_that_is_not_a_string_is_refused() -> None:
     with pytest.raises(InvalidSchemaError, match="'sink', the destination of each row, has type int"):
         Plan.of(SINKS, StructType([StructField("sink", IntegerType())]), kafka=False)
+
+
+class Unopened(MemorySink):
+    """A sink that cannot be opened, and whose clean-up expects that it was."""
+
+    def open(self, context: SinkContext) -> None:
+        raise InvalidOptionError("option 'system' is wrong.")
+
+    def close(self) -> None:
+        raise AssertionError("a sink was closed that was never opened")
+
+
+def test_a_sink_that_cannot_be_opened_is_not_closed(tmp_path: Path) -> None:
+    plan = Plan.of([SinkSpec("bad", f"{__name__}:Unopened", options={"system": "s"})], FRAME, kafka=True)
+    fanout = Fanout(plan, "app", "7", StagingFolder.at(str(tmp_path / "staging")), 1 << 20)
+    with pytest.raises(InvalidOptionError, match=r"'sink\.bad\.system' is wrong"):
+        list(fanout.rows([rows([None])]))
+    fanout.discard()  # the task attempt failed

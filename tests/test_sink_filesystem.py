@@ -32,7 +32,7 @@ def _switching_often() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_switching_often")
-def test_who_comes_second_finds_it_done(tmp_path: Path) -> None:
+def test_of_two_drivers_that_commit_one_batch_the_second_finds_it_committed(tmp_path: Path) -> None:
     for number in range(TIMES):
         folder = tmp_path / str(number)
         system = System(sink=lambda at=folder: FilesystemSink(str(at)), visible=list)
@@ -60,7 +60,7 @@ def test_who_comes_second_finds_it_done(tmp_path: Path) -> None:
 def test_an_abort_that_is_killed_between_its_deletions_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
-    """A person aborts a batch whose commit had begun to gather files; the next start finishes the abort."""
+    """An operator aborts a batch whose commit had begun to move files; the next start finishes the abort."""
     system = System(sink=lambda: FilesystemSink(str(tmp_path)), visible=list)
     txn = new_txn()
     with opened(system) as sink:
@@ -88,7 +88,7 @@ def test_an_abort_that_is_killed_between_its_deletions_leaves_no_folder(
 
 
 @pytest.mark.parametrize("end", ["commit", "abort"])
-def test_the_layout_of_the_older_version_is_finished(tmp_path: Path, end: str) -> None:
+def test_batches_that_an_older_version_prepared_are_committed_or_aborted(tmp_path: Path, end: str) -> None:
     """The older version has other ids, another hidden folder, and file names without the batch's folder."""
     txn = SinkTxn("conformance", "", 7, "0123456789abcdef")
     hidden = tmp_path / "_kafka_eos" / hashlib.sha256(b"conformance").hexdigest()[:16]
@@ -111,7 +111,7 @@ def test_the_layout_of_the_older_version_is_finished(tmp_path: Path, end: str) -
     assert not list(hidden.glob("*/*")), "nothing of the older version is left"
 
 
-def test_names_that_no_file_can_have_are_refused_at_the_start(tmp_path: Path) -> None:
+def test_an_application_id_too_long_for_file_names_is_refused_at_the_start(tmp_path: Path) -> None:
     """The error would look like a temporary failure of the disk if only `prepare` raised it."""
     system = System(sink=lambda: FilesystemSink(str(tmp_path)), visible=list)
     longest, name = "a" * (176 - 4), "sink"
@@ -124,7 +124,7 @@ def test_names_that_no_file_can_have_are_refused_at_the_start(tmp_path: Path) ->
         sink.check(ROWS.schema, deadline())
 
 
-def test_the_path_of_two_formats_holds_the_rows_of_both(tmp_path: Path) -> None:
+def test_two_sinks_of_different_formats_share_a_path_without_losing_rows(tmp_path: Path) -> None:
     """In an earlier version, the manifest of one sink overwrote that of the other, whose rows were lost."""
     wanted = {"parquet": 0, "jsonl": 0}
     for name, kind in (("left", "parquet"), ("right", "json")):

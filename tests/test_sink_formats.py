@@ -28,14 +28,14 @@ def lines(batch: pa.RecordBatch) -> list[Any]:
 
 
 @given(st.lists(st.none() | st.text(), min_size=1, max_size=5))
-def test_any_text_is_json(values: list[str | None]) -> None:
+def test_any_text_is_encoded_as_valid_json(values: list[str | None]) -> None:
     batch = pa.record_batch({'a "name"': pa.array(values, pa.string())})
     assert lines(batch) == [{'a "name"': value} for value in values]
     assert not any("\n" in line for line in encode(batch).to_pylist())
 
 
 @given(st.lists(st.none() | st.floats(), min_size=1, max_size=5), st.lists(st.integers(-(2**63), 2**63 - 1)))
-def test_any_number_is_json(floats: list[float | None], integers: list[int]) -> None:
+def test_any_number_is_encoded_as_valid_json(floats: list[float | None], integers: list[int]) -> None:
     special = {float("inf"): "Infinity", float("-inf"): "-Infinity"}
     wanted = [None if each is None else "NaN" if each != each else special.get(each, each) for each in floats]
     assert [line["x"] for line in lines(pa.record_batch({"x": pa.array(floats, pa.float64())}))] == wanted
@@ -43,7 +43,7 @@ def test_any_number_is_json(floats: list[float | None], integers: list[int]) -> 
     assert [line["x"] for line in lines(batch)] == integers
 
 
-def test_other_types_are_json_as_sparks() -> None:
+def test_other_types_are_encoded_as_json_like_spark() -> None:
     at = datetime.datetime(2026, 11, 21, 14, 5, 6, 789000)
     batch = pa.record_batch(
         {
@@ -75,7 +75,9 @@ def test_other_types_are_json_as_sparks() -> None:
     ("kind", "column"),
     [("csv", pa.list_(pa.int32())), ("csv", pa.binary()), ("json", pa.null()), ("parquet", pa.null())],
 )
-def test_what_a_file_cannot_hold_is_said_before_the_first_batch(kind: str, column: pa.DataType) -> None:
+def test_a_type_that_the_file_format_cannot_hold_is_refused_before_the_first_batch(
+    kind: str, column: pa.DataType
+) -> None:
     with pytest.raises(InvalidSchemaError, match="'x' has type"):
         formats.check(kind, pa.schema([("x", column)]))
 
@@ -149,7 +151,7 @@ class TestSql:
             ),
         ],
     )
-    def test_a_table_that_does_not_fit(
+    def test_a_table_with_other_columns_is_refused(
         self, file: Path, table: str, options: dict[str, Any], message: str
     ) -> None:
         self.run(file, f"CREATE TABLE t ({table})")
@@ -158,11 +160,11 @@ class TestSql:
             sink.check(ROWS.schema, deadline())
         assert isinstance(self.write(sink), Fatal), "and a query that was not checked is refused too"
 
-    def test_a_table_that_is_not_there_and_not_to_be_made(self, file: Path) -> None:
+    def test_a_missing_table_is_refused_if_it_must_not_be_created(self, file: Path) -> None:
         with pytest.raises(InvalidSchemaError, match="there is no table 't'"):
             self.sink(file, create=False).check(ROWS.schema, deadline())
 
-    def test_a_row_of_another_writer_that_collides_after_prepare_stops_and_goes_on_when_it_is_gone(
+    def test_a_commit_that_violates_a_constraint_succeeds_once_the_conflicting_row_is_gone(
         self, file: Path
     ) -> None:
         self.run(file, "CREATE TABLE t (id INTEGER UNIQUE, name BLOB, tags TEXT, at TIMESTAMP)")
@@ -187,7 +189,9 @@ class TestSql:
             ("postgresql+pg8000://u:pw@h/d", "pip install pg8000"),
         ],
     )
-    def test_a_url_that_leads_nowhere(self, file: Path, url: str, message: str) -> None:
+    def test_a_url_that_sqlalchemy_cannot_use_is_refused_without_its_password(
+        self, file: Path, url: str, message: str
+    ) -> None:
         from kafka_eos_source.errors import InvalidOptionError
         from kafka_eos_source.sinks.sql import SqlSink
 
@@ -197,7 +201,7 @@ class TestSql:
             sink.check(ROWS.schema, deadline())
         assert "pw" not in str(refused.value)
 
-    def test_two_phase_required_where_there_is_none(self, file: Path) -> None:
+    def test_two_phase_mode_is_refused_for_a_database_without_it(self, file: Path) -> None:
         from kafka_eos_source.errors import InvalidOptionError
 
         with pytest.raises(InvalidOptionError, match="sqlite has no prepared transactions"):

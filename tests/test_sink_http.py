@@ -97,7 +97,7 @@ def _decisive(system: System) -> str:
 
 
 @pytest.mark.parametrize("fault", [LOSE_AFTER, LOSE_BEFORE, DELAY, "500", "503", "202", "408", "429"])
-def test_a_commit_whose_answer_says_nothing_is_done_once(
+def test_a_commit_with_an_inconclusive_answer_takes_effect_once(
     service: HttpService, system: System, fault: str
 ) -> None:
     txn = new_txn()
@@ -110,7 +110,7 @@ def test_a_commit_whose_answer_says_nothing_is_done_once(
 
 
 @pytest.mark.parametrize("fault", [LOSE_AFTER, LOSE_BEFORE, DELAY, "502", "429"])
-def test_a_prepare_whose_answer_says_nothing_is_done_once(
+def test_a_prepare_with_an_inconclusive_answer_takes_effect_once(
     service: HttpService, tmp_path: Path, fault: str
 ) -> None:
     system = _system(service, "two-phase", tmp_path, timeout=500)
@@ -125,7 +125,7 @@ def test_a_prepare_whose_answer_says_nothing_is_done_once(
     assert system.visible() == []
 
 
-def test_neither_the_commit_nor_the_status_request_is_answered(service: HttpService, tmp_path: Path) -> None:
+def test_an_unanswered_commit_and_status_request_are_retried(service: HttpService, tmp_path: Path) -> None:
     """The outcome is unknown, so the sink returns `Retryable`. The next call finds the batch committed."""
     system = _system(service, "two-phase", tmp_path, retries=0)
     txn = new_txn()
@@ -137,7 +137,7 @@ def test_neither_the_commit_nor_the_status_request_is_answered(service: HttpServ
     assert len(system.visible()) == ROWS.num_rows
 
 
-def test_the_service_is_killed_and_comes_back(service: HttpService, system: System) -> None:
+def test_a_restart_of_the_service_loses_no_batch(service: HttpService, system: System) -> None:
     txn = new_txn()
     with opened(system) as sink:
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
@@ -148,7 +148,7 @@ def test_the_service_is_killed_and_comes_back(service: HttpService, system: Syst
     assert len(system.visible()) == ROWS.num_rows
 
 
-def test_the_service_dies_over_the_answer_and_comes_back_within_the_call(
+def test_a_call_survives_a_restart_of_the_service_before_its_answer(
     service: HttpService, system: System
 ) -> None:
     txn = new_txn()
@@ -165,7 +165,7 @@ def test_the_service_dies_over_the_answer_and_comes_back_within_the_call(
 
 
 @pytest.mark.parametrize("status", ["400", "401", "403", "413", "422", "307"])
-def test_a_refusal_is_final_at_the_first_time(service: HttpService, system: System, status: str) -> None:
+def test_a_refusal_is_not_retried(service: HttpService, system: System, status: str) -> None:
     txn = new_txn()
     with opened(system) as sink:
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
@@ -178,7 +178,7 @@ def test_a_refusal_is_final_at_the_first_time(service: HttpService, system: Syst
     assert system.visible() == []
 
 
-def test_it_waits_as_long_as_the_service_asks(service: HttpService, system: System) -> None:
+def test_the_sink_waits_as_long_as_the_service_asks(service: HttpService, system: System) -> None:
     txn = new_txn()
     with opened(system) as sink:
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
@@ -194,7 +194,7 @@ def test_it_waits_as_long_as_the_service_asks(service: HttpService, system: Syst
         assert isinstance(sink.commit(later, deadline()), Retryable)
 
 
-def test_a_conflict_is_done_or_under_way(service: HttpService, tmp_path: Path) -> None:
+def test_status_409_means_committed_or_still_in_progress(service: HttpService, tmp_path: Path) -> None:
     """In the IETF draft, status 409 means that the first request with the key is still in progress."""
     for on_conflict, sent in (("done", 1), ("retry", 2)):
         system = _system(service, IDEMPOTENCY_KEY, tmp_path, on_conflict=on_conflict)
@@ -207,7 +207,7 @@ def test_a_conflict_is_done_or_under_way(service: HttpService, tmp_path: Path) -
         assert len(service.log()) - before == sent
 
 
-def test_a_batch_of_an_earlier_process_is_looked_up_before_it_is_sent_again(
+def test_the_status_of_an_earlier_processs_batch_is_requested_before_it_is_sent_again(
     service: HttpService, tmp_path: Path
 ) -> None:
     """The earlier process died after it sent the rows, and the service has expired the key since."""
@@ -226,7 +226,7 @@ def test_a_batch_of_an_earlier_process_is_looked_up_before_it_is_sent_again(
 
 
 @pytest.mark.parametrize("mode", ["two-phase", IDEMPOTENCY_KEY])
-def test_the_request_says_what_it_carries_and_who_asks(
+def test_a_request_has_credentials_content_type_row_count_and_transaction_id(
     service: HttpService, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVICE_AUTH", "Bearer s3cr3t-of-the-test")
@@ -244,7 +244,7 @@ def test_the_request_says_what_it_carries_and_who_asks(
     assert "s3cr3t" not in concealed("refused: token s3cr3t-of-the-test")
 
 
-def test_the_credentials_are_shown_nowhere(service: HttpService, tmp_path: Path) -> None:
+def test_credentials_never_appear_in_logs_or_errors(service: HttpService, tmp_path: Path) -> None:
     stated = {"sink.a.type": "http", "sink.a.url": service.url, "sink.a.auth": "Token hidden-in-options"}
     (spec,) = parse(["a"], stated)
     sink = spec.build()
@@ -271,7 +271,7 @@ def test_recover_raises_if_the_service_does_not_list_prepared_ids(
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({}, "'sink.a.url' is missing"),
         ({"url": "ftp://h/"}, "expected http://"),
@@ -290,15 +290,15 @@ def test_recover_raises_if_the_service_does_not_list_prepared_ids(
         ({"url": "http://h/", "retries": "-1"}, "an integer, 0 or more"),
     ],
 )
-def test_options_are_refused_at_the_start(options: dict[str, str], told: str) -> None:
+def test_invalid_options_are_refused_at_the_start(options: dict[str, str], message: str) -> None:
     stated = {"sink.a.type": "http", **{f"sink.a.{name}": value for name, value in options.items()}}
     with pytest.raises(InvalidOptionError) as error:
         parse(["a"], stated)
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert "pa55word" not in str(error.value)
 
 
-def test_missing_credentials_or_checkpoint_are_found_before_the_first_batch(tmp_path: Path) -> None:
+def test_missing_credentials_or_checkpoint_are_detected_before_the_first_batch(tmp_path: Path) -> None:
     missing = HttpSink("http://127.0.0.1:9/", auth_env="KAFKA_EOS_TEST_UNSET")
     with (
         opened(System(lambda: missing, list)) as sink,

@@ -15,7 +15,13 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pytest
 
-from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.errors import (
+    InvalidOptionError,
+    InvalidRecordError,
+    InvalidSchemaError,
+    SinkRetryableError,
+)
+from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks import registry
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkContext
 from kafka_eos_source.sinks.notes_folder import NotesFolder
@@ -75,7 +81,7 @@ class Lake:
             lambda: self.sink(**options), self.visible, store=str(self.folder / "checkpoint"), rows=rows
         )
 
-    def take(self, rows: pa.Table, batch_id: int = 7, **options: Any) -> None:
+    def write_batch(self, rows: pa.Table, batch_id: int = 7, **options: Any) -> None:
         txn = new_txn(batch_id)
         with opened(self.system(**options)) as sink:
             sink.check(rows.schema, deadline())
@@ -97,7 +103,7 @@ class TestIceberg(SinkConformance):
         return lake.system()
 
 
-def test_every_type_arrives_in_its_partition(lake: Lake) -> None:
+def test_rows_of_every_type_are_written_to_their_partition(lake: Lake) -> None:
     utc = datetime.timezone.utc
     late = datetime.datetime(2020, 2, 29, 23, 59, 59, 999999, utc)
     old = datetime.datetime(1969, 12, 31, tzinfo=utc)
@@ -120,7 +126,7 @@ def test_every_type_arrives_in_its_partition(lake: Lake) -> None:
         }
     )
     by = partition_by("partition.by", "days(at), bucket(4, id), truncate(1, price), day")
-    lake.take(rows, partition_by=by)
+    lake.write_batch(rows, partition_by=by)
     table = lake.table()
     found = table.scan().to_arrow()
     assert sorted(found.to_pylist(), key=lambda row: row["id"] or 99) == rows.to_pylist()
@@ -134,7 +140,7 @@ def test_every_type_arrives_in_its_partition(lake: Lake) -> None:
     assert chosen.to_arrow()["id"].to_pylist() == [2]
 
 
-def test_the_snapshot_names_the_batch_and_the_property_outlives_it(lake: Lake) -> None:
+def test_the_snapshot_names_the_batch_and_a_table_property_outlives_it(lake: Lake) -> None:
     txn = new_txn(12)
     with opened(lake.system()) as sink:
         assert sink.prepare(txn, stage(sink, ROWS, 12), deadline()) == OK
@@ -160,7 +166,7 @@ def test_the_snapshot_names_the_batch_and_the_property_outlives_it(lake: Lake) -
     assert len(lake.visible()) == ROWS.num_rows + 1
 
 
-def test_killed_between_the_snapshot_and_its_note(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_between_snapshot_and_note_is_recovered(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     txn = new_txn()
     with opened(lake.system()) as sink:
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
@@ -177,7 +183,9 @@ def test_killed_between_the_snapshot_and_its_note(lake: Lake, monkeypatch: pytes
     assert len(lake.visible()) == ROWS.num_rows
 
 
-def test_the_answer_to_a_commit_is_lost(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_with_a_lost_answer_is_found_at_the_next_try(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The catalog committed the snapshot but reported a conflict; the next try finds the batch."""
     txn = new_txn()
     with opened(lake.system()) as sink:
@@ -187,7 +195,7 @@ def test_the_answer_to_a_commit_is_lost(lake: Lake, monkeypatch: pytest.MonkeyPa
     assert len(lake.visible()) == ROWS.num_rows
 
 
-def test_another_writer_commits_at_the_same_moment(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_concurrent_commit_of_another_writer_is_kept(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     txn = new_txn()
     with opened(lake.system()) as sink:
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
@@ -197,7 +205,7 @@ def test_another_writer_commits_at_the_same_moment(lake: Lake, monkeypatch: pyte
         def append(self: IcebergSink, table: Table, *rest: Any) -> Exception | None:
             tries.append(table)
             if len(tries) <= 2:
-                lake.table().append(ROWS.slice(0, 1))  # after we have looked at the table
+                lake.table().append(ROWS.slice(0, 1))  # after the sink has loaded the table
             return real(self, table, *rest)
 
         monkeypatch.setattr(IcebergSink, "publish", append)
@@ -228,29 +236,53 @@ def test_many_queries_write_one_table(lake: Lake) -> None:
 
 
 def test_new_columns_fail_or_are_added(lake: Lake) -> None:
-    lake.take(ROWS, 1)
+    lake.write_batch(ROWS, 1)
     wider = ROWS.append_column("note", pa.array(["n"] * ROWS.num_rows))
     with pytest.raises(InvalidSchemaError, match="note"):
-        lake.take(wider, 2)
+        lake.write_batch(wider, 2)
     assert len(lake.visible()) == ROWS.num_rows
-    lake.take(wider, 2, schema_evolution="add")
-    lake.take(ROWS.select(["name", "id"]), 3)  # what is not there is null; the order does not matter
+    lake.write_batch(wider, 2, schema_evolution="add")
+    lake.write_batch(ROWS.select(["name", "id"]), 3)  # missing columns are null; the order does not matter
     notes = [row["note"] for row in lake.visible()]
     assert (notes.count("n"), notes.count(None)) == (ROWS.num_rows, 2 * ROWS.num_rows)
 
 
-def test_columns_widen_and_never_narrow(lake: Lake) -> None:
+def test_columns_are_added_although_another_writer_adds_rows_meanwhile(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalog refuses the new schema, and the schema of the table is the same as before."""
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    lake.write_batch(ROWS, 1)
+    wider = ROWS.append_column("note", pa.array(["n"] * ROWS.num_rows))
+    real, conflicts = SqlCatalog.commit_table, [_conflict] * 2
+
+    def commit_table(self: SqlCatalog, *args: Any) -> Any:
+        if conflicts:
+            conflicts.pop()()
+        return real(self, *args)
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", commit_table)
+    lake.write_batch(wider, 2, schema_evolution="add")
+    assert not conflicts
+    assert [row["note"] for row in lake.visible()].count("n") == ROWS.num_rows
+    conflicts.append(_conflict)
+    with opened(lake.system(schema_evolution="add")) as sink, pytest.raises(SinkRetryableError, match="kept"):
+        sink.check(wider.append_column("more", wider["note"]).schema, Deadline.after_seconds(0))
+
+
+def test_columns_are_widened_and_never_narrowed(lake: Lake) -> None:
     narrow = pa.table({"id": pa.array([1], pa.int32())})
     wide = pa.table({"id": pa.array([2**40], pa.int64())})
-    lake.take(narrow, 1)
+    lake.write_batch(narrow, 1)
     with pytest.raises(InvalidSchemaError, match="id"):
-        lake.take(wide, 2)
-    lake.take(wide, 2, schema_evolution="add")
-    lake.take(narrow, 3, schema_evolution="add")
+        lake.write_batch(wide, 2)
+    lake.write_batch(wide, 2, schema_evolution="add")
+    lake.write_batch(narrow, 3, schema_evolution="add")
     assert sorted(row["id"] for row in lake.visible()) == [1, 1, 2**40]
     text = pa.table({"id": ["x"]})
     with pytest.raises(InvalidSchemaError, match="cannot be evolved"):
-        lake.take(text, 4, schema_evolution="add")
+        lake.write_batch(text, 4, schema_evolution="add")
 
 
 def test_a_required_column_takes_rows_that_have_it(lake: Lake) -> None:
@@ -258,40 +290,40 @@ def test_a_required_column_takes_rows_that_have_it(lake: Lake) -> None:
     catalog = load_catalog("default", **lake.catalog)
     catalog.create_namespace("lake")
     catalog.create_table(NAME, schema)
-    lake.take(ROWS.select(["id", "name"]))
+    lake.write_batch(ROWS.select(["id", "name"]))
     assert len(lake.visible()) == ROWS.num_rows
     with pytest.raises(InvalidRecordError, match="'id' is null"):
-        lake.take(pa.table({"id": pa.array([1, None], pa.int64())}))
+        lake.write_batch(pa.table({"id": pa.array([1, None], pa.int64())}))
     with pytest.raises(InvalidSchemaError, match="requires the column 'id'"):
-        lake.take(ROWS.select(["name"]), schema_evolution="add")
+        lake.write_batch(ROWS.select(["name"]), schema_evolution="add")
     assert len(lake.visible()) == ROWS.num_rows
 
 
-def test_what_does_not_fit_is_named(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_type_that_does_not_fit_its_column_is_named(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
     inner = pa.struct([("x", pa.int32())])
-    lake.take(pa.table({"a": pa.array([{"x": 1}], inner), "b": pa.array([[1]], pa.list_(pa.int32()))}))
+    lake.write_batch(pa.table({"a": pa.array([{"x": 1}], inner), "b": pa.array([[1]], pa.list_(pa.int32()))}))
     wrong = pa.table({"a": pa.array([{"x": "1"}]), "b": pa.array([["1"]])})
     with pytest.raises(
         InvalidSchemaError,
         match=r"'a\.x' is string in the frame and int in the table; column 'b\.element' is",
     ):
-        lake.take(wrong)
+        lake.write_batch(wrong)
     with pytest.raises(InvalidSchemaError, match="duration"):
-        lake.take(pa.table({"a": pa.array([1], pa.duration("us"))}))
+        lake.write_batch(pa.table({"a": pa.array([1], pa.duration("us"))}))
     assert capsys.readouterr().out == "", "a Python worker's standard output belongs to Spark"
 
 
-def test_a_table_is_created_only_if_it_may(lake: Lake) -> None:
+def test_a_table_is_created_only_if_the_option_allows_it(lake: Lake) -> None:
     with pytest.raises(InvalidOptionError, match=r"no Iceberg table 'lake\.orders'"):
-        lake.take(ROWS, create=False)
-    lake.take(ROWS, properties={"write.parquet.compression-codec": "snappy"})
+        lake.write_batch(ROWS, create=False)
+    lake.write_batch(ROWS, properties={"write.parquet.compression-codec": "snappy"})
     assert lake.table().properties["write.parquet.compression-codec"] == "snappy"
-    lake.take(ROWS, create=False)
+    lake.write_batch(ROWS, create=False)
     assert len(lake.visible()) == 2 * ROWS.num_rows
 
 
 @pytest.mark.parametrize("when", ["prepare", "commit"])
-def test_a_table_that_was_dropped_under_a_batch_is_refused(lake: Lake, when: str) -> None:
+def test_a_batch_whose_table_was_dropped_is_refused(lake: Lake, when: str) -> None:
     """The staged files belong to the dropped table."""
     txn = new_txn()
     with opened(lake.system()) as sink:
@@ -309,9 +341,9 @@ def test_a_table_that_was_dropped_under_a_batch_is_refused(lake: Lake, when: str
 
 @pytest.mark.parametrize("merge", ["false", "true"])
 @pytest.mark.parametrize("when", ["prepare", "commit"])
-def test_another_partition_spec_does_not_stop_a_batch(lake: Lake, when: str, merge: str) -> None:
+def test_a_changed_partition_spec_does_not_fail_a_batch(lake: Lake, when: str, merge: str) -> None:
     """The files keep the spec with which they were written, and the table keeps its new spec."""
-    lake.take(ROWS.slice(0, 2), 1, partition_by=partition_by("p", "name"), properties=_MERGE[merge])
+    lake.write_batch(ROWS.slice(0, 2), 1, partition_by=partition_by("p", "name"), properties=_MERGE[merge])
     txn, after = new_txn(2), new_txn(3)
     with opened(lake.system()) as sink:
         staged = stage(sink, ROWS.slice(2))
@@ -337,7 +369,7 @@ def test_another_partition_spec_does_not_stop_a_batch(lake: Lake, when: str, mer
         assert rows.num_rows == 1
 
 
-def test_a_partition_column_that_is_widened_does_not_stop_a_batch(lake: Lake) -> None:
+def test_a_widened_partition_column_does_not_fail_a_batch(lake: Lake) -> None:
     narrow = pa.table({"id": pa.array([1, 2], pa.int32())})
     txn = new_txn()
     with opened(lake.system(partition_by=partition_by("p", "id"))) as sink:
@@ -350,12 +382,12 @@ def test_a_partition_column_that_is_widened_does_not_stop_a_batch(lake: Lake) ->
 
 def test_a_data_file_that_vanished_after_prepare_is_never_committed(lake: Lake) -> None:
     """The removal of orphan files may delete it, and a snapshot with a missing file fails every reader."""
-    lake.take(ROWS, 1)
+    lake.write_batch(ROWS, 1)
     txn = new_txn(2)
     with opened(lake.system()) as sink:
         staged = stage(sink, ROWS)
         assert sink.prepare(txn, staged, deadline()) == OK
-        file = Path(urlsplit(staged.tokens[0].files[0]["path"]).path)
+        file = Path(urlsplit(staged.receipts[0].files[0]["path"]).path)
         whole = file.read_bytes()
         file.unlink()
         outcome = sink.commit(txn, deadline())
@@ -363,7 +395,7 @@ def test_a_data_file_that_vanished_after_prepare_is_never_committed(lake: Lake) 
         assert file.name in outcome.why
         assert len(lake.visible()) == ROWS.num_rows, "the table is as it was"
         assert list(sink.recover(deadline())) == [txn]
-        file.write_bytes(whole)  # a person restores it
+        file.write_bytes(whole)  # the operator restores it
         assert sink.commit(txn, deadline()) == OK
     assert len(lake.visible()) == 2 * ROWS.num_rows
 
@@ -374,17 +406,17 @@ _MERGE = {
 }
 
 
-def test_a_data_file_that_is_gone_is_seen_before_kafka_commits(lake: Lake) -> None:
+def test_a_missing_data_file_fails_the_batch_before_kafka_commits(lake: Lake) -> None:
     with opened(lake.system()) as sink:
         staged = stage(sink, ROWS)
-        path = staged.tokens[0].files[0]["path"]
+        path = staged.receipts[0].files[0]["path"]
         Path(path.removeprefix("file://")).unlink()
         outcome = sink.prepare(new_txn(), staged, deadline())
     assert isinstance(outcome, Fatal)
     assert path in outcome.why
 
 
-def test_a_task_writes_a_file_when_it_holds_enough_and_takes_back_what_it_wrote(lake: Lake) -> None:
+def test_a_task_writes_a_file_when_its_buffer_is_full_and_deletes_its_files_on_failure(lake: Lake) -> None:
     from kafka_eos_source.sinks.contract import StageContext
 
     rows = pa.table({"id": range(300_000)})
@@ -404,7 +436,7 @@ def test_a_task_writes_a_file_when_it_holds_enough_and_takes_back_what_it_wrote(
                 assert len(list((lake.folder / "warehouse").rglob("*.parquet"))) == 2
 
 
-def test_options() -> None:
+def test_all_options_are_parsed() -> None:
     stated = {
         "sink.w.type": "iceberg",
         "sink.w.table": NAME,
@@ -442,13 +474,13 @@ def test_options() -> None:
         ("catalog.", "x"),
     ],
 )
-def test_options_that_are_refused(option: str, text: str) -> None:
+def test_an_invalid_option_is_refused(option: str, text: str) -> None:
     stated = {"sink.w.type": "iceberg", "sink.w.table": NAME, f"sink.w.{option}": text}
     with pytest.raises(InvalidOptionError, match=option.rstrip(".")):
         registry.parse(["w"], stated)
 
 
-def test_a_catalog_that_cannot_be_reached_is_asked_again(lake: Lake) -> None:
+def test_an_unreachable_catalog_is_retried(lake: Lake) -> None:
     from kafka_eos_source.errors import RetriableError
 
     sink = IcebergSink(NAME, catalog={"type": "rest", "uri": "http://127.0.0.1:9/"})
@@ -462,7 +494,7 @@ def _die(*_: Any) -> None:
 
 
 def _no_parts() -> Any:
-    raise AssertionError("it stages by itself")
+    raise AssertionError("this sink stages rows itself")
 
 
 def _conflict() -> None:

@@ -102,21 +102,32 @@ def test_sinks_by_type_and_by_import_path() -> None:
                 "sink.a.table": "t",
                 "sink.a.mode": "upsert",
             },
-            "mode=upsert requires keys",
+            r"option 'sink.a.mode' has the value 'upsert', and option 'sink.a.keys' is not set; .* Fix: .*"
+            r"'sink.a.keys'",
+        ),
+        (
+            {
+                "sinks": "a",
+                "sink.a.type": "http",
+                "sink.a.url": "http://h/",
+                "sink.a.auth": "x",
+                "sink.a.auth.env": "Y",
+            },
+            "options 'sink.a.auth' and 'sink.a.auth.env' are both set",
         ),
     ],
 )
-def test_bad_options(options: dict[str, str], message: str) -> None:
+def test_an_invalid_sink_option_is_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidOptionError, match=message):
         sinks(options)
 
 
-def test_a_batch_write_has_no_sinks() -> None:
+def test_a_batch_write_with_sinks_is_refused() -> None:
     with pytest.raises(InvalidOptionError, match="cannot be used for a batch write"):
         parse_write({**BASE, "sinks": "a", "sink.a.type": "memory"}, streaming=False)
 
 
-def test_a_bad_value_of_a_secret_is_not_shown() -> None:
+def test_the_error_of_an_invalid_secret_hides_its_value() -> None:
     with pytest.raises(
         InvalidOptionError, match=r"\(not shown\) that is not valid; expected SQLAlchemy URL"
     ) as refused:
@@ -146,7 +157,7 @@ class Writer:
         return self
 
 
-def test_sinks_as_objects() -> None:
+def test_sinks_can_be_passed_as_objects() -> None:
     writer: Any = Writer()
     with_two_phase_sinks(writer, {"own": OwnSink("x")}, columns={"own": ["id"]})
     (own,) = sinks(writer.options)
@@ -167,7 +178,7 @@ def test_the_password_of_an_object_is_not_shown() -> None:
     assert secrets.concealed("me:swordfish@host") == "me:********@host"
 
 
-def test_what_is_no_sink_is_refused() -> None:
+def test_an_object_that_is_not_a_sink_is_refused() -> None:
     writer: Any = Writer()
     with pytest.raises(InvalidOptionError, match="'a' is a str"):
         with_two_phase_sinks(writer, {"a": "no sink"})  # type: ignore[dict-item]
@@ -177,7 +188,7 @@ def test_what_is_no_sink_is_refused() -> None:
         with_two_phase_sinks(writer, {"a": unpicklable})
 
 
-def test_ids() -> None:
+def test_sink_transaction_ids_are_parsed_and_printed() -> None:
     txn = SinkTxn("my-app-7", "a_1", 12, "0123456789abcdef0123")
     assert str(txn) == "my-app-7-a_1-12-0123456789abcdef0123"
     assert SinkTxn.parse(str(txn)) == txn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -10,12 +11,13 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
 from kafka_eos_source.sinks.registry import parse
 from kafka_eos_source.sinks.s3.layout import Layout
+from kafka_eos_source.sinks.s3.uploading import StagedObject
 
 ATTEMPT = "0123456789abcdef0123"
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({}, "'sink.a.path' is missing"),
         ({"path": "/tmp/x"}, "expected s3://bucket"),
@@ -31,11 +33,11 @@ ATTEMPT = "0123456789abcdef0123"
         ({"path": "s3://bucket/x", "pathstyle": "true"}, "Did you mean 'sink.a.path.style'"),
     ],
 )
-def test_options_are_refused_at_the_start(options: dict[str, str], told: str) -> None:
+def test_invalid_options_are_refused_at_the_start(options: dict[str, str], message: str) -> None:
     stated = {"sink.a.type": "s3", **{f"sink.a.{name}": value for name, value in options.items()}}
     with pytest.raises(InvalidOptionError) as error:
         parse(["a"], stated)
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert "pa55word" not in str(error.value)
 
 
@@ -47,7 +49,7 @@ def test_without_boto3_the_error_says_what_to_install(monkeypatch: pytest.Monkey
         sink.open(SinkContext("a", "application"))
 
 
-def test_keys_of_another_query_are_not_taken_for_ours() -> None:
+def test_keys_of_another_query_with_a_common_prefix_are_ignored() -> None:
     """One application id may be a prefix of another one, such as `orders` and `orders-7`."""
     ours, beside, other = (
         Layout("b", "p/", SinkContext(name, application))
@@ -63,3 +65,11 @@ def test_keys_of_another_query_are_not_taken_for_ours() -> None:
     assert ours.txn(ours.prepared(mine)) == mine
     assert ours.txn(other.prepared(theirs)) is None
     assert ours.txn(beside.prepared(SinkTxn("orders", "b", 7, ATTEMPT))) is None
+
+
+def test_a_note_keeps_the_spelling_of_older_versions() -> None:
+    """A batch that an older version prepared is committed after an upgrade, and after a downgrade."""
+    note = {"key": "k", "upload_id": "u", "etags": ["e"], "attempt": "a1", "rows": 3, "size_bytes": 9}
+    staged = StagedObject("k", "u", ("e",), "a1", 3, 9)
+    assert StagedObject.from_json(note) == staged
+    assert json.loads(json.dumps(staged.to_json())) == note

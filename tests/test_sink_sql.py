@@ -51,7 +51,7 @@ def system(file: Path, **options: object) -> System:
     )
 
 
-def test_a_constraint_that_a_batch_breaks_is_found_before_kafka_has_it(file: Path) -> None:
+def test_a_violated_constraint_is_found_before_kafka_commits(file: Path) -> None:
     run(file, "CREATE TABLE rows (id INTEGER PRIMARY KEY, name TEXT, amount REAL)")
     run(file, "INSERT INTO rows VALUES (3, 'there already', 0)")
     txn = new_txn()
@@ -64,7 +64,7 @@ def test_a_constraint_that_a_batch_breaks_is_found_before_kafka_has_it(file: Pat
 
 
 @pytest.mark.usefixtures("_foreign_keys")
-def test_a_deferred_constraint_that_a_batch_breaks_is_found_before_kafka_has_it(file: Path) -> None:
+def test_a_violated_deferred_constraint_is_found_before_kafka_commits(file: Path) -> None:
     run(
         file,
         "CREATE TABLE names (name TEXT PRIMARY KEY)",
@@ -90,7 +90,7 @@ def test_a_database_that_may_refuse_at_the_commit_is_reported(file: Path) -> Non
     assert "two.phase=require" in risk
 
 
-def test_a_database_is_told_the_sequence_and_the_sink(file: Path) -> None:
+def test_the_ledger_records_sequence_number_and_sink(file: Path) -> None:
     txn = new_txn(12)
     with opened(system(file)) as sink:
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
@@ -99,7 +99,7 @@ def test_a_database_is_told_the_sequence_and_the_sink(file: Path) -> None:
     assert found == [("conformance", "conformance", 12, 5)]
 
 
-def test_the_ledger_of_an_older_version_is_used_as_it_is(file: Path) -> None:
+def test_the_ledger_of_an_older_version_is_used_unchanged(file: Path) -> None:
     run(
         file,
         "CREATE TABLE kafka_eos_ledger (gid VARCHAR(64) PRIMARY KEY, application_id VARCHAR(200) NOT NULL, "
@@ -117,7 +117,7 @@ def test_the_ledger_of_an_older_version_is_used_as_it_is(file: Path) -> None:
     assert len(run(file, "SELECT * FROM rows")) == ROWS.num_rows
 
 
-def test_names_are_short_enough_and_read_back() -> None:
+def test_transaction_names_are_short_enough_and_can_be_parsed() -> None:
     context = SinkContext("s" * 32, "a" * 500)
     for txn in (
         SinkTxn("a" * 500, "s" * 32, 2**63 - 1, SinkTxn.new_attempt()),

@@ -16,6 +16,7 @@ from kafka_eos_source.protocol.token import PreparedSinks, Token
 from kafka_eos_source.runtime import watchdog
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks import OK, Outcome, SinkContext, SinkTxn, Staged, TwoPhaseSink
+from kafka_eos_source.sinks.naming import SinkNaming
 from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.sinks.watched import WatchedSink
 
@@ -25,7 +26,7 @@ SLOW_BATCHES = 12
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_silence_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.05)
     monkeypatch.setattr("kafka_eos_source.commit.sinks._LEAST_SECONDS", 0.2)
 
@@ -35,7 +36,8 @@ class Rows:
 
     schema = ROWS.schema
     rows = 2 * SLOW_BATCHES
-    tokens: Sequence[Any] = ("t",)
+    receipts: Sequence[Any] = ("t",)
+    tokens = receipts
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         for _ in range(SLOW_BATCHES):
@@ -53,22 +55,23 @@ class Scripted(TwoPhaseSink):
 
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         self.drawn += sum(batch.num_rows for batch in staged.batches())
-        assert (staged.rows, staged.tokens, staged.schema) == (Rows.rows, Rows.tokens, Rows.schema)
-        return self._said("prepare")
+        assert (staged.rows, staged.receipts, staged.schema) == (Rows.rows, Rows.receipts, Rows.schema)
+        assert staged.tokens == Rows.receipts, "the name of earlier versions"
+        return self._record_call("prepare")
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         if self.context.store is not None and self.context.store.has_rows(str(txn)):
             self.drawn += sum(self._slowly(batch) for batch in self.context.store.rows(str(txn)))
-        return self._said("commit")
+        return self._record_call("commit")
 
     def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
-        return self._said("abort")
+        return self._record_call("abort")
 
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
-        self._said("recover")
+        self._record_call("recover")
         return [TXN]
 
-    def _said(self, call: str) -> Outcome:
+    def _record_call(self, call: str) -> Outcome:
         self.calls.append(call)
         self.act()
         return OK
@@ -80,7 +83,7 @@ class Scripted(TwoPhaseSink):
 
 
 def watched(sink: TwoPhaseSink, store: NotesFolder | None = None) -> WatchedSink:
-    found = WatchedSink(sink)
+    found = WatchedSink(sink, SinkNaming("a"))
     found.open(SinkContext("s", "app", store))
     return found
 
@@ -89,7 +92,7 @@ def soon(seconds: float = 0.2) -> Deadline:
     return Deadline.after_seconds(seconds)
 
 
-def test_every_call_comes_through() -> None:
+def test_every_call_reaches_the_sink() -> None:
     sink = Scripted()
     found = watched(sink)
     assert found.recover(soon()) == [TXN]
@@ -102,7 +105,7 @@ def test_every_call_comes_through() -> None:
     assert sink.calls == ["recover", "prepare", "commit", "abort"]
 
 
-def test_a_sink_that_draws_rows_may_take_longer_than_the_deadline(tmp_path: Path) -> None:
+def test_a_sink_that_keeps_reading_rows_may_take_longer_than_the_deadline(tmp_path: Path) -> None:
     sink, store = Scripted(), NotesFolder(str(tmp_path))
     store.put_rows(str(TXN), ROWS.schema, [ROWS] * SLOW_BATCHES)
     found = watched(sink, store)
@@ -111,7 +114,7 @@ def test_a_sink_that_draws_rows_may_take_longer_than_the_deadline(tmp_path: Path
     assert sink.drawn == 2 * Rows.rows
 
 
-def test_one_that_never_answers_is_unfinished_at_the_deadline() -> None:
+def test_a_commit_that_never_returns_is_unfinished_at_the_deadline() -> None:
     release = threading.Event()
     work = SinkWork({"s": watched(Scripted(release.wait))}, {}, "app", 3)
     token = Token("app", "q", "r", 3, 3, "", "", 0, sinks=PreparedSinks(TXN.attempt, ("s",)))
@@ -120,7 +123,7 @@ def test_one_that_never_answers_is_unfinished_at_the_deadline() -> None:
     release.set()
 
 
-def test_one_that_never_answers_prepares_nothing_and_is_not_waited_for_twice() -> None:
+def test_a_prepare_that_never_returns_fails_and_is_not_awaited_twice() -> None:
     release = threading.Event()
     sink = Scripted(release.wait)
     work = SinkWork({"s": watched(sink)}, {"s": Rows()}, "app", 3)
@@ -133,7 +136,7 @@ def test_one_that_never_answers_prepares_nothing_and_is_not_waited_for_twice() -
     release.set()
 
 
-def test_what_it_raises_is_raised() -> None:
+def test_an_error_of_the_sink_is_raised_unchanged() -> None:
     def fail() -> None:
         raise ConnectionResetError("gone")
 
@@ -141,7 +144,7 @@ def test_what_it_raises_is_raised() -> None:
         watched(Scripted(fail)).commit(TXN, soon())
 
 
-def test_one_that_hangs_is_closed_when_it_returns() -> None:
+def test_a_sink_that_hangs_is_closed_when_its_call_returns() -> None:
     release, closed = threading.Event(), threading.Event()
 
     class Closing(Scripted):

@@ -94,7 +94,9 @@ def folder(tmp_path: Path) -> StagingFolder:
     return StagingFolder.at(str(tmp_path / "staging"))
 
 
-def put(folder: StagingFolder | None, *batches: pa.RecordBatch, inline_bytes: int = 0) -> StagedPart:
+def stage_batches(
+    folder: StagingFolder | None, *batches: pa.RecordBatch, inline_bytes: int = 0
+) -> StagedPart:
     return stage(
         batches, staged_schema(VALUE), folder=folder, batch="3", inline_bytes=inline_bytes, topic="out"
     )
@@ -125,7 +127,7 @@ def test_arrow_rows_are_staged_column_by_column() -> None:
     ]
 
 
-def test_spark_rows_are_staged_the_same() -> None:
+def test_spark_rows_are_staged_like_arrow_rows() -> None:
     local = NOON.astimezone().replace(tzinfo=None)  # PySpark passes naive local times to a row-based writer
     rows = [
         ("t", "v", 1, bytearray(b"k"), 0, [("h", bytearray(b"1")), ("i", None)], local),
@@ -142,7 +144,7 @@ def test_spark_rows_are_staged_the_same() -> None:
     assert by_row.to_pylist() == by_arrow.to_pylist()
 
 
-def test_slices_with_headers_keep_their_own() -> None:
+def test_slices_of_a_batch_keep_their_own_headers() -> None:
     whole = frame(*({"headers": [{"Key": str(i), "VALUE": b"x"}] * i} for i in range(5)))
     staged = from_arrow(whole.slice(2, 2), COLUMNS)
     assert [len(headers) for headers in staged.column("headers").to_pylist()] == [2, 3]
@@ -159,7 +161,7 @@ def test_slices_with_headers_keep_their_own() -> None:
         ({"timestamp": datetime.datetime(1969, 12, 31, tzinfo=datetime.timezone.utc)}, "before 1970"),
     ],
 )
-def test_a_row_that_no_record_can_be_is_refused_by_name_and_number(
+def test_a_row_that_cannot_become_a_record_is_refused_with_column_and_number(
     row: dict[str, object], column: str
 ) -> None:
     with pytest.raises(InvalidRecordError, match=column) as caught:
@@ -168,8 +170,8 @@ def test_a_row_that_no_record_can_be_is_refused_by_name_and_number(
     assert caught.value.fix
 
 
-def test_few_bytes_travel_in_the_message(folder: StagingFolder) -> None:
-    part = put(folder, value_only(3), inline_bytes=10_000)
+def test_a_small_part_is_sent_in_the_commit_message(folder: StagingFolder) -> None:
+    part = stage_batches(folder, value_only(3), inline_bytes=10_000)
     assert part.name == ""
     assert part.inline is not None
     assert part.rows == 3
@@ -177,8 +179,8 @@ def test_few_bytes_travel_in_the_message(folder: StagingFolder) -> None:
     assert StagedRows(folder, "3", [pickle.loads(pickle.dumps(part))]).rows == 3
 
 
-def test_many_bytes_go_to_a_file(folder: StagingFolder) -> None:
-    part = put(folder, value_only(100), value_only(1), inline_bytes=1000)
+def test_a_large_part_is_written_to_a_file(folder: StagingFolder) -> None:
+    part = stage_batches(folder, value_only(100), value_only(1), inline_bytes=1000)
     assert part.inline is None
     assert os.path.getsize(f"{folder.location}/3/{part.name}") == part.size_bytes
     staged = StagedRows(folder, "3", [part])
@@ -190,7 +192,7 @@ def test_many_bytes_go_to_a_file(folder: StagingFolder) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux reports resident memory")
-def test_a_batch_that_was_read_is_not_in_memory(folder: StagingFolder) -> None:
+def test_a_batch_that_was_read_does_not_stay_in_memory(folder: StagingFolder) -> None:
     """A staged file is read in pieces, and can be read again by a retried commit."""
     rows = pa.record_batch({"value": pa.array([b"x" * 1000] * 20_000)})
     part = stage([rows], rows.schema, folder=folder, batch="3", inline_bytes=0, topic="out")
@@ -210,15 +212,15 @@ def resident(name: str) -> int:
     return sum(1024 * int(re.search(r"^Rss: +(\d+) kB$", each, re.MULTILINE)[1]) for each in maps)  # type: ignore[index]
 
 
-def test_an_empty_task_is_a_part_without_rows(folder: StagingFolder) -> None:
-    part = put(folder)
+def test_a_task_without_rows_stages_an_empty_part(folder: StagingFolder) -> None:
+    part = stage_batches(folder)
     assert part.rows == 0
     assert list(StagedRows(folder, "3", [part]).batches()) == []
 
 
 @given(st.integers(0, 10**6), st.binary(min_size=1, max_size=1))
-def test_any_changed_byte_is_found(position: int, byte: bytes) -> None:
-    part = put(None, value_only(3))
+def test_any_changed_byte_of_a_staged_part_is_detected(position: int, byte: bytes) -> None:
+    part = stage_batches(None, value_only(3))
     assert part.inline is not None
     changed = bytearray(part.inline)
     at = position % len(changed)
@@ -231,26 +233,26 @@ def test_any_changed_byte_is_found(position: int, byte: bytes) -> None:
         StagingFolder("nowhere").read("3", damaged)
 
 
-@pytest.mark.parametrize("harm", ["truncate", "empty", "delete"])
-def test_a_harmed_file_is_refused_before_anything_is_sent(folder: StagingFolder, harm: str) -> None:
-    part = put(folder, value_only(100))
+@pytest.mark.parametrize("damage", ["truncate", "empty", "delete"])
+def test_a_damaged_file_is_refused_before_any_record_is_sent(folder: StagingFolder, damage: str) -> None:
+    part = stage_batches(folder, value_only(100))
     path = Path(folder.location, "3", part.name)
-    if harm == "delete":
+    if damage == "delete":
         path.unlink()
     else:
-        os.truncate(path, 0 if harm == "empty" else part.size_bytes - 1)
+        os.truncate(path, 0 if damage == "empty" else part.size_bytes - 1)
     with pytest.raises(StagedPartError, match="restart the query"):
         StagedRows(folder, "3", [part])
 
 
-def test_a_wrong_count_is_refused(folder: StagingFolder) -> None:
-    part = put(folder, value_only(3))
+def test_a_part_with_a_wrong_row_count_is_refused(folder: StagingFolder) -> None:
+    part = stage_batches(folder, value_only(3))
     wrong = StagedPart(part.name, 4, part.size_bytes, part.crc32)
     with pytest.raises(StagedPartError, match="3 rows; expected 4"):
         StagedRows(folder, "3", [wrong])
 
 
-def test_an_attempt_that_fails_leaves_no_file(folder: StagingFolder) -> None:
+def test_a_failed_task_attempt_leaves_no_file(folder: StagingFolder) -> None:
     def rows() -> Iterator[pa.RecordBatch]:
         yield value_only(100)
         raise RuntimeError("the task failed")
@@ -263,11 +265,13 @@ def test_an_attempt_that_fails_leaves_no_file(folder: StagingFolder) -> None:
 def test_a_folder_that_is_not_shared_is_refused(folder: StagingFolder) -> None:
     elsewhere = StagingFolder(folder.location, probe="written by a driver on another machine")
     with pytest.raises(InvalidOptionError, match="not shared"):
-        put(elsewhere, value_only(100))
-    assert put(elsewhere, value_only(1), inline_bytes=10_000).inline is not None  # inline rows need no folder
+        stage_batches(elsewhere, value_only(100))
+    assert (
+        stage_batches(elsewhere, value_only(1), inline_bytes=10_000).inline is not None
+    )  # inline rows need no folder
 
 
-def test_the_probe_is_the_same_for_every_writer(folder: StagingFolder) -> None:
+def test_every_writer_finds_the_same_probe_file(folder: StagingFolder) -> None:
     assert StagingFolder.at(folder.location) == folder
     assert Path(folder.location, PROBE).read_text() == folder.probe
 
@@ -279,7 +283,7 @@ def test_a_read_only_folder_is_named(tmp_path: Path) -> None:
         StagingFolder.at(str(tmp_path / "staging"))
 
 
-def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+def test_a_file_at_the_path_of_the_staging_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UnavailableError, match="cannot be written"):
         StagingFolder.at(str(tmp_path / "file" / "staging"))
@@ -296,10 +300,10 @@ def test_a_full_disk_is_named_and_nothing_is_staged(
 
     monkeypatch.setattr(StagingFolder, "create", lambda self, batch: ("x.arrow", Full()))
     with pytest.raises(UnavailableError, match="No space left"):
-        put(folder, value_only(100))
+        stage_batches(folder, value_only(100))
 
 
-def test_file_system_by_uri(tmp_path: Path) -> None:
+def test_the_uri_selects_the_file_system(tmp_path: Path) -> None:
     assert file_system(f"file://{tmp_path}/a b")[1] == f"{tmp_path}/a b"
     assert file_system(f"file:{tmp_path}/a%20b")[1] == f"{tmp_path}/a b"
     assert file_system(str(tmp_path))[1] == str(tmp_path)
@@ -307,7 +311,7 @@ def test_file_system_by_uri(tmp_path: Path) -> None:
         file_system("ftp://somewhere/x")
 
 
-def test_highest_partitions() -> None:
+def test_a_part_records_the_highest_partition_of_each_topic() -> None:
     batch = pa.record_batch(
         {
             "value": pa.array([b"", b"", b"", b""]),
@@ -320,7 +324,7 @@ def test_highest_partitions() -> None:
     assert highest_partitions(value_only(1), "c") == {"c": -1}
 
 
-def test_parts_of_many_topics_are_joined(folder: StagingFolder) -> None:
+def test_staged_rows_of_many_parts_list_all_topics(folder: StagingFolder) -> None:
     parts = [
         StagedPart("", 0, 0, 0, topics=(("a", 1), ("b", -1))),
         StagedPart("", 0, 0, 0, topics=(("a", 4),)),
@@ -328,7 +332,7 @@ def test_parts_of_many_topics_are_joined(folder: StagingFolder) -> None:
     assert StagedRows(folder, "3", parts).topics == {"a": 4, "b": -1}
 
 
-def test_two_queries_with_one_staging_location_do_not_meet(tmp_path: Path) -> None:
+def test_two_queries_with_one_staging_location_use_different_folders(tmp_path: Path) -> None:
     shared = str(tmp_path / "staging")
     ours, theirs = (location_of_query(f"/checkpoints/{name}", shared) for name in ("a", "b"))
     assert ours != theirs
@@ -351,9 +355,9 @@ def mode(path: str | Path) -> int:
     return stat.S_IMODE(os.stat(path).st_mode)
 
 
-def test_only_the_owner_may_read_what_is_staged(tmp_path: Path, generous_umask: None) -> None:
+def test_only_the_owner_may_read_staged_parts(tmp_path: Path, generous_umask: None) -> None:
     folder = StagingFolder.at(str(tmp_path / "checkpoint" / "kafka-eos" / "staging"))
-    part = put(folder, value_only(100))
+    part = stage_batches(folder, value_only(100))
     assert mode(folder.location) == mode(f"{folder.location}/3") == 0o700
     assert mode(f"{folder.location}/3/{part.name}") == mode(f"{folder.location}/{PROBE}") == 0o600
 
@@ -363,7 +367,7 @@ def test_a_folder_of_the_user_keeps_its_mode_and_parts_are_private(
 ) -> None:
     tmp_path.chmod(0o755)
     folder = StagingFolder.at(str(tmp_path))
-    part = put(folder, value_only(100))
+    part = stage_batches(folder, value_only(100))
     assert mode(tmp_path) == 0o755
     assert mode(tmp_path / "3") == 0o700
     assert mode(tmp_path / "3" / part.name) == 0o600
@@ -375,11 +379,11 @@ def test_a_folder_of_another_user_is_named(folder: StagingFolder, monkeypatch: p
 
     monkeypatch.setattr("kafka_eos_source.stage.files.read_text", denied)
     with pytest.raises(InvalidOptionError, match="belongs to another user"):
-        put(StagingFolder(folder.location, probe="of a driver"), value_only(100))
+        stage_batches(StagingFolder(folder.location, probe="of a driver"), value_only(100))
 
 
 _GOOD = "0123456789abcdef" * 2 + ".arrow"
-_LEADING_OUT = [
+_ESCAPING_NAMES = [
     "../4/" + _GOOD,
     "/etc/passwd",
     "..",
@@ -394,27 +398,29 @@ _LEADING_OUT = [
 ]
 
 
-def claimed(part: StagedPart, name: str) -> StagedPart:
+def renamed_part(part: StagedPart, name: str) -> StagedPart:
     """Returns the part under another file name, with the right length and checksum."""
     return StagedPart(name, part.rows, part.size_bytes, part.crc32)
 
 
-@pytest.mark.parametrize("name", _LEADING_OUT)
-def test_a_name_that_no_task_makes_is_refused(folder: StagingFolder, name: str) -> None:
-    part = put(folder, value_only(100))
+@pytest.mark.parametrize("name", _ESCAPING_NAMES)
+def test_a_part_name_that_no_task_uses_is_refused(folder: StagingFolder, name: str) -> None:
+    part = stage_batches(folder, value_only(100))
     with pytest.raises(StagedPartError, match="is not the name of a staged batch or part"):
-        StagedRows(folder, "3", [claimed(part, name)])
+        StagedRows(folder, "3", [renamed_part(part, name)])
 
 
 @given(st.text(max_size=60) | st.from_regex(r"[./0-9a-f]{30,40}\.arrow", fullmatch=True))
-def test_no_name_leads_out_of_the_folder(name: str) -> None:
+def test_a_part_name_cannot_escape_the_staging_folder(name: str) -> None:
     with pytest.raises(StagedPartError) as caught:
         StagingFolder("/nowhere/staging").read("3", StagedPart(name, 1, 1, 1))
     assert "is not the name of a staged" in str(caught.value) or re.fullmatch(r"[0-9a-f]{32}\.arrow", name)
 
 
-def test_a_name_that_leads_out_deletes_nothing(folder: StagingFolder, tmp_path: Path) -> None:
-    part = put(folder, value_only(100))
+def test_discarding_a_part_name_outside_the_folder_deletes_nothing(
+    folder: StagingFolder, tmp_path: Path
+) -> None:
+    part = stage_batches(folder, value_only(100))
     outside = tmp_path / "precious"
     outside.mkdir()
     kept = [outside / _GOOD, Path(folder.location, PROBE), Path(folder.location, "3", part.name)]
@@ -428,10 +434,10 @@ def test_a_name_that_leads_out_deletes_nothing(folder: StagingFolder, tmp_path: 
 
 
 @pytest.mark.parametrize("linked", ["file", "folder"])
-def test_a_link_out_of_the_folder_is_neither_read_nor_followed_to_delete(
+def test_a_link_out_of_the_folder_is_followed_neither_to_read_nor_to_delete(
     folder: StagingFolder, tmp_path: Path, linked: str
 ) -> None:
-    part = put(folder, value_only(100))
+    part = stage_batches(folder, value_only(100))
     staged, outside = Path(folder.location, "3"), tmp_path / "outside"
     staged.rename(outside)
     if linked == "folder":
@@ -446,11 +452,11 @@ def test_a_link_out_of_the_folder_is_neither_read_nor_followed_to_delete(
     assert (outside / part.name).exists()
 
 
-def test_a_staging_folder_that_is_reached_by_a_link_is_as_good(tmp_path: Path) -> None:
+def test_a_staging_folder_behind_a_link_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     folder = StagingFolder.at(str(tmp_path / "link" / "staging"))
-    part = put(folder, value_only(100))
+    part = stage_batches(folder, value_only(100))
     assert StagedRows(folder, "3", [part]).rows == 100
     folder.remove_batch("3")
     assert folder.batches() == []
@@ -467,7 +473,7 @@ class Bomb:
 
 
 def test_staged_files_are_never_unpickled(folder: StagingFolder, tmp_path: Path) -> None:
-    """Staged files are never unpickled, not even by the Arrow type of CVE-2023-47248."""
+    """This includes the Arrow extension type of CVE-2023-47248."""
     trace = tmp_path / "exploded"
     pickled = pickle.dumps(Bomb(trace))
     field = pa.field(
@@ -495,7 +501,7 @@ def test_staged_files_are_never_unpickled(folder: StagingFolder, tmp_path: Path)
     assert trace.exists(), "the bomb works"
 
 
-def test_nothing_of_the_product_unpickles() -> None:
+def test_the_package_unpickles_only_options_of_the_query() -> None:
     """This package unpickles only what a query's own options hold; Spark unpickles its own messages."""
     package = Path(kafka_eos_source.__file__).parent
     found = re.compile(
@@ -507,7 +513,7 @@ def test_nothing_of_the_product_unpickles() -> None:
     assert unpickling == {Path("spark/pickled.py")}
 
 
-def test_the_folder_of_batch_writes_must_be_our_own(
+def test_the_folder_of_batch_writes_must_belong_to_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, generous_umask: None
 ) -> None:
     """A staging folder in the shared temporary folder, whose name anyone can guess, must be private."""

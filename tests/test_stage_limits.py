@@ -45,7 +45,7 @@ def remote(folder: StagingFolder, monkeypatch: pytest.MonkeyPatch) -> StagingFol
     return folder
 
 
-def put(folder: StagingFolder, number: int = 0) -> StagedPart:
+def stage_part(folder: StagingFolder, number: int = 0) -> StagedPart:
     texts = values(number)
     rows = [
         pa.array([text.encode() for text in texts]),
@@ -68,7 +68,7 @@ def for_a_sink(folder: StagingFolder, *parts: StagedPart) -> Read:
     return StagedForSink(folder, "0", SCHEMA, found).batches
 
 
-proved = pytest.mark.parametrize("proved", [for_kafka, for_a_sink])
+each_reader = pytest.mark.parametrize("open_parts", [for_kafka, for_a_sink])
 
 _FEW_FILES = """
 import resource, sys
@@ -82,16 +82,16 @@ if sys.argv[3] == "remote":
     files.file_system = lambda location: (
         pafs.SubTreeFileSystem("/", pafs.LocalFileSystem()), location.lstrip("/")
     )
-parts = [put(folder, number) for number in range(300)]
+parts = [stage_part(folder, number) for number in range(300)]
 expected = [text for number in range(300) for text in values(number)]
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-for proved in (for_kafka, for_a_sink):
-    read = proved(folder, *parts)
+for open_parts in (for_kafka, for_a_sink):
+    read = open_parts(folder, *parts)
     for _ in range(2):
         assert read_all(read) == expected
-    held = list(read())  # as a sink does that makes one table of all batches
-    assert pa.Table.from_batches(held)["value"].to_pylist() == [text.encode() for text in expected]
-print("read", len(held))
+    batches = list(read())  # as a sink does that makes one table of all batches
+    assert pa.Table.from_batches(batches)["value"].to_pylist() == [text.encode() for text in expected]
+print("read", len(batches))
 """
 
 
@@ -122,16 +122,16 @@ def damage(path: Path, how: str, other: Path) -> None:
         path.write_bytes(content)
 
 
-@proved
+@each_reader
 @pytest.mark.parametrize("how", ["deleted", "truncated", "replaced", "changed"])
-def test_a_part_that_changes_after_its_proof_is_refused(
-    folder: StagingFolder, proved: Callable[..., Read], how: str
+def test_a_part_that_changes_after_it_was_verified_is_refused(
+    folder: StagingFolder, open_parts: Callable[..., Read], how: str
 ) -> None:
     """A staged file that is replaced by another valid file of equal size is detected."""
-    part, other = put(folder, 0), put(folder, 1)
+    part, other = stage_part(folder, 0), stage_part(folder, 1)
     assert (part.rows, part.size_bytes) == (other.rows, other.size_bytes)
     batch = Path(folder.location, "0")
-    read = proved(folder, part)
+    read = open_parts(folder, part)
     assert read_all(read) == values(0)
     damage(batch / part.name, how, batch / other.name)
     with pytest.raises(StagedPartError, match=r"cannot be read|is damaged") as caught:
@@ -139,10 +139,10 @@ def test_a_part_that_changes_after_its_proof_is_refused(
     assert "restart the query" in caught.value.fix
 
 
-@proved
-def test_a_remote_part_is_fetched_once(remote: StagingFolder, proved: Callable[..., Read]) -> None:
-    parts = [put(remote, number) for number in range(3)]
-    read = proved(remote, *parts)
+@each_reader
+def test_a_remote_part_is_downloaded_once(remote: StagingFolder, open_parts: Callable[..., Read]) -> None:
+    parts = [stage_part(remote, number) for number in range(3)]
+    read = open_parts(remote, *parts)
     for part in parts:
         Path(remote.location, "0", part.name).unlink()
     for _ in range(2):
@@ -150,7 +150,7 @@ def test_a_remote_part_is_fetched_once(remote: StagingFolder, proved: Callable[.
 
 
 def test_a_part_that_is_replaced_during_the_commit_aborts_the_transaction(folder: StagingFolder) -> None:
-    first, second, other = put(folder, 0), put(folder, 1), put(folder, 2)
+    first, second, other = stage_part(folder, 0), stage_part(folder, 1), stage_part(folder, 2)
     batch = Path(folder.location, "0")
     with MockCluster() as mock:
         kafka, session = MockKafka(mock), ProducerSession()
@@ -164,6 +164,6 @@ def test_a_part_that_is_replaced_during_the_commit_aborts_the_transaction(folder
 
 
 def test_topics_and_rows_are_known_without_reading(folder: StagingFolder) -> None:
-    staged = StagedRows(folder, "0", [put(folder), put(folder, 1)])
+    staged = StagedRows(folder, "0", [stage_part(folder), stage_part(folder, 1)])
     assert staged.rows == len(values(0) + values(1))
     assert staged.topics == MappingProxyType({OUTPUT: 1})

@@ -27,10 +27,10 @@ COLUMNS = SinkColumns(
 TOPIC = "app-counts-changelog"
 
 
-def report(shard: int = 0, *, shards: int = 2, attempt: str = "", **values: object) -> ShardReport:
+def report(shard: int = 0, *, shards: int = 2, task_attempt_id: str = "", **values: object) -> ShardReport:
     made = ShardReport(
         tp=TopicPartition(TOPIC, shard),
-        attempt=attempt or f"attempt-{shard}",
+        task_attempt_id=task_attempt_id or f"attempt-{shard}",
         shards=shards,
         query_id="query",
         batch_id=7,
@@ -45,6 +45,11 @@ def changes(*pairs: tuple[bytes, bytes | None]) -> pa.RecordBatch:
         [pa.array([key for key, _ in pairs], pa.binary()), pa.array([v for _, v in pairs], pa.binary())],
         schema=CHANGES,
     )
+
+
+def packets_of(made: ShardReport, batches: list[pa.RecordBatch]) -> list[bytes]:
+    """Returns the packets of a shard's task attempt."""
+    return [each.to_pybytes() for each in pack(made, batches)]
 
 
 def frame(values: list[bytes], packets: list[bytes]) -> pa.RecordBatch:
@@ -71,12 +76,12 @@ def staged(values: list[bytes], packets: list[bytes]) -> StagedPart:
 
 def both_shards() -> list[StagedPart]:
     return [
-        staged([b"x"], list(pack(report(0, event_time_ms=5), [changes((b"\x01k", b"v"), (b"\x01d", None))]))),
-        staged([b"y", b"z"], list(pack(report(1, event_time_ms=9), []))),
+        staged([b"x"], packets_of(report(0, event_time_ms=5), [changes((b"\x01k", b"v"), (b"\x01d", None))])),
+        staged([b"y", b"z"], packets_of(report(1, event_time_ms=9), [])),
     ]
 
 
-def test_an_operator_that_ran_and_was_not_heard_of_stops_the_batch() -> None:
+def test_a_batch_fails_if_no_report_of_an_operator_that_ran_arrives() -> None:
     """Lost state changes fail the batch: their column was dropped or overwritten by another operator's."""
     without = [replace(part, shards=None, operators=(TOPIC,)) for part in both_shards()]
     with pytest.raises(
@@ -90,9 +95,9 @@ def test_an_operator_that_ran_and_was_not_heard_of_stops_the_batch() -> None:
         reports([*heard, replace(second, shards=(), operators=("app-a-changelog", TOPIC))], "query", 7)
 
 
-def test_a_packet_says_what_was_packed() -> None:
+def test_a_packet_decodes_to_what_was_encoded() -> None:
     made = report(counts={"late_rows": 3})
-    first, last = map(unpack, pack(made, [changes((b"\x01k", b"v"), (b"\x01d", None))]))
+    first, last = map(unpack, packets_of(made, [changes((b"\x01k", b"v"), (b"\x01d", None))]))
     assert [batch.to_pylist() for batch in first.batches()] == [
         [{"key": b"\x01k", "value": b"v"}, {"key": b"\x01d", "value": None}]
     ]
@@ -101,7 +106,20 @@ def test_a_packet_says_what_was_packed() -> None:
     assert list(last.batches()) == []
 
 
-def test_a_processor_counts_few_things_of_short_names() -> None:
+def test_the_spelling_of_a_packet_stays() -> None:
+    """Driver and executors may run different versions that write the same format."""
+    header = (
+        b'{"v":2,"topic":"t","shard":1,"attempt":"a1","number":0,"report":{"packets":1,"records":0,"shards":2,'
+        b'"query":"q","batch":7,"next":40,"time":1000,"event":null,"sequence":-1,"skipped":false,"gap":false,'
+        b'"failure":"","pressure":0.0,"counts":{}}}'
+    )
+    made = ShardReport(TopicPartition("t", 1), "a1", 2, "q", 7, 40, 1000)
+    (packet,) = pack(made, [])
+    assert packet == len(header).to_bytes(4, "big") + header
+    assert unpack(packet).report == replace(made, packets=1)
+
+
+def test_a_processor_may_report_only_few_metrics_with_short_names() -> None:
     context = BatchContext(batch_id=0, shard=0, shards=1, first=True, time_ms=0)
     for number in range(32):
         context.count(f"metric-{number % 16}", 2)
@@ -114,18 +132,18 @@ def test_a_processor_counts_few_things_of_short_names() -> None:
 @pytest.mark.parametrize(
     "junk", [b"", b"\x00", b"\x00\x00\x00\x02{}", b"\x00\x00\x00\xffjunk", b"hello world"]
 )
-def test_junk_is_no_packet(junk: bytes) -> None:
+def test_invalid_bytes_are_not_a_packet(junk: bytes) -> None:
     with pytest.raises(StateError, match=CHANGELOG):
         unpack(junk)
 
 
 def test_a_packet_of_a_newer_version_is_refused() -> None:
-    (packet,) = pack(report(), [])
+    (packet,) = packets_of(report(), [])
     with pytest.raises(StateError, match="version 3"):
         unpack(packet.replace(b'"v":2', b'"v":3'))
 
 
-def test_output_and_changes_are_kept_apart() -> None:
+def test_output_rows_and_state_changes_are_separated() -> None:
     parts = both_shards()
     found = reports(parts, "query", 7)
     rows = StagedRows(StagingFolder("no file is written"), "7", parts, found)
@@ -142,8 +160,8 @@ def test_output_and_changes_are_kept_apart() -> None:
     assert rows.topics == {"out": -1, TOPIC: 1}
 
 
-def test_rows_of_the_oldest_pyspark_are_kept_apart_too() -> None:
-    packets = list(pack(report(), [changes((b"\x01k", b"v"))]))
+def test_output_rows_and_state_changes_are_separated_on_the_oldest_pyspark() -> None:
+    packets = packets_of(report(), [changes((b"\x01k", b"v"))])
     rows = [(b"x", None), (None, packets[0]), (b"y", None), (None, packets[1])]
     batches = list(from_rows(rows, COLUMNS))
     assert [batch.column("changelog").to_pylist() for batch in batches] == [packets, [None, None]]
@@ -154,7 +172,7 @@ def test_event_time_is_the_largest_of_all_shards() -> None:
     assert [found.event_time_ms for found in reports(both_shards(), "query", 7)] == [9, 9]
 
 
-def test_no_operator_no_reports() -> None:
+def test_a_batch_without_operators_has_no_reports() -> None:
     columns = replace(COLUMNS, changelog=None)
     batch = pa.record_batch([pa.array([b"x"])], ["value"])
     part = stage(
@@ -169,50 +187,50 @@ def test_no_operator_no_reports() -> None:
     assert reports([part], "query", 7) == ()
 
 
-def test_a_dropped_report_stops_the_commit() -> None:
-    packets = list(pack(report(0, shards=1), [changes((b"\x01k", b"v"))]))
+def test_a_missing_report_fails_the_commit() -> None:
+    packets = packets_of(report(0, shards=1), [changes((b"\x01k", b"v"))])
     with pytest.raises(StateLostError, match="report of shard 0"):
         reports([staged([b"x"], packets[:1])], "query", 7)
 
 
-def test_a_dropped_packet_stops_the_commit() -> None:
-    packets = list(pack(report(0, shards=1), [changes((b"\x01k", b"v"))]))
+def test_a_missing_packet_fails_the_commit() -> None:
+    packets = packets_of(report(0, shards=1), [changes((b"\x01k", b"v"))])
     with pytest.raises(StateLostError, match="of the 2 packets"):
         reports([staged([b"x"], packets[1:])], "query", 7)
 
 
-def test_a_doubled_packet_stops_the_commit() -> None:
-    packets = list(pack(report(0, shards=1), [changes((b"\x01k", b"v"))]))
+def test_a_duplicate_packet_fails_the_commit() -> None:
+    packets = packets_of(report(0, shards=1), [changes((b"\x01k", b"v"))])
     with pytest.raises(StateLostError, match="in 3 rows"):
         reports([staged([b"x"], [*packets, packets[0]])], "query", 7)
 
 
-def test_a_shard_that_is_not_there_stops_the_commit() -> None:
+def test_a_missing_shard_fails_the_commit() -> None:
     with pytest.raises(StateLostError, match=r"the shards \[0\] sent no report"):
         reports(both_shards()[1:], "query", 7)
 
 
-def test_all_dropped_stops_the_commit() -> None:
+def test_missing_reports_of_all_shards_fail_the_commit() -> None:
     with pytest.raises(StateLostError, match="no shard of the operator sent a report"):
         reports([staged([b"x"], [])], "query", 7)
 
 
-def test_two_attempts_stop_the_commit() -> None:
+def test_reports_of_two_task_attempts_fail_the_commit() -> None:
     mixed = [
-        staged([], list(pack(report(0, shards=1), [changes((b"\x01k", b"v"))]))[:1]),
-        staged([], list(pack(report(0, shards=1, attempt="other"), [changes((b"\x01k", b"w"))]))[1:]),
+        staged([], packets_of(report(0, shards=1), [changes((b"\x01k", b"v"))])[:1]),
+        staged([], packets_of(report(0, shards=1, task_attempt_id="other"), [changes((b"\x01k", b"w"))])[1:]),
     ]
     with pytest.raises(StagedPartError, match="2 attempts"):
         reports(mixed, "query", 7)
 
 
 @pytest.mark.parametrize(("query", "batch"), [("query", 8), ("other", 7)])
-def test_changes_of_another_batch_stop_the_commit(query: str, batch: int) -> None:
+def test_changes_of_another_batch_fail_the_commit(query: str, batch: int) -> None:
     with pytest.raises(StagedPartError, match="belong to batch 7 of query query; expected"):
         reports(both_shards(), query, batch)
 
 
-def test_the_column_is_found_in_a_frame() -> None:
+def test_the_column_of_state_changes_is_found_in_a_frame() -> None:
     from pyspark.sql.types import BinaryType, StringType, StructType
 
     schema = StructType().add("value", StringType()).add(CHANGELOG, BinaryType())

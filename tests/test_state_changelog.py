@@ -35,7 +35,7 @@ records = st.builds(
     BatchRecord,
     query_id=st.text(max_size=40),
     batch_id=st.integers(-1, 2**63 - 1),
-    attempt=st.text(max_size=40),
+    task_attempt_id=st.text(max_size=40),
     run_id=st.text(max_size=40),
     time_ms=st.integers(0, 2**63 - 1),
     event_time_ms=st.none() | st.integers(-(2**63), 2**63 - 1),
@@ -43,17 +43,17 @@ records = st.builds(
 )
 
 
-def test_the_name_is_that_of_kafka_streams() -> None:
+def test_the_changelog_topic_is_named_as_in_kafka_streams() -> None:
     assert changelog_name("orders", "counts") == "orders-counts-changelog"
 
 
 @pytest.mark.parametrize("store", ["a b", "ä", "x" * 240, "a/b"])
-def test_no_name_for_a_topic(store: str) -> None:
+def test_a_store_name_that_makes_no_valid_topic_name_is_refused(store: str) -> None:
     with pytest.raises(InvalidOptionError, match="letters, digits"):
         changelog_name("orders", store)
 
 
-def test_a_fit_topic() -> None:
+def test_a_suitable_topic_is_accepted() -> None:
     assert check("c", SHAPE, CONFIG, 4) == ChangelogTopic("c", "id-1", 4, 86_400_000)
 
 
@@ -114,25 +114,25 @@ def _ensure(monkeypatch: pytest.MonkeyPatch, topics: Topics, **more: Any) -> Cha
     return ensure({}, "c", 4, deadline=Deadline.after_seconds(5), **more)
 
 
-def test_a_missing_topic_is_made_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_topic_is_created_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
     topics = Topics(None)
     assert _ensure(monkeypatch, topics, replication_factor=3, min_insync=2).topic_id == "new"
     assert topics.created == [("c", 4, 3, {"cleanup.policy": "compact", "min.insync.replicas": "2"})]
 
 
-def test_the_brokers_defaults_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_topic_keeps_the_brokers_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     topics = Topics(None)
     _ensure(monkeypatch, topics)
     assert topics.created == [("c", 4, -1, {"cleanup.policy": "compact"})]
 
 
-def test_a_topic_that_is_there_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_topic_is_not_created_again(monkeypatch: pytest.MonkeyPatch) -> None:
     topics = Topics(SHAPE)
     assert _ensure(monkeypatch, topics).topic_id == "id-1"
     assert not topics.created
 
 
-def test_one_made_by_another_meanwhile_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_another_process_creates_meanwhile_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _ensure(monkeypatch, Topics(None, raced=SHAPE)).topic_id == "id-1"
     with pytest.raises(StateMismatchError, match="has 7 partitions"):
         _ensure(monkeypatch, Topics(None, raced=replace(SHAPE, partitions=7)))
@@ -146,11 +146,11 @@ def test_a_missing_topic_may_be_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @given(records)
-def test_a_batch_record_comes_back(record: BatchRecord) -> None:
+def test_a_batch_record_survives_encoding_and_decoding(record: BatchRecord) -> None:
     assert decode_batch(encode_batch(record)) == record
 
 
-def test_the_format_of_a_batch_record_stays() -> None:
+def test_the_format_of_a_batch_record_is_stable() -> None:
     record = BatchRecord("q", 7, "a1", "r", 123, -5)
     written = b'{"v":1,"query":"q","batch":7,"attempt":"a1","run":"r","time":123,"event":-5}'
     assert encode_batch(record) == written
@@ -163,6 +163,6 @@ def test_a_newer_batch_record_is_refused() -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"{", b"\xff\xfe", b"[]", b"7", b'{"v":1}', b'{"v":"one"}'])
-def test_what_is_no_batch_record_is_refused(value: bytes) -> None:
+def test_an_invalid_batch_record_is_refused(value: bytes) -> None:
     with pytest.raises(ChangelogError, match="damaged"):
         decode_batch(value)

@@ -44,7 +44,7 @@ def run(*words: object) -> Result:
     return CliRunner().invoke(main, ["state", *map(str, words)])
 
 
-def test_ls_of_a_state_directory(machine: Machine) -> None:
+def test_ls_lists_the_stores_of_a_state_directory(machine: Machine) -> None:
     machine.batch(1, rows_of(FLIGHTS, [("JFK", 1)]), only=[1])
     shown = run("ls", "--state-dir", machine.root)
     assert shown.exit_code == 0, shown.output
@@ -57,7 +57,7 @@ def test_ls_of_a_state_directory(machine: Machine) -> None:
     assert all(each["bytes"] > 0 and each["shards"] == 3 for each in found)
 
 
-def test_ls_shows_what_cannot_be_read_and_goes_on(machine: Machine) -> None:
+def test_ls_reports_an_unreadable_store_and_continues(machine: Machine) -> None:
     (machine.path(1) / "VERSION").write_text("99\n")
     found = json.loads(run("ls", "--state-dir", machine.root, "--json").output)["local"]
     assert [each["problem"] is None for each in found] == [True, False, True]
@@ -90,7 +90,7 @@ class FakeReader:
         return dict.fromkeys(partitions, LogEnds(0, 11, 11))
 
 
-def test_ls_of_changelogs() -> None:
+def test_ls_lists_changelogs() -> None:
     token = Token(APP, "query", "run", 8, 7, "", "", 1, shard=ShardProgress("a", 1, None)).encode()
     tp = TopicPartition(TOPIC, 1)
     reader = FakeReader(
@@ -106,7 +106,7 @@ def test_ls_of_changelogs() -> None:
     assert state_list.changelog_shards(reader, "nobody", "nobody", None, Deadline.after_ms(1)) == []
 
 
-def test_get_a_key_a_prefix_and_all(machine: Machine) -> None:
+def test_get_prints_a_key_a_prefix_or_all_entries(machine: Machine) -> None:
     shown = run("get", "--state-dir", machine.root, "JFK")
     assert shown.exit_code == 0, shown.output
     assert f"{STORE}, batch 0" in shown.output
@@ -122,7 +122,7 @@ def test_get_a_key_a_prefix_and_all(machine: Machine) -> None:
     assert run("get", "--state-dir", machine.root, "a", "b").exit_code == 1
 
 
-def test_keys_as_they_are_typed() -> None:
+def test_words_of_the_command_line_are_parsed_into_typed_keys() -> None:
     fields = pa.schema(
         [
             ("n", pa.int64()),
@@ -149,7 +149,7 @@ def test_keys_as_they_are_typed() -> None:
     st.dictionaries(st.binary(min_size=1, max_size=2), st.binary(max_size=1), max_size=9),
     st.dictionaries(st.binary(min_size=1, max_size=2), st.binary(max_size=1), max_size=9),
 )
-def test_every_difference_is_found(log: dict[bytes, bytes], disk: dict[bytes, bytes]) -> None:
+def test_verify_finds_every_difference(log: dict[bytes, bytes], disk: dict[bytes, bytes]) -> None:
     found = Verified(0, 0, 0)
     compare(found, iter(sorted(log.items())), iter(sorted(disk.items())))
     expected = {
@@ -161,13 +161,13 @@ def test_every_difference_is_found(log: dict[bytes, bytes], disk: dict[bytes, by
     assert (found.entries, found.differing) == (len(log), len(expected))
 
 
-def test_differences_are_counted_beyond_what_is_shown() -> None:
+def test_verify_counts_differences_beyond_those_it_shows() -> None:
     found = Verified(0, 0, 0)
     compare(found, iter(()), iter([(bytes([n]), b"") for n in range(100)]))
     assert (found.differing, len(found.differences)) == (100, state_verify.SHOWN)
 
 
-def test_nothing_to_verify() -> None:
+def test_verify_without_a_database_on_this_host_is_an_error() -> None:
     with pytest.raises(StateError, match="this machine has no database of store"):
         next(state_verify.verify([], _changelog(), Deadline.after_ms(1)))
 
@@ -178,7 +178,7 @@ def _changelog() -> Any:
     return Changelog(APP, STORE, APP, {})
 
 
-def test_what_needs_kafka_says_so(machine: Machine) -> None:
+def test_commands_that_need_kafka_say_so(machine: Machine) -> None:
     for words in (("restore",), ("verify",)):
         refused = run(*words, "--state-dir", machine.root, "--application-id", APP, "--store", STORE)
         assert refused.exit_code == 1

@@ -26,7 +26,7 @@ HELD = GroupOffset(TP, 42, "token")
 Answers = Callable[..., list[list[TopicPartition]]]
 
 
-def after(seconds: float = 30.0) -> Deadline:
+def deadline_in(seconds: float = 30.0) -> Deadline:
     return Deadline.after_seconds(seconds)
 
 
@@ -58,54 +58,54 @@ def shard(end_transaction: Callable[[Deadline], None] | None = None, end_after_m
     return CommittedShard(None, GROUP, TP, end_transaction=end_transaction, end_after_ms=end_after_ms)  # type: ignore[arg-type]
 
 
-def test_an_offset_and_none(answers: Answers) -> None:
+def test_a_committed_offset_is_returned_or_none(answers: Answers) -> None:
     asked = answers({TP: HELD}, {})
-    assert shard().offset(after()) == HELD
-    assert shard().offset(after()) is None
+    assert shard().offset(deadline_in()) == HELD
+    assert shard().offset(deadline_in()) is None
     assert asked == [[TP], [TP]]
 
 
-def test_others_are_asked_for_in_the_same_request(answers: Answers) -> None:
+def test_offsets_of_other_partitions_are_requested_with_the_same_request(answers: Answers) -> None:
     asked = answers({TP: HELD})
-    assert shard().offsets([ANCHOR, TP], after()) == {TP: HELD}
+    assert shard().offsets([ANCHOR, TP], deadline_in()) == {TP: HELD}
     assert asked == [[TP, ANCHOR]]
 
 
-def test_an_unfinished_transaction_is_waited_for(answers: Answers) -> None:
+def test_the_read_waits_for_an_unfinished_transaction(answers: Answers) -> None:
     asked = answers(None, None, None, {TP: HELD})
-    assert shard().offset(after()) == HELD
+    assert shard().offset(deadline_in()) == HELD
     assert len(asked) == 4
 
 
-def test_it_is_settled_once(answers: Answers) -> None:
+def test_an_unfinished_transaction_is_ended_once(answers: Answers) -> None:
     answers(None, None, None, {})
-    settled: list[Deadline] = []
-    assert shard(settled.append).offset(after()) is None
-    assert len(settled) == 1
+    ended: list[Deadline] = []
+    assert shard(ended.append).offset(deadline_in()) is None
+    assert len(ended) == 1
 
 
-def test_not_before_its_time(answers: Answers) -> None:
+def test_an_unfinished_transaction_is_not_ended_before_its_pause(answers: Answers) -> None:
     answers(None, None, None, {TP: HELD})
-    settled: list[Deadline] = []
-    assert shard(settled.append, end_after_ms=60_000).offset(after()) == HELD
-    assert not settled
+    ended: list[Deadline] = []
+    assert shard(ended.append, end_after_ms=60_000).offset(deadline_in()) == HELD
+    assert not ended
 
 
-def test_running_out_of_time_is_never_no_offset(answers: Answers) -> None:
+def test_a_timeout_is_an_error_and_never_reported_as_no_offset(answers: Answers) -> None:
     answers(None)
     with pytest.raises(UnavailableError, match=r"open transaction has blocked the offset of .*-1 in group"):
-        shard().offset(after(0.05))
+        shard().offset(deadline_in(0.05))
     with pytest.raises(UnavailableError, match="another program: this query's own transactions"):
-        shard(lambda _: None).offset(after(0.05))
+        shard(lambda _: None).offset(deadline_in(0.05))
 
 
-def test_a_failed_settling_is_not_hidden(answers: Answers) -> None:
+def test_an_error_while_ending_the_transaction_is_raised(answers: Answers) -> None:
     def refused(_deadline: Deadline) -> None:
         raise AuthorizationError("no")
 
     answers(None)
     with pytest.raises(AuthorizationError):
-        shard(refused).offset(after())
+        shard(refused).offset(deadline_in())
 
 
 # -- the request, against librdkafka's mock brokers
@@ -132,18 +132,18 @@ def consumer(cluster: MockCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     pool.close()
 
 
-def test_offset_and_metadata_come_back(consumer: AssignedConsumer) -> None:
+def test_the_request_returns_offset_and_metadata(consumer: AssignedConsumer) -> None:
     look = CommittedShard(consumer, GROUP, TP)
-    assert look.offset(after()) == HELD
-    assert look.offsets([TopicPartition(TP.topic, 2)], after()) == {TP: HELD}
+    assert look.offset(deadline_in()) == HELD
+    assert look.offsets([TopicPartition(TP.topic, 2)], deadline_in()) == {TP: HELD}
 
 
-def test_a_look_is_one_request(cluster: MockCluster, consumer: AssignedConsumer) -> None:
+def test_reading_the_offset_takes_one_request(cluster: MockCluster, consumer: AssignedConsumer) -> None:
     look = CommittedShard(consumer, GROUP, TP)
-    look.offset(after())
+    look.offset(deadline_in())
     before = cluster.requests()
     for _ in range(5):
-        look.offset(after())
+        look.offset(deadline_in())
     asked = cluster.requests() - before
     assert asked[Api.OFFSET_FETCH] == 5
     assert asked[Api.FIND_COORDINATOR] < 5, "the client asks for itself, once in a while"
@@ -158,45 +158,47 @@ def test_a_look_is_one_request(cluster: MockCluster, consumer: AssignedConsumer)
         KafkaError._TRANSPORT,
     ],
 )
-def test_what_passes_is_asked_again(cluster: MockCluster, consumer: AssignedConsumer, code: int) -> None:
+def test_a_transient_error_is_retried(cluster: MockCluster, consumer: AssignedConsumer, code: int) -> None:
     cluster.fail(Api.OFFSET_FETCH, code, code)
-    assert CommittedShard(consumer, GROUP, TP).offset(after()) == HELD
+    assert CommittedShard(consumer, GROUP, TP).offset(deadline_in()) == HELD
 
 
-def test_instability_is_told_apart(cluster: MockCluster, consumer: AssignedConsumer) -> None:
+def test_an_unstable_offset_is_distinguished_from_no_offset(
+    cluster: MockCluster, consumer: AssignedConsumer
+) -> None:
     cluster.fail(Api.OFFSET_FETCH, *[KafkaError.UNSTABLE_OFFSET_COMMIT] * 3)
-    settled: list[Deadline] = []
-    look = CommittedShard(consumer, GROUP, TP, end_transaction=settled.append, end_after_ms=0)
-    assert look.offset(after()) == HELD
-    assert len(settled) == 1
+    ended: list[Deadline] = []
+    look = CommittedShard(consumer, GROUP, TP, end_transaction=ended.append, end_after_ms=0)
+    assert look.offset(deadline_in()) == HELD
+    assert len(ended) == 1
     cluster.fail(Api.OFFSET_FETCH, *[KafkaError.COORDINATOR_LOAD_IN_PROGRESS] * 3)
-    assert look.offset(after()) == HELD
-    assert len(settled) == 1, "a coordinator that moves is no transaction"
+    assert look.offset(deadline_in()) == HELD
+    assert len(ended) == 1, "a coordinator that moves is no transaction"
 
 
 def test_an_unfinished_transaction_is_not_reported_as_a_silent_broker(cluster: MockCluster) -> None:
-    """The driver's own look-up: at its deadline the error names the transaction, and the way out."""
+    """At the deadline of the driver's own request, the error names the transaction and the fix."""
     cluster.fail(Api.OFFSET_FETCH, *[KafkaError.UNSTABLE_OFFSET_COMMIT] * 1000)
     offsets = GroupOffsets({"bootstrap.servers": cluster.bootstrap_servers})
     try:
         with pytest.raises(UnavailableError, match="UNSTABLE_OFFSET_COMMIT") as refused:
-            offsets.fetch(GROUP, (), after(0.3))
+            offsets.fetch(GROUP, (), deadline_in(0.3))
     finally:
         cluster.clear_failures(Api.OFFSET_FETCH)
     assert "no answer" not in refused.value.message
     assert "Hanging transactions" in refused.value.fix
 
 
-def test_a_missing_acl_is_named(cluster: MockCluster, consumer: AssignedConsumer) -> None:
+def test_the_error_names_the_missing_acl(cluster: MockCluster, consumer: AssignedConsumer) -> None:
     cluster.fail(Api.OFFSET_FETCH, KafkaError.GROUP_AUTHORIZATION_FAILED)
     with pytest.raises(AuthorizationError, match=r"offsets of group 'orders' for .*-changelog-1"):
-        CommittedShard(consumer, GROUP, TP).offset(after())
+        CommittedShard(consumer, GROUP, TP).offset(deadline_in())
 
 
 def test_no_coordinator_is_an_error(cluster: MockCluster, consumer: AssignedConsumer) -> None:
     cluster.fail(Api.OFFSET_FETCH, *[KafkaError.COORDINATOR_NOT_AVAILABLE] * 1000)
     with pytest.raises(UnavailableError, match="offsets of group 'orders'"):
-        CommittedShard(consumer, GROUP, TP).offset(after(0.3))
+        CommittedShard(consumer, GROUP, TP).offset(deadline_in(0.3))
 
 
 def test_the_client_is_kept_between_tasks(cluster: MockCluster, monkeypatch: pytest.MonkeyPatch) -> None:

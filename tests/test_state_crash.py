@@ -52,7 +52,7 @@ def crashes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, int]]:
             "acknowledged = open(path / 'acknowledged', 'ab', buffering=0)"
         )
         acknowledged = folder / "acknowledged"
-        other.tell("while True:\n    work.step(store)\n    acknowledged.write(b'.')")
+        other.send("while True:\n    work.step(store)\n    acknowledged.write(b'.')")
         process = psutil.Process(other.pid)
         for number in range(CRASHES):
             enough = _number(acknowledged) + rng.randrange(1, 40)
@@ -99,7 +99,7 @@ def _verify(path: Path) -> int:
         return done
 
 
-def test_after_a_kill_every_acknowledged_commit_is_there_and_nothing_by_halves(
+def test_after_a_kill_the_store_holds_every_acknowledged_commit_and_no_partial_one(
     crashes: list[tuple[Path, int]], tmp_path: Path
 ) -> None:
     for image, acknowledged in crashes:
@@ -107,7 +107,7 @@ def test_after_a_kill_every_acknowledged_commit_is_there_and_nothing_by_halves(
         assert _verify(copy) in (acknowledged, acknowledged + 1), "at most the commit in flight is more"
 
 
-def test_a_damaged_log_gives_an_older_commit_or_says_that_it_is_damaged(
+def test_a_damaged_log_yields_an_older_commit_or_an_error(
     crashes: list[tuple[Path, int]], tmp_path: Path
 ) -> None:
     """A power failure or a bad disk leaves logs that are cut off or have flipped bits."""
@@ -147,14 +147,14 @@ def _restored(path: Path) -> None:
         assert list(store.all()) == [(b"\1a", b"1")]
 
 
-@pytest.mark.parametrize("what", ["CURRENT", "MANIFEST-*", "*.sst", "VERSION"])
+@pytest.mark.parametrize("pattern", ["CURRENT", "MANIFEST-*", "*.sst", "VERSION"])
 @pytest.mark.parametrize("how", ["cut", "flip", "remove"])
-def test_a_damaged_file_is_recognised_the_store_put_aside_and_restored(
-    crashes: list[tuple[Path, int]], tmp_path: Path, what: str, how: str
+def test_a_store_with_a_damaged_file_is_set_aside_and_restored(
+    crashes: list[tuple[Path, int]], tmp_path: Path, pattern: str, how: str
 ) -> None:
     """Damage that opening the store does not read is reported by the read that meets it."""
     copy = shutil.copytree(crashes[-1][0], tmp_path / "s")
-    files = sorted([*copy.glob(f"db/{what}"), *copy.glob(what)])
+    files = sorted([*copy.glob(f"db/{pattern}"), *copy.glob(pattern)])
     assert files
     for path in files:
         content = bytearray(path.read_bytes())
@@ -166,7 +166,7 @@ def test_a_damaged_file_is_recognised_the_store_put_aside_and_restored(
             for at in range(0, len(content), max(1, len(content) // 7)):
                 content[at] ^= 0xFF
             path.write_bytes(content)
-    if (what, how) == ("VERSION", "remove"):
+    if (pattern, how) == ("VERSION", "remove"):
         _verify(copy)  # identity and offsets are in the database
         return
     with pytest.raises(StateCorruptedError) as raised:  # noqa: PT012
@@ -183,7 +183,9 @@ def other() -> Iterator[OtherProcess]:
         yield process
 
 
-def test_close_closes_although_views_and_scans_live_on(other: OtherProcess, tmp_path: Path) -> None:
+def test_close_releases_the_files_although_views_and_scans_are_open(
+    other: OtherProcess, tmp_path: Path
+) -> None:
     """Another process can open the files, which hold everything that was committed."""
     path = tmp_path / "s"
     other.run(
@@ -202,7 +204,7 @@ def test_close_closes_although_views_and_scans_live_on(other: OtherProcess, tmp_
         assert dict(store.all()) == {key(n): b"20" for n in range(100)}
 
 
-def test_a_store_in_use_is_waited_for_and_then_its_owner_named(other: OtherProcess, tmp_path: Path) -> None:
+def test_opening_a_store_in_use_waits_and_then_names_its_owner(other: OtherProcess, tmp_path: Path) -> None:
     """A process that fails to open the store does not disturb its owner."""
     path = tmp_path / "s"
     other.run(f"store = TransactionalStateStore.open({str(path)!r}, IDENTITY)")
@@ -211,7 +213,7 @@ def test_a_store_in_use_is_waited_for_and_then_its_owner_named(other: OtherProce
     for put_away in (TransactionalStateStore.destroy, TransactionalStateStore.set_aside):
         with pytest.raises(StateLockedError, match=f"process {other.pid} "):
             put_away(path)
-    other.tell("import time; time.sleep(0.3); store.put(b'\\1a', b'1'); store.commit({TP: 1}); store.close()")
+    other.send("import time; time.sleep(0.3); store.put(b'\\1a', b'1'); store.commit({TP: 1}); store.close()")
     with TransactionalStateStore.open(path, IDENTITY) as store:
         assert store.get(b"\1a") == b"1"
         with pytest.raises(StateLockedError, match=f"process {os.getpid()} "):
@@ -232,7 +234,7 @@ def test_another_process_reads_commits_while_the_owner_writes(other: OtherProces
     )
     # The owner commits until the reader has seen enough, so that neither can be too early or too late.
     enough = tmp_path / "enough"
-    other.tell(
+    other.send(
         f"number, enough = 0, Path({str(enough)!r})\n"
         "while not enough.exists():\n"
         "    number += 1\n"
@@ -245,7 +247,7 @@ def test_another_process_reads_commits_while_the_owner_writes(other: OtherProces
     seen = [0]
     with TransactionalStateStore.open_read_only(path) as reader:
 
-        def look() -> None:
+        def read_once() -> None:
             reader.refresh()
             number = reader.next_offset(TP)
             assert number is not None
@@ -256,16 +258,16 @@ def test_another_process_reads_commits_while_the_owner_writes(other: OtherProces
             assert reader.get(b"\1last") == b"%d" % number
             seen.append(number)
 
-        def looked_enough() -> bool:
-            look()
+        def has_read_enough() -> bool:
+            read_once()
             return len(set(seen)) > 30 * EFFORT
 
         try:
-            _until(looked_enough)
+            _until(has_read_enough)
         finally:
             enough.touch()
             committed = other.answer()
-        look()
+        read_once()
         assert seen[-1] == committed
         assert reader.identity == IDENTITY
     other.run("store.close()")
@@ -313,7 +315,7 @@ result.append(forked(lambda: TransactionalStateStore.open(path + '2', IDENTITY))
         assert dict(store.all()) == {b"\1a": b"1", b"\1b": b"2"}
 
 
-def test_a_full_disk_ends_the_store_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_closes_the_store_and_loses_no_commit(tmp_path: Path) -> None:
     """A commit that failed has no effect, and is not reported as damage."""
     path = tmp_path / "s"
     with other_process() as other:
@@ -340,7 +342,7 @@ def test_a_full_disk_ends_the_store_and_loses_nothing(tmp_path: Path) -> None:
         assert store.position() == {INPUT: 7}
 
 
-def test_opening_and_closing_leaks_nothing(tmp_path: Path) -> None:
+def test_opening_and_closing_a_store_leaks_no_resources(tmp_path: Path) -> None:
     """Opens that fail are included."""
     path = tmp_path / "s"
     me = psutil.Process()
@@ -360,7 +362,9 @@ def test_opening_and_closing_leaks_nothing(tmp_path: Path) -> None:
     assert max(threads[half:]) <= max(threads[:half])
 
 
-def test_a_store_that_is_seldom_written_stays_where_it_is(other: OtherProcess, tmp_path: Path) -> None:
+def test_a_kill_changes_neither_a_rarely_nor_a_frequently_written_store(
+    other: OtherProcess, tmp_path: Path
+) -> None:
     """One store gets one commit, the other thousands; a kill changes neither of them."""
     with other_process() as busy:
         busy.run(

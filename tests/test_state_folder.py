@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from dataclasses import replace
@@ -91,7 +92,7 @@ def content(path: Path) -> dict[str, bytes]:
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_f14_the_state_of_something_else_is_refused(path: Path, change: dict[str, Any]) -> None:
+def test_a_store_with_another_identity_is_refused(path: Path, change: dict[str, Any]) -> None:
     filled(path)
     other = replace(IDENTITY, **change)
     ((name, value),) = change.items()
@@ -101,7 +102,9 @@ def test_f14_the_state_of_something_else_is_refused(path: Path, change: dict[str
         assert store.get(A) == b"1"
 
 
-def test_a_topic_made_anew_is_worth_a_restore_and_an_id_is_learnt(path: Path) -> None:
+def test_a_store_of_a_recreated_topic_must_be_restored_and_an_unknown_topic_id_is_recorded(
+    path: Path,
+) -> None:
     filled(path)
     with open_store(path, replace(IDENTITY, topic_id="one")) as store:
         assert store.identity.topic_id == "one"
@@ -116,7 +119,7 @@ def test_a_topic_made_anew_is_worth_a_restore_and_an_id_is_learnt(path: Path) ->
         open_store(path, replace(IDENTITY, topic_id="two", shards=9, schema="new"))
 
 
-def test_a_schema_that_was_not_known_is_learnt(path: Path) -> None:
+def test_an_unknown_schema_is_recorded_at_the_next_open(path: Path) -> None:
     """`kafka-eos state restore` creates stores without knowing their processor."""
     open_store(path, replace(IDENTITY, schema="")).close()
     with open_store(path) as store:
@@ -127,7 +130,7 @@ def test_a_schema_that_was_not_known_is_learnt(path: Path) -> None:
         open_store(path, replace(IDENTITY, schema="another"))
 
 
-def test_e10_a_newer_format_is_refused_before_anything_is_touched(path: Path) -> None:
+def test_a_store_of_a_newer_format_is_refused_before_anything_is_changed(path: Path) -> None:
     filled(path)
     (path / "VERSION").write_text("99\n")
     before = content(path)
@@ -135,12 +138,12 @@ def test_e10_a_newer_format_is_refused_before_anything_is_touched(path: Path) ->
         with pytest.raises(StateFormatError, match=f"{path}.*format 99.*up to {records.FORMAT}"):
             read(path)
     assert content(path) == before
-    TransactionalStateStore.set_aside(path)  # a person may decide to do this
+    TransactionalStateStore.set_aside(path)  # an operator may decide to do this
     with open_store(path) as store:
         assert store.next_offset(TP) == 0
 
 
-def test_a_newer_format_in_the_records_is_refused_too(path: Path) -> None:
+def test_metadata_of_a_newer_format_is_refused(path: Path) -> None:
     filled(path)
     edit(path, put={b"fmt": b"\x01" + (99).to_bytes(8, "big")})
     with pytest.raises(StateFormatError):
@@ -149,7 +152,7 @@ def test_a_newer_format_in_the_records_is_refused_too(path: Path) -> None:
 
 @pytest.mark.parametrize("name", [b"ident", b"batch", b"pos", b"saved", b"off/t/0", b"status"])
 @pytest.mark.parametrize("value", [b"", b"{}", b"\x02{}", b"\x01{", b"\x01[1]", b'\x01"x"'])
-def test_e13_records_that_are_not_readable_are_damage(name: bytes, value: bytes) -> None:
+def test_unreadable_metadata_counts_as_damage(name: bytes, value: bytes) -> None:
     """Only the version byte decides how a value is decoded."""
     if (name, value) == (b"status", b'\x01"x"') or (name, value) == (b"status", b"\x01[1]"):
         assert not records.decode([(name, value)]).restoring
@@ -164,7 +167,7 @@ BATCHES = st.builds(
     BatchRecord,
     query_id=st.text(max_size=3),
     batch_id=st.integers(-1, 2**63 - 1),
-    attempt=st.text(max_size=3),
+    task_attempt_id=st.text(max_size=3),
     time_ms=st.integers(0, 2**62),
     event_time_ms=st.none() | st.integers(-(2**62), 2**62),
 )
@@ -183,14 +186,15 @@ METADATA = st.builds(
 
 @settings(max_examples=40)
 @given(st.lists(METADATA, min_size=1, max_size=3))
-def test_records_written_one_over_the_other_say_the_last(steps: list[StoreMetadata]) -> None:
+def test_overwritten_metadata_has_the_last_value(steps: list[StoreMetadata]) -> None:
     stored: dict[bytes, bytes] = {}
     before = StoreMetadata()
     for metadata in steps:
-        puts, gone = records.encode(before, metadata)
-        stored.update(puts)
-        for name in gone:
-            del stored[name]
+        for name, value in records.encode(before, metadata).items():
+            if value is None:
+                del stored[name]
+            else:
+                stored[name] = value
         before = metadata
     assert records.decode(stored.items()) == steps[-1]
 
@@ -198,7 +202,7 @@ def test_records_written_one_over_the_other_say_the_last(steps: list[StoreMetada
 @given(
     BATCHES, st.none() | BATCHES, OFFSETS, st.lists(st.tuples(st.binary(max_size=3), st.none() | st.binary()))
 )
-def test_headers_of_pending_batches_survive(
+def test_headers_of_pending_batches_survive_encoding_and_decoding(
     batch: BatchRecord, base: BatchRecord | None, position: dict[TopicPartition, int], spans: list[Any]
 ) -> None:
     header = pending.PendingHeader(PendingBatch(batch, base, 17), position, Ranges(tuple(spans)))
@@ -208,7 +212,29 @@ def test_headers_of_pending_batches_survive(
     assert (again.batch, again.position, again.ranges.spans) == (header.batch, position, tuple(spans))
 
 
-def test_a_header_or_rows_that_are_not_readable_are_damage() -> None:
+def test_the_spelling_of_a_batch_in_the_database_stays() -> None:
+    """A database that an older version wrote opens after an upgrade, with its pending changes."""
+    batch = BatchRecord("q", 7, "a1", "r", 123, -5, {"late_rows": 2})
+    metadata = StoreMetadata(batch=batch)
+    written = (
+        b'{"query_id":"q","batch_id":7,"attempt":"a1","run_id":"r","time_ms":123,"event_time_ms":-5,'
+        b'"counts":{"late_rows":2}}'
+    )
+    pairs = [(b"batch", b"\x01" + written)]
+    assert records.encode(StoreMetadata(), metadata) == dict(pairs)
+    assert records.decode(pairs) == metadata
+    header = pending.PendingHeader(PendingBatch(batch, batch, 17), {}, Ranges(()))
+    in_header = b'{"record":%b,"base":%b,"size_bytes":17,"position":"015b5d","ranges":[],"blobs":0}' % (
+        written,
+        written,
+    )
+    assert pending.decode_header(in_header).batch == header.batch
+    ((name, value),) = pending.encode(header, [])
+    assert name == b"h\x80\0\0\0\0\0\0\7a1"
+    assert json.loads(value) == json.loads(in_header)
+
+
+def test_an_unreadable_header_or_row_of_a_pending_batch_counts_as_damage() -> None:
     for value in (b"", b"{}", b'{"record": 1}'):
         with pytest.raises(StateCorruptedError):
             pending.decode_header(value)
@@ -217,10 +243,10 @@ def test_a_header_or_rows_that_are_not_readable_are_damage() -> None:
             pending.decode_rows(blob)
 
 
-# ------------------------------------------------------------------ what is missing
+# ------------------------------------------------------------------ missing data
 
 
-def test_e2_lost_offsets_are_damage_once(path: Path) -> None:
+def test_lost_offsets_count_as_damage_once(path: Path) -> None:
     filled(path)
     edit(path, delete=(f"off/{TOPIC}/0".encode(),))
     with pytest.raises(StateCorruptedError) as raised:
@@ -232,13 +258,13 @@ def test_e2_lost_offsets_are_damage_once(path: Path) -> None:
             assert store.next_offset(TP) == 0
 
 
-def test_e3_an_empty_database_is_a_new_store(path: Path) -> None:
+def test_an_empty_database_is_a_new_store(path: Path) -> None:
     foreign(path, data=False)
     with open_store(path) as store:
         assert store.next_offset(TP) == 0
 
 
-def test_e5_damage_deletes_nothing_by_itself(path: Path) -> None:
+def test_detecting_damage_deletes_nothing(path: Path) -> None:
     filled(path)
     for sst in (path / "db").glob("*.sst"):
         sst.write_bytes(b"rubbish")
@@ -249,7 +275,7 @@ def test_e5_damage_deletes_nothing_by_itself(path: Path) -> None:
     assert before <= set(content(path))
 
 
-def test_c16_a_damaged_log_of_a_seldom_written_family_is_recognised(tmp_path: Path) -> None:
+def test_a_damaged_log_of_a_rarely_written_column_family_is_detected(tmp_path: Path) -> None:
     """Without atomic flush, data is flushed while offsets are only in an old log, which is damaged here."""
     path = tmp_path / "s"
     filled(path)
@@ -280,7 +306,7 @@ def test_c16_a_damaged_log_of_a_seldom_written_family_is_recognised(tmp_path: Pa
         assert store.next_offset(TP) == 0
 
 
-def test_data_that_names_no_state_is_damage(path: Path) -> None:
+def test_data_without_an_identity_counts_as_damage(path: Path) -> None:
     """Not even a `.checkpoint` file, as Kafka Streams leaves one, says which state it is."""
     foreign(path, data=True)
     (path / ".checkpoint").write_text(f"0\n1\n{TOPIC} 0 41\n")
@@ -331,7 +357,9 @@ def test_a_checkpoint_has_the_last_offset_of_each_partition(offsets: dict[TopicP
 # ------------------------------------------------------------------ removal
 
 
-def test_e12_a_removal_cut_short_is_finished(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_removal_is_finished_at_the_next_open(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     filled(path)
 
     def interrupted(*_args: object, **_named: object) -> None:
@@ -352,7 +380,7 @@ def test_e12_a_removal_cut_short_is_finished(path: Path, monkeypatch: pytest.Mon
     assert not path.exists()
 
 
-def test_a_damaged_store_is_set_aside_once_in_ten_minutes(path: Path) -> None:
+def test_a_damaged_store_is_set_aside_at_most_once_in_ten_minutes(path: Path) -> None:
     assert TransactionalStateStore.set_aside(path) is None
     filled(path)
     aside = TransactionalStateStore.set_aside(path)
@@ -371,7 +399,7 @@ def test_a_damaged_store_is_set_aside_once_in_ten_minutes(path: Path) -> None:
     assert not old.exists(), "one is kept"
 
 
-def test_a_store_names_itself_as_a_state_store_of_kafka_does(path: Path) -> None:
+def test_a_store_has_the_properties_of_a_kafka_streams_state_store(path: Path) -> None:
     with open_store(path) as store:
         assert (store.name, store.partition, store.persistent, store.manages_offsets) == (
             "counts",

@@ -46,7 +46,7 @@ def offences(source: str, *, database: bool) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_c3_nothing_flushes_one_column_family(path: Path) -> None:
+def test_no_code_flushes_a_single_column_family(path: Path) -> None:
     assert not list(offences(path.read_text(), database=path.name in ROCKSDICT))
 
 
@@ -61,10 +61,10 @@ def test_c3_nothing_flushes_one_column_family(path: Path) -> None:
         "db.snapshot()",
     ],
 )
-def test_the_guard_sees_what_it_is_for(source: str) -> None:
+def test_the_guard_detects_each_forbidden_use(source: str) -> None:
     assert list(offences(source, database=False))
 
 
-def test_the_guard_sees_a_flush() -> None:
+def test_the_guard_detects_a_flush() -> None:
     assert list(offences("self._db.flush()", database=True))
     assert not list(offences("self._families = {n: db.get_column_family(n) for n in N}", database=True))

@@ -1,4 +1,4 @@
-"""Spark's hash in numpy: values that Spark gave, and the algorithm word by word for the rest.
+"""The numpy version of Spark's hash equals values that Spark computed, and a plain Python version.
 
 ``integration/test_state_reading.py`` compares with a running Spark.
 """
@@ -50,7 +50,7 @@ def _hash_long(value: int, seed: int = 42) -> int:
     return _end(_word(_word(seed, value & _MASK), value >> 32 & _MASK), 8)
 
 
-#: What ``SELECT hash(…)`` gave on Spark 4.3.
+#: Results of ``SELECT hash(…)`` on Spark 4.3.
 _SPARK: list[tuple[list[tuple[Any, pa.DataType]], int]] = [
     ([("", pa.string())], 142593372),
     ([("ABC", pa.string())], -757602832),
@@ -78,13 +78,13 @@ _SPARK: list[tuple[list[tuple[Any, pa.DataType]], int]] = [
 
 
 @pytest.mark.parametrize(("key", "expected"), _SPARK)
-def test_values_that_spark_gave(key: list[tuple[Any, pa.DataType]], expected: int) -> None:
+def test_hashes_equal_those_that_spark_computed(key: list[tuple[Any, pa.DataType]], expected: int) -> None:
     assert hash_columns([pa.array([value], type_) for value, type_ in key]).tolist() == [expected]
 
 
 @settings(max_examples=40)
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=30), st.integers(0, 5))
-def test_bytes_of_any_length_at_any_place(values: list[bytes], cut: int) -> None:
+def test_bytes_of_any_length_and_offset_are_hashed_like_spark(values: list[bytes], cut: int) -> None:
     column = pa.array(values).slice(cut % len(values))
     assert hash_columns([column]).tolist() == [_hash_bytes(value) for value in column.to_pylist()]
     large = pa.array([value.hex() for value in values], pa.large_string())
@@ -95,7 +95,7 @@ def test_bytes_of_any_length_at_any_place(values: list[bytes], cut: int) -> None
 
 @settings(max_examples=40)
 @given(st.lists(st.none() | st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20))
-def test_longs_and_nulls(values: list[int | None]) -> None:
+def test_longs_and_nulls_are_hashed_like_spark(values: list[int | None]) -> None:
     expected = [42 if value is None else _hash_long(value) for value in values]
     assert hash_columns([pa.array(values, pa.int64())]).tolist() == expected
     text = pa.array(["x"] * len(values))
@@ -105,7 +105,7 @@ def test_longs_and_nulls(values: list[int | None]) -> None:
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(-(10**38) + 1, 10**38 - 1), min_size=1, max_size=20))
-def test_large_decimals_by_the_fewest_bytes(values: list[int]) -> None:
+def test_large_decimals_are_hashed_by_their_shortest_encoding(values: list[int]) -> None:
     def java(value: int) -> bytes:
         size = ((value if value >= 0 else ~value).bit_length() // 8) + 1
         return value.to_bytes(size, "big", signed=True)
@@ -114,7 +114,7 @@ def test_large_decimals_by_the_fewest_bytes(values: list[int]) -> None:
     assert hash_columns([column]).tolist() == [_hash_bytes(java(value)) for value in values]
 
 
-def test_zeros_are_one_and_so_are_nans() -> None:
+def test_both_zeros_have_one_hash_and_all_nans_have_one() -> None:
     for type_, int_type in ((pa.float32(), np.uint32), (pa.float64(), np.uint64)):
         bits = np.array([0, 1 << (type_.bit_width - 1)], int_type)
         zeros = pa.array(bits.view(type_.to_pandas_dtype()))
@@ -123,7 +123,7 @@ def test_zeros_are_one_and_so_are_nans() -> None:
         assert len(set(hash_columns([pa.array(nan, from_pandas=False)]).tolist())) == 1
 
 
-def test_a_unit_of_time_changes_nothing() -> None:
+def test_the_unit_of_a_timestamp_does_not_change_its_hash() -> None:
     moment = datetime(1969, 7, 20, 20, 17, 40, tzinfo=timezone.utc)
     units = [pa.array([moment], pa.timestamp(unit, "UTC")) for unit in ("s", "ms", "us")]
     assert len({hash_columns([column])[0] for column in units}) == 1
@@ -131,13 +131,13 @@ def test_a_unit_of_time_changes_nothing() -> None:
 
 @settings(max_examples=40)
 @given(st.lists(st.text(), min_size=1, max_size=30), st.integers(1, 50))
-def test_a_shard_is_one_of_them(keys: list[str], shards: int) -> None:
+def test_the_shard_of_a_key_is_within_range(keys: list[str], shards: int) -> None:
     found = shards_of([pa.array(keys)], shards)
     hashes = hash_columns([pa.array(keys)]).tolist()
     assert found.tolist() == [value % shards for value in hashes]
 
 
-def test_no_rows_and_no_such_type() -> None:
+def test_no_rows_have_no_hashes_and_an_unsupported_type_is_refused() -> None:
     assert hash_columns([pa.array([], pa.string())]).tolist() == []
     with pytest.raises(InvalidSchemaError, match="list<item: int32>"):
         hash_columns([pa.array([[1]], pa.list_(pa.int32()))])

@@ -81,7 +81,7 @@ def columns_of(table: pa.Table) -> list[pa.Array]:
 
 
 @given(tables())
-def test_keys_are_unambiguous_and_read_back(table: pa.Table) -> None:
+def test_keys_are_unambiguous_and_can_be_decoded(table: pa.Table) -> None:
     codec = KeyCodec(table.schema)
     keys = codec.encode(columns_of(table))
     assert keys.type == pa.binary()
@@ -99,7 +99,7 @@ def test_keys_are_unambiguous_and_read_back(table: pa.Table) -> None:
 
 
 @given(st.sampled_from([type_ for type_ in VALUES if not pa.types.is_floating(type_)]), st.data())
-def test_a_lone_column_sorts_as_its_values_do(type_: pa.DataType, data: st.DataObject) -> None:
+def test_keys_of_one_column_sort_like_its_values(type_: pa.DataType, data: st.DataObject) -> None:
     column = pa.array(data.draw(st.lists(VALUES[type_], min_size=2, max_size=8)), type_)
     keys = KeyCodec(pa.schema([("k", type_)])).encode([column]).to_pylist()
     values = plain(column)
@@ -121,20 +121,20 @@ def test_every_nan_is_one_group() -> None:
     assert len(set(keys.to_pylist())) == 2
 
 
-def test_a_lone_string_is_its_own_bytes_and_not_copied() -> None:
+def test_the_key_of_one_string_column_is_its_bytes_without_a_copy() -> None:
     column = pa.array(["a", "", "ä"])
     keys = KeyCodec(pa.schema([("k", pa.string())])).encode([column])
     assert keys.to_pylist() == [b"a", b"", "ä".encode()]
     assert keys.buffers()[2].address == column.buffers()[2].address
 
 
-def test_strings_of_bad_utf8_come_back() -> None:
+def test_strings_with_invalid_utf8_survive_encoding_and_decoding() -> None:
     bad = pa.Array.from_buffers(pa.string(), 2, pa.array([b"\xff", b"\xfe"]).buffers())
     codec = KeyCodec(pa.schema([("k", pa.string())]))
     assert codec.decode(codec.encode([bad]))[0].cast(pa.binary()).to_pylist() == [b"\xff", b"\xfe"]
 
 
-def test_columns_that_cannot_be_keys() -> None:
+def test_a_column_type_that_cannot_be_a_key_is_refused() -> None:
     with pytest.raises(InvalidSchemaError, match=r"'k' is list<.*which state cannot hold"):
         KeyCodec(pa.schema([("k", pa.list_(pa.int64()))]))
     with pytest.raises(InvalidSchemaError, match="no grouping column"):
@@ -157,7 +157,7 @@ _GROUPS = st.lists(st.tuples(st.binary(max_size=5), st.binary(max_size=5), _INT6
 
 
 @given(st.integers(1, 127), _GROUPS, st.booleans())
-def test_keyed_as_the_scalar_function(
+def test_vectorised_keys_equal_those_of_the_scalar_function(
     table: int, rows: list[tuple[bytes, bytes, int]], with_rest: bool
 ) -> None:
     groups = pa.array([group for group, _, _ in rows], pa.binary())
@@ -169,7 +169,7 @@ def test_keyed_as_the_scalar_function(
 
 
 @given(st.integers(129, 255), _GROUPS, st.booleans())
-def test_timed_as_the_scalar_function(
+def test_vectorised_time_keys_equal_those_of_the_scalar_function(
     table: int, rows: list[tuple[bytes, bytes, int]], with_rest: bool
 ) -> None:
     groups = pa.array([group for group, _, _ in rows], pa.binary())
@@ -189,7 +189,7 @@ _KEYS = st.lists(
 
 
 @given(_KEYS, st.integers(0, 1))
-def test_split_as_the_scalar_function(keys: list[bytes], skip: int) -> None:
+def test_vectorised_splitting_equals_the_scalar_function(keys: list[bytes], skip: int) -> None:
     entries = split_keys(pa.array(keys, pa.binary()).slice(skip))
     columns = entries.tables.tolist(), entries.group_keys.to_pylist(), entries.rests.to_pylist()
     found = zip(*columns, entries.times_ms.tolist(), strict=True)
@@ -200,7 +200,7 @@ def test_split_as_the_scalar_function(keys: list[bytes], skip: int) -> None:
 
 
 @given(st.lists(st.binary(max_size=20), min_size=1, max_size=4))
-def test_split_refuses_what_the_scalar_function_refuses(keys: list[bytes]) -> None:
+def test_vectorised_splitting_refuses_the_same_keys_as_the_scalar_function(keys: list[bytes]) -> None:
     def refused(key: bytes) -> bool:
         try:
             layout.split(key)
@@ -216,7 +216,7 @@ def test_split_refuses_what_the_scalar_function_refuses(keys: list[bytes]) -> No
 
 
 @given(tables(columns=4))
-def test_rows_come_back_bit_for_bit(table: pa.Table) -> None:
+def test_rows_survive_encoding_and_decoding_bit_for_bit(table: pa.Table) -> None:
     codec = RowCodec(table.schema)
     rows = codec.encode(columns_of(table))
     with_missing = pa.concat_arrays([pa.array([None], pa.binary()), rows])
@@ -265,14 +265,14 @@ _DESCRIPTION = Description(
 )
 
 
-def test_a_description_comes_back() -> None:
+def test_a_description_survives_encoding_and_decoding() -> None:
     written = _DESCRIPTION.to_json()
     assert Description.from_json(written) == _DESCRIPTION
     assert Description.from_json(written).to_json() == written
     assert layout.split(META_KEY) == (1, b"", b"", None)
 
 
-def test_a_time_zone_makes_no_other_state() -> None:
+def test_a_changed_time_zone_does_not_change_the_description() -> None:
     def of(zone: str | None) -> str:
         value = pa.schema([("t", pa.timestamp("us", zone))])
         return Description(
@@ -282,7 +282,7 @@ def test_a_time_zone_makes_no_other_state() -> None:
     assert of("Europe/Berlin") == of("UTC") != of(None)
 
 
-def test_a_description_that_is_none() -> None:
+def test_invalid_bytes_are_not_a_description() -> None:
     for bad in (
         b"",
         b"[]",
@@ -300,7 +300,7 @@ def test_a_description_that_is_none() -> None:
         Description("x", pa.schema([("k", pa.month_day_nano_interval())]), {}).to_json()
 
 
-def test_dates_keep_their_day() -> None:
+def test_dates_survive_encoding_and_decoding() -> None:
     codec = KeyCodec(pa.schema([("d", pa.date32())]))
     assert codec.decode(codec.encode([pa.array([dt.date(1969, 12, 31)])]))[0].to_pylist() == [
         dt.date(1969, 12, 31)

@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> Iterator[TransactionalStateStore]:
         yield opened
 
 
-def test_g1_an_overwritten_key_counts_once(store: TransactionalStateStore) -> None:
+def test_an_overwritten_key_counts_once(store: TransactionalStateStore) -> None:
     keys = pa.array([key(1)] * 50_000, pa.binary())
     values = pa.array([b"x" * 50] * 50_000, pa.binary())
     for _ in range(20):  # a million writes
@@ -51,7 +51,7 @@ def test_g1_an_overwritten_key_counts_once(store: TransactionalStateStore) -> No
         )
     )
 )
-def test_bytes_are_those_of_what_is_staged(steps: list[tuple[str, object, object]]) -> None:
+def test_the_byte_count_equals_the_size_of_staged_entries(steps: list[tuple[str, object, object]]) -> None:
     overlay = Overlay()
     for kind, one, two in steps:
         if kind == "put":
@@ -68,7 +68,9 @@ def test_bytes_are_those_of_what_is_staged(steps: list[tuple[str, object, object
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20) | st.none())), st.lists(st.integers(0, 22)))
-def test_ranges_cover_what_any_of_them_covers(spans: list[tuple[int, int | None]], probes: list[int]) -> None:
+def test_merged_ranges_cover_exactly_what_any_of_them_covers(
+    spans: list[tuple[int, int | None]], probes: list[int]
+) -> None:
     ranges = Ranges()
     for low, high in spans:
         if high is None or low < high:
@@ -81,7 +83,7 @@ def test_ranges_cover_what_any_of_them_covers(spans: list[tuple[int, int | None]
     assert all(end < low for end, (low, _) in zip(ends, ranges.spans[1:], strict=False))  # type: ignore[operator]
 
 
-def test_the_count_is_about_what_memory_it_takes() -> None:
+def test_the_byte_count_approximates_the_memory_in_use() -> None:
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -94,7 +96,7 @@ def test_the_count_is_about_what_memory_it_takes() -> None:
     assert 0.6 * overlay.bytes < taken < 1.2 * overlay.bytes  # the count includes the batch of the commit
 
 
-def test_g2_over_the_limit_a_batch_still_commits(store: TransactionalStateStore) -> None:
+def test_a_batch_slightly_over_the_limit_still_commits(store: TransactionalStateStore) -> None:
     n = 0
     while store.approximate_num_uncommitted_bytes() <= 2 * LIMIT:
         store.put(key(n), b"x" * 100)
@@ -104,7 +106,9 @@ def test_g2_over_the_limit_a_batch_still_commits(store: TransactionalStateStore)
     assert len(list(store.all())) == n
 
 
-def test_g3_far_over_it_the_batch_fails_and_says_by_how_much(store: TransactionalStateStore) -> None:
+def test_a_batch_far_over_the_limit_fails_and_names_how_much_smaller_it_must_be(
+    store: TransactionalStateStore,
+) -> None:
     store.put(b"\1kept", b"1")
     store.commit({TP: 1})
     keys = pa.array([key(n) for n in range(1000)], pa.binary())
@@ -125,7 +129,7 @@ def test_g3_far_over_it_the_batch_fails_and_says_by_how_much(store: Transactiona
     store.commit({TP: 2})
 
 
-def test_no_limit_and_senseless_ones(tmp_path: Path) -> None:
+def test_the_limit_can_be_switched_off_and_invalid_limits_are_refused(tmp_path: Path) -> None:
     for limit in (0, -2):
         with pytest.raises(InvalidOptionError, match=r"statestore\.uncommitted\.max\.bytes"):
             StoreConfig(uncommitted_max_bytes=limit)

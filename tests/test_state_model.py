@@ -37,7 +37,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.offset = 0
         self.batch = -1
         self.position = -1
-        self.kept: dict[str, tuple[int, int, Model, int]] = {}  # attempt → batch, base batch, state, position
+        # task attempt → batch, base batch, state, position
+        self.kept: dict[str, tuple[int, int, Model, int]] = {}
 
     def teardown(self) -> None:
         if hasattr(self, "store"):
@@ -133,31 +134,33 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def rollback(self) -> None:
         self.store.rollback()
-        self._forget_staged()
+        self._clear_staged()
 
-    @rule(attempt=st.sampled_from("ab"), further=st.integers(0, 1))
-    def persist_pending(self, attempt: str, further: int) -> None:
+    @rule(task_attempt_id=st.sampled_from("ab"), further=st.integers(0, 1))
+    def persist_pending(self, task_attempt_id: str, further: int) -> None:
         position = self.position + further
-        self.store.persist_pending(record(self.batch + 1, attempt), {INPUT: position} if further else None)
-        if attempt in self.kept and self.kept[attempt][0] != self.batch + 1:
-            self.store.drop_pending([attempt])  # drop an earlier batch, as an operator does
+        self.store.persist_pending(
+            record(self.batch + 1, task_attempt_id), {INPUT: position} if further else None
+        )
+        if task_attempt_id in self.kept and self.kept[task_attempt_id][0] != self.batch + 1:
+            self.store.drop_pending([task_attempt_id])  # drop an earlier batch, as an operator does
             self.store.rollback()
         self.kept = {a: k for a, k in self.kept.items() if k[0] == self.batch + 1}
-        self.kept[attempt] = (self.batch + 1, self.batch, dict(self.seen), position)
-        self._forget_staged()
+        self.kept[task_attempt_id] = (self.batch + 1, self.batch, dict(self.seen), position)
+        self._clear_staged()
 
     @precondition(lambda self: self.kept)
     @rule(ahead=st.integers(0, 3))
     def promote(self, ahead: int) -> None:
         self.store.rollback()
-        self._forget_staged()
-        attempt, (batch, base, state, position) = sorted(self.kept.items())[0]
+        self._clear_staged()
+        task_attempt_id, (batch, base, state, position) = sorted(self.kept.items())[0]
         if base != self.batch:
             self.store.drop_pending()
         else:
             self.offset += ahead
             self.batch = batch
-            self.store.promote(record(batch, attempt), {TP: self.offset})
+            self.store.promote(record(batch, task_attempt_id), {TP: self.offset})
             self.committed, self.seen = dict(state), dict(state)
             self.position = position
         self.kept = {}
@@ -166,7 +169,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(rows=ROWS)
     def restore_chunk(self, rows: list[tuple[bytes, bytes | None]]) -> None:
         self.store.rollback()
-        self._forget_staged()
+        self._clear_staged()
         self.batch += 1
         keys, values = [k for k, _ in rows], [v for _, v in rows]
         self.store.restore_chunk(binary(keys), binary(values), {TP: self.offset}, batch=record(self.batch))
@@ -178,9 +181,9 @@ class StoreMachine(RuleBasedStateMachine):
     def reopen(self) -> None:
         self.store.close()
         self.store = TransactionalStateStore.open(self.folder / "s", IDENTITY, TINY)
-        self._forget_staged()
+        self._clear_staged()
 
-    def _forget_staged(self) -> None:
+    def _clear_staged(self) -> None:
         self.seen = dict(self.committed)
 
     @invariant()

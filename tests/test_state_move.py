@@ -49,7 +49,18 @@ def token(batch_id: int = 7, time_ms: int = 1, event: int | None = None, query: 
     return replace(TOKEN, batch_id=batch_id, query_id=query, shard=ShardProgress("a", time_ms, event))
 
 
-def test_the_mark_comes_back_and_is_no_token_to_anybody() -> None:
+def test_the_spelling_of_the_move_record_stays() -> None:
+    """A move that an older version began is continued after an upgrade."""
+    written = (
+        '{"kafka-eos":1,"moving":{"store":"counts","was":3,"to":5,"topic_id":"old","token":'
+        + json.dumps(TOKEN.encode())
+        + ',"attempt":"rescale-1","time":1000,"event":null,"counts":{}}}'
+    )
+    assert MOVE.encode() == written
+    assert Move.decode(written) == MOVE
+
+
+def test_a_move_record_survives_encoding_and_is_not_read_as_a_token() -> None:
     for move in (MOVE, replace(MOVE, event_time_ms=-5)):
         text = move.encode()
         assert len(text) < 1024
@@ -101,11 +112,11 @@ def test_metadata_without_a_move_record() -> None:
         (MoveState(shape(5), None, None), Stage.DONE),
     ],
 )
-def test_what_comes_next(seen: MoveState, expected: Stage) -> None:
+def test_the_next_stage_follows_from_the_state_of_the_move(seen: MoveState, expected: Stage) -> None:
     assert next_stage(seen, 5) is expected
 
 
-def test_what_has_no_next_stage() -> None:
+def test_a_contradictory_state_of_the_move_is_refused() -> None:
     with pytest.raises(StateError, match="from 3 to 5 shards is under way"):
         next_stage(MoveState(shape(3), shape(5), MOVE), 4)
     with pytest.raises(ChangelogError, match="no changelog topic"):
@@ -145,7 +156,7 @@ DESCRIPTION = Description("aggregate", KEY, {2: TableDescription("aggregates")})
     st.integers(1, 7),
     st.integers(1, 7),
 )
-def test_every_key_goes_where_spark_will_send_its_rows(
+def test_every_key_is_moved_to_the_shard_to_which_spark_sends_its_rows(
     keys: list[tuple[str | None, int | None]], was: int, to: int
 ) -> None:
     users, days = zip(*keys, strict=True)
@@ -162,7 +173,7 @@ def test_every_key_goes_where_spark_will_send_its_rows(
         assert placed == [EVERY_SHARD, EVERY_SHARD, *[new[n] for n in own] * 2]
 
 
-def test_a_key_that_is_not_where_spark_would_send_it() -> None:
+def test_a_key_in_a_shard_to_which_spark_would_not_send_it_is_refused() -> None:
     columns = [pa.array(["a"]), pa.array([1])]
     (group_key,) = KeyCodec(KEY).encode(columns).to_pylist()
     shard = int(shards_of(columns, 3)[0])
@@ -174,7 +185,7 @@ def test_a_key_that_is_not_where_spark_would_send_it() -> None:
             placement.of(pa.array([key]), shard)
 
 
-def test_what_belongs_to_no_key_goes_to_every_shard() -> None:
+def test_entries_without_a_key_are_copied_to_every_shard() -> None:
     early, late = (5).to_bytes(8, "big"), (300).to_bytes(8, "big")
     shards = {
         0: {META_KEY: b"d", WATERMARK: late},
@@ -186,6 +197,6 @@ def test_what_belongs_to_no_key_goes_to_every_shard() -> None:
         merge_keyless_entries({0: {META_KEY: b"d"}, 1: {META_KEY: b"e"}})
 
 
-def test_the_copy_is_nobodys_changelog() -> None:
+def test_the_copy_of_a_changelog_is_not_taken_for_a_changelog() -> None:
     assert copy_name("app", "counts") == "app-counts-changelog-rescale"
     assert not copy_name("app", "counts").endswith("-changelog")

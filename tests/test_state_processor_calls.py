@@ -22,7 +22,7 @@ from kafka_eos_source.state.processor import rows
 
 
 class TestInput:
-    def test_rows_of_a_key_in_order_of_arrival_with_all_columns(
+    def test_a_processor_gets_a_keys_rows_in_order_of_arrival_with_all_columns(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(rows, "SLICE_ROWS", 5)  # some keys have more, some windows hold several keys
@@ -47,7 +47,7 @@ class TestInput:
         shard = custom(nothing, lambda p, key, rows, times: iter([Row(k=key[0], n=next(rows).n)]))
         assert shard.batch([(1, 5), (2, 6), (1, 7), (2, 8)]) == [(1, 5), (2, 6)]
 
-    def test_keys_of_several_columns_and_types(self) -> None:
+    def test_keys_may_have_several_columns_and_types(self) -> None:
         columns = "a DATE, b DECIMAL(5, 1), c BOOLEAN, n LONG"
         shard = custom(
             nothing,
@@ -58,7 +58,7 @@ class TestInput:
         out = shard.batch([(day, None, True, 1), (None, None, True, 2), (day, None, True, 3)])
         assert out == [("(True, datetime.date(2026, 1, 2))", 4), ("(True, None)", 2)]
 
-    def test_close_is_called_whatever_happens(self) -> None:
+    def test_close_is_called_even_after_an_error(self) -> None:
         closed: list[str] = []
         made = runner(Custom(nothing), key="k LONG", columns="k LONG", output="k LONG")
         made.processor._close = lambda p: closed.append("closed")
@@ -68,7 +68,7 @@ class TestInput:
             list(made.process(iter([batch]), ModelState(), BatchContext(0, 0, 1, True, 0)))
         assert closed == ["closed"]
 
-    def test_query_info(self) -> None:
+    def test_the_handle_returns_the_query_info(self) -> None:
         def handle(processor: Any, key: Any, rows: Any, times: Any) -> Any:
             return iter([Row(k=1, n=processor.handle.getQueryInfo().getBatchId())])
 
@@ -76,7 +76,7 @@ class TestInput:
         shard.batch()
         assert shard.batch([(1, 1)]) == [(1, 1)]
 
-    def test_time_values_of_each_mode(self) -> None:
+    def test_a_processor_gets_the_time_values_of_its_mode(self) -> None:
         def handle(processor: Any, key: Any, rows: Any, times: Any) -> Any:
             return iter([Row(k=times.getCurrentProcessingTimeInMs(), n=times.getCurrentWatermarkInMs())])
 
@@ -89,7 +89,7 @@ class TestInput:
 
 
 class TestInitialState:
-    def test_only_in_the_first_batch_and_before_the_rows(self) -> None:
+    def test_initial_state_is_passed_once_before_the_rows_of_the_first_batch(self) -> None:
         class Seeded(Scripted):
             def handleInitialState(self, key: Any, initialState: Row, timerValues: Any) -> None:
                 self.l.appendValue((initialState.seed,))
@@ -120,10 +120,12 @@ class TestOutput:
             ([], []),
         ],
     )
-    def test_rows(self, result: list[Any], expected: list[tuple[Any, ...]]) -> None:
+    def test_rows_are_converted_to_the_output_schema(
+        self, result: list[Any], expected: list[tuple[Any, ...]]
+    ) -> None:
         assert custom(nothing, lambda *_: iter(result)).batch([(1, 1)]) == expected
 
-    def test_nested_rows(self) -> None:
+    def test_nested_rows_are_converted_to_the_output_schema(self) -> None:
         output = "s STRUCT<x: INT, l: ARRAY<STRUCT<y: STRING>>>, m MAP<STRING, INT>"
         result = Row(s=Row(x=1, l=[Row(y="a"), None]), m={"a": 1})
         shard = custom(nothing, lambda *_: iter([result, Row(s=None, m=None)]), output=output)
@@ -138,7 +140,9 @@ class TestOutput:
             ([Row(k=1, n="x")], InvalidSchemaError, "output column 'n' is int64"),
         ],
     )
-    def test_rows_that_are_none(self, result: Any, error: type[Exception], message: str) -> None:
+    def test_a_result_that_is_not_a_valid_row_is_refused(
+        self, result: Any, error: type[Exception], message: str
+    ) -> None:
         with pytest.raises(error, match=message):
             custom(nothing, lambda *_: result).batch([(1, 1)])
 
@@ -151,7 +155,9 @@ class TestOutput:
             (pd.DataFrame({"k": [], "n": []}), []),
         ],
     )
-    def test_frames(self, frame: pd.DataFrame, expected: list[tuple[Any, ...]]) -> None:
+    def test_frames_are_converted_to_the_output_schema(
+        self, frame: pd.DataFrame, expected: list[tuple[Any, ...]]
+    ) -> None:
         assert custom(nothing, lambda *_: iter([frame]), rows="pandas").batch([(1, 1)]) == expected
 
     @pytest.mark.parametrize(
@@ -163,11 +169,11 @@ class TestOutput:
             (Row(k=1, n=1), "returned Row, expected an iterator of pandas.DataFrame"),
         ],
     )
-    def test_frames_that_are_none(self, frame: Any, message: str) -> None:
+    def test_a_result_that_is_not_a_valid_frame_is_refused(self, frame: Any, message: str) -> None:
         with pytest.raises((InvalidSchemaError, StatefulProcessorError), match=message):
             custom(nothing, lambda *_: iter([frame]), rows="pandas").batch([(1, 1)])
 
-    def test_timestamps_of_frames_are_in_the_sessions_zone(self) -> None:
+    def test_timestamps_of_frames_are_in_the_sessions_time_zone(self) -> None:
         seen: list[Any] = []
 
         def copy_time(processor: Any, key: Any, rows: Any, times: Any) -> Any:
@@ -189,7 +195,7 @@ class TestOutput:
         seen = list(made.process(iter([tokyo]), ModelState(), BatchContext(0, 0, 1, True, 0)))
         assert seen[0].column(1).to_pylist() == [at]
 
-    def test_batches_of_bounded_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_output_batches_have_a_bounded_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("kafka_eos_source.state.processor.output.BATCH_ROWS", 10)
         made = runner(
             Custom(nothing, lambda p, key, rows, times: (Row(k=key[0], n=i) for i in range(4))),

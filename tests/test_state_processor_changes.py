@@ -51,7 +51,7 @@ class TestChangedProcessors:
             (lambda h: h.getValueState("v", "n LONG", 5), "it was not created with a time to live"),
         ],
     )
-    def test_refused(self, init: Any, message: str) -> None:
+    def test_an_incompatible_change_of_a_variable_is_refused(self, init: Any, message: str) -> None:
         shard = custom(lambda h: h.getValueState("v", "n LONG"), time_mode="ProcessingTime")
         shard.batch([(1, 1)])
         before = dict(shard.state.data)  # type: ignore[attr-defined]
@@ -59,7 +59,7 @@ class TestChangedProcessors:
             self._declared(init, shard.state, time_mode="ProcessingTime")
         assert shard.state.data == before  # type: ignore[attr-defined]
 
-    def test_other_keys_and_clocks_are_refused(self) -> None:
+    def test_a_changed_key_or_time_mode_is_refused(self) -> None:
         shard = custom(nothing, time_mode="ProcessingTime")
         shard.batch()
         with pytest.raises(StateMismatchError, match="created with time_mode 'ProcessingTime'"):
@@ -75,13 +75,13 @@ class TestChangedProcessors:
         ):
             self._declared(lambda h: h.getMapState("m", "a STRING", "n LONG"), maps.state)
 
-    def test_another_processors_store_is_refused(self) -> None:
+    def test_the_store_of_another_kind_of_processor_is_refused(self) -> None:
         state = ModelState()
         state.put(META_KEY, Description("aggregate", pa.schema([("k", pa.int64())]), {}).to_json())
         with pytest.raises(StateMismatchError, match="holds the state of an operator of kind 'aggregate'"):
             self._declared(nothing, state)
 
-    def test_the_fingerprint_is_that_of_the_key_alone(self) -> None:
+    def test_the_fingerprint_depends_only_on_the_key(self) -> None:
         def fingerprint(init: Any, key: str) -> str:
             return runner(Custom(init), key=key, columns=key, output="n LONG").schema
 
@@ -116,7 +116,7 @@ class TestChangedProcessors:
         less.batch((), 200)
         assert less.entries() == []
 
-    def test_values_of_older_schemas_are_read(self, state: StateAccess) -> None:
+    def test_values_of_an_older_schema_are_read(self, state: StateAccess) -> None:
         written = {
             "n INT, f FLOAT": (1, 0.5),
             "f DOUBLE, n INT": (1.5, 2),
@@ -137,7 +137,7 @@ class TestChangedProcessors:
         with pytest.raises(StateMismatchError, match="n was bigint and is now int"):
             narrower.batch([])
 
-    def test_values_of_older_schemas_as_rows_of_the_newest(self) -> None:
+    def test_values_of_an_older_schema_become_rows_of_the_newest(self) -> None:
         state = ModelState()
         for number, (schema, row) in enumerate([("n INT", (1,)), ("s STRING, n LONG", ("x", 1 << 40))]):
             with_state(

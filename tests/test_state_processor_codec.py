@@ -66,7 +66,7 @@ def _rows(draw: st.DrawFn) -> tuple[t.StructType, tuple[Any, ...]]:
 
 @settings(max_examples=50)
 @given(_rows())
-def test_a_row_comes_back(case: tuple[t.StructType, tuple[Any, ...]]) -> None:
+def test_a_row_survives_encoding_and_decoding(case: tuple[t.StructType, tuple[Any, ...]]) -> None:
     schema, row = case
     codec = StructCodec(schema, version=7)
     data = codec.encode(row)
@@ -77,7 +77,7 @@ def test_a_row_comes_back(case: tuple[t.StructType, tuple[Any, ...]]) -> None:
 
 @settings(max_examples=50)
 @given(_rows())
-def test_ddl_is_read_as_spark_writes_it(case: tuple[t.StructType, tuple[Any, ...]]) -> None:
+def test_the_ddl_that_spark_writes_is_parsed(case: tuple[t.StructType, tuple[Any, ...]]) -> None:
     schema, _ = case
     assert as_struct(schema.simpleString(), "x") == schema
     inner = ", ".join(f"`{field.name}` {field.dataType.simpleString().upper()}" for field in schema)
@@ -88,7 +88,7 @@ def test_ddl_is_read_as_spark_writes_it(case: tuple[t.StructType, tuple[Any, ...
 
 @settings(max_examples=50)
 @given(_rows(), st.data())
-def test_damaged_bytes_never_crash_otherwise(
+def test_damaged_bytes_raise_only_the_documented_error(
     case: tuple[t.StructType, tuple[Any, ...]], data: st.DataObject
 ) -> None:
     schema, row = case
@@ -99,7 +99,7 @@ def test_damaged_bytes_never_crash_otherwise(
         assert isinstance(codec.decode(whole[:cut]), tuple)
 
 
-def test_known_bytes() -> None:
+def test_the_encoded_bytes_are_stable() -> None:
     """The layout is a format on disk: a change needs a new version number."""
     codec = StructCodec(as_struct("n LONG, s STRING, b BOOLEAN", "x"), version=1)
     assert (
@@ -112,7 +112,7 @@ def test_known_bytes() -> None:
     )
 
 
-def test_values_are_read_and_written_as_spark_does() -> None:
+def test_values_are_converted_as_spark_converts_them() -> None:
     codec = StructCodec(as_struct("at TIMESTAMP, n INT, d DECIMAL(5, 2), s STRUCT<x: INT>, f FLOAT", "x"))
     utc = dt.datetime(2026, 7, 1, 12, tzinfo=dt.timezone.utc)
     at, n, d, s, f = codec.decode(
@@ -155,12 +155,12 @@ def test_a_row_that_does_not_fit_is_refused(schema: str, row: Any) -> None:
 
 
 @pytest.mark.parametrize("type_", [t.NullType(), t.YearMonthIntervalType(), t.VariantType()])
-def test_types_that_state_cannot_hold(type_: t.DataType) -> None:
+def test_a_type_that_state_cannot_hold_is_refused(type_: t.DataType) -> None:
     with pytest.raises(InvalidSchemaError, match=r"'v'.*which state cannot hold"):
         StructCodec(t.StructType().add("v", t.ArrayType(type_)))
 
 
-def test_ddl() -> None:
+def test_ddl_is_parsed() -> None:
     schema = as_struct(
         "a int NOT NULL COMMENT 'it is', `b c` Decimal(10,2), d: interval day to second, e varchar(3)", "x"
     )
@@ -187,11 +187,11 @@ def test_ddl() -> None:
         "a INT >",
     ],
 )
-def test_bad_ddl(text: str) -> None:
+def test_invalid_ddl_is_refused(text: str) -> None:
     with pytest.raises(InvalidSchemaError, match="the schema of variable 'v'"):
         as_struct(text, "variable 'v'")
 
 
-def test_no_schema_at_all() -> None:
+def test_a_schema_that_is_neither_struct_nor_ddl_is_refused() -> None:
     with pytest.raises(InvalidSchemaError, match="expected a StructType or DDL"):
         as_struct(t.LongType(), "variable 'v'")  # type: ignore[arg-type]

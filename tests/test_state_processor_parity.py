@@ -81,7 +81,9 @@ class _Both:
 
 @settings(max_examples=60)
 @given(st.sampled_from(["ProcessingTime", "EventTime"]), st.lists(_ROWS, min_size=1, max_size=5), st.data())
-def test_outputs_and_state_agree(time_mode: str, batches: list[Any], data: st.DataObject) -> None:
+def test_outputs_and_state_equal_those_of_sparks_tester(
+    time_mode: str, batches: list[Any], data: st.DataObject
+) -> None:
     both = _Both(time_mode)
     for number, rows in enumerate(batches):
         ages = st.lists(st.integers(-3, 3), min_size=len(rows), max_size=len(rows))
@@ -102,7 +104,7 @@ class _Totals(StatefulProcessor):
         for frame in rows:
             assert list(frame.index) == list(range(len(frame)))
             count, total = count + len(frame), total + frame["n"].sum()
-            frame["n"] = -1  # a processor may do as it likes with what it gets
+            frame["n"] = -1  # a processor may modify its input
         self.totals.update((count, total))
         yield pd.DataFrame({"total": [total], "rows": [count], "key": key[0]})
 
@@ -120,7 +122,9 @@ _PANDAS_INPUT = "key STRING, n LONG"
         st.lists(st.tuples(st.sampled_from(_KEYS), st.integers(-9, 9)), max_size=12), min_size=1, max_size=3
     ),
 )
-def test_pandas_and_initial_state_agree(initial: dict[str, tuple[int, int]], batches: list[Any]) -> None:
+def test_pandas_results_and_initial_state_equal_those_of_sparks_tester(
+    initial: dict[str, tuple[int, int]], batches: list[Any]
+) -> None:
     seeds = [
         pd.DataFrame({"key": [key], "rows": [row[0]], "total": [row[1]]}) for key, row in initial.items()
     ]

@@ -40,7 +40,7 @@ class TestRefusals:
             (lambda h: h.getMapState("v", "n LONG", "n LONG").exists(), "IMPLICIT_KEY_NOT_FOUND"),
         ],
     )
-    def test_in_init_on_the_driver(self, init: Any, condition: str) -> None:
+    def test_an_invalid_call_in_init_is_refused_on_the_driver(self, init: Any, condition: str) -> None:
         with pytest.raises(StatefulProcessorError, match=condition):
             custom(init, time_mode="ProcessingTime")
 
@@ -52,16 +52,16 @@ class TestRefusals:
             (t.LongType(), "expected a StructType"),
         ],
     )
-    def test_schemas_on_the_driver(self, schema: Any, message: str) -> None:
+    def test_an_invalid_schema_is_refused_on_the_driver(self, schema: Any, message: str) -> None:
         with pytest.raises(InvalidSchemaError, match=message):
             custom(lambda h: h.getValueState("v", schema))
 
-    def test_maps_as_keys_of_maps(self) -> None:
+    def test_a_map_as_key_of_a_map_is_refused(self) -> None:
         with pytest.raises(InvalidSchemaError, match="has no order"):
             custom(lambda h: h.getMapState("v", "m MAP<INT, INT>", "n LONG"))
 
     @pytest.mark.parametrize("time_mode", ["None", "EventTime"])
-    def test_times_to_live_in_other_time_modes(self, time_mode: str) -> None:
+    def test_a_time_to_live_is_refused_outside_processing_time_mode(self, time_mode: str) -> None:
         options = {"event_time": "at", "columns": "k LONG, n LONG, at TIMESTAMP"}
         with pytest.raises(StatefulProcessorError, match="INCORRECT_TIME_MODE_TO_ASSIGN_TTL"):
             custom(lambda h: h.getValueState("v", "n LONG", 5), time_mode=time_mode, **options)
@@ -87,7 +87,9 @@ class TestRefusals:
             (lambda p: p.state[2].getValue(None), "ILLEGAL_STATE_STORE_VALUE.NULL_VALUE"),
         ],
     )
-    def test_in_a_handler_without_clock(self, call: Any, condition: str) -> None:
+    def test_an_invalid_call_in_a_handler_without_a_time_mode_is_refused(
+        self, call: Any, condition: str
+    ) -> None:
         def init(handle: Any) -> Any:
             kinds = [handle.getValueState("v", "n LONG"), handle.getListState("l", "n LONG")]
             return [*kinds, handle.getMapState("m", "k LONG", "n LONG")]
@@ -97,12 +99,12 @@ class TestRefusals:
             shard.batch([(1, 1)])
 
     @pytest.mark.parametrize("time", ["5", 1.5, 1 << 63, None])
-    def test_timers_at_no_time(self, time: Any) -> None:
+    def test_a_timer_at_an_invalid_time_is_refused(self, time: Any) -> None:
         shard = custom(nothing, lambda p, *_: p.handle.registerTimer(time), time_mode="ProcessingTime")
         with pytest.raises(StatefulProcessorError, match="expected milliseconds since the epoch"):
             shard.batch([(1, 1)])
 
-    def test_state_and_timers_in_close(self) -> None:
+    def test_state_and_timers_are_refused_in_close(self) -> None:
         def read(processor: Any) -> None:
             if not processor.asked:
                 processor.state.get()
@@ -132,7 +134,9 @@ class TestRefusals:
             ({"key": "k ARRAY<LONG>", "columns": "k ARRAY<LONG>"}, InvalidSchemaError, "k"),
         ],
     )
-    def test_options(self, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    def test_an_invalid_option_of_the_operator_is_refused(
+        self, options: dict[str, Any], error: type[Exception], message: str
+    ) -> None:
         with pytest.raises(error, match=message):
             custom(nothing, **options)
 
@@ -146,7 +150,7 @@ class TestRefusals:
         (ours.StatefulProcessorHandle, stateful_processor.StatefulProcessorHandle),
     ],
 )
-def test_every_method_of_sparks_classes_is_here_with_its_parameters(mine: type, sparks: type) -> None:
+def test_every_method_of_sparks_classes_exists_with_its_parameters(mine: type, sparks: type) -> None:
     methods = {
         name: member for name, member in vars(sparks).items() if not name.startswith("_") and callable(member)
     }

@@ -30,7 +30,7 @@ def state(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StateAcces
         yield store
 
 
-def test_state_of_all_kinds_survives_batches(state: StateAccess) -> None:
+def test_every_kind_of_variable_keeps_its_state_between_batches(state: StateAccess) -> None:
     shard = Shard(scripted(), INPUT, state)
     shard.batch(
         ops("a", "v.update 1", "l.append 1", "l.append 2", "m.put 1 10", "m.put 2 20", "t.set 5"), 100
@@ -53,7 +53,7 @@ def test_state_of_all_kinds_survives_batches(state: StateAccess) -> None:
     check_indexes(shard)
 
 
-def test_the_state_of_one_key_is_not_that_of_another_that_begins_like_it(state: StateAccess) -> None:
+def test_keys_with_a_common_prefix_have_separate_state(state: StateAccess) -> None:
     shard = Shard(scripted(), INPUT, state)
     keys = ["", "k", "ke", "key", "key\x00", "\xff", None]
     for key in keys:
@@ -72,7 +72,7 @@ def test_a_map_is_empty_when_its_last_key_is_removed() -> None:
 
 
 class TestTimers:
-    def test_fire_after_the_rows_of_all_keys_in_order_of_time(self, state: StateAccess) -> None:
+    def test_timers_fire_after_the_rows_of_all_keys_in_order_of_time(self, state: StateAccess) -> None:
         shard = Shard(scripted(), INPUT, state)
         shard.batch(ops("b", "t.set 5", "t.set 3") + ops("a", "t.set 4", "t.set 900"), 100)
         out = shard.batch(ops("c", "v.update 1"), 200)
@@ -82,26 +82,28 @@ class TestTimers:
         assert len(shard.batch(time_ms=1000)) == 1  # at its time, not after it
         check_indexes(shard)
 
-    def test_in_the_past_fires_in_the_same_batch(self) -> None:
+    def test_a_timer_in_the_past_fires_in_the_same_batch(self) -> None:
         shard = Shard(scripted(), INPUT)
         out = shard.batch(ops("a", "t.set -50"), 100)
         assert results(out)[-1].startswith("50 ")
         assert shard.batch(time_ms=200) == []
 
-    def test_moved_by_the_rows_of_the_batch_does_not_fire_at_its_old_time(self) -> None:
+    def test_a_timer_that_the_batch_moves_does_not_fire_at_its_old_time(self) -> None:
         shard = Shard(scripted(), INPUT)
         shard.batch(ops("a", "t.set 10"), 100)
         out = shard.batch(ops("a", "t.delete -90", "t.set 10"), 200)
         assert [row[1] for row in out] == ["t.delete", "t.set"]
         assert results(shard.batch(time_ms=300)) == ["210 (None, [210])"]
 
-    def test_registered_twice_is_one_and_unknown_ones_are_deleted_in_vain(self) -> None:
+    def test_a_timer_registered_twice_fires_once_and_deleting_an_unknown_one_has_no_effect(self) -> None:
         shard = Shard(scripted(), INPUT)
         shard.batch(ops("a", "t.set 10", "t.set 10", "t.delete 11"), 100)
         assert len(shard.batch(time_ms=200)) == 1
         check_indexes(shard)
 
-    def test_more_than_a_window_none_is_missed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_timer_is_missed_if_more_expire_than_are_read_at_once(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for module in (window, rows):
             monkeypatch.setattr(module, "WINDOW_KEYS", 3)
         monkeypatch.setattr("kafka_eos_source.state.processor.batch.WINDOW_KEYS", 3)
@@ -114,7 +116,7 @@ class TestTimers:
         assert [e for e in shard.entries() if e.variable == "$timers"] == []
         check_indexes(shard)
 
-    def test_set_and_deleted_by_handlers_of_the_same_pass(self) -> None:
+    def test_timers_that_handlers_register_and_delete_in_one_pass_are_respected(self) -> None:
         class Chain(StatefulProcessor):
             """A timer deletes the next timer and registers two new ones, one of them due immediately."""
 
@@ -145,7 +147,7 @@ class TestTimers:
 
 
 class TestTimeToLive:
-    def test_hidden_at_its_expiry_and_then_removed(self, state: StateAccess) -> None:
+    def test_an_expired_value_is_hidden_and_then_removed(self, state: StateAccess) -> None:
         shard = Shard(scripted(ttl_ms=50), INPUT, state)
         shard.batch(ops("a", "v.update 1", "l.append 1", "m.put 1 1"), 100)
         reads = ("v.get", "v.exists", "l.get", "l.exists", "m.get 1", "m.has 1", "m.items", "m.exists")
@@ -160,7 +162,7 @@ class TestTimeToLive:
         left = [key for key, _ in state.range() if key[0] != 1]
         assert left == []  # neither a list's head nor an index entry
 
-    def test_refreshed_by_an_update_in_the_batch_that_would_sweep_it(self, state: StateAccess) -> None:
+    def test_an_update_keeps_a_value_that_the_same_batch_would_remove(self, state: StateAccess) -> None:
         shard = Shard(scripted(ttl_ms=50), INPUT, state)
         shard.batch(ops("a", "v.update 1", "m.put 1 1", "m.put 2 2", "l.append 1"), 100)
         shard.batch(ops("a", "v.update 2", "m.put 1 3", "l.append 2"), 150)
@@ -182,7 +184,9 @@ class TestTimeToLive:
         check_indexes(shard)
         assert [entry.value for entry in shard.entries()] == [(9,)]
 
-    def test_a_large_wave_is_swept_over_several_batches(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_many_expired_values_are_removed_over_several_batches(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(ttl, "SWEEP_VALUES", 4)
         shard = Shard(scripted(ttl_ms=50), INPUT)
         shard.batch(ops("a", "l.put 1 9"), 100)
@@ -192,7 +196,7 @@ class TestTimeToLive:
             check_indexes(shard)
         assert [key for key in shard.state.data if key[0] != 1] == []  # type: ignore[attr-defined]
 
-    def test_a_shorter_time_to_live_holds_from_the_next_update(self) -> None:
+    def test_a_shorter_time_to_live_applies_from_the_next_update(self) -> None:
         shard = Shard(scripted(ttl_ms=50), INPUT)
         shard.batch(ops("a", "l.append 1"), 100)
         shorter = Shard(scripted(ttl_ms=10), INPUT, shard.state)
@@ -202,7 +206,7 @@ class TestTimeToLive:
         assert shorter.values("l") == {("a",): [(1,)]}
 
 
-def test_a_batch_that_is_computed_again_comes_to_the_same() -> None:
+def test_computing_a_batch_again_gives_the_same_state() -> None:
     first = Shard(scripted(ttl_ms=50), INPUT)
     first.batch(ops("a", "v.update 1", "l.append 1", "t.set 10") + ops("b", "m.put 1 1"), 100)
     again = copy.deepcopy(first)
@@ -216,7 +220,7 @@ class TestEventTime:
     def _at(second: float) -> dt.datetime:
         return dt.datetime.fromtimestamp(second, dt.timezone.utc)
 
-    def test_timers_fire_by_the_watermark_of_the_batches_before(self) -> None:
+    def test_event_timers_fire_by_the_watermark_of_earlier_batches(self) -> None:
         shard = Shard(scripted("EventTime", event_time="at", delay_ms=10_000), INPUT)
         assert results(shard.batch(ops("a", "t.set 5000", at=self._at(100)), 7)) == ["None"]  # watermark 0
         assert shard.context.seen_event_time_ms == 100_000
@@ -225,7 +229,7 @@ class TestEventTime:
         assert results(shard.batch(ops("b", "v.get", at=self._at(200)))) == ["None"]
         assert results(shard.batch()) == ["95000 (None, [95000])"]
 
-    def test_rows_are_late_by_the_watermark_of_the_batch_before(self) -> None:
+    def test_rows_are_late_by_the_watermark_of_the_previous_batch(self) -> None:
         shard = Shard(scripted("EventTime", event_time="at", delay_ms=10_000), INPUT)
         shard.batch(ops("a", "v.get", at=self._at(100)))
         # The watermark is 90 s now, but rows that Spark may have sent before it was known are not late.
@@ -259,8 +263,8 @@ class TestEventTime:
         assert shard.context.seen_event_time_ms is None
 
 
-def test_the_store_takes_what_a_processor_writes(tmp_path: Path) -> None:
-    """After a commit, the reopened store has all state, and processing continues."""
+def test_state_of_a_processor_survives_commit_and_reopening_of_the_store(tmp_path: Path) -> None:
+    """Processing continues on the reopened store."""
     identity = StoreIdentity("app", "s", 0, 1, "t", schema=scripted().schema)
     shard = Shard(scripted(ttl_ms=50), INPUT)
     expected = Shard(scripted(ttl_ms=50), INPUT)

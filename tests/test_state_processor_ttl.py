@@ -77,7 +77,9 @@ _BATCH = st.tuples(
 
 @settings(max_examples=80)
 @given(st.lists(_BATCH, min_size=1, max_size=8))
-def test_any_ops_at_any_times(batches: list[tuple[int, list[tuple[str, str, int, int]]]]) -> None:
+def test_state_with_a_time_to_live_equals_the_model_for_any_operations(
+    batches: list[tuple[int, list[tuple[str, str, int, int]]]],
+) -> None:
     shard, models = Shard(scripted(ttl_ms=_TTL_MS), INPUT), {"a": _Model(), "b": _Model()}
     now_ms = 0
     for after_ms, rows in batches:

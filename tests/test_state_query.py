@@ -37,7 +37,7 @@ COUNTS = {"flights": count(), "delay": sum_("delay")}
 SOON = 200
 
 
-def soon() -> Deadline:
+def five_seconds() -> Deadline:
     return Deadline.after_ms(SOON)
 
 
@@ -46,12 +46,12 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path, AggregateProcessor(FLIGHTS, ["origin"], COUNTS), ["origin"])
 
 
-def ask(machine: Machine, **more: Any) -> StateQuery:
+def open_query(machine: Machine, **more: Any) -> StateQuery:
     return StateQuery(state_dir=machine.root, timeout_ms=SOON, **more)
 
 
 def committed(machine: Machine) -> Snapshot:
-    return of_folders(folders(machine.root), lambda _: machine.cut(), soon())
+    return of_folders(folders(machine.root), lambda _: machine.cut(), five_seconds())
 
 
 def values(snapshot: Snapshot) -> dict[str, int]:
@@ -67,12 +67,12 @@ def values(snapshot: Snapshot) -> dict[str, int]:
     return found
 
 
-def test_a_key_a_missing_key_and_all(machine: Machine) -> None:
+def test_a_query_returns_a_key_none_for_a_missing_key_and_all_rows(machine: Machine) -> None:
     machine.batch(0, rows_of(FLIGHTS, [("JFK", 5), ("ŁÓDŹ", 1), (None, 7), ("JFK", -2)]))
     machine.commit()
     for shard in range(machine.shards):
         machine.promote(shard)
-    with ask(machine) as state:
+    with open_query(machine) as state:
         assert (state.application_id, state.store, state.shards, state.batch_id) == (APP, STORE, 3, 0)
         assert state.get("JFK") == {"flights": 2, "delay": 3}
         assert state.get({"origin": "ŁÓDŹ"}) == {"flights": 1, "delay": 1}
@@ -94,7 +94,7 @@ def test_a_key_a_missing_key_and_all(machine: Machine) -> None:
             list(state.range("A"))
 
 
-def test_numbers_have_an_order(tmp_path: Path) -> None:
+def test_keys_that_are_numbers_have_an_order(tmp_path: Path) -> None:
     schema = pa.schema([("user", pa.int64())])
     machine = Machine(tmp_path, AggregateProcessor(schema, ["user"], {"n": count()}), ["user"])
     users = [-(2**63), -7, -1, 0, 3, 10, 11, 2**63 - 1]
@@ -102,7 +102,7 @@ def test_numbers_have_an_order(tmp_path: Path) -> None:
     machine.commit()
     for shard in range(machine.shards):
         machine.promote(shard)
-    with ask(machine) as state:
+    with open_query(machine) as state:
         found = [row["key"]["user"] for row in state.range(-7, 11)]
         assert sorted(found) == [-7, -1, 0, 3, 10]
         by_shard = [row["key"]["user"] for row in state.all() if row["partition_id"] == 1]
@@ -112,9 +112,9 @@ def test_numbers_have_an_order(tmp_path: Path) -> None:
             state.get("seven")
 
 
-def test_what_is_pending_is_seen_only_if_kafka_names_it(machine: Machine) -> None:
+def test_pending_changes_are_visible_only_if_the_token_names_them(machine: Machine) -> None:
     machine.batch(0, rows_of(FLIGHTS, [("JFK", 1), ("LGA", 1), ("EWR", 1), ("BOS", 1)]))
-    with ask(machine) as state:  # not committed, so not visible
+    with open_query(machine) as state:  # not committed, so not visible
         assert state.batch_id is None
         assert state.get("JFK") is None
         assert list(state.all()) == []
@@ -123,12 +123,12 @@ def test_what_is_pending_is_seen_only_if_kafka_names_it(machine: Machine) -> Non
         assert values(exact) == {}
         assert exact.batch_id is None
     machine.commit()
-    with ask(machine) as state:
+    with open_query(machine) as state:
         assert list(state.all()) == []
     with committed(machine) as exact:
         assert values(exact) == {"JFK": 1, "LGA": 1, "EWR": 1, "BOS": 1}
         assert exact.batch_id == 0
-    machine.batch(1, rows_of(FLIGHTS, [("JFK", 1), ("LGA", 1)]), attempt="lost")
+    machine.batch(1, rows_of(FLIGHTS, [("JFK", 1), ("LGA", 1)]), task_attempt_id="lost")
     with committed(machine) as exact:
         assert values(exact) == {"JFK": 1, "LGA": 1, "EWR": 1, "BOS": 1}
     machine.batch(1, rows_of(FLIGHTS, [("JFK", 1)]))
@@ -138,7 +138,7 @@ def test_what_is_pending_is_seen_only_if_kafka_names_it(machine: Machine) -> Non
         assert values(exact)["LGA"] == 1
 
 
-def test_all_shards_are_of_one_batch_while_tasks_promote_one_by_one(machine: Machine) -> None:
+def test_all_shards_show_one_batch_while_tasks_promote_one_after_another(machine: Machine) -> None:
     origins = ["JFK", "LGA", "EWR", "BOS", "SFO", "LAX"]
     machine.batch(0, rows_of(FLIGHTS, [(origin, 1) for origin in origins]))
     machine.commit()
@@ -149,7 +149,7 @@ def test_all_shards_are_of_one_batch_while_tasks_promote_one_by_one(machine: Mac
             assert {state.batch and state.batch.batch_id for state in exact.states.values()} == {0}
 
 
-def test_the_owner_at_work_does_not_disturb(machine: Machine) -> None:
+def test_a_query_reads_committed_state_while_the_owner_writes(machine: Machine) -> None:
     machine.batch(0, rows_of(FLIGHTS, [("JFK", 1)]))
     machine.commit()
     shard = next(k for k in range(3) if len(machine.logs[k]) > 1)
@@ -157,7 +157,7 @@ def test_the_owner_at_work_does_not_disturb(machine: Machine) -> None:
     with machine.open(shard) as owner:
         key = next(key for key, _ in owner.all() if key != META_KEY)
         owner.delete(key)
-        with ask(machine) as state:
+        with open_query(machine) as state:
             assert state.get("JFK") == {"flights": 1, "delay": 1}
             owner.commit({TopicPartition(TOPIC, shard): 9})
             assert state.get("JFK") == {"flights": 1, "delay": 1}  # the same batch as before
@@ -165,7 +165,7 @@ def test_the_owner_at_work_does_not_disturb(machine: Machine) -> None:
             assert state.get("JFK") is None
 
 
-def test_a_shard_that_stays_behind(machine: Machine) -> None:
+def test_a_shard_behind_the_committed_batch_is_an_error(machine: Machine) -> None:
     machine.batch(0, rows_of(FLIGHTS, [("JFK", 1)]))
     machine.commit()
     machine.batch(
@@ -180,7 +180,7 @@ def test_a_shard_that_stays_behind(machine: Machine) -> None:
         committed(machine)
 
 
-def test_a_database_of_batches_that_kafka_knows_nothing_of(machine: Machine) -> None:
+def test_a_database_newer_than_the_group_is_an_error(machine: Machine) -> None:
     machine.batch(0, rows_of(FLIGHTS, [("JFK", 1)]))
     machine.commit()
     for shard in range(machine.shards):
@@ -192,21 +192,21 @@ def test_a_database_of_batches_that_kafka_knows_nothing_of(machine: Machine) -> 
         committed(machine)
 
 
-def test_a_changelog_made_anew(machine: Machine) -> None:
+def test_a_recreated_changelog_is_an_error(machine: Machine) -> None:
     machine.batch(0, rows_of(FLIGHTS, [("JFK", 1)]))
     machine.commit()
     other = machine.cut()
     other = type(other)(**{**vars(other), "topic_id": "another"})
     with pytest.raises(StateMismatchError, match="another"):
-        of_folders(folders(machine.root), lambda _: other, soon())
+        of_folders(folders(machine.root), lambda _: other, five_seconds())
 
 
-def test_at_least(machine: Machine) -> None:
+def test_a_query_may_require_a_minimum_position(machine: Machine) -> None:
     machine.batch(0, rows_of(FLIGHTS, [("JFK", 1)]))
     machine.commit()
     for shard in range(machine.shards):
         machine.promote(shard)
-    with ask(machine, at_least=0) as state:
+    with open_query(machine, at_least=0) as state:
         with pytest.raises(NotUpToBoundError, match="reflects batch 0; expected batch 1 or later"):
             state.refresh(at_least=1)
         assert state.get("JFK") is not None  # still the state of the old batch
@@ -220,17 +220,32 @@ def test_at_least(machine: Machine) -> None:
         Machine(machine.root, machine.processor, ["origin"]).cut().check(0)
 
 
-def test_shards_that_are_elsewhere(machine: Machine) -> None:
+def test_offsets_as_a_bound_need_kafka(machine: Machine) -> None:
+    """Databases record no input offsets, so such a bound could never be reached."""
+    machine.batch(0, rows_of(FLIGHTS, [("JFK", 1)]))
+    machine.commit()
+    with pytest.raises(InvalidOptionError, match=r"at_least has the offsets .*'kafka' is not set"):
+        open_query(machine, at_least={TopicPartition("flights", 0): 0})
+    with open_query(machine) as state:
+        with pytest.raises(InvalidOptionError, match="'kafka' is not set"):
+            state.refresh(at_least={TopicPartition("flights", 0): 0})
+        assert state.batches, "the query stays where it is"
+    for bad in ("7", True, {("flights", 0): 0}):
+        with pytest.raises(InvalidOptionError, match="expected a batch id, or offsets by TopicPartition"):
+            open_query(machine, at_least=bad)
+
+
+def test_a_query_names_the_shards_that_this_host_does_not_have(machine: Machine) -> None:
     machine.batch(0, rows_of(FLIGHTS, [("JFK", 1), ("LGA", 1), ("EWR", 1), ("BOS", 1)]), only=[0])
     machine.commit()
     machine.promote(0)
-    with ask(machine) as state:
+    with open_query(machine) as state:
         assert state.shards == 3
         with pytest.raises(StateError, match=r"shards \[1, 2\] of store 'counts' \(3 in all\)"):
             list(state.all())
 
 
-def test_which_store_is_meant(tmp_path: Path) -> None:
+def test_an_ambiguous_or_missing_store_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="no state of"):
         one_store(tmp_path / "nowhere", None, None)
     for name in ("a", "b"):
@@ -247,7 +262,7 @@ def test_which_store_is_meant(tmp_path: Path) -> None:
         StateQuery("app", kafka={"kafka.bootstrap.servers": "b:1"})
 
 
-def test_windows_by_time_and_by_key(tmp_path: Path) -> None:
+def test_windows_are_queried_by_time_and_by_key(tmp_path: Path) -> None:
     schema = pa.schema([("page", pa.string()), ("at", pa.timestamp("us", "UTC"))])
     processor = AggregateProcessor(
         schema, ["page"], {"views": count()}, window=tumbling("1 minute", on="at", grace="1 hour")
@@ -260,7 +275,7 @@ def test_windows_by_time_and_by_key(tmp_path: Path) -> None:
     machine.commit()
     for shard in range(machine.shards):
         machine.promote(shard)
-    with ask(machine) as state:
+    with open_query(machine) as state:
         home = list(state.rows("home"))
         assert [row["value"]["views"] for row in home] == [2, 2, 2]
         assert [row["key"]["window_start"] for row in home] == [
@@ -313,10 +328,10 @@ def everything(tmp_path: Path) -> StateQuery:
     machine.commit()
     for shard in range(machine.shards):
         machine.promote(shard)
-    return ask(machine)
+    return open_query(machine)
 
 
-def test_variables_of_a_stateful_processor(everything: StateQuery) -> None:
+def test_the_variables_of_a_stateful_processor_are_queried(everything: StateQuery) -> None:
     with everything as state:
         assert state.get(1, "total") == {"n": 33}
         assert state.get(2, "short") == {"value": {"n": 20}, "ttlExpirationMs": 60_000}
@@ -340,23 +355,23 @@ def test_variables_of_a_stateful_processor(everything: StateQuery) -> None:
             state.get(1, "list")
 
 
-def test_a_store_without_timers(machine: Machine) -> None:
+def test_asking_for_timers_of_a_store_without_timers_is_an_error(machine: Machine) -> None:
     machine.batch(0, rows_of(FLIGHTS, [("JFK", 1)]))
     machine.commit()
     for shard in range(machine.shards):
         machine.promote(shard)
-    with ask(machine) as state, pytest.raises(InvalidOptionError, match="has no timers"):
+    with open_query(machine) as state, pytest.raises(InvalidOptionError, match="has no timers"):
         state.to_arrow(timers=True)
 
 
-def test_keys_that_were_seen(tmp_path: Path) -> None:
+def test_the_keys_of_a_deduplication_are_queried(tmp_path: Path) -> None:
     schema = pa.schema([("id", pa.string()), ("n", pa.int64())])
     machine = Machine(tmp_path, DeduplicateProcessor(schema, ["id", "n"]), ["id", "n"])
     machine.batch(0, rows_of(schema, [("a", 1), ("a", 2), (None, 1), ("a", 1)]))
     machine.commit()
     for shard in range(machine.shards):
         machine.promote(shard)
-    with ask(machine) as state:
+    with open_query(machine) as state:
         assert state.to_arrow().schema.names == ["key", "partition_id"]
         found = {tuple(row["key"].values()) for row in state.all()}
         assert found == {("a", 1), ("a", 2), (None, 1)}
@@ -365,7 +380,7 @@ def test_keys_that_were_seen(tmp_path: Path) -> None:
         assert row["key"] == {"id": None, "n": 1}
 
 
-def test_what_an_earlier_number_of_shards_left_behind(machine: Machine) -> None:
+def test_databases_from_an_earlier_number_of_shards_are_ignored(machine: Machine) -> None:
     machine.batch(0, rows_of(FLIGHTS, [("JFK", 1), ("LGA", 1), ("EWR", 1)]))
     machine.commit()
     for shard in range(machine.shards):
@@ -373,7 +388,7 @@ def test_what_an_earlier_number_of_shards_left_behind(machine: Machine) -> None:
     for shard in range(2):
         shutil.rmtree(machine.path(shard))
     fewer = Machine(machine.root, machine.processor, ["origin"], shards=2)
-    fewer.topic_id = "made anew"
+    fewer.topic_id = "another id"
     fewer.batch(1, rows_of(FLIGHTS, [("JFK", 5), ("LGA", 1), ("EWR", 1)]))
     fewer.commit()
     with committed(fewer) as exact:
@@ -381,7 +396,7 @@ def test_what_an_earlier_number_of_shards_left_behind(machine: Machine) -> None:
         assert values(exact) == {"JFK": 1, "LGA": 1, "EWR": 1}
     for shard in range(2):
         fewer.promote(shard)
-    with ask(fewer) as state:
+    with open_query(fewer) as state:
         assert state.shards == 2
         assert state.batch_id == 1
         assert len(list(state.all())) == 3

@@ -22,7 +22,7 @@ TP = TopicPartition("a-s-changelog", 0)
 IDENTITY = StoreIdentity("a", "s", 0, 1, TP.topic, "topic-id")
 READY = Restored(0, 0, Reason.NONE, 0.0)
 
-Bring = Callable[[TransactionalStateStore], "Restored | WipeNeeded"]
+Restore = Callable[[TransactionalStateStore], "Restored | WipeNeeded"]
 
 
 class Case:
@@ -34,10 +34,10 @@ class Case:
             store.put(b"\x01old", b"1")
             store.commit({TP: 5}, batch=BatchRecord("q", 1, "a"))
 
-    def run(self, bring: Bring, identity: StoreIdentity = IDENTITY) -> Restored:
+    def run(self, restore: Restore, identity: StoreIdentity = IDENTITY) -> Restored:
         def seeing(store: TransactionalStateStore) -> Restored | WipeNeeded:
             self.seen.append(dict(store.all()))
-            return bring(store)
+            return restore(store)
 
         store, outcome = open_restored(self.path, identity, StoreConfig(), seeing, self.progress)
         assert store.is_open
@@ -54,86 +54,86 @@ def case(tmp_path: Path) -> Case:
     return Case(tmp_path)
 
 
-def wiping(*reasons: Reason) -> Bring:
+def wiping(*reasons: Reason) -> Restore:
     left = list(reasons)
     return lambda _store: WipeNeeded(left.pop(0), "so says the test") if left else READY
 
 
-def test_what_is_sound_is_kept(case: Case) -> None:
+def test_sound_local_state_is_kept(case: Case) -> None:
     assert case.run(wiping()) is READY
     assert case.seen == [{b"\x01old": b"1"}]
     assert case.progress.wiped is None
 
 
 @pytest.mark.parametrize("reason", [Reason.TOO_OLD, Reason.OUT_OF_RANGE, Reason.NO_OFFSET])
-def test_what_is_worth_nothing_is_removed(case: Case, reason: Reason) -> None:
+def test_unusable_local_state_is_removed_and_restored(case: Case, reason: Reason) -> None:
     assert case.run(wiping(reason)) is READY
     assert case.seen == [{b"\x01old": b"1"}, {}]
     assert case.progress.wiped is reason
     assert case.aside == 0
 
 
-def test_twice_is_an_error(case: Case) -> None:
+def test_state_that_is_unusable_again_after_a_restore_is_an_error(case: Case) -> None:
     with pytest.raises(ChangelogError, match=r"too-old.*cannot be used either \(out-of-range"):
         case.run(wiping(Reason.TOO_OLD, Reason.OUT_OF_RANGE))
     with TransactionalStateStore.open(case.path, IDENTITY):
         """Opening succeeds only if the store was closed."""
 
 
-def test_a_damaged_database(case: Case) -> None:
+def test_a_damaged_database_is_set_aside_and_restored(case: Case) -> None:
     (case.path / "db" / "CURRENT").write_bytes(b"nonsense\n")
     assert case.run(wiping()) is READY
     assert (case.seen, case.aside, case.progress.wiped) == ([{}], 1, Reason.CORRUPT)
 
 
-def test_damaged_and_then_worth_nothing_is_an_error(case: Case) -> None:
+def test_a_database_that_is_unusable_after_damage_was_replaced_is_an_error(case: Case) -> None:
     (case.path / "db" / "CURRENT").write_bytes(b"nonsense\n")
     with pytest.raises(ChangelogError, match=r"\(corrupt: .*\(out-of-range"):
         case.run(wiping(Reason.OUT_OF_RANGE))
 
 
-def test_a_changelog_made_anew(case: Case) -> None:
-    anew = replace(IDENTITY, topic_id="another")
-    assert case.run(wiping(), anew) is READY
+def test_the_database_of_a_recreated_changelog_is_replaced(case: Case) -> None:
+    recreated = replace(IDENTITY, topic_id="another")
+    assert case.run(wiping(), recreated) is READY
     assert (case.seen, case.aside, case.progress.wiped) == ([{}], 0, Reason.OTHER_TOPIC)
 
 
-def test_damage_found_on_the_way(case: Case) -> None:
+def test_damage_that_a_read_detects_leads_to_a_restore(case: Case) -> None:
     damaged = [True]
 
-    def bring(_store: TransactionalStateStore) -> Restored:
+    def restore(_store: TransactionalStateStore) -> Restored:
         if damaged:
             damaged.pop()
             raise StateCorruptedError("a block is not what it was")
         return READY
 
-    assert case.run(bring) is READY
+    assert case.run(restore) is READY
     assert (case.aside, case.progress.wiped) == (1, Reason.CORRUPT)
 
 
-def test_damage_again_is_an_error(case: Case) -> None:
-    def bring(_store: TransactionalStateStore) -> Restored:
+def test_repeated_damage_is_an_error(case: Case) -> None:
+    def restore(_store: TransactionalStateStore) -> Restored:
         raise StateCorruptedError("the disk is bad")
 
     with pytest.raises(StateCorruptedError, match="the disk is bad"):
-        case.run(bring)
+        case.run(restore)
     assert len(case.seen) == 2
 
 
 @pytest.mark.parametrize("error", [RetriableError("later"), KeyboardInterrupt()])
-def test_any_other_error_wipes_nothing(case: Case, error: BaseException) -> None:
+def test_any_other_error_removes_no_state(case: Case, error: BaseException) -> None:
     """A broker that cannot be reached is no reason to wipe state."""
 
-    def bring(_store: TransactionalStateStore) -> Restored:
+    def restore(_store: TransactionalStateStore) -> Restored:
         raise error
 
     with pytest.raises(type(error)):
-        case.run(bring)
+        case.run(restore)
     assert case.run(wiping()) is READY
     assert case.seen[-1] == {b"\x01old": b"1"}
 
 
-def test_another_querys_store_is_not_touched(case: Case) -> None:
+def test_the_store_of_another_query_is_not_changed(case: Case) -> None:
     with pytest.raises(StateMismatchError):
         case.run(wiping(), replace(IDENTITY, application_id="b"))
     assert case.run(wiping()) is READY

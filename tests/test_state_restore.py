@@ -128,10 +128,10 @@ class Log:
             self.at = max(self.at, self.stable)
             self.told_end = self.stable
             pulled.log_end = self.stable
-        self.came()
+        self.between_reads()
         return pulled
 
-    def came(self) -> None:
+    def between_reads(self) -> None:
         """Hook for what happens to the log between two reads."""
 
     def readable(self, deadline: Deadline) -> tuple[int, int]:
@@ -168,19 +168,19 @@ def plan(next_offset: int | None, batch: BatchRecord | None, start: int, end: in
     return plan_restore(next_offset, batch, start, end, **more)
 
 
-@pytest.mark.parametrize("held", [None, 0])
-def test_an_empty_store_reads_everything(held: int | None) -> None:
-    assert plan(held, None, 0, 10) == ReadRange(0, 10, Reason.EMPTY, NOW_MS)
-    assert plan(held, None, 4, 10) == ReadRange(4, 10, Reason.EMPTY, NOW_MS)
-    assert plan(held, None, 0, 0) == ReadRange(0, 0, Reason.NONE, NOW_MS)
+@pytest.mark.parametrize("next_offset", [None, 0])
+def test_an_empty_store_reads_the_whole_changelog(next_offset: int | None) -> None:
+    assert plan(next_offset, None, 0, 10) == ReadRange(0, 10, Reason.EMPTY, NOW_MS)
+    assert plan(next_offset, None, 4, 10) == ReadRange(4, 10, Reason.EMPTY, NOW_MS)
+    assert plan(next_offset, None, 0, 0) == ReadRange(0, 0, Reason.NONE, NOW_MS)
 
 
-def test_a_store_that_is_there_reads_nothing_however_old_it_is() -> None:
+def test_a_store_at_the_committed_offset_reads_nothing_whatever_its_age() -> None:
     assert plan(10, BATCH, 0, 10, now_ms=10**15).start == 10
     assert plan(10, BATCH, 20, 10, now_ms=10**15).reason is Reason.NONE
 
 
-def test_a_store_behind_reads_on() -> None:
+def test_a_store_behind_the_committed_offset_reads_the_rest() -> None:
     assert plan(6, BATCH, 0, 10) == ReadRange(6, 10, Reason.CATCH_UP, BATCH.time_ms)
     assert plan(6, BATCH, 6, 10).start == 6
 
@@ -194,14 +194,14 @@ def test_a_store_behind_reads_on() -> None:
         (5, 0, 0, Reason.OUT_OF_RANGE),
     ],
 )
-def test_a_store_that_cannot_be_caught_up(
+def test_a_store_that_cannot_be_brought_up_to_date_is_wiped(
     next_offset: int | None, start: int, end: int, reason: Reason
 ) -> None:
     assert plan(next_offset, BATCH, start, end).reason is reason
     assert isinstance(plan(next_offset, BATCH, start, end), WipeNeeded)
 
 
-def test_too_old_is_half_of_what_deletions_are_kept() -> None:
+def test_a_store_is_too_old_after_half_the_retention_of_deletions() -> None:
     half = {"delete_retention_ms": 2 * HOUR_MS}
     assert isinstance(plan(6, BATCH, 0, 10, **half), ReadRange)
     late = plan(6, BATCH, 0, 10, **half, now_ms=NOW_MS + 1)
@@ -211,7 +211,7 @@ def test_too_old_is_half_of_what_deletions_are_kept() -> None:
     assert isinstance(plan(6, BATCH, 0, 10, delete_retention_ms=None, now_ms=10**15), ReadRange)
 
 
-def test_a_restore_cut_short_is_as_old_as_itself_not_as_what_it_read() -> None:
+def test_the_age_of_an_interrupted_restore_counts_from_its_own_start() -> None:
     half_way = tag_restoring(BATCH, NOW_MS)
     soon = plan(6, half_way, 0, 10, now_ms=NOW_MS + 5 * HOUR_MS, delete_retention_ms=12 * HOUR_MS)
     assert soon == ReadRange(6, 10, Reason.RESUMED, NOW_MS)
@@ -219,20 +219,24 @@ def test_a_restore_cut_short_is_as_old_as_itself_not_as_what_it_read() -> None:
     assert isinstance(late, WipeNeeded)
 
 
-@given(st.none() | st.text().map(lambda attempt: replace(BATCH, attempt=attempt)), st.integers(0, 2**62))
-def test_a_mark_comes_off(batch: BatchRecord | None, since_ms: int) -> None:
+@given(
+    st.none() | st.text().map(lambda attempt: replace(BATCH, task_attempt_id=attempt)), st.integers(0, 2**62)
+)
+def test_the_tag_of_an_unfinished_restore_survives_encoding_and_decoding(
+    batch: BatchRecord | None, since_ms: int
+) -> None:
     expected = batch or BatchRecord("", -1, "")
     assert untag_restoring(tag_restoring(batch, since_ms)) == (expected, since_ms)
 
 
-def test_an_attempt_is_no_mark() -> None:
+def test_a_batch_record_without_a_tag_is_not_an_unfinished_restore() -> None:
     assert untag_restoring(BATCH) == (BATCH, None)
 
 
 # -- the restored store
 
 
-def test_d1_one_record() -> None:
+def test_a_changelog_with_one_record_is_restored() -> None:
     store = Store()
     found = run(store, Log(records((0, b"k", b"v")), 1), 1)
     assert (store.data, store.next, found.records) == ({b"k": b"v"}, 1, 1)
@@ -240,21 +244,21 @@ def test_d1_one_record() -> None:
 
 
 @pytest.mark.parametrize("end", [4, 9])
-def test_d2_what_is_left_may_be_markers_only(end: int) -> None:
+def test_a_changelog_may_end_with_control_records_only(end: int) -> None:
     store = Store()
     found = run(store, Log(records((0, b"k", b"v"), (2, b"l", b"w")), end), end)
     assert (store.next, found.records, found.skipped) == (end, 2, end - 2)
 
 
 @pytest.mark.parametrize("end", [0, 6])
-def test_d3_nothing_in_the_log(end: int) -> None:
+def test_an_empty_changelog_restores_an_empty_store(end: int) -> None:
     store = Store()
     log = Log([], end)
     assert run(store, log, end).records == 0
     assert (store.data, store.next, store.batch, store.restoring) == ({}, end, None, False)
 
 
-def test_d4_d5_out_of_range_is_for_the_caller() -> None:
+def test_an_offset_out_of_range_is_returned_as_a_reason_to_wipe() -> None:
     store = Store({b"old": b"1"}, next=5, batch=BATCH)
     for log in (Log([], 9, start=6), Log([], 3)):
         outcome = restore(store, TP, log.end, log, deadline=Deadline.after_seconds(1), now_ms=NOW_MS)
@@ -263,7 +267,7 @@ def test_d4_d5_out_of_range_is_for_the_caller() -> None:
     assert store.data == {b"old": b"1"}, "nothing was done yet"
 
 
-def test_a_log_that_lost_its_start_meanwhile_is_for_the_caller_too() -> None:
+def test_a_log_that_loses_its_start_during_the_restore_is_a_reason_to_wipe() -> None:
     class Losing(Log):
         def take(self, wait_seconds: float, end: int) -> Pulled:
             self.start_offset = 7
@@ -275,7 +279,7 @@ def test_a_log_that_lost_its_start_meanwhile_is_for_the_caller_too() -> None:
     assert outcome.why == "it holds the changelog up to offset 2; the log now starts at 7"
 
 
-def test_nothing_is_asked_when_the_store_is_there() -> None:
+def test_no_request_is_sent_for_a_store_at_the_committed_offset() -> None:
     store = Store({b"k": b"v"}, next=9, batch=BATCH)
     log = Log(records((8, b"k", b"other")), 12)
     found = run(store, log, 9)
@@ -284,7 +288,7 @@ def test_nothing_is_asked_when_the_store_is_there() -> None:
     assert not store.chunks
 
 
-def test_only_what_is_committed_is_read() -> None:
+def test_only_records_before_the_committed_offset_are_read() -> None:
     """Records after the committed offset belong to a batch whose transaction is not decided."""
     store = Store()
     log = Log(records((0, b"k", b"1"), (1, b"k", b"2"), (2, b"k", b"3"), (3, b"l", b"4")), 5)
@@ -292,7 +296,7 @@ def test_only_what_is_committed_is_read() -> None:
     assert (store.data, store.next) == ({b"k": b"2"}, 2)
 
 
-def test_the_last_value_of_a_key_counts_and_null_deletes() -> None:
+def test_the_last_value_of_a_key_wins_and_null_deletes_it() -> None:
     store = Store({b"gone": b"1", b"back": b"1"}, next=0, batch=BATCH)
     log = Log(
         records(
@@ -308,7 +312,7 @@ def test_the_last_value_of_a_key_counts_and_null_deletes() -> None:
     assert store.data == {b"back": b"2"}
 
 
-def test_the_batch_record_is_no_data() -> None:
+def test_the_batch_record_is_not_restored_as_data() -> None:
     store = Store()
     log = Log(
         records(
@@ -329,26 +333,26 @@ def test_without_a_batch_record_the_state_is_older_than_all_batches() -> None:
     assert store.batch == BatchRecord("", -1, "")
 
 
-def test_a_newer_format_stops_the_restore() -> None:
+def test_a_batch_record_of_a_newer_format_fails_the_restore() -> None:
     with pytest.raises(StateFormatError):
         run(Store(), Log(records((0, BATCH_KEY, b'{"v":9}')), 1), 1)
 
 
 @pytest.mark.parametrize("key", [None, b""])
-def test_a_foreign_record_stops_the_restore(key: bytes | None) -> None:
+def test_a_record_of_another_program_fails_the_restore(key: bytes | None) -> None:
     store = Store()
     with pytest.raises(ChangelogError, match="without a key between offsets 0 and 2"):
         run(store, Log([(0, b"k", b"v"), (1, key, b"v")], 2), 2)
     assert not store.data
 
 
-def test_d8_a_foreign_transaction_is_waited_for_and_then_named() -> None:
+def test_the_restore_waits_for_another_programs_transaction_and_then_names_it() -> None:
     log = Log(records((0, b"k", b"v")), 5, stable=1)
     with pytest.raises(ChangelogError, match=r"open transaction.*at offset 1, .*continues to 5.*\.sh"):
         run(Store(), log, None, seconds=0.05)
 
 
-def test_and_when_it_ends_the_restore_goes_on() -> None:
+def test_the_restore_continues_when_another_programs_transaction_ends() -> None:
     class Ending(Log):
         def ends(self) -> LogEnds:
             found = super().ends()
@@ -360,28 +364,28 @@ def test_and_when_it_ends_the_restore_goes_on() -> None:
     assert (found.records, store.data, store.next) == (2, {b"k": b"w"}, 5)
 
 
-def test_what_the_first_driver_left_is_settled_once() -> None:
+def test_the_open_transaction_of_an_earlier_driver_is_ended_once() -> None:
     log = Log(records((0, b"k", b"v")), 5, stable=1)
-    settled: list[Deadline] = []
+    ended: list[Deadline] = []
 
     def end_transaction(deadline: Deadline) -> None:
-        settled.append(deadline)
+        ended.append(deadline)
         log.stable = log.end
 
     assert run(Store(), log, None, end_transaction=end_transaction).records == 1
     with pytest.raises(ChangelogError, match="open transaction"):
-        run(Store(), Log([], 5, stable=1), None, seconds=0.05, end_transaction=settled.append)
-    assert len(settled) == 2
+        run(Store(), Log([], 5, stable=1), None, seconds=0.05, end_transaction=ended.append)
+    assert len(ended) == 2
 
 
 @pytest.mark.usefixtures("no_grace")
-def test_d20_the_changelogs_marker_may_come_after_the_groups() -> None:
+def test_the_changelogs_control_record_may_arrive_after_that_of_the_group() -> None:
     """The group's offset is committed while the same transaction still looks open in the changelog."""
 
     class Late(Log):
         looks = 0
 
-        def came(self) -> None:
+        def between_reads(self) -> None:
             self.looks += 1
             if self.looks == 5:
                 self.stable = self.end
@@ -392,7 +396,7 @@ def test_d20_the_changelogs_marker_may_come_after_the_groups() -> None:
     assert (store.next, store.data) == (4, {b"k": b"2", b"l": b"3"})
 
 
-def test_and_if_it_never_comes_that_is_said() -> None:
+def test_a_control_record_that_never_arrives_is_an_error() -> None:
     log = Log(records((0, b"k", b"1"), (2, b"k", b"2")), 5, stable=1)
     with pytest.raises(ChangelogError, match=r"at offset 1, below the committed offset 4"):
         run(Store(), log, 4, seconds=0.05)
@@ -400,13 +404,13 @@ def test_and_if_it_never_comes_that_is_said() -> None:
 
 @pytest.mark.usefixtures("no_grace")
 @pytest.mark.parametrize("position", [0, 3])
-def test_a_changelog_that_lost_its_end(position: int) -> None:
+def test_a_changelog_that_lost_its_end_is_an_error(position: int) -> None:
     log = Log(records((0, b"k", b"1")), 2)
     with pytest.raises(ChangelogError, match=r"committed up to offset 9 and ends at 2"):
         run(Store(next=position, batch=BATCH), log, 9)
 
 
-def test_a_broker_that_sends_nothing() -> None:
+def test_a_broker_that_sends_nothing_is_an_error() -> None:
     class Silent(Log):
         def take(self, wait_seconds: float, end: int) -> Pulled:
             assert 0 <= wait_seconds <= 0.2
@@ -419,7 +423,7 @@ def test_a_broker_that_sends_nothing() -> None:
     assert not log.assigned
 
 
-def test_a_deleted_topic() -> None:
+def test_a_deleted_changelog_is_an_error() -> None:
     class Gone(Log):
         def take(self, wait_seconds: float, end: int) -> Pulled:
             return Pulled(gone=True)
@@ -428,34 +432,28 @@ def test_a_deleted_topic() -> None:
         run(Store(), Gone([], 5), 5)
 
 
-def test_time_begins_anew_with_each_answer() -> None:
+def test_the_time_limit_restarts_with_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long restore is no error; only silence is."""
+    seconds = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: seconds[0])
 
     class Slow(Log):
         at_once = 1
+        calls = 0
 
         def take(self, wait_seconds: float, end: int) -> Pulled:
-            if self.looks % 3:
-                self.looks += 1
-                return self._wait(wait_seconds)
-            self.looks += 1
+            self.calls += 1
+            if self.calls % 3:
+                seconds[0] += 1.0
+                return Pulled()
             return super().take(wait_seconds, end)
 
-        looks = 0
-
-        @staticmethod
-        def _wait(wait_seconds: float) -> Pulled:
-            import time
-
-            time.sleep(min(0.02, wait_seconds))
-            return Pulled()
-
-    store = Store()
     log = Slow([(at, b"k%d" % at, b"v") for at in range(12)], 12)
-    assert run(store, log, 12, seconds=0.2).records == 12
+    assert run(Store(), log, 12, seconds=3.0).records == 12
+    assert seconds[0] > 20.0, "all answers together take longer than one may"
 
 
-def test_chunks_are_small_where_values_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_of_large_values_have_fewer_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_BYTES", 4000)
     monkeypatch.setattr(Log, "at_once", 16)
     store = Store()
@@ -479,10 +477,10 @@ history = st.lists(
 
 
 @given(history, st.lists(st.integers(0, 4), max_size=4), st.integers(1, 7), st.integers(1, 9), st.data())
-def test_d9_d13_d15_the_end_is_the_same_whatever_happens(
+def test_kills_gaps_and_repeated_reads_do_not_change_the_restored_state(
     log_: Any, kills: list[int], at_most: int, chunk_records: int, data: st.DataObject
 ) -> None:
-    """Gaps, kills after any chunk and repeated reads lead to the same state as one uninterrupted restore."""
+    """The state equals that of one uninterrupted restore, after kills at any chunk."""
     found = [(at, *each) for at, each in enumerate(log_) if each is not None]
     end = len(log_)
     expected = Store()
@@ -510,7 +508,7 @@ def test_d9_d13_d15_the_end_is_the_same_whatever_happens(
         assert (again.data, again.next) == (expected.data, expected.next), "read twice, the same"
 
 
-def test_a_killed_restore_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_restore_continues_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Log, "at_once", 30)
     monkeypatch.setattr(module, "CHUNK_RECORDS", 100)
     found = [(at, b"k%d" % at, b"v") for at in range(1000)]
@@ -529,7 +527,7 @@ def test_a_killed_restore_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) 
 # -- progress
 
 
-def test_progress_is_told_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_progress_is_reported_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     now = [100.0]
     progress = RestoreProgress(TP, clock=lambda: now[0])
     progress.begin(Reason.CATCH_UP, 50, 1050)
@@ -555,7 +553,7 @@ def test_progress_is_told_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert progress.metrics()["restore-time-ms"] == 10_000.0
 
 
-def test_after_a_wipe_its_reason_stays() -> None:
+def test_the_reason_of_a_wipe_is_reported_with_the_restore() -> None:
     progress = RestoreProgress(TP, wiped=Reason.TOO_OLD)
     store = Store()
     outcome = run(store, Log(records((0, b"k", b"v")), 1), 1, progress=progress)

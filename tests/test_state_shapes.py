@@ -34,7 +34,7 @@ PROPERTY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 @PROPERTY
 @given(steps=st.lists(st.tuples(KEYS, KEYS, VALUES)), low=KEYS, high=st.none() | KEYS, cleared=KEYS)
-def test_key_value(
+def test_a_key_value_store_behaves_like_a_dict(
     store: TransactionalStateStore,
     steps: list[tuple[bytes, bytes, bytes | None]],
     low: bytes,
@@ -63,7 +63,7 @@ def test_key_value(
     assert list(other.all()) == [(b"a", b"", b"of another table")]
 
 
-def test_key_value_one_by_one(store: TransactionalStateStore) -> None:
+def test_single_operations_of_a_key_value_store_behave_like_a_dict(store: TransactionalStateStore) -> None:
     shape = KeyValueShape(store, 1)
     assert shape.put_if_absent(b"k", b"1") is None
     assert shape.put_if_absent(b"k", b"2") == b"1"
@@ -77,7 +77,7 @@ def test_key_value_one_by_one(store: TransactionalStateStore) -> None:
 @given(
     steps=st.lists(st.tuples(KEYS, TIMES, VALUES)), low=st.none() | TIMES, high=st.none() | TIMES, end=TIMES
 )
-def test_windows(
+def test_a_window_store_behaves_like_a_dict(
     store: TransactionalStateStore,
     steps: list[tuple[bytes, int, bytes | None]],
     low: int | None,
@@ -118,7 +118,7 @@ def test_windows(
     latest=st.none() | TIMES,
     before_ms=TIMES,
 )
-def test_sessions(
+def test_a_session_store_behaves_like_a_dict(
     store: TransactionalStateStore,
     steps: list[tuple[bytes, int, int, bytes | None]],
     earliest: int | None,
@@ -153,7 +153,7 @@ def test_sessions(
     assert list(store.all()) == [], "no index entry is left over"
 
 
-def test_what_cannot_be(store: TransactionalStateStore) -> None:
+def test_an_invalid_session_or_table_number_is_refused(store: TransactionalStateStore) -> None:
     with pytest.raises(ValueError, match="from 5 to 4 ms"):
         SessionShape(store, 1).put(b"k", 5, 4, b"")
     for table in (0, 128, -1):

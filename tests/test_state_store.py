@@ -53,10 +53,10 @@ def keys(pairs: Iterator[tuple[bytes, bytes]]) -> list[bytes]:
     return [key for key, _ in pairs]
 
 
-# ------------------------------------------------------------------ A: staging, own writes, scans
+# ------------------------------------------------------------------ staged writes and scans
 
 
-def test_a1_offsets_and_position_are_in_no_scan(store: TransactionalStateStore) -> None:
+def test_scans_contain_neither_offsets_nor_position(store: TransactionalStateStore) -> None:
     store.put(A, A)
     store.commit({TP: 7}, position={INPUT: 2})
     store.persist_pending(record(0), {INPUT: 3})
@@ -64,7 +64,7 @@ def test_a1_offsets_and_position_are_in_no_scan(store: TransactionalStateStore) 
         assert keys(scan) == [A]
 
 
-def test_a2_a3_staged_puts_and_deletes_lie_over_what_is_committed(store: TransactionalStateStore) -> None:
+def test_staged_puts_and_deletes_hide_committed_values(store: TransactionalStateStore) -> None:
     fill(store, A, B, C)
     store.put(B, b"new")
     store.delete(C)
@@ -76,7 +76,7 @@ def test_a2_a3_staged_puts_and_deletes_lie_over_what_is_committed(store: Transac
 
 
 @pytest.mark.parametrize("between", [0, 500], ids=["few keys", "many keys"])
-def test_a4_a14_a_put_behind_a_range_delete_counts(path: Path, between: int) -> None:
+def test_a_put_after_a_range_delete_is_kept(path: Path, between: int) -> None:
     """Few keys are deleted one by one, many as a range; the result is the same."""
     with TransactionalStateStore.open(path, IDENTITY) as store:
         fill(store, A, B, C, D, E, F, *(B + key(n) for n in range(between)))
@@ -95,7 +95,7 @@ def test_a4_a14_a_put_behind_a_range_delete_counts(path: Path, between: int) -> 
         assert list(store.all()) == [(A, A), (C, b"again"), (E, E), (F, F)]
 
 
-def test_a_range_without_an_end_is_deleted_whole(store: TransactionalStateStore) -> None:
+def test_a_range_delete_without_an_end_deletes_to_the_last_key(store: TransactionalStateStore) -> None:
     many = [key(n) for n in range(400)]
     fill(store, *many, b"\xff\xff\xff")
     store.delete_range(many[5], None)
@@ -104,7 +104,7 @@ def test_a_range_without_an_end_is_deleted_whole(store: TransactionalStateStore)
     assert keys(store.all()) == many[:5]
 
 
-def test_a5_a6_a_scan_shows_what_was_there_when_it_began(store: TransactionalStateStore) -> None:
+def test_a_scan_shows_the_state_at_its_start(store: TransactionalStateStore) -> None:
     many = [key(n) for n in range(300)]
     fill(store, *many[::2])
     store.put_all([(each, each) for each in many[1::2]])
@@ -120,7 +120,7 @@ def test_a5_a6_a_scan_shows_what_was_there_when_it_began(store: TransactionalSta
     assert [first[2], *keys(scans[2])] == many
 
 
-def test_a7_a_scan_that_cannot_begin_leaves_nothing_open(store: TransactionalStateStore) -> None:
+def test_a_scan_that_fails_to_start_leaves_nothing_open(store: TransactionalStateStore) -> None:
     fill(store, *(key(n) for n in range(100)))
     store.put(A, b"")
     for wrong in ("text", 5):
@@ -129,7 +129,7 @@ def test_a7_a_scan_that_cannot_begin_leaves_nothing_open(store: TransactionalSta
     assert len(store._scans) == 0
 
 
-def test_a8_put_all_is_all_or_nothing_and_staged(store: TransactionalStateStore) -> None:
+def test_put_all_stages_all_rows_or_none(store: TransactionalStateStore) -> None:
     with pytest.raises(ValueError, match="nothing was staged"):
         store.put_all([(A, b"1"), (None, b"2"), (C, b"3")])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="nothing was staged"):
@@ -145,7 +145,7 @@ def test_a8_put_all_is_all_or_nothing_and_staged(store: TransactionalStateStore)
         assert list(view.all()) == [(A, b"1"), (B, b"2")]
 
 
-def test_a9_a_closed_store_says_so_everywhere(store: TransactionalStateStore) -> None:
+def test_every_method_of_a_closed_store_raises(store: TransactionalStateStore) -> None:
     fill(store, *(key(n) for n in range(100)))
     store.put(A, b"1")
     manager = store.view()
@@ -206,7 +206,7 @@ def test_a9_a_closed_store_says_so_everywhere(store: TransactionalStateStore) ->
     assert public - harmless - static - bound <= named
 
 
-def test_a10_a11_bounds_and_prefixes(store: TransactionalStateStore) -> None:
+def test_scans_respect_bounds_and_prefixes(store: TransactionalStateStore) -> None:
     fill(store, b"\1key", b"\1key1", b"\1key2", b"\1kf", b"\xff\xff", b"\xff\xffa", b"\xff\xfe")
     store.put(b"\1key3", b"")
     assert keys(store.range(b"\1key1", b"\1key3", reverse=True)) == [b"\1key2", b"\1key1"]
@@ -226,7 +226,9 @@ def test_a10_a11_bounds_and_prefixes(store: TransactionalStateStore) -> None:
     assert store.get(b"\1key1") == b"\1key1"
 
 
-def test_a13_a_processor_gets_every_member_and_may_not_commit(store: TransactionalStateStore) -> None:
+def test_a_processors_handle_has_every_method_of_state_access_and_cannot_commit(
+    store: TransactionalStateStore,
+) -> None:
     handle = StateHandle(store)
     access: StateAccess = handle
     wanted = {name for name in vars(StateAccess) if not name.startswith("_")}
@@ -249,7 +251,7 @@ def test_a13_a_processor_gets_every_member_and_may_not_commit(store: Transaction
             refused()
 
 
-def test_one_thread_writes(store: TransactionalStateStore) -> None:
+def test_only_one_thread_may_write(store: TransactionalStateStore) -> None:
     import threading
 
     store.put(A, b"1")
@@ -270,7 +272,7 @@ def test_one_thread_writes(store: TransactionalStateStore) -> None:
 
 
 @given(st.lists(st.lists(st.binary(min_size=1, max_size=2), max_size=40)), st.binary(max_size=2))
-def test_sorted_keys_are_a_sorted_set(groups: list[list[bytes]], bound: bytes) -> None:
+def test_sorted_keys_behave_like_a_sorted_set(groups: list[list[bytes]], bound: bytes) -> None:
     ordered, plain = SortedKeys(), set()
     for group in groups:
         ordered.add_many(group)
@@ -280,7 +282,7 @@ def test_sorted_keys_are_a_sorted_set(groups: list[list[bytes]], bound: bytes) -
         assert ordered.between(None, bound) == sorted(each for each in plain if each < bound)
 
 
-def test_sorted_keys_in_many_blocks() -> None:
+def test_sorted_keys_work_across_many_blocks() -> None:
     ordered = SortedKeys()
     numbers = [(n * 7919) % 20_011 for n in range(20_000)]
     ordered.add_many(key(n) for n in numbers[:9000])
@@ -292,10 +294,10 @@ def test_sorted_keys_in_many_blocks() -> None:
     assert ordered.between(key(777), key(15_000)) == [k for k in expected if key(777) <= k < key(15_000)]
 
 
-# ------------------------------------------------------------------ C: offsets and commits
+# ------------------------------------------------------------------ offsets and commits
 
 
-def test_c9_wrong_offsets_are_refused_and_nothing_is_written(store: TransactionalStateStore) -> None:
+def test_a_commit_with_wrong_offsets_is_refused_and_writes_nothing(store: TransactionalStateStore) -> None:
     fill(store, A, offset=5)
     store.put(B, b"")
     for offsets in ({}, {TP: None}, {TP: -1}):
@@ -312,7 +314,7 @@ def test_c9_wrong_offsets_are_refused_and_nothing_is_written(store: Transactiona
     assert store.approximate_num_uncommitted_bytes() == 0
 
 
-def test_c6_c10_three_partitions_and_the_newest_offset_counts(path: Path) -> None:
+def test_each_of_several_partitions_keeps_its_newest_offset(path: Path) -> None:
     tps = [TP, TopicPartition("other/topic-1"[:5], 1), TopicPartition("third", 12)]
     with TransactionalStateStore.open(path, IDENTITY) as store:
         store.commit({tp: n + 1 for n, tp in enumerate(tps)})
@@ -322,7 +324,7 @@ def test_c6_c10_three_partitions_and_the_newest_offset_counts(path: Path) -> Non
         assert [store.committed_offset(tp) for tp in tps] == [99, 1, 2]
 
 
-def test_no_offset_is_not_offset_zero(path: Path) -> None:
+def test_a_missing_offset_differs_from_offset_zero(path: Path) -> None:
     with TransactionalStateStore.open(path, IDENTITY) as store:
         assert store.next_offset(TP) == 0
         assert store.committed_offset(TP) is None
@@ -335,7 +337,7 @@ def test_no_offset_is_not_offset_zero(path: Path) -> None:
     assert raised.value.reason == "no-offset"
 
 
-def test_a_commit_without_changes_advances(path: Path) -> None:
+def test_a_commit_without_changes_advances_the_offset(path: Path) -> None:
     with TransactionalStateStore.open(path, IDENTITY) as store:
         store.commit({TP: 3}, batch=record(4))
         assert store.last_commit_ms > 0
@@ -343,7 +345,7 @@ def test_a_commit_without_changes_advances(path: Path) -> None:
         assert (store.next_offset(TP), store.last_batch()) == (3, record(4))
 
 
-def test_c8_open_and_closed_is_only_information(path: Path) -> None:
+def test_a_leftover_owner_file_does_not_prevent_opening(path: Path) -> None:
     for number in range(3):
         with TransactionalStateStore.open(path, IDENTITY) as store:
             assert (path / "owner").exists()
@@ -354,7 +356,7 @@ def test_c8_open_and_closed_is_only_information(path: Path) -> None:
         assert len(list(store.all())) == 3
 
 
-def test_b8_a_failed_write_is_not_believed(
+def test_a_failed_commit_closes_the_store_and_changes_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch, store: TransactionalStateStore
 ) -> None:
     store.put(A, A)
@@ -376,7 +378,7 @@ def test_b8_a_failed_write_is_not_believed(
         assert keys(again.all()) == [A]
 
 
-def test_the_age_of_a_store_is_that_of_its_last_batch(path: Path) -> None:
+def test_the_age_of_a_store_counts_from_its_last_batch(path: Path) -> None:
     with TransactionalStateStore.open(path, IDENTITY) as store:
         assert store.last_commit_ms == 0
         store.commit({TP: 1}, batch=BatchRecord("q", 0, "a", time_ms=1_000_000))
@@ -386,7 +388,7 @@ def test_the_age_of_a_store_is_that_of_its_last_batch(path: Path) -> None:
 # ------------------------------------------------------------------ pending batches
 
 
-def test_a_batch_is_kept_promoted_and_there_after_a_restart(path: Path) -> None:
+def test_a_pending_batch_is_promoted_and_survives_a_restart(path: Path) -> None:
     with TransactionalStateStore.open(path, IDENTITY) as store:
         store.put(A, b"1")
         store.commit({TP: 1}, batch=record(0))
@@ -412,17 +414,17 @@ def test_a_batch_is_kept_promoted_and_there_after_a_restart(path: Path) -> None:
         assert store.committed_offset(TP) == 2
 
 
-def test_of_two_attempts_the_named_one_is_promoted(store: TransactionalStateStore) -> None:
+def test_of_two_task_attempts_the_named_one_is_promoted(store: TransactionalStateStore) -> None:
     for attempt in ("lost", "won"):
         store.put(A, attempt.encode())
         store.persist_pending(record(0, attempt))
-    assert {kept.record.attempt for kept in store.pending()} == {"lost", "won"}
+    assert {kept.record.task_attempt_id for kept in store.pending()} == {"lost", "won"}
     store.promote(record(0, "won"), {TP: 1})
     assert store.get(A) == b"won"
     assert store.pending() == []
 
 
-def test_an_attempt_kept_again_replaces_itself(store: TransactionalStateStore) -> None:
+def test_persisting_a_task_attempt_again_replaces_it(store: TransactionalStateStore) -> None:
     store.put_all([(key(n), b"x" * 200) for n in range(70_000)])
     store.persist_pending(record(0, "a"))
     store.put(A, b"1")
@@ -443,7 +445,9 @@ def test_a_pending_range_delete_is_applied_before_the_rows(store: TransactionalS
     assert list(store.all()) == [(key(5), b"new")]
 
 
-def test_what_does_not_fit_is_not_promoted(store: TransactionalStateStore) -> None:
+def test_a_pending_batch_that_starts_from_another_state_is_not_promoted(
+    store: TransactionalStateStore,
+) -> None:
     with pytest.raises(StateMismatchError, match="no pending changes of batch 3"):
         store.promote(record(3), {TP: 1})
     store.put(A, b"1")
@@ -459,20 +463,20 @@ def test_what_does_not_fit_is_not_promoted(store: TransactionalStateStore) -> No
     assert len(store.pending()) == 1
 
 
-def test_pending_batches_are_dropped_but_those_named(path: Path) -> None:
+def test_all_pending_batches_except_the_named_ones_are_dropped(path: Path) -> None:
     with TransactionalStateStore.open(path, IDENTITY) as store:
         for attempt in "abc":
             store.put(A, attempt.encode())
             store.persist_pending(record(0, attempt))
         store.drop_pending(except_attempts=["b"])
-        assert [kept.record.attempt for kept in store.pending()] == ["b"]
+        assert [kept.record.task_attempt_id for kept in store.pending()] == ["b"]
     with TransactionalStateStore.open(path, IDENTITY) as store:
-        assert [kept.record.attempt for kept in store.pending()] == ["b"]
+        assert [kept.record.task_attempt_id for kept in store.pending()] == ["b"]
         store.drop_pending()
         assert list(store._durable.database.scan(family="pending")) == []
 
 
-def test_changes_come_in_batches_of_a_few_megabytes(store: TransactionalStateStore) -> None:
+def test_changes_are_returned_in_batches_of_a_few_megabytes(store: TransactionalStateStore) -> None:
     rows = [(key(n), b"v" * 1000) for n in range(20_000)]
     store.put_all(rows)
     batches = list(store.staged_changes())
@@ -485,7 +489,7 @@ def test_changes_come_in_batches_of_a_few_megabytes(store: TransactionalStateSto
 
 
 @pytest.mark.parametrize("rows", [100, 25_000], ids=["as a batch", "as a file"])
-def test_a_restore_goes_on_where_it_was(path: Path, rows: int) -> None:
+def test_a_restore_continues_where_it_stopped(path: Path, rows: int) -> None:
     numbers = [key(n * 7919 % rows) for n in range(rows)]
     with TransactionalStateStore.open(path, IDENTITY, TINY) as store:
         store.restore_chunk(binary([*numbers, A, A, B]), binary([*numbers, b"old", b"new", None]), {TP: rows})
@@ -507,7 +511,7 @@ def test_a_restore_goes_on_where_it_was(path: Path, rows: int) -> None:
             store.restore_chunk(binary(), binary(), {TP: rows + 60})
 
 
-def test_a_restore_that_is_not_done_promotes_nothing(store: TransactionalStateStore) -> None:
+def test_an_unfinished_restore_promotes_no_pending_batch(store: TransactionalStateStore) -> None:
     store.put(A, b"1")
     store.persist_pending(record(0))
     store.restore_chunk(binary([B]), binary([b"2"]), {TP: 1})
@@ -518,7 +522,7 @@ def test_a_restore_that_is_not_done_promotes_nothing(store: TransactionalStateSt
     assert keys(store.all()) == [A, B]
 
 
-def test_deletes_in_a_big_chunk(store: TransactionalStateStore) -> None:
+def test_a_large_chunk_may_contain_deletes(store: TransactionalStateStore) -> None:
     numbers = [key(n) for n in range(25_000)]
     store.restore_chunk(binary(numbers), binary(numbers), {TP: 1}, batch=record(0))
     values = [None if n % 2 else b"new" for n in range(25_000)]
@@ -527,10 +531,10 @@ def test_deletes_in_a_big_chunk(store: TransactionalStateStore) -> None:
     assert not (store.path / "restore.sst").exists()
 
 
-# ------------------------------------------------------------------ many at once
+# ------------------------------------------------------------------ many keys at once
 
 
-def test_get_many_of_nearly_all_and_of_a_few(store: TransactionalStateStore) -> None:
+def test_get_many_returns_nearly_all_keys_or_a_few(store: TransactionalStateStore) -> None:
     numbers = [key(n) for n in range(5000)]
     fill(store, *numbers)
     for _ in range(6):  # overwrites make RocksDB's estimate far too high
@@ -542,7 +546,9 @@ def test_get_many_of_nearly_all_and_of_a_few(store: TransactionalStateStore) -> 
         assert store.get_many(pa.array(some, pa.binary())).to_pylist() == expected
 
 
-def test_get_many_when_rocksdb_underestimates_how_much_there_is(store: TransactionalStateStore) -> None:
+def test_get_many_is_right_when_rocksdb_underestimates_the_number_of_keys(
+    store: TransactionalStateStore,
+) -> None:
     numbers = [key(n) for n in range(5000)]
     fill(store, *numbers)
     absent = [b"\2" + key(n) for n in range(4400)]
@@ -553,7 +559,9 @@ def test_get_many_when_rocksdb_underestimates_how_much_there_is(store: Transacti
     assert store._durable.database.get_many(wanted) == wanted
 
 
-def test_what_was_committed_last_is_read_from_memory_and_right(store: TransactionalStateStore) -> None:
+def test_recently_committed_rows_are_read_from_memory_with_the_right_values(
+    store: TransactionalStateStore,
+) -> None:
     """Every way to change the data updates the rows that are kept in memory."""
     numbers = [key(n) for n in range(300)]
 
@@ -592,7 +600,7 @@ def test_the_number_of_entries_counts_committed_and_staged_keys(store: Transacti
 
 
 @given(st.lists(st.tuples(st.binary(max_size=3), st.none() | st.binary(max_size=2)), max_size=40))
-def test_rows_of_a_chunk_come_in_the_order_of_their_keys_the_last_of_each(
+def test_the_rows_of_a_chunk_are_sorted_by_key_and_only_the_last_of_each_is_kept(
     rows: list[tuple[bytes, bytes | None]],
 ) -> None:
     keys, values = in_key_order(binary(key for key, _ in rows), binary(value for _, value in rows))

@@ -21,7 +21,7 @@ from kafka_eos_source.state.operator.task import Operator
 from kafka_eos_source.state.options import parse_state
 
 
-class Nothing:
+class EmptyProcessor:
     """A processor without output."""
 
     output = pa.schema([pa.field("n", pa.int64())])
@@ -35,7 +35,7 @@ class Nothing:
 
 @pytest.fixture
 def operator() -> Operator:
-    return Operator(Nothing(), "s", 2, parse_state({"kafka.bootstrap.servers": "b:9092"}))
+    return Operator(EmptyProcessor(), "s", 2, parse_state({"kafka.bootstrap.servers": "b:9092"}))
 
 
 @pytest.fixture

@@ -39,7 +39,9 @@ PROCESSOR = AggregateProcessor(SCHEMA, KEYS, AGGREGATES)
 
 @settings(max_examples=30)
 @given(rows(), st.data())
-def test_results_whatever_the_rows_are_split_into(some: list[Row], data: st.DataObject) -> None:
+def test_results_do_not_depend_on_how_rows_are_split_into_batches(
+    some: list[Row], data: st.DataObject
+) -> None:
     shards = data.draw(st.integers(1, 2))
     stream = Stream(PROCESSOR, shards)
     past: dict[tuple[Any, ...], list[Row]] = {}
@@ -61,7 +63,9 @@ def test_results_whatever_the_rows_are_split_into(some: list[Row], data: st.Data
 
 @settings(max_examples=15)
 @given(rows(), st.data())
-def test_the_state_is_the_same_whatever_the_rows_are_split_into(some: list[Row], data: st.DataObject) -> None:
+def test_the_state_does_not_depend_on_how_rows_are_split_into_batches(
+    some: list[Row], data: st.DataObject
+) -> None:
     whole, parts = Stream(PROCESSOR), Stream(PROCESSOR)
     whole.run([[batch_of(some)]])
     for batch in split(data.draw, some):
@@ -86,7 +90,7 @@ def _processor(type_: pa.DataType, **aggregates: Any) -> AggregateProcessor:
 
 @settings(max_examples=60)
 @given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=8), st.booleans())
-def test_integer_sums_are_exact_or_an_error(values: list[int], partial: bool) -> None:
+def test_an_integer_sum_is_exact_or_raises(values: list[int], partial: bool) -> None:
     processor = _processor(pa.int64(), s=sum_("v"))
     batch = _values(pa.int64(), *values)
     batches = list(processor.partial([batch])) if partial and abs(sum(values)) < 1 << 62 else [batch]
@@ -97,7 +101,7 @@ def test_integer_sums_are_exact_or_an_error(values: list[int], partial: bool) ->
             _one(processor, *batches)
 
 
-def test_an_integer_sum_that_leaves_its_type_over_batches() -> None:
+def test_an_integer_sum_that_overflows_over_several_batches_raises() -> None:
     processor = _processor(pa.int64(), s=sum_("v"))
     stream = Stream(processor)
     stream.run([[_values(pa.int64(), (1 << 63) - 1)]])
@@ -106,7 +110,7 @@ def test_an_integer_sum_that_leaves_its_type_over_batches() -> None:
     stream.run([[_values(pa.int64(), -1)]])
 
 
-def test_decimal_sums_are_exact_or_an_error() -> None:
+def test_a_decimal_sum_is_exact_or_raises() -> None:
     wide = pa.decimal128(38, 2)
     processor = _processor(wide, s=sum_("v"))
     half = decimal.Decimal("5e35")
@@ -139,7 +143,7 @@ def test_decimal_means_round_half_up(type_: pa.DataType, digits: list[int]) -> N
     assert found == exact.quantize(decimal.Decimal(1).scaleb(-scale), context=context)
 
 
-def test_nan_and_zeros_as_in_spark() -> None:
+def test_nan_and_zeros_are_treated_as_in_spark() -> None:
     processor = _processor(pa.float32(), lo=min_("v"), hi=max_("v"), s=sum_("v"), m=mean("v"))
     (row,) = _one(processor, _values(pa.float32(), math.nan, 1.0, -0.0, 0.0))
     assert (row["lo"], math.copysign(1, row["lo"])) == (0.0, -1.0)
@@ -165,7 +169,7 @@ def test_nan_and_zeros_as_in_spark() -> None:
     ],
     ids=lambda value: str(value) if isinstance(value, pa.DataType) else "",
 )
-def test_min_max_and_latest_of_every_type(type_: pa.DataType, values: list[Any]) -> None:
+def test_min_max_and_latest_support_every_type(type_: pa.DataType, values: list[Any]) -> None:
     processor = _processor(type_, lo=min_("v"), hi=max_("v"), new=latest("v"))
     one, other = (pa.array([value], type_)[0].as_py() for value in values)
     stream = Stream(processor)
@@ -191,7 +195,7 @@ def test_the_newest_row_counts_even_if_its_value_is_null() -> None:
     assert stream.run([[batch_of([row(6, None)])]])[0]["s"] is None
 
 
-def test_latest_by_floats_strings_and_decimals() -> None:
+def test_latest_can_be_ordered_by_floats_strings_and_decimals() -> None:
     by = ("f", "s", "d")
     processor = AggregateProcessor(SCHEMA, ["k"], {"new": latest("seq", by=by)})
     some = [
@@ -207,7 +211,7 @@ def test_latest_by_floats_strings_and_decimals() -> None:
         assert _one(processor, batch_of(order)) == [{"k": "a", "new": 3}]
 
 
-def test_rows_with_more_columns_in_another_order_and_of_wider_types() -> None:
+def test_rows_may_have_more_columns_another_order_and_other_integer_types() -> None:
     processor = _processor(pa.int32(), s=sum_("v"))
     table = pa.table({"x": ["?"], "v": pa.array([7], pa.int64()), "k": pa.array([1], pa.int16())})
     assert _one(processor, *table.to_batches()) == [{"k": 1, "s": 7}]
@@ -217,7 +221,7 @@ def test_rows_with_more_columns_in_another_order_and_of_wider_types() -> None:
         _one(processor, pa.RecordBatch.from_pydict({"k": [1], "v": ["x"]}))
 
 
-def test_what_cannot_be_aggregated_is_refused_at_once() -> None:
+def test_an_aggregate_of_an_unsupported_type_is_refused_at_once() -> None:
     schema = pa.schema(
         [("k", pa.int64()), ("s", pa.string()), ("l", pa.list_(pa.int64())), ("n__count", pa.int64())]
     )
@@ -247,14 +251,14 @@ def test_what_cannot_be_aggregated_is_refused_at_once() -> None:
         AggregateProcessor(schema, ["k"], {"n": count()}, emit="on_close")
 
 
-def test_the_processor_is_pickled_without_what_is_made_of_it() -> None:
+def test_a_processor_is_pickled_without_its_compiled_parts() -> None:
     copy = pickle.loads(pickle.dumps(PROCESSOR))
     assert set(vars(copy)) == {"_schema", "_keys", "_aggregates", "_window", "_emit"}
     assert copy.schema == PROCESSOR.schema
     assert copy.output == PROCESSOR.output
 
 
-def test_the_fingerprint_tells_what_the_state_depends_on() -> None:
+def test_the_fingerprint_covers_everything_the_state_depends_on() -> None:
     def fingerprint(keys: list[str], **aggregates: Any) -> str:
         return AggregateProcessor(SCHEMA, keys, aggregates).schema
 
@@ -271,7 +275,7 @@ def test_the_fingerprint_tells_what_the_state_depends_on() -> None:
     assert len(set(others)) == len(others)
 
 
-def test_the_store_says_what_is_in_it() -> None:
+def test_the_store_contains_a_description_of_its_state() -> None:
     state = DictState()
     context = BatchContext(0, 0, 1, True, 0)
     list(PROCESSOR.process(iter([]), state, context))
@@ -281,7 +285,7 @@ def test_the_store_says_what_is_in_it() -> None:
     assert context.seen_event_time_ms is None
 
 
-def test_many_batches_and_groups_are_merged_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_results_of_many_batches_and_groups_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kafka_eos_source.state.vector.processor.PARTIAL_ROWS", 8)
     monkeypatch.setattr("kafka_eos_source.state.vector.intake.CHUNK_ROWS", 3)
     monkeypatch.setattr("kafka_eos_source.state.vector.intake.OUTPUT_ROWS", 4)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from vector_model import SCHEMA, Row, Stream, batch_of, key_of, rows, sharded, split
+from hypothesis import HealthCheck, given, settings
+from vector_model import SCHEMA, DictState, Row, Stream, batch_of, key_of, row_at, rows, sharded, split
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-from kafka_eos_source.state.vector import DeduplicateProcessor
+from kafka_eos_source.state.model import BatchContext
+from kafka_eos_source.state.vector import DeduplicateProcessor, intake
 from kafka_eos_source.state.vector.deduplicate import _passing
 
 KEYS = ["k", "j"]
@@ -51,7 +55,9 @@ def _inputs(
 
 @settings(max_examples=25)
 @given(rows(), st.integers(1, 20), st.integers(0, 20), st.data())
-def test_within_a_time(some: list[Row], within: int, grace: int, data: st.DataObject) -> None:
+def test_duplicates_within_a_time_are_dropped(
+    some: list[Row], within: int, grace: int, data: st.DataObject
+) -> None:
     within, grace = within * 500, grace * 500
     processor = DeduplicateProcessor(SCHEMA, KEYS, within=f"{within}ms", on="ts", grace=f"{grace}ms")
     stream = Stream(processor)
@@ -87,7 +93,47 @@ def test_within_a_time(some: list[Row], within: int, grace: int, data: st.DataOb
     assert stream.metrics.get("null_time_rows", 0) == no_time
 
 
-def test_what_is_late_and_what_is_forgotten_to_the_millisecond() -> None:
+@pytest.mark.parametrize("within", [None, "3s"])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows(), st.data())
+def test_how_a_batch_is_cut_into_chunks_does_not_matter(
+    within: str | None, monkeypatch: pytest.MonkeyPatch, some: list[Row], data: st.DataObject
+) -> None:
+    """A replay whose shuffle delivers the same rows in other chunks has the same output and state."""
+    on = None if within is None else "ts"
+    batches = split(data.draw, some)
+    cuts = [split(data.draw, batch, 6) for batch in batches]
+
+    def run(chunk_rows: int) -> tuple[list[list[int]], dict[bytes, bytes], dict[str, int]]:
+        monkeypatch.setattr(intake, "CHUNK_ROWS", chunk_rows)
+        stream = Stream(DeduplicateProcessor(SCHEMA, KEYS, within=within, on=on, grace="20s"))
+        emitted = [[row["seq"] for row in stream.run([map(batch_of, cut)])] for cut in cuts]
+        return emitted, stream.states[0].rows, stream.metrics
+
+    assert run(1) == run(1 << 19)
+
+
+def test_a_later_chunk_may_hold_the_earlier_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "CHUNK_ROWS", 1)
+    stream = Stream(DeduplicateProcessor(SCHEMA, ["k"], within="5s", on="ts"))
+    cut = [batch_of([{**row_at("a", time), "seq": time}]) for time in (9000, 1000, 4000, 6000, 8000)]
+    assert [row["seq"] for row in stream.run([cut])] == [1000, 6000]
+
+
+def test_held_rows_leave_no_file_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(intake, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    processor = DeduplicateProcessor(SCHEMA, ["k"], within="5s", on="ts")
+    cut = [batch_of([row_at(key, 0)]) for key in "abc"]
+    found = processor.process(iter(cut), DictState(), BatchContext(0, 0, 1, True, 0, None))
+    assert next(found).num_rows == 1
+    assert list(tmp_path.iterdir()) == [], "the file has no name"
+    open_files = len(os.listdir("/proc/self/fd"))
+    found.close()  # Spark ends a task early
+    assert len(os.listdir("/proc/self/fd")) == open_files - 1
+
+
+def test_late_rows_and_expired_keys_are_exact_to_the_millisecond() -> None:
     stream = Stream(DeduplicateProcessor(SCHEMA, ["k"], within="5s", on="ts", grace="1s"))
 
     def run(*some: tuple[str, int]) -> list[str]:
@@ -102,7 +148,7 @@ def test_what_is_late_and_what_is_forgotten_to_the_millisecond() -> None:
     assert run(("b", 9001)) == ["b"]
 
 
-def test_rows_pass_with_all_their_columns_and_in_their_order() -> None:
+def test_rows_keep_all_columns_and_their_order() -> None:
     schema = pa.schema([("id", pa.int64()), ("l", pa.list_(pa.int64()))])
     processor = DeduplicateProcessor(schema, ["id"])
     batch = pa.RecordBatch.from_pydict({"id": [3, 1, 3, 2], "l": [[1], None, [2], []]}, schema=schema)
@@ -114,7 +160,7 @@ def test_rows_pass_with_all_their_columns_and_in_their_order() -> None:
     st.lists(st.none() | st.integers(-10, 10), min_size=3, max_size=3),
     st.integers(1, 10),
 )
-def test_rounds_pass_what_one_row_at_a_time_would(
+def test_a_batch_passes_the_same_rows_as_one_row_at_a_time(
     some: list[tuple[int, int]], floors: list[int | None], within: int
 ) -> None:
     lowest = np.iinfo(np.int64).min
@@ -131,7 +177,7 @@ def test_rounds_pass_what_one_row_at_a_time_would(
     assert after.tolist() == floor
 
 
-def test_declarations() -> None:
+def test_invalid_columns_are_refused_and_the_schema_depends_on_the_key() -> None:
     with pytest.raises(InvalidOptionError, match="within is '1h' and on is None"):
         DeduplicateProcessor(SCHEMA, ["k"], within="1h")
     with pytest.raises(InvalidSchemaError, match="key column 'x'"):

@@ -66,7 +66,7 @@ PROCESSOR = FunctionProcessor(SCHEMA, ["k"], longest, output=OUTPUT, state=STATE
 
 @settings(max_examples=25)
 @given(rows(), st.data())
-def test_state_goes_from_call_to_call(some: list[Row], data: st.DataObject) -> None:
+def test_state_is_passed_from_one_call_to_the_next(some: list[Row], data: st.DataObject) -> None:
     stream = Stream(PROCESSOR)
     state: dict[Any, tuple[int, str | None]] = {}
     for batch in split(data.draw, some):
@@ -86,7 +86,9 @@ def test_state_goes_from_call_to_call(some: list[Row], data: st.DataObject) -> N
     assert stream.event_time_ms == max((row["ts"] for row in some if row["ts"] is not None), default=None)
 
 
-def test_a_key_of_two_calls_and_state_that_stays_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_called_twice_for_a_key_sees_its_state_and_unchanged_state_is_not_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("kafka_eos_source.state.vector.intake.CHUNK_ROWS", 2)
     schema = pa.schema([("k", pa.int64())])
     calls: list[Any] = []
@@ -111,7 +113,7 @@ def test_a_key_of_two_calls_and_state_that_stays_is_not_written(monkeypatch: pyt
     assert puts == [2, 1]
 
 
-def test_what_a_function_gives_is_checked() -> None:
+def test_the_result_of_a_function_is_checked() -> None:
     def processor(result: Any) -> FunctionProcessor:
         state = pa.schema([pa.field("v", pa.int64(), nullable=False)])
         return FunctionProcessor(SCHEMA, ["k"], lambda batch: result, output=OUTPUT, state=state)
@@ -136,7 +138,7 @@ def test_what_a_function_gives_is_checked() -> None:
     ]
 
 
-def test_declarations() -> None:
+def test_invalid_columns_are_refused_and_the_schema_depends_on_the_version() -> None:
     def declared(**options: Any) -> FunctionProcessor:
         return FunctionProcessor(SCHEMA, ["k"], longest, **{"output": OUTPUT, "state": STATE, **options})
 
@@ -150,7 +152,7 @@ def test_declarations() -> None:
         declared(event_time="x")
 
 
-# ------------------------------------------------------------------ state read back
+# ------------------------------------------------------------------ reading the state
 
 
 def _read(state: DictState) -> dict[str, pa.Table]:
@@ -162,7 +164,7 @@ def _read(state: DictState) -> dict[str, pa.Table]:
 
 @settings(max_examples=15)
 @given(rows())
-def test_aggregates_read_from_their_store(some: list[Row]) -> None:
+def test_aggregates_can_be_read_from_their_store(some: list[Row]) -> None:
     stream = Stream(AggregateProcessor(SCHEMA, ["k", "j"], AGGREGATES))
     stream.run([[batch_of(some)]])
     found = {
@@ -179,7 +181,7 @@ def test_aggregates_read_from_their_store(some: list[Row]) -> None:
 @pytest.mark.parametrize("emit", ["on_update", "on_close"])
 @settings(max_examples=8)
 @given(some=rows(most=8))
-def test_windows_read_from_their_store(window: Any, emit: str, some: list[Row]) -> None:
+def test_windows_can_be_read_from_their_store(window: Any, emit: str, some: list[Row]) -> None:
     if window is None and emit == "on_close":
         emit = "on_update"
     update = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=window))
@@ -193,7 +195,7 @@ def test_windows_read_from_their_store(window: Any, emit: str, some: list[Row]) 
         assert {row["k"] for row in tables["due"].to_pylist()} == {row["k"] for row in emitted}
 
 
-def test_keys_read_from_the_store_of_duplicates() -> None:
+def test_keys_of_a_deduplication_can_be_read_from_their_store() -> None:
     some = [{**dict.fromkeys(SCHEMA.names), "k": key, "ts": 1000} for key in ("a", "b")]
     stream = Stream(DeduplicateProcessor(SCHEMA, ["k"]))
     stream.run([[batch_of(some)]])
@@ -205,7 +207,7 @@ def test_keys_read_from_the_store_of_duplicates() -> None:
     assert tables["due"].to_pydict() == {"k": ["a", "b"], "due_ms": [6000] * 2}
 
 
-def test_entries_that_are_not_as_described() -> None:
+def test_an_entry_that_contradicts_the_description_is_an_error() -> None:
     description = AggregateProcessor(SCHEMA, ["k"], {"n": count()}).description
     with pytest.raises(
         StateMismatchError, match="entries of table 0x03, which its description does not list"
@@ -220,7 +222,7 @@ def test_entries_that_are_not_as_described() -> None:
         decode_entries(Description("stateful-processor", pa.schema([("k", pa.string())]), {}), [])
 
 
-def test_the_function_of_the_docs() -> None:
+def test_the_function_in_the_documentation_works() -> None:
     page = (Path(__file__).parent.parent / "docs" / "aggregates.md").read_text()
     (block,) = [part for part in page.split("```python\n") if "\ndef exceeding" in part]
     names: dict[str, Any] = {}

@@ -16,9 +16,9 @@ from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
 from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.read.settings import schema_of
 from kafka_eos_source.spark.schema import read_arrow_schema
-from kafka_eos_source.state import packed_batches
+from kafka_eos_source.state import shard_batches
 from kafka_eos_source.state.encoding.spark_hash import shards_of
-from kafka_eos_source.state.packed_batches import (
+from kafka_eos_source.state.shard_batches import (
     PACKED_BATCH,
     PACKED_SCHEMA,
     ROUTE,
@@ -76,7 +76,9 @@ def batches(draw: st.DrawFn) -> list[pa.RecordBatch]:
 
 @pytest.mark.parametrize("window", WINDOWS)
 @given(read=batches())
-def test_the_read_gives_what_a_step_after_it_would(window: Window | None, read: list[pa.RecordBatch]) -> None:
+def test_aggregating_in_the_read_equals_a_step_after_the_read(
+    window: Window | None, read: list[pa.RecordBatch]
+) -> None:
     """The results agree even for keys that are not UTF-8, because Spark's cast keeps the bytes."""
     schema = pa.schema(
         [
@@ -126,7 +128,7 @@ def _shard(row: dict[str, object]) -> int:
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-def test_the_option_says_all_that_the_read_must_know(window: Window | None) -> None:
+def test_the_option_describes_the_whole_step_to_the_read(window: Window | None) -> None:
     written = in_read(window).to_json()
     options = parse_read(
         {"subscribe": "t", "kafka.bootstrap.servers": "h:1", "aggregate.in.read": written}, streaming=True
@@ -151,7 +153,7 @@ COUNT = ["n", ["count", None, []]]
     "written",
     ["x", "[]", "{}", spec([["k"]], [COUNT]), spec([["k", "nope", False]], [COUNT]), spec([], [COUNT])],
 )
-def test_an_option_by_hand_is_refused_on_the_driver(written: str) -> None:
+def test_a_handwritten_option_is_refused_on_the_driver(written: str) -> None:
     options = parse_read(
         {"subscribe": "t", "kafka.bootstrap.servers": "h:1", "aggregate.in.read": written}, streaming=True
     )
@@ -159,19 +161,19 @@ def test_an_option_by_hand_is_refused_on_the_driver(written: str) -> None:
         schema_of(options)
 
 
-def test_columns_are_named_once_each() -> None:
+def test_each_used_column_is_listed_once() -> None:
     assert used_columns(["page", "at"], AGGREGATES, WINDOWS[1]) == ["page", "at", "raw", "offset"]
 
 
 @pytest.mark.parametrize("shards", [1, 2, 7, 200])
-def test_every_shard_has_a_route(shards: int) -> None:
+def test_rows_can_be_routed_to_every_shard(shards: int) -> None:
     assert shards_of([pa.array(routes(shards), pa.int32())], shards).tolist() == list(range(shards))
 
 
 def test_large_rows_need_several_packed_batches_and_keep_their_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(packed_batches, "PACKED_BATCH_BYTES", 1000)
+    monkeypatch.setattr(shard_batches, "PACKED_BATCH_BYTES", 1000)
     schema = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.binary())])
     rows = pa.record_batch([[7] * 30, [bytes([n]) * 100 for n in range(30)]], schema=schema)
     (packed,) = pack([rows.slice(0, 0), rows], schema, ["k"], 4)

@@ -145,7 +145,7 @@ def emitted(found: list[Row]) -> tuple[dict[Any, Any], set[Any]]:
 
 @settings(max_examples=25)
 @given(rows(), gaps(), st.booleans(), st.data())
-def test_every_batch_gives_what_the_model_gives(
+def test_the_output_of_every_batch_equals_that_of_the_model(
     some: list[Row], window: Session, on_close: bool, data: st.DataObject
 ) -> None:
     shards = data.draw(st.integers(1, 2))
@@ -202,7 +202,7 @@ def _run(stream: Stream, *times: int) -> list[Any]:
     return [(start, end, "removed" if row.get("removed") else row["n"]) for start, end, row in spans]
 
 
-def test_sessions_grow_join_and_close() -> None:
+def test_sessions_grow_merge_and_close() -> None:
     window = session("5s", on="ts", grace="10s")
     update = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=window))
     close = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=window, emit="on_close"))
@@ -225,7 +225,7 @@ def test_sessions_grow_join_and_close() -> None:
 
 @settings(max_examples=10)
 @given(rows(), gaps(grace=False))
-def test_partial_rows_are_joined_where_they_are_made(some: list[Row], window: Session) -> None:
+def test_partial_rows_of_one_session_are_merged_in_the_read(some: list[Row], window: Session) -> None:
     processor = AggregateProcessor(SCHEMA, KEYS, SOME, window=window)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("kafka_eos_source.state.vector.intake.CHUNK_ROWS", 2)
@@ -235,7 +235,7 @@ def test_partial_rows_are_joined_where_they_are_made(some: list[Row], window: Se
     assert emitted(Stream(processor).run([partial]))[0] == Model(window, 1).run([some])[0]
 
 
-def test_a_key_that_goes_on_is_looked_at_rarely() -> None:
+def test_the_timer_entry_of_a_growing_session_is_rarely_moved() -> None:
     """If a session grows in every batch, its timer entry is moved only when it fires."""
     stream = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=session("10s", on="ts")))
     state = stream.states[0]
@@ -252,7 +252,7 @@ def test_a_key_that_goes_on_is_looked_at_rarely() -> None:
 
 
 @pytest.mark.parametrize("emit", ["on_close", "on_update"])
-def test_a_session_that_closed_by_another_shards_time_takes_no_rows(emit: str) -> None:
+def test_a_session_that_another_shards_event_time_closed_accepts_no_rows(emit: str) -> None:
     processor = AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=session("5s", on="ts"), emit=emit)
     stream = Stream(processor, 2)
     stream.run([[batch_of([row_at("a", 0)])], [batch_of([row_at("b", 6000)])]])
@@ -263,7 +263,7 @@ def test_a_session_that_closed_by_another_shards_time_takes_no_rows(emit: str) -
     assert [len(state.rows) for state in stream.states] == [3, 3]
 
 
-def test_an_earlier_session_of_a_key_closes_in_time() -> None:
+def test_an_earlier_session_of_a_key_is_closed_on_time() -> None:
     window = session("5s", on="ts", grace="10s")
     stream = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=window, emit="on_close"))
     assert _run(stream, 20_000) == []
@@ -278,7 +278,7 @@ def test_an_earlier_session_of_a_key_closes_in_time() -> None:
         lambda spans: [(key, start, start + length) for key, start, length in spans]
     )
 )
-def test_spans_that_overlap_are_one(spans: list[tuple[int, int, int]]) -> None:
+def test_overlapping_spans_are_merged(spans: list[tuple[int, int, int]]) -> None:
     found = join(*(np.array([span[at] for span in spans], np.int64) for at in range(3))).tolist()
     groups = [{number} for number in range(len(spans))]
     for one, (key, start, end) in enumerate(spans):
@@ -307,7 +307,7 @@ _LISTS = st.lists(
 
 
 @given(_LISTS, st.booleans())
-def test_lists_of_rows_come_back(
+def test_lists_of_rows_survive_encoding_and_decoding(
     lists: list[list[tuple[int, str | None, bytes | None]]], variable: bool
 ) -> None:
     fields = [
@@ -329,7 +329,7 @@ def test_lists_of_rows_come_back(
     assert [column.to_pylist() for column in found.columns] == [column.to_pylist() for column in columns]
 
 
-def test_a_value_that_is_no_list() -> None:
+def test_a_value_that_is_not_an_encoded_list_is_refused() -> None:
     codec = ListCodec(pa.schema([pa.field("i", pa.int64(), nullable=False)]))
     good = codec.encode(np.array([1]), np.array([2]), [pa.array([1, 2])])[0].as_py()
     for bad, message in (

@@ -61,7 +61,9 @@ def _emit(processor: Any, batch: list[Row], state: Any, context: BatchContext) -
 @pytest.mark.parametrize("name", PROCESSORS)
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(some=rows(), data=st.data())
-def test_as_on_a_dict(folders: Iterator[Path], name: str, some: list[Row], data: st.DataObject) -> None:
+def test_a_processor_gives_the_same_results_on_the_store_as_on_a_dict(
+    folders: Iterator[Path], name: str, some: list[Row], data: st.DataObject
+) -> None:
     processor = PROCESSORS[name]
     path, model, seen = next(folders), DictState(), None
     store = _open(path, processor)

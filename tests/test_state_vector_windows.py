@@ -131,7 +131,7 @@ def emitted(found: list[Row], window: Tumbling) -> dict[Any, Any]:
 
 @settings(max_examples=25)
 @given(rows(), windows(), st.booleans(), st.data())
-def test_every_batch_gives_what_the_model_gives(
+def test_the_output_of_every_batch_equals_that_of_the_model(
     some: list[Row], window: Tumbling, on_close: bool, data: st.DataObject
 ) -> None:
     shards = data.draw(st.integers(1, 2))
@@ -197,7 +197,7 @@ def test_a_window_changed_by_the_batch_that_closes_it_is_emitted_once() -> None:
     assert len(stream.states[0].rows) == 2
 
 
-def test_the_watermark_is_that_of_the_rows_and_not_of_their_panes() -> None:
+def test_the_watermark_follows_the_rows_and_not_their_panes() -> None:
     processor = AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=tumbling("5s", on="ts"))
     for times in ((1, 4000), (4000, 1)):
         stream = Stream(processor)
@@ -239,7 +239,7 @@ def test_a_window_that_opens_and_closes_in_one_batch_is_not_stored() -> None:
     ],
     ids=str,
 )
-def test_event_time_of_every_type(type_: pa.DataType, per_ms: int) -> None:
+def test_event_time_may_have_every_timestamp_type(type_: pa.DataType, per_ms: int) -> None:
     schema = pa.schema([("k", pa.string()), ("t", type_)])
     processor = AggregateProcessor(schema, ["k"], {"n": count()}, window=tumbling("1s", on="t"))
     # a time before the epoch, in the last instant of its window: times are rounded down
@@ -255,7 +255,7 @@ def test_event_time_of_every_type(type_: pa.DataType, per_ms: int) -> None:
     assert context.seen_event_time_ms == 999
 
 
-def test_seconds_are_event_time_too() -> None:
+def test_event_time_may_be_in_seconds() -> None:
     assert times_ms(pa.array([-2, None, 3], pa.timestamp("s")))[0].tolist() == [-2000, 0, 3000]
 
 
@@ -265,7 +265,7 @@ def _context() -> Any:
     return BatchContext(0, 0, 1, True, 0)
 
 
-def test_a_time_beyond_all_calendars_is_named() -> None:
+def test_a_time_outside_the_supported_range_is_named() -> None:
     schema = pa.schema([("k", pa.string()), ("t", pa.int64())])
     processor = AggregateProcessor(schema, ["k"], {"n": count()}, window=tumbling("1s", on="t"))
     for time in (1 << 62, -(1 << 63)):
@@ -274,7 +274,7 @@ def test_a_time_beyond_all_calendars_is_named() -> None:
             list(processor.partial([batch]))
 
 
-def test_grace_and_emit_may_change_and_windows_may_not() -> None:
+def test_grace_and_emit_mode_may_change_but_windows_may_not() -> None:
     def schema(window: Tumbling, emit: str = "on_update") -> str:
         return AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=window, emit=emit).schema
 
@@ -286,7 +286,7 @@ def test_grace_and_emit_may_change_and_windows_may_not() -> None:
     assert len(others) == 5
 
 
-def test_latest_in_windows_is_by_event_time() -> None:
+def test_latest_in_a_window_is_ordered_by_event_time() -> None:
     processor = AggregateProcessor(SCHEMA, ["k"], {"s": latest("s")}, window=tumbling("5s", on="ts"))
     batches = [batch_of([{**row_at("a", time), "s": value}]) for time, value in ((3, "new"), (1, "old"))]
     stream = Stream(processor)
@@ -294,14 +294,14 @@ def test_latest_in_windows_is_by_event_time() -> None:
 
 
 @given(st.integers(-(10**7), 10**7), windows())
-def test_panes_are_cut_by_no_window(time: int, window: Tumbling) -> None:
+def test_no_window_boundary_cuts_a_pane(time: int, window: Tumbling) -> None:
     (pane,) = window.panes(np.array([time])).tolist()
     _, starts = window.starts(np.array([pane]))
     assert sorted(starts.tolist()) == sorted(Model(window, 1, False).starts(time))
     assert all(start <= pane and pane + window.pane_ms <= start + window.size_ms for start in starts.tolist())
 
 
-def test_time_spans() -> None:
+def test_durations_are_parsed() -> None:
     spans = {"90s": 90_000, "5 minutes": 300_000, "1 hour": 3_600_000, " 250 MS ": 250, "2 days": 172_800_000}
     assert {span: milliseconds("x", span) for span in spans} == spans
     assert milliseconds("x", "1 week") == 604_800_000

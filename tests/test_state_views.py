@@ -41,7 +41,7 @@ def rows(view: StateView) -> dict[bytes, bytes]:
     return dict(view.all())
 
 
-def test_b1_b4_staged_writes_are_seen_uncommitted_only(store: TransactionalStateStore) -> None:
+def test_staged_writes_are_visible_only_to_uncommitted_views(store: TransactionalStateStore) -> None:
     expected: dict[bytes, bytes] = {}
     for burst in range(3):
         before = dict(expected)
@@ -56,7 +56,9 @@ def test_b1_b4_staged_writes_are_seen_uncommitted_only(store: TransactionalState
             assert rows(clean) == expected
 
 
-def test_an_uncommitted_view_sees_what_is_staged_after_it_was_made(store: TransactionalStateStore) -> None:
+def test_an_uncommitted_view_sees_writes_that_are_staged_after_its_creation(
+    store: TransactionalStateStore,
+) -> None:
     store.put_all([(key(n), b"0") for n in range(400)])
     store.commit({TP: 0})
     with store.view("read_uncommitted") as view:
@@ -74,7 +76,7 @@ def test_an_uncommitted_view_sees_what_is_staged_after_it_was_made(store: Transa
         assert len(rows(view)) == 101
 
 
-def test_b3_a_view_is_one_generation(store: TransactionalStateStore) -> None:
+def test_a_view_shows_one_commit_although_others_follow(store: TransactionalStateStore) -> None:
     numbers = [key(n) for n in range(3000)]
     store.put_all([(k, b"old") for k in numbers])
     store.commit({TP: 1}, batch=record(1), position={INPUT: 5})
@@ -100,7 +102,7 @@ def test_b3_a_view_is_one_generation(store: TransactionalStateStore) -> None:
         assert (view.next_offset(TP), view.last_batch(), view.position()) == (2, record(2), {INPUT: 9})
 
 
-def test_b2_b11_every_view_is_one_generation_while_a_writer_commits(store: TransactionalStateStore) -> None:
+def test_every_view_shows_one_commit_while_a_writer_commits(store: TransactionalStateStore) -> None:
     """Four threads read: data, offset, position and batch of a view always belong to the same commit."""
     rounds = 150 * EFFORT
     done = threading.Event()
@@ -180,7 +182,7 @@ def test_uncommitted_views_read_while_the_owner_writes(store: TransactionalState
     assert not wrong, wrong[:3]
 
 
-def test_b5_commits_leave_nothing_staged(store: TransactionalStateStore) -> None:
+def test_a_commit_leaves_nothing_staged(store: TransactionalStateStore) -> None:
     for number in range(20):
         store.put(A, b"%d" % number)
         assert 0 < store.approximate_num_uncommitted_bytes() < 200
@@ -190,7 +192,7 @@ def test_b5_commits_leave_nothing_staged(store: TransactionalStateStore) -> None
             assert view.get(A) == b"%d" % number
 
 
-def test_b6_a_bound_is_against_the_position_that_the_view_shows(store: TransactionalStateStore) -> None:
+def test_a_position_bound_is_compared_with_the_position_of_the_view(store: TransactionalStateStore) -> None:
     store.commit({TP: 0}, position={INPUT: 10})
     store.commit({TP: 0}, position={INPUT: 5})
     with store.view("read_committed", at_least={INPUT: 10}):
@@ -206,7 +208,7 @@ def test_b6_a_bound_is_against_the_position_that_the_view_shows(store: Transacti
         store.view("read_uncommitted", at_least={INPUT: 11}).__enter__()
 
 
-def test_b7_the_position_of_a_pending_batch_counts_once_it_is_promoted(tmp_path: Path) -> None:
+def test_the_position_of_a_pending_batch_applies_after_its_promotion(tmp_path: Path) -> None:
     with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:
         store.commit({TP: 0}, position={INPUT: 10})
         store.persist_pending(record(0), {INPUT: 20})
@@ -218,7 +220,7 @@ def test_b7_the_position_of_a_pending_batch_counts_once_it_is_promoted(tmp_path:
 
 
 @pytest.mark.parametrize("how", ["rollback", "persist"])
-def test_b9_what_is_rolled_back_is_not_shown_any_more(store: TransactionalStateStore, how: str) -> None:
+def test_changes_that_were_rolled_back_are_not_visible(store: TransactionalStateStore, how: str) -> None:
     store.put(A, b"1")
     store.commit({TP: 0})
     store.put(B, b"2")
@@ -232,7 +234,7 @@ def test_b9_what_is_rolled_back_is_not_shown_any_more(store: TransactionalStateS
         assert rows(clean) == {A: b"1"}
 
 
-def test_views_end_with_their_block_and_with_the_store(store: TransactionalStateStore) -> None:
+def test_a_view_ends_with_its_block_and_with_the_store(store: TransactionalStateStore) -> None:
     store.put_all([(key(n), b"") for n in range(200)])
     store.commit({TP: 0})
     with store.view() as view:
@@ -249,7 +251,7 @@ def test_views_end_with_their_block_and_with_the_store(store: TransactionalState
                 each.get(A)
 
 
-def test_the_level_by_default_is_read_committed_and_an_option(tmp_path: Path) -> None:
+def test_the_isolation_level_is_read_committed_by_default_and_configurable(tmp_path: Path) -> None:
     with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:
         store.put(A, b"1")
         with store.view() as view:
@@ -265,7 +267,7 @@ def test_the_level_by_default_is_read_committed_and_an_option(tmp_path: Path) ->
             assert view.get(A) == b"1"
 
 
-def test_a_reader_finds_no_store_or_one_that_is_closed(tmp_path: Path) -> None:
+def test_a_reader_reports_a_missing_store_and_opens_a_closed_one(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="there is no state store"):
         TransactionalStateStore.open_read_only(tmp_path / "s")
     assert not (tmp_path / "s").exists()
@@ -314,7 +316,7 @@ def _rows_of(offset: int) -> dict[bytes, bytes]:
 
 @pytest.mark.parametrize("linked", [True, False], ids=["links", "no links"])
 @pytest.mark.parametrize("moment", ["logs", "tables", "manifest", "later tables", "opening"])
-def test_a_reader_sees_whole_commits_though_files_are_deleted_while_it_opens(
+def test_a_reader_sees_whole_commits_although_files_are_deleted_while_it_opens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, linked: bool
 ) -> None:
     """The owner flushes and compacts before the named step. With links, the first try succeeds."""
@@ -358,7 +360,7 @@ def test_a_reader_sees_whole_commits_though_files_are_deleted_while_it_opens(
             assert taken.count("opening") == 1
 
 
-def test_a_reader_tries_again_while_tables_are_missing(
+def test_a_reader_retries_while_tables_are_missing(
     store: TransactionalStateStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A compaction deletes a table between the copy of the manifest and the link to the table."""

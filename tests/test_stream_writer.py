@@ -43,12 +43,12 @@ def rows() -> list[pa.RecordBatch]:
     return [pa.record_batch({"value": pa.array([b"x"], pa.binary())})]
 
 
-def test_a_query_is_refused_a_folder_that_is_not_shared_before_it_needs_it(elsewhere: Sink) -> None:
+def test_a_staging_folder_that_is_not_shared_is_refused_before_rows_need_it(elsewhere: Sink) -> None:
     with pytest.raises(InvalidOptionError, match="is not shared"):
         elsewhere("").write(rows())
 
 
-def test_a_batch_write_that_fits_into_messages_needs_no_folder(elsewhere: Sink) -> None:
+def test_a_batch_write_that_fits_into_commit_messages_needs_no_staging_folder(elsewhere: Sink) -> None:
     """A batch write skips the check of the folder: it has no checkpoint and no later batch."""
     part = elsewhere("write-1").write(rows()).part
     assert part is not None
@@ -58,13 +58,13 @@ def test_a_batch_write_that_fits_into_messages_needs_no_folder(elsewhere: Sink) 
 FRAME_WITH_STATE = StructType([*FRAME.fields, StructField(CHANGELOG, BinaryType())])
 
 
-def test_a_sink_that_is_at_least_once_refuses_state() -> None:
+def test_a_query_with_state_cannot_be_at_least_once() -> None:
     options = {"kafka.bootstrap.servers": "b:9092", "topic": "out", "processing.guarantee": "at_least_once"}
     with pytest.raises(InvalidSchemaError, match=CHANGELOG):
         stream_writer.stream_writer(parse_write(options, streaming=True), FRAME_WITH_STATE)
 
 
-def test_a_batch_write_refuses_state() -> None:
+def test_a_batch_write_with_state_is_refused() -> None:
     options = {"kafka.bootstrap.servers": "b:9092", "topic": "out"}
     with pytest.raises(InvalidSchemaError, match=CHANGELOG):
         stream_writer.batch_writer(parse_write(options, streaming=False), FRAME_WITH_STATE)
@@ -89,7 +89,7 @@ PART = StagedPart("", 1, 2, 3, inline=b"rows")
 
 
 @pytest.mark.parametrize("other", [None, WriterCommitMessage()])
-def test_a_commit_without_a_tasks_message_is_refused(other: WriterCommitMessage | None) -> None:
+def test_a_commit_without_the_message_of_a_task_is_refused(other: WriterCommitMessage | None) -> None:
     """Without the check, the rows of that task would be lost although Spark considers them written."""
     sink = RecordingSink()
     writer = stream_writer._ArrowStreamWriter(cast(Any, sink), None)
@@ -103,7 +103,7 @@ def test_a_commit_without_a_tasks_message_is_refused(other: WriterCommitMessage 
     assert sink.calls == [("commit", 2), ("commit", 0)]
 
 
-def test_a_batch_write_without_a_tasks_message_is_refused(
+def test_a_batch_write_without_the_message_of_a_task_is_refused(
     elsewhere: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     committed: list[int] = []

@@ -292,7 +292,7 @@ CASES: dict[str, tuple[set[Anomaly], History, History]] = {
 
 
 @pytest.mark.parametrize(("found", "wrong", "right"), CASES.values(), ids=CASES.keys())
-def test_an_anomaly_is_found_where_it_is_and_only_there(
+def test_each_anomaly_is_found_only_in_the_history_that_has_it(
     found: set[Anomaly], wrong: History, right: History
 ) -> None:
     findings = check(wrong)
@@ -306,7 +306,7 @@ def test_every_anomaly_has_a_case() -> None:
     assert set().union(*(found for found, _, _ in CASES.values())) == set(Anomaly)
 
 
-def test_a_batch_in_doubt_without_values_may_have_taken_place_or_not() -> None:
+def test_a_batch_with_an_unknown_outcome_and_no_values_may_have_happened_or_not() -> None:
     doubt = txn(1, phase=INFO, ranges=[(5, 7)])
     assert check(run(txn(0, ranges=[(0, 5)]), doubt, txn(2, ranges=[(7, 9)]))).ok
     assert check(run(txn(0, ranges=[(0, 5)]), doubt, txn(2, ranges=[(5, 9)]))).ok
@@ -326,33 +326,33 @@ def test_before_the_end_only_what_comes_before_the_last_value_of_its_key_must_be
     assert set(check(run(*in_doubt, poll(B1, A3)), final=False).counts) == {Anomaly.TORN_TRANSACTION}
 
 
-def test_batch_ids_of_two_queries_are_not_those_of_one() -> None:
+def test_equal_batch_ids_of_two_queries_are_different_batches() -> None:
     both = (txn(1, "a:1", ranges=[(5, 9)]), txn(0, "a:2", at=200, ranges=[(0, 5)], query="other"))
     assert check(run(*both, poll(A2._replace(offset=0), A1._replace(offset=1)))).ok
     assert check(run(*both, poll(A1, A2))).ok
     assert check(run(*both, poll(A1, A2))).transactions == 2
 
 
-def test_a_value_sent_again_by_another_query_counts_as_that_ones() -> None:
+def test_a_value_that_another_query_sends_again_belongs_to_that_query() -> None:
     again = txn(0, "a:1", at=200, query="adopted")
     assert check(run(txn(0, "a:1", phase=FAIL), again, poll(A1))).ok
     assert check(run(txn(0, "a:1", "b:1", phase=INFO), again, poll(A1))).ok
     assert check(run(txn(0, "a:1", "b:1"), again, poll(B1))).counts == {Anomaly.LOST_WRITE: 1}
 
 
-def test_a_value_seen_only_where_another_one_stood_is_not_lost_as_well() -> None:
+def test_a_value_seen_only_at_the_offset_of_another_one_is_not_reported_as_lost() -> None:
     clash = run(txn(0, "a:1", "b:1"), poll(A1), poll(record("b:1", 0), process="other"))
     assert check(clash).counts == {Anomaly.INCONSISTENT_OFFSET: 1}
 
 
-def test_all_that_was_acknowledged_is_lost_where_the_replay_did_not_say_what_it_wrote() -> None:
+def test_acknowledged_values_are_lost_if_the_replay_does_not_list_its_values() -> None:
     replayed = run(txn(0, "a:1", "b:1", phase=INFO), txn(0, at=200))
     assert check(replayed).counts == {Anomaly.LOST_WRITE: 2}
     first_said_nothing = run(txn(0, phase=INFO), txn(0, "a:1", at=200))
     assert check(first_said_nothing).counts == {Anomaly.LOST_WRITE: 1}
 
 
-def test_the_order_may_be_told_by_the_values() -> None:
+def test_the_order_of_records_may_come_from_their_values() -> None:
     history = run(txn(0, "a:2", "a:1"), poll(A1._replace(value="a:2"), A2._replace(value="a:1")))
     assert check(history).ok
     nobody_sent_it = run(poll(A1._replace(value="a:2"), A2._replace(value="a:1")))
@@ -398,7 +398,7 @@ def test_findings_are_counted_and_shown() -> None:
 
 
 @given(SEEDS, st.booleans())
-def test_a_correct_run_is_clean(seed: int, finish: bool) -> None:
+def test_a_correct_run_has_no_findings(seed: int, finish: bool) -> None:
     random = Random(seed)
     history = model_run.read(random, model_run.write(random, finish=finish)).history
     findings = check(history, order=lambda value: int(value.partition(":")[2]))
@@ -408,7 +408,7 @@ def test_a_correct_run_is_clean(seed: int, finish: bool) -> None:
 
 
 @given(SEEDS, st.booleans(), st.floats(0, 1))
-def test_a_correct_run_is_clean_at_every_moment(seed: int, finish: bool, share: float) -> None:
+def test_a_correct_run_has_no_findings_at_any_moment(seed: int, finish: bool, share: float) -> None:
     random = Random(seed)
     made = model_run.read(random, model_run.write(random, finish=finish))
     made.polls = sorted(made.polls, key=lambda each: each.time_ns)[: int(share * len(made.polls))]
@@ -418,7 +418,7 @@ def test_a_correct_run_is_clean_at_every_moment(seed: int, finish: bool, share: 
 
 @pytest.mark.parametrize("mutation", model_run.WRITTEN_WRONG, ids=lambda each: each.__name__)
 @given(SEEDS, st.booleans())
-def test_what_is_written_wrong_is_found(mutation: model_run.Mutation, seed: int, finish: bool) -> None:
+def test_every_wrong_write_is_found(mutation: model_run.Mutation, seed: int, finish: bool) -> None:
     random = Random(seed)
     made = model_run.write(random, finish=finish)
     expected = mutation(random, made)
@@ -429,7 +429,7 @@ def test_what_is_written_wrong_is_found(mutation: model_run.Mutation, seed: int,
 
 @pytest.mark.parametrize("mutation", model_run.READ_WRONG, ids=lambda each: each.__name__)
 @given(SEEDS, st.booleans())
-def test_what_is_read_wrong_is_found(mutation: model_run.Mutation, seed: int, finish: bool) -> None:
+def test_every_wrong_read_is_found(mutation: model_run.Mutation, seed: int, finish: bool) -> None:
     random = Random(seed)
     made = model_run.read(random, model_run.write(random, finish=finish))
     expected = mutation(random, made)
@@ -470,7 +470,7 @@ def written(history: History, folder: Path) -> list[Path]:
 
 @settings(max_examples=20)
 @given(SEEDS, st.booleans())
-def test_what_was_recorded_is_read(seed: int, finish: bool) -> None:
+def test_recorded_histories_are_read_back(seed: int, finish: bool) -> None:
     random = Random(seed)
     history = model_run.read(random, model_run.write(random, finish=finish)).history
     with tempfile.TemporaryDirectory() as folder:
@@ -500,7 +500,7 @@ def test_files_are_merged_by_time(tmp_path: Path) -> None:
     assert [each.process for each in history.txns] == ["b", "a", "b", "a"]
 
 
-def test_the_end_of_an_operation_may_know_more_than_its_beginning(tmp_path: Path) -> None:
+def test_the_end_of_an_operation_may_add_details_to_its_start(tmp_path: Path) -> None:
     with Recorder(tmp_path / "h", "driver", iter([1, 2, 3, 4, 5, 6]).__next__) as recorder:
         plain = recorder.invoke(Txn("app", 0, sends=(send("a:1"),)))
         more = recorder.invoke(Txn("app", 1))
@@ -518,7 +518,7 @@ def test_the_end_of_an_operation_may_know_more_than_its_beginning(tmp_path: Path
 
 
 @given(st.data())
-def test_a_file_may_end_anywhere(data: st.DataObject) -> None:
+def test_a_truncated_file_is_read_up_to_its_last_whole_line(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "h"
         with Recorder(path, "driver", iter(range(10)).__next__) as recorder:
@@ -553,7 +553,7 @@ def test_a_file_may_end_anywhere(data: st.DataObject) -> None:
         '{"op": 7, "kind": "poll", "phase": "ok", "time_ns": 1}',
     ],
 )
-def test_a_line_that_is_no_operation_is_refused(tmp_path: Path, line: str) -> None:
+def test_a_line_that_is_not_an_operation_is_refused(tmp_path: Path, line: str) -> None:
     path = tmp_path / "h"
     with Recorder(path, "driver") as recorder:
         recorder.fault("kill")
@@ -612,7 +612,7 @@ def _value(text: str) -> tuple[Any, str]:
     return word if word.startswith(":") else int(word), rest
 
 
-def test_edn_of_a_small_run() -> None:
+def test_edn_of_a_small_run_is_as_expected() -> None:
     history = run(
         txn(0, "a:1", "b:1", phase=INFO),
         txn(0, "a:1", "b:1", at=200),
@@ -659,11 +659,11 @@ def exported(*operations: Operation[Any]) -> list[tuple[int, int, str, Any]]:
     return [(op[":time"], op[":process"], op[":type"], op[":value"]) for op in found]
 
 
-def test_edn_is_of_the_first_acknowledgement() -> None:
+def test_edn_contains_the_first_acknowledgement_of_an_operation() -> None:
     assert [each[:3] for each in exported(txn(0), txn(0, at=200))] == [(0, 0, ":invoke"), (50, 0, ":ok")]
 
 
-def test_edn_ends_what_nobody_knows_the_end_of_with_the_run() -> None:
+def test_edn_ends_operations_with_an_unknown_outcome_at_the_end_of_the_run() -> None:
     told = replace(txn(0, phase=INFO), completed_ns=150)
     after = txn(1, at=400)
     assert [each[:3] for each in exported(told, txn(0, phase=INFO, at=200), after)] == [
@@ -680,18 +680,18 @@ def test_edn_ends_what_nobody_knows_the_end_of_with_the_run() -> None:
     ]
 
 
-def test_edn_of_batches_in_another_order_than_that_of_their_ids() -> None:
+def test_edn_keeps_the_order_of_batches_whose_ids_went_back() -> None:
     assert [each[1] for each in exported(txn(1, at=100), txn(0, at=300))] == [0, 0, 0, 0]
 
 
-def test_edn_knows_no_offset_of_what_is_not_where_it_belongs() -> None:
+def test_edn_omits_the_offset_of_a_misplaced_value() -> None:
     elsewhere = exported(txn(0, send("a:1", 1)), poll(A1))
     assert elsewhere[1][3] == [[":send", "out-1", "a=a:1"]]
     aborted = exported(txn(0, "a:1", phase=FAIL), poll(A1))
     assert aborted[1][3] == [[":send", "out-0", "a=a:1"]]
 
 
-def test_edn_has_no_polls_of_a_topic_that_nobody_writes_to() -> None:
+def test_edn_omits_polls_of_a_topic_without_writers() -> None:
     assert exported(poll(record("a:1", 0, topic="elsewhere")))[1][3] == [[":poll", {}]]
 
 
@@ -701,14 +701,14 @@ def test_edn_gives_sends_without_a_key_in_the_order_of_the_log() -> None:
     assert found[1][3] == [[":send", "out-0", [0, "2"]], [":send", "out-0", [1, "1"]]]
 
 
-def test_edn_shows_values_of_a_key_that_changed_places() -> None:
+def test_edn_shows_values_of_a_key_that_were_reordered() -> None:
     swapped = run(txn(0, "a:1", "b:1", "a:2"), poll(A1._replace(value="a:2"), B1, A2._replace(value="a:1")))
     sent = parse(list(edn(swapped))[1])[":value"]
     assert [value for _, _, value in sent] == [[2, "a=a:1"], [1, "b=b:1"], [0, "a=a:2"]]
 
 
 @given(SEEDS, st.booleans())
-def test_edn_of_any_run_is_a_history(seed: int, finish: bool) -> None:
+def test_edn_of_any_run_is_a_valid_history(seed: int, finish: bool) -> None:
     """In a valid history, a process runs one operation at a time and stops after an unknown outcome."""
     random = Random(seed)
     history = model_run.read(random, model_run.write(random, finish=finish)).history
@@ -751,5 +751,5 @@ def test_edn_from_the_command_line(tmp_path: Path) -> None:
     assert CliRunner().invoke(edn_module.main, [str(tmp_path / "nowhere")]).exit_code == 2
 
 
-def test_edn_of_nothing_is_nothing() -> None:
+def test_edn_of_an_empty_history_is_empty() -> None:
     assert list(edn(History())) == []

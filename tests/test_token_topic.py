@@ -31,7 +31,7 @@ FIRST, SECOND = TopicPartition(NAME, 0), TopicPartition(NAME, 1)
 IN, OUT = TopicPartition("in", 0), TopicPartition("out", 0)
 
 
-def soon(seconds: float = 10.0) -> Deadline:
+def in_seconds(seconds: float = 10.0) -> Deadline:
     return Deadline.after_seconds(seconds)
 
 
@@ -47,7 +47,7 @@ class Admin:
     """Replaces `TopicAdmin`: a cluster in which one topic exists or is created."""
 
     def __init__(self, config: Mapping[str, str] | Exception | None = None) -> None:
-        self.found = config
+        self.configuration = config
         self.created: list[tuple[Any, ...]] = []
 
     def __call__(self, kafka: Any) -> Admin:
@@ -59,23 +59,23 @@ class Admin:
     def __exit__(self, *_: object) -> None: ...
 
     def shape(self, name: str, deadline: Deadline) -> TopicShape | None:
-        return None if self.found is None else TopicShape(2, True, "id-1")
+        return None if self.configuration is None else TopicShape(2, True, "id-1")
 
     def create(
         self, name: str, partitions: int, replication: int, config: Mapping[str, str], deadline: Deadline
     ) -> bool:
         self.created.append((name, partitions, replication, config))
-        self.found = config
+        self.configuration = config
         return True
 
     def await_led(self, name: str, deadline: Deadline) -> TopicShape:
         return TopicShape(2, True, "id-1")
 
     def config(self, name: str, deadline: Deadline) -> Mapping[str, str]:
-        if isinstance(self.found, Exception):
-            raise self.found
-        assert self.found is not None
-        return self.found
+        if isinstance(self.configuration, Exception):
+            raise self.configuration
+        assert self.configuration is not None
+        return self.configuration
 
 
 def cluster(monkeypatch: pytest.MonkeyPatch, config: Mapping[str, str] | Exception | None = None) -> Admin:
@@ -84,49 +84,51 @@ def cluster(monkeypatch: pytest.MonkeyPatch, config: Mapping[str, str] | Excepti
     return admin
 
 
-def test_a_compacted_topic_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compacted_topic_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster(monkeypatch, PROPERTIES)
-    assert token_topic.check({}, NAME, soon()) == TokenTopic(NAME, "id-1", 2)
+    assert token_topic.check({}, NAME, in_seconds()) == TokenTopic(NAME, "id-1", 2)
 
 
 @pytest.mark.parametrize("policy", ["delete", "", "compact,delete", "delete, compact"])
-def test_any_other_policy_is_refused(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+def test_any_other_cleanup_policy_is_refused(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
     admin = cluster(monkeypatch, {**PROPERTIES, "cleanup.policy": policy})
     with pytest.raises(InvalidOptionError) as caught:
-        token_topic.check({}, NAME, soon())
+        token_topic.check({}, NAME, in_seconds())
     assert f"token.topic='tokens' has cleanup.policy='{policy}'; expected 'compact'" in caught.value.message
     assert "kafka-eos token-topic create" in caught.value.fix
     with pytest.raises(InvalidOptionError):
-        token_topic.create({}, NAME, soon())
+        token_topic.create({}, NAME, in_seconds())
     assert not admin.created
 
 
-def test_a_missing_topic_is_named_with_the_command_that_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_token_topic_is_named_with_the_command_that_creates_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cluster(monkeypatch)
     with pytest.raises(NoTokenTopicError, match=r"'tokens' does not exist.*create --topic tokens"):
-        token_topic.check({}, NAME, soon())
+        token_topic.check({}, NAME, in_seconds())
 
 
-def test_without_the_right_to_see_the_configuration_the_query_goes_on(
+def test_without_the_right_to_describe_the_topic_the_query_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster(monkeypatch, AuthorizationError("looking up the configuration: no"))
-    found = token_topic.check({}, NAME, soon())
+    found = token_topic.check({}, NAME, in_seconds())
     assert (found.described, found.topic_id, found.partitions) == (False, "id-1", 2)
     assert "cannot check that token.topic='tokens' is compacted: looking up" in found.warnings[0]
 
 
-def test_a_topic_is_created_compacted_and_with_small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_topic_is_created_compacted_with_small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     admin = cluster(monkeypatch)
-    found, made = token_topic.create({}, NAME, soon(), replication_factor=3, min_insync=2)
+    found, made = token_topic.create({}, NAME, in_seconds(), replication_factor=3, min_insync=2)
     assert (found.name, made) == (NAME, True)
     assert admin.created == [(NAME, 1, 3, {**PROPERTIES, "min.insync.replicas": "2"})]
-    assert token_topic.create({}, NAME, soon())[1] is False
+    assert token_topic.create({}, NAME, in_seconds())[1] is False
 
 
-def test_large_segments_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_segments_cause_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster(monkeypatch, {**PROPERTIES, "segment.bytes": str(1 << 30)})
-    assert "segment.bytes=1,073,741,824" in token_topic.check({}, NAME, soon()).warnings[0]
+    assert "segment.bytes=1,073,741,824" in token_topic.check({}, NAME, in_seconds()).warnings[0]
 
 
 def test_keys_are_placed_by_murmur2() -> None:
@@ -137,7 +139,7 @@ def test_keys_are_placed_by_murmur2() -> None:
             assert partition_of(key, partitions) == (expected & 0x7FFFFFFF) % partitions
 
 
-def test_a_record_becomes_a_row_that_the_producer_takes() -> None:
+def test_a_token_record_is_converted_to_a_row_for_the_producer() -> None:
     batch = record_batch(record(3))
     assert batch.num_rows == 1
     assert all(STAGED_ARROW.field(each.name).type == each.type for each in batch.schema)
@@ -243,109 +245,113 @@ class Consumer:
         return Taken(found, log_ends={self._tp: limit})
 
 
-def sent(at: int, each: TokenRecord) -> Message:
+def message_of(at: int, each: TokenRecord) -> Message:
     return Message(at, each.key, each.encode())
 
 
-def found(partitions: int = 1, *, certain: bool = True, seconds: float = 10.0) -> TokenRecord | None:
-    return last({}, TokenTopic(NAME, "id-1", partitions), APP, soon(seconds), certain=certain)
+def read_record(partitions: int = 1, *, certain: bool = True, seconds: float = 10.0) -> TokenRecord | None:
+    return last({}, TokenTopic(NAME, "id-1", partitions), APP, in_seconds(seconds), certain=certain)
 
 
-def test_the_last_value_of_the_key_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_value_of_a_key_is_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
     messages = [
-        sent(0, record(7)),  # not the highest sequence number of the log, but the last value
-        sent(2, record(3)),
-        sent(4, record(9, "invoices")),
+        message_of(0, record(7)),  # not the highest sequence number of the log, but the last value
+        message_of(2, record(3)),
+        message_of(4, record(9, "invoices")),
         Message(5, None, b"no key"),
         Message(6, b"foreign", b"not ours"),
     ]
     kafka = FakeKafka({FIRST: Log(messages, [LogEnds(0, 8, 8)])}).install(monkeypatch)
-    assert found() == record(3)
+    assert read_record() == record(3)
     assert kafka.isolation == ["read_committed"]
 
 
-def test_a_tombstone_is_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    messages = [sent(0, record(7)), Message(2, APP.encode(), None)]
+def test_a_tombstone_removes_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = [message_of(0, record(7)), Message(2, APP.encode(), None)]
     FakeKafka({FIRST: Log(messages, [LogEnds(0, 4, 4)])}).install(monkeypatch)
-    assert found() is None
+    assert read_record() is None
 
 
 def test_an_empty_topic_has_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
     kafka = FakeKafka({FIRST: Log()}).install(monkeypatch)
-    assert found() is None
+    assert read_record() is None
     kafka.logs[FIRST] = Log([], [LogEnds(5, 9, 9)])  # control records are left
-    assert found() is None
+    assert read_record() is None
 
 
-def test_of_several_partitions_the_highest_sequence_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_highest_sequence_number_of_several_partitions_is_the_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     FakeKafka(
         {
-            FIRST: Log([sent(0, record(3))], [LogEnds(0, 2, 2)]),
-            SECOND: Log([sent(0, record(4))], [LogEnds(0, 2, 2)]),
+            FIRST: Log([message_of(0, record(3))], [LogEnds(0, 2, 2)]),
+            SECOND: Log([message_of(0, record(4))], [LogEnds(0, 2, 2)]),
         }
     ).install(monkeypatch)
-    assert found(2) == record(4)
+    assert read_record(2) == record(4)
 
 
-def test_an_open_transaction_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certain_read_waits_for_an_open_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     """A read ends where the log ended when it began, however far the log grows in the meantime."""
-    messages = [sent(0, record(3)), sent(3, record(4)), sent(9, record(5))]
+    messages = [message_of(0, record(3)), message_of(3, record(4)), message_of(9, record(5))]
     looks = [LogEnds(0, 2, 5), LogEnds(0, 2, 12), LogEnds(0, 5, 20)]
     FakeKafka({FIRST: Log(messages, looks)}).install(monkeypatch)
-    assert found() == record(4)
+    assert read_record() == record(4)
 
 
-def test_a_quick_look_takes_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    messages = [sent(0, record(3)), sent(3, record(4))]
+def test_a_quick_read_does_not_wait_for_an_open_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = [message_of(0, record(3)), message_of(3, record(4))]
     FakeKafka({FIRST: Log(messages, [LogEnds(0, 2, 5)])}).install(monkeypatch)
-    assert found(certain=False) == record(3)
+    assert read_record(certain=False) == record(3)
 
 
-def test_who_holds_the_topic_is_named_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    messages = [sent(0, record(3)), sent(2, record(1, "invoices")), sent(3, record(4))]
+def test_the_timeout_names_the_application_whose_transaction_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = [message_of(0, record(3)), message_of(2, record(1, "invoices")), message_of(3, record(4))]
     kafka = FakeKafka({FIRST: Log(messages, [LogEnds(0, 2, 5)])}).install(monkeypatch)
     with pytest.raises(UnavailableError) as caught:
-        found(seconds=0.01)
+        read_record(seconds=0.01)
     assert "of application.id='invoices' holds partition tokens-0" in caught.value.message
     assert "at offset 2, while the log ends at 5" in caught.value.message
     assert "kafka-eos fence --application-id invoices --yes" in caught.value.fix
     assert kafka.isolation == ["read_uncommitted"]
 
 
-def test_a_producer_without_a_key_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timeout_cannot_name_the_owner_of_records_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log([Message(2, None, b"x")], [LogEnds(0, 2, 5)])
     FakeKafka({FIRST: log}).install(monkeypatch)
     with pytest.raises(UnavailableError, match=r"of an unknown producer.*find-hanging"):
-        found(seconds=0.01)
+        read_record(seconds=0.01)
 
 
-def test_records_that_were_deleted_meanwhile_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = Log([sent(6, record(4))], [LogEnds(0, 8, 8), LogEnds(5, 8, 8)], [Taken((), out_of_range=[FIRST])])
+def test_records_that_are_deleted_during_the_read_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log(
+        [message_of(6, record(4))], [LogEnds(0, 8, 8), LogEnds(5, 8, 8)], [Taken((), out_of_range=[FIRST])]
+    )
     FakeKafka({FIRST: log}).install(monkeypatch)
-    assert found() == record(4)
+    assert read_record() == record(4)
 
 
 def test_a_deleted_topic_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log([], [LogEnds(0, 8, 8)], [Taken((), gone=[FIRST])])
     FakeKafka({FIRST: log}).install(monkeypatch)
-    with pytest.raises(UnavailableError, match="tokens-0 of the token topic is gone"):
-        found()
+    with pytest.raises(UnavailableError, match=r"tokens-0 is gone, .* token-topic create"):
+        read_record()
 
 
-def test_silence_ends_with_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_without_answers_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log([], [LogEnds(0, 8, 8)], silent=True)
     FakeKafka({FIRST: log}).install(monkeypatch)
     with pytest.raises(UnavailableError, match=r"'b:9092'.*reading tokens-0: nothing arrives"):
-        found(seconds=0.01)
+        read_record(seconds=0.01)
 
 
-def test_a_leader_that_is_being_elected_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    kafka = FakeKafka({FIRST: Log([sent(0, record(3))], [LogEnds(0, 2, 2)])}).install(monkeypatch)
+def test_the_read_waits_for_the_election_of_a_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = FakeKafka({FIRST: Log([message_of(0, record(3))], [LogEnds(0, 2, 2)])}).install(monkeypatch)
     kafka.failures = [UnavailableError("no leader")]
-    assert found() == record(3)
+    assert read_record() == record(3)
     kafka.failures = [UnavailableError("no leader")] * 100
     with pytest.raises(UnavailableError, match="no leader"):
-        found(seconds=0.01)
+        read_record(seconds=0.01)
 
 
 # -- the commands
@@ -359,18 +365,20 @@ def run(*arguments: str) -> Result:
 
 
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> FakeKafka:
+def topic_with_record(monkeypatch: pytest.MonkeyPatch) -> FakeKafka:
     cluster(monkeypatch, PROPERTIES)
     broken = Message(4, b"broken", b"{}")
     return FakeKafka(
         {
-            FIRST: Log([sent(0, record(3)), sent(2, record(8, "invoices")), broken], [LogEnds(0, 6, 9)]),
-            SECOND: Log([sent(0, record(4))], [LogEnds(0, 2, 2)]),
+            FIRST: Log(
+                [message_of(0, record(3)), message_of(2, record(8, "invoices")), broken], [LogEnds(0, 6, 9)]
+            ),
+            SECOND: Log([message_of(0, record(4))], [LogEnds(0, 2, 2)]),
         }
     ).install(monkeypatch)
 
 
-def test_nothing_is_created_without_yes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_create_changes_nothing_without_yes(monkeypatch: pytest.MonkeyPatch) -> None:
     admin = cluster(monkeypatch)
     shown = run("create", "--partitions", "3").output
     assert "creates topic 'tokens' with 3 partition(s) and cleanup.policy=compact" in shown
@@ -381,12 +389,12 @@ def test_nothing_is_created_without_yes(monkeypatch: pytest.MonkeyPatch) -> None
     assert "was not changed" in run("create").output
 
 
-def test_brokers_are_needed() -> None:
+def test_the_commands_need_brokers() -> None:
     result = CliRunner().invoke(main, ["token-topic", "show", "--topic", NAME])
     assert (result.exit_code, "no brokers are set" in result.output) == (1, True)
 
 
-def test_records_are_shown(held: FakeKafka) -> None:
+def test_show_prints_records(topic_with_record: FakeKafka) -> None:
     shown = run("show").output
     for text in ("orders", "invoices", "query-1", "1970-01-01 00:00:01 UTC", "damaged"):
         assert text in shown
@@ -401,19 +409,21 @@ def test_records_are_shown(held: FakeKafka) -> None:
     assert "holds no record of application.id='x'" in run("show", "--application-id", "x").output
 
 
-def test_the_topic_is_described(held: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_describes_the_topic(topic_with_record: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "kafka_eos_source.kafka.cluster_reader.ClusterReader", lambda _config: FakeReader(held)
+        "kafka_eos_source.kafka.cluster_reader.ClusterReader", lambda _config: FakeReader(topic_with_record)
     )
     shown = run("describe").output
     for text in ("id-1", "compact", "segment.bytes", "1048576", "tokens-1"):
         assert text in shown
 
 
-def test_a_record_is_forgotten_only_with_yes(held: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forget_deletes_a_record_only_with_yes(
+    topic_with_record: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
     forgotten: list[Any] = []
     monkeypatch.setattr(token_topics, "forget", lambda _kafka, _topic, *more: forgotten.append(more[0]))
-    held.logs[FIRST].looks = [LogEnds(0, 6, 6)]
+    topic_with_record.logs[FIRST].looks = [LogEnds(0, 6, 6)]
     said = run("forget", "--application-id", APP).output
     assert "With --yes: the command deletes this record" in said
     assert not forgotten

@@ -12,11 +12,11 @@ from kafka_eos_source.runtime.watchdog import Pulse, Watchdog
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_silence_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.05)
 
 
-def test_results_and_errors_come_through() -> None:
+def test_results_and_errors_of_a_call_are_passed_on() -> None:
     dog = Watchdog("c")
     assert dog.call("counting", lambda: 7, 1.0) == 7
     with pytest.raises(ZeroDivisionError):
@@ -26,7 +26,7 @@ def test_results_and_errors_come_through() -> None:
     assert closed == [True]
 
 
-def test_a_call_that_hangs_is_left_behind_and_the_client_closed_when_it_returns() -> None:
+def test_a_call_that_hangs_is_abandoned_and_its_client_closed_when_it_returns() -> None:
     dog = Watchdog("c")
     release, closed = threading.Event(), threading.Event()
     with pytest.raises(RetriableError, match="waiting: the call did not return"):
@@ -40,12 +40,12 @@ def test_a_call_that_hangs_is_left_behind_and_the_client_closed_when_it_returns(
     assert closed.wait(10)
 
 
-def test_an_error_of_closing_is_seen() -> None:
+def test_an_error_while_closing_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         Watchdog("c").end(lambda: 1 / 0, 10.0)  # type: ignore[arg-type,return-value]
 
 
-def test_a_call_may_take_as_long_as_it_beats() -> None:
+def test_a_call_may_take_as_long_as_it_reports_progress() -> None:
     pulse, pause = Pulse(), threading.Event()
     dog = Watchdog("c", pulse)
 
@@ -59,7 +59,7 @@ def test_a_call_may_take_as_long_as_it_beats() -> None:
     assert not dog.is_lost
 
 
-def test_a_call_that_beats_no_more_is_left_behind() -> None:
+def test_a_call_that_stops_reporting_progress_is_abandoned() -> None:
     pulse, release = Pulse(), threading.Event()
     dog = Watchdog("c", pulse)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -38,7 +39,10 @@ def behind_a_proxy() -> Iterator[Proxied]:
     config = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{proxy.port}"}
     try:
         with EmbeddedKafka(
-            port=proxy.upstream_port, config=config, java_options=brokers.JAVA_OPTIONS
+            port=proxy.upstream_port,
+            config=config,
+            java_options=brokers.JAVA_OPTIONS,
+            **brokers.version(os.environ),
         ) as kafka:
             yield Proxied(kafka, proxy)
     finally:
@@ -58,7 +62,7 @@ def scenario(
     """A scenario on the session's broker."""
     made = Scenario(broker, tmp_path, driver)
     yield made
-    tell(request.node, made)
+    report_measures(request.node, made)
 
 
 @pytest.fixture
@@ -69,10 +73,10 @@ def behind_proxy(
     proxied.proxy.catch_nothing()
     made = Scenario(proxied.bootstrap, tmp_path, driver)
     yield made
-    tell(request.node, made)
+    report_measures(request.node, made)
 
 
-def tell(item: pytest.Item, scenario: Scenario) -> None:
+def report_measures(item: pytest.Item, scenario: Scenario) -> None:
     """Attaches the test's measures, for the table in `docs/faults.md`."""
     found = scenario.last_outcome
     if found is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kafka_eos_source.commit import machine, ownership, transaction
+from kafka_eos_source.commit import machine, ownership, session, transaction
 from kafka_eos_source.commit.context import CommitContext, Decision, Progress
 from kafka_eos_source.commit.interfaces import Clients
 from kafka_eos_source.commit.verdict import Verdict
@@ -76,6 +76,11 @@ def _token_before_init() -> None:
     machine.take_ownership = read_then_init
 
 
+def _no_plan_check() -> None:
+    """Commits rows with whatever offsets the log holds at the time of the commit."""
+    session._refuse_another_plan = lambda *_: None  # type: ignore[assignment]
+
+
 class _Prepared:
     """Clients that return an existing producer instead of making a new one."""
 
@@ -94,6 +99,7 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "lose a record": _lose_a_record,
     "count check": _no_count_check,
     "init before token": _token_before_init,
+    "plan check": _no_plan_check,
 }
 
 

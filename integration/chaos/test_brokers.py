@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaException
 
-from integration.chaos.conftest import Proxied, tell
+from integration.chaos.conftest import Proxied, report_measures
 from integration.chaos.scenario import Scenario
 from integration.support import broker as brokers
 from integration.support.driver import Driver
@@ -28,7 +29,8 @@ _QUICK = {
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka(3, config=_QUICK, java_options=brokers.JAVA_OPTIONS) as kafka:
+    version = brokers.version(os.environ)
+    with EmbeddedKafka(3, config=_QUICK, java_options=brokers.JAVA_OPTIONS, **version) as kafka:
         yield kafka
 
 
@@ -38,7 +40,7 @@ def on_three(
 ) -> Iterator[Scenario]:
     made = Scenario(three.bootstrap_servers, tmp_path, driver)
     yield made
-    tell(request.node, made)
+    report_measures(request.node, made)
     for node in three.nodes:
         three.start_node(node)
 
@@ -65,7 +67,7 @@ def coordinator(scenario: Scenario, internal_topic: str, name: str) -> int:
 def undisturbed_end(scenario: Scenario, driver: Driver) -> None:
     """Checks that this driver commits everything by itself, without a restart; then stops it."""
     await_condition(
-        lambda: driver.process.poll() is not None or _is_settled(scenario),
+        lambda: driver.process.poll() is not None or _is_complete(scenario),
         _SECONDS,
         "everything is committed",
     )
@@ -75,7 +77,7 @@ def undisturbed_end(scenario: Scenario, driver: Driver) -> None:
     assert found.exactly_once, found
 
 
-def _is_settled(scenario: Scenario) -> bool:
+def _is_complete(scenario: Scenario) -> bool:
     try:
         return scenario.outcome().exactly_once
     except KafkaException:  # the check's own clients can fail while a partition's leader changes
@@ -83,7 +85,9 @@ def _is_settled(scenario: Scenario) -> bool:
 
 
 @pytest.mark.fault("T29", "the leader of an output partition is killed", "while it runs")
-def test_t29_the_leader_of_an_output_partition_is_killed(on_three: Scenario, three: EmbeddedKafka) -> None:
+def test_t29_a_query_continues_when_the_leader_of_an_output_partition_is_killed(
+    on_three: Scenario, three: EmbeddedKafka
+) -> None:
     on_three.feed(100)
     driver = on_three.start(available_now=False)
     driver.await_text("BATCH 0")
@@ -105,7 +109,7 @@ _OF_GROUPS = pytest.mark.fault("T31", "the group coordinator is killed", "send_o
         pytest.param("__consumer_offsets", "commit.after_flush", 2, marks=_OF_GROUPS),
     ],
 )
-def test_t30_t31_a_coordinator_is_killed(
+def test_t30_t31_a_commit_continues_when_a_coordinator_is_killed(
     on_three: Scenario, three: EmbeddedKafka, of: str, at: str, at_time: int
 ) -> None:
     on_three.feed(150)
@@ -118,7 +122,9 @@ def test_t30_t31_a_coordinator_is_killed(
 
 
 @pytest.mark.fault("T32", "every broker restarts, one after the other", "while it runs")
-def test_t32_every_broker_restarts_one_after_the_other(on_three: Scenario, three: EmbeddedKafka) -> None:
+def test_t32_a_query_continues_while_every_broker_restarts_in_turn(
+    on_three: Scenario, three: EmbeddedKafka
+) -> None:
     on_three.feed(50)
     driver = on_three.start(available_now=False)
     driver.await_text("BATCH 0")
@@ -135,7 +141,9 @@ def test_t32_every_broker_restarts_one_after_the_other(on_three: Scenario, three
     [(60_000, "commit.within_produce"), (2_000, "commit.after_flush")],
     ids=["shorter-than-the-transaction-timeout", "longer"],
 )
-def test_t33_the_network_is_cut(behind_proxy: Scenario, proxied: Proxied, timeout_ms: int, at: str) -> None:
+def test_t33_a_query_continues_after_the_network_was_cut(
+    behind_proxy: Scenario, proxied: Proxied, timeout_ms: int, at: str
+) -> None:
     behind_proxy.feed(150)
     options = {"kafka.transaction.timeout.ms": str(timeout_ms), "kafka.socket.timeout.ms": "1000"}
     driver = behind_proxy.stopped_at(at, at_time=2, sink=options)
@@ -143,4 +151,38 @@ def test_t33_the_network_is_cut(behind_proxy: Scenario, proxied: Proxied, timeou
     proxied.proxy.cut_for(seconds=5.0)
     driver.finish()
     found = behind_proxy.outcome()
+    assert found.exactly_once, found
+
+
+@pytest.mark.long
+@pytest.mark.fault("T60", "the only replica of an output partition is down", "commit")
+def test_t60_a_partition_without_a_leader_gets_no_commit_marker(
+    on_three: Scenario, three: EmbeddedKafka
+) -> None:
+    """Kafka 4.1 to 4.3 leave the batch invisible (KAFKA-20734) until the query's next transaction commits."""
+    on_three.feed(50)
+    # the internal topics exist once a query has run
+    on_three.run(sink={"application.id": "first"}, checkpoint=on_three.folder / "first")
+    coordinators = {
+        coordinator(on_three, internal_topic, on_three.application_id)
+        for internal_topic in ("__transaction_state", "__consumer_offsets")
+    }
+    alone = next(node for node in three.nodes if node not in coordinators)
+    on_three.admin.delete(on_three.sink)
+    on_three.sink = on_three.admin.create_on(f"{on_three.sink}-alone", [alone, alone])
+    on_three.run()
+
+    on_three.feed(50)
+    driver = on_three.stopped_at("commit.before_commit")
+    three.kill_node(alone)
+    await_condition(lambda: leader(on_three, on_three.sink, 0) == -1, _SECONDS, "the partition has no leader")
+    driver.resume()
+    driver.await_text("BATCH 1")
+    three.start_node(alone)
+    driver.finish()
+    print("after", on_three.outcome())
+
+    on_three.feed(50)
+    on_three.run()
+    found = on_three.outcome()
     assert found.exactly_once, found

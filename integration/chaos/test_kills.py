@@ -15,8 +15,8 @@ STEPS = ["commit.after_token", "commit.within_produce", "commit.after_flush"]
 
 @pytest.mark.fault("T03", "the driver is killed", "before begin")
 @pytest.mark.fault("T04", "the driver is killed", "within produce")
-def test_t03_t04_the_driver_is_killed(scenario: Scenario) -> None:
-    """A driver killed before its commit leaves nothing visible; its successor writes the batch once."""
+def test_t03_t04_a_driver_killed_before_its_commit_leaves_nothing_visible(scenario: Scenario) -> None:
+    """The next driver writes the batch once."""
     scenario.feed(200)
     for step in STEPS:
         killed = scenario.start(f"{step}=kill@{scenario.once(step)}")

@@ -19,7 +19,7 @@ NONE, INVALID_PRODUCER_EPOCH, CONCURRENT_TRANSACTIONS = 0, 47, 51
 
 @pytest.mark.fault("T06", "the driver dies while its EndTxn is on the way", "commit")
 @pytest.mark.parametrize("delivered", ["before the restart", "after the restart", "never"])
-def test_t06_the_driver_dies_with_its_commit_on_the_way(
+def test_t06_a_commit_request_that_outlives_its_driver_takes_effect_at_most_once(
     behind_proxy: Scenario, proxied: Proxied, delivered: str
 ) -> None:
     behind_proxy.feed(120)
@@ -84,10 +84,10 @@ LATE = [
 
 
 @pytest.mark.parametrize("late", LATE)
-def test_t16_t17_a_late_endtxn_of_the_batch_before(
+def test_t16_t17_a_late_endtxn_of_the_previous_batch_is_refused(
     late: Late, behind_proxy: Scenario, proxied: Proxied
 ) -> None:
-    """A late EndTxn of batch 0 is refused, because batch 1 uses a new producer with a higher epoch."""
+    """Batch 1 uses a new producer with a higher epoch."""
     answer, found = late(behind_proxy, proxied)
     assert answer == INVALID_PRODUCER_EPOCH, (
         "a producer with a retried commit is replaced, which raises the epoch"
@@ -97,18 +97,20 @@ def test_t16_t17_a_late_endtxn_of_the_batch_before(
 
 @pytest.mark.fault("T54", "a rule is switched off; the others' tests must then fail", "its own")
 @pytest.mark.parametrize("late", [late_abort, late_commit], ids=["T16", "T17"])
-def test_t54_without_the_epoch_rule_it_ends_the_wrong_transaction(
+def test_t54_without_the_epoch_rule_a_late_endtxn_ends_the_wrong_transaction(
     late: Late, behind_proxy: Scenario, proxied: Proxied
 ) -> None:
-    """Without the epoch rule, the late EndTxn ends batch 1's transaction and loses or doubles records."""
+    """Without the epoch rule, the late EndTxn ends batch 1's transaction and loses or duplicates records."""
     answer, found = late(behind_proxy, proxied, "epoch rule")
     assert answer == NONE
     assert not found.rows.exactly_once, "without the epoch rule the late request must do damage"
 
 
 @pytest.mark.fault("T18", "the answer to EndTxn is lost", "commit")
-def test_t18_the_answer_to_a_commit_is_lost(behind_proxy: Scenario, proxied: Proxied) -> None:
-    """If the answer to a commit is lost, the driver finds out that it happened and goes on by itself."""
+def test_t18_a_driver_continues_after_the_answer_to_its_commit_was_lost(
+    behind_proxy: Scenario, proxied: Proxied
+) -> None:
+    """The driver reads the token, finds that the commit took effect, and continues by itself."""
     behind_proxy.feed(150)
     dropped = proxied.proxy.catch(END_TXN, Action.DROP_ANSWER, skip=1)
     behind_proxy.run()
@@ -120,8 +122,10 @@ def test_t18_the_answer_to_a_commit_is_lost(behind_proxy: Scenario, proxied: Pro
 
 
 @pytest.mark.fault("T19", "EndTxn is held until the next batch runs", "commit")
-def test_t19_a_commit_is_held_until_the_next_batch_runs(behind_proxy: Scenario, proxied: Proxied) -> None:
-    """Held commit requests that arrive while later batches run do no damage."""
+def test_t19_a_delayed_commit_request_does_not_affect_the_next_batches(
+    behind_proxy: Scenario, proxied: Proxied
+) -> None:
+    """Delayed commit requests arrive while later batches run."""
     behind_proxy.feed(200)
     held = proxied.proxy.catch(END_TXN, Action.HOLD, times=3)
     driver = behind_proxy.start()

@@ -17,21 +17,21 @@ def replayed(scenario: Scenario, *mutations: str) -> Outcome:
 
 
 @pytest.mark.fault("T07", "the driver dies after Kafka's commit and before Spark's", "commit")
-def test_t07_a_committed_batch_is_skipped(scenario: Scenario) -> None:
+def test_t07_a_replayed_batch_that_kafka_holds_is_skipped(scenario: Scenario) -> None:
     """A batch that Kafka committed and Spark did not log is replayed by Spark and skipped by the sink."""
     found = replayed(scenario)
     assert found.exactly_once, found
 
 
 @pytest.mark.fault("T54", "a rule is switched off; the others' tests must then fail", "its own")
-def test_t54_without_the_token_check_it_is_written_again(scenario: Scenario) -> None:
-    """Without the token check, the replayed batch is written twice."""
+def test_t54_without_the_token_check_a_replayed_batch_is_written_twice(scenario: Scenario) -> None:
+    """Proves that the test above can fail."""
     assert replayed(scenario, "token check").rows.doubled == 50
 
 
 @pytest.mark.fault("T36", "the client silently loses a record", "produce")
-def test_t36_a_record_lost_on_the_way_into_the_client(scenario: Scenario) -> None:
-    """A batch that lost a record in the client is never committed, however often it is tried."""
+def test_t36_a_batch_that_lost_a_record_in_the_client_is_never_committed(scenario: Scenario) -> None:
+    """The batch is retried and never committed."""
     scenario.feed(50)
     broken = scenario.start(mutations=["lose a record"], sink={"commitTimeoutMs": "3000"})
     assert broken.wait() == 1
@@ -43,8 +43,8 @@ def test_t36_a_record_lost_on_the_way_into_the_client(scenario: Scenario) -> Non
 
 
 @pytest.mark.fault("T54", "a rule is switched off; the others' tests must then fail", "its own")
-def test_t54_without_the_count_check_it_is_lost(scenario: Scenario) -> None:
-    """Without the count check, a record that the client loses is missing from a committed batch."""
+def test_t54_without_the_count_check_a_batch_with_a_lost_record_is_committed(scenario: Scenario) -> None:
+    """Proves that the test above can fail."""
     scenario.feed(50)
     scenario.run(mutations=["lose a record", "count check"])
     assert scenario.outcome().rows.missing, "without the count check a record must be missing"

@@ -28,7 +28,9 @@ _SECONDS = 60.0
         ),
     ],
 )
-def test_t22_t23_a_pause_longer_than_the_transaction_timeout(scenario: Scenario, at: str) -> None:
+def test_t22_t23_a_driver_paused_beyond_the_transaction_timeout_writes_its_batch_again(
+    scenario: Scenario, at: str
+) -> None:
     """After a transaction timeout the driver is fenced; it reads the token and writes the batch again.
 
     While the driver is paused, the coordinator aborts the transaction and raises the epoch.
@@ -47,8 +49,10 @@ def test_t22_t23_a_pause_longer_than_the_transaction_timeout(scenario: Scenario,
 
 @pytest.mark.fault("T24", "a driver comes back after another went on", "token, produce, commit")
 @pytest.mark.parametrize("at", ["commit.after_token", "commit.after_flush", "commit.before_commit"])
-def test_t24_a_driver_comes_back_after_another_went_on(scenario: Scenario, at: str) -> None:
-    """A zombie that resumes after a second driver has finished is fenced and writes nothing."""
+def test_t24_a_paused_driver_that_resumes_after_another_is_fenced_and_writes_nothing(
+    scenario: Scenario, at: str
+) -> None:
+    """The second driver has finished when the first one resumes."""
     scenario.feed(150)
     zombie = scenario.stopped_at(at)
     scenario.run()
@@ -62,8 +66,8 @@ def test_t24_a_driver_comes_back_after_another_went_on(scenario: Scenario, at: s
 
 
 @pytest.mark.fault("T25", "one application.id, two checkpoints", "start")
-def test_t25_one_application_id_and_two_checkpoints(scenario: Scenario) -> None:
-    """A second checkpoint with the application.id of another query is refused; the first query goes on."""
+def test_t25_a_second_checkpoint_with_the_same_application_id_is_refused(scenario: Scenario) -> None:
+    """The first query continues."""
     scenario.feed(100)
     first = scenario.stopped_at("commit.before_begin", at_time=2)
     second = scenario.start(checkpoint=scenario.folder / "another")
@@ -77,7 +81,7 @@ def test_t25_one_application_id_and_two_checkpoints(scenario: Scenario) -> None:
 
 
 @pytest.mark.fault("T26", "two drivers on one checkpoint", "always")
-def test_t26_two_drivers_on_one_checkpoint(scenario: Scenario) -> None:
+def test_t26_of_two_drivers_on_one_checkpoint_only_one_commits_each_batch(scenario: Scenario) -> None:
     """Of two drivers about to commit the same batch, the slower one fails: in Kafka or at Spark's log."""
     scenario.feed(300)
     both = [scenario.stopped_at("commit.after_check") for _ in range(2)]
@@ -92,13 +96,13 @@ def test_t26_two_drivers_on_one_checkpoint(scenario: Scenario) -> None:
     assert found.token.batch_id == 5, "the other driver finished the query"
 
 
-def test_t24_a_driver_that_nobody_has_fenced_yet(scenario: Scenario) -> None:
+def test_t24_a_driver_fences_before_it_reads_the_token(scenario: Scenario) -> None:
     """B fences A before it reads the token, so A cannot commit the batch that B is about to write."""
     assert _overtaken(scenario).exactly_once
 
 
 @pytest.mark.fault("T54", "a rule is switched off; the others' tests must then fail", "its own")
-def test_t54_init_before_token(scenario: Scenario) -> None:
+def test_t54_a_driver_that_reads_the_token_before_it_fences_writes_a_batch_twice(scenario: Scenario) -> None:
     """If B reads the token before it fences A, both write the batch."""
     found = _overtaken(scenario, "init before token")
     assert found.rows.doubled, "with the token read first, the batch must be written twice"

@@ -97,7 +97,9 @@ def everywhere(scenario: Scenario) -> Everywhere:
 @pytest.mark.fault(
     "T49", "killed processes, zombies, a full disk, a killed database", "commit with two sinks"
 )
-def test_t49_killed_at_every_step(everywhere: Everywhere) -> None:
+def test_t49_a_batch_is_in_every_system_once_although_the_driver_is_killed_at_every_step(
+    everywhere: Everywhere,
+) -> None:
     """A driver killed at any step of the commit leaves a batch that the next start finishes everywhere."""
     everywhere.scenario.killed_at_each(STEPS, everywhere.sink)
     everywhere.verdict()
@@ -107,7 +109,7 @@ def test_t49_killed_at_every_step(everywhere: Everywhere) -> None:
 @pytest.mark.parametrize(
     "at", ["commit.after_commit", pytest.param("commit.within_finish", marks=pytest.mark.long)]
 )
-def test_t50_abort_after_a_commit_that_raised(everywhere: Everywhere, at: str) -> None:
+def test_t50_an_abort_after_a_failed_commit_keeps_prepared_work(everywhere: Everywhere, at: str) -> None:
     """abort() after a commit in Kafka keeps the prepared sink transactions; the next start commits them."""
     scenario = everywhere.scenario
     scenario.feed(100)
@@ -124,14 +126,16 @@ def test_t50_abort_after_a_commit_that_raised(everywhere: Everywhere, at: str) -
 @pytest.mark.parametrize(
     "at",
     [
-        pytest.param("commit.after_look", marks=pytest.mark.long),
+        pytest.param("commit.after_list_prepared", marks=pytest.mark.long),
         "commit.after_token",
         "commit.after_prepare",
         pytest.param("commit.after_commit", marks=pytest.mark.long),
     ],
 )
-def test_t49_a_driver_comes_back_after_another_went_on(everywhere: Everywhere, at: str) -> None:
-    """A zombie cannot undo another driver's sink transactions.
+def test_t49_a_paused_driver_cannot_undo_prepared_work_of_another_driver(
+    everywhere: Everywhere, at: str
+) -> None:
+    """The paused driver is a zombie when it resumes.
 
     It holds an outdated token or list of prepared transactions, or has prepared or committed its batch.
     """
@@ -149,7 +153,9 @@ def test_t49_a_driver_comes_back_after_another_went_on(everywhere: Everywhere, a
 @pytest.mark.fault(
     "T49", "killed processes, zombies, a full disk, a killed database", "commit with two sinks"
 )
-def test_t49_the_disk_of_a_sink_is_full(everywhere: Everywhere, small_disk: Path) -> None:
+def test_t49_a_full_disk_of_a_sink_fails_the_batch_everywhere(
+    everywhere: Everywhere, small_disk: Path
+) -> None:
     scenario = everywhere.scenario
     everywhere.folder = small_disk / "archive"
     filler = small_disk / "filler"
@@ -168,7 +174,7 @@ def test_t49_the_disk_of_a_sink_is_full(everywhere: Everywhere, small_disk: Path
 @pytest.mark.fault(
     "T49", "killed processes, zombies, a full disk, a killed database", "commit with two sinks"
 )
-def test_t49_the_database_is_killed(scenario: Scenario) -> None:
+def test_t49_a_batch_is_finished_after_its_database_was_killed(scenario: Scenario) -> None:
     """A database that dies after Kafka's commit makes the query fail; the next start finishes the batch."""
     server = Postgres()
     try:
@@ -187,8 +193,10 @@ def test_t49_the_database_is_killed(scenario: Scenario) -> None:
 @pytest.mark.parametrize(
     "lost", [Lost.ANSWERS, pytest.param(Lost.EVERYTHING, marks=pytest.mark.long)], ids=lambda lost: lost.value
 )
-def test_t49_the_network_to_the_database_is_cut(scenario: Scenario, lost: Lost) -> None:
-    """A silent network cut makes the commit time out instead of hanging; the next start finishes the batch.
+def test_t49_a_silent_network_cut_to_the_database_times_out_and_the_batch_is_finished_later(
+    scenario: Scenario, lost: Lost
+) -> None:
+    """The commit times out instead of hanging, and the next start finishes the batch.
 
     No connection is reset, so the driver waits for an answer that never comes. If only the answers are lost,
     the database has committed and the driver cannot know it.

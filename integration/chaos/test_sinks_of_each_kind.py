@@ -138,7 +138,9 @@ def each_kind(scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.long  # each sink's conformance suite kills it at every line
 @pytest.mark.fault("T49b", "killed processes and servers", "commit with a sink of each kind")
-def test_t49_killed_at_every_step_with_a_sink_of_each_kind(each_kind: EachKind) -> None:
+def test_t49_a_batch_is_in_a_sink_of_each_kind_once_although_the_driver_is_killed_at_every_step(
+    each_kind: EachKind,
+) -> None:
     """A driver killed at any step of the commit leaves a batch that the next start finishes everywhere."""
     each_kind.scenario.killed_at_each(STEPS, each_kind.sink)
     each_kind.verdict()
@@ -146,7 +148,9 @@ def test_t49_killed_at_every_step_with_a_sink_of_each_kind(each_kind: EachKind) 
 
 @pytest.mark.fault("T49b", "killed processes and servers", "commit with a sink of each kind")
 @pytest.mark.parametrize("server", ["bucket", pytest.param("service", marks=pytest.mark.long)])
-def test_t49_a_server_dies_when_kafka_has_the_batch(each_kind: EachKind, server: str) -> None:
+def test_t49_a_batch_is_finished_after_a_server_died_behind_kafkas_commit(
+    each_kind: EachKind, server: str
+) -> None:
     """A server that dies after Kafka's commit makes the query fail; the next start finishes the batch."""
     died = getattr(each_kind, server)
     each_kind.scenario.unfinished(died.kill, each_kind.sink)

@@ -17,7 +17,9 @@ MINUTES = 1.0
 @pytest.mark.fault("T53", "any of these at random, every few seconds", "any")
 @pytest.mark.timeout(600)
 @pytest.mark.long
-def test_t53_random_faults(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_t53_random_faults_neither_lose_nor_duplicate_records(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     seed = random.SystemRandom().randrange(100_000)
     said: list[str] = [f"seed {seed}"]
     try:

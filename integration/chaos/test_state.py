@@ -62,13 +62,13 @@ class Case:
         try:
             StatefulRun(self.spec(**spec), threading.Event()).to_the_end()
         finally:
-            forget()
+            clear_process_caches()
 
     def check(self) -> None:
         check_running_counts(self.wanted, read_back(self.broker, self.sink))
 
 
-def forget() -> None:
+def clear_process_caches() -> None:
     """Drops everything that the process caches, as if it had ended."""
     TaskContext._taskContext = None
     while session._sessions:
@@ -83,10 +83,10 @@ def case(broker: str, topic: Callable[..., str], tmp_path: Path) -> Case:
 
 @pytest.mark.fault("S03", "the driver is killed while state commits", "before, within and after the commit")
 @pytest.mark.fault("S04", "the state of one shard is deleted, then of all", "between two runs")
-def test_the_driver_is_killed_and_state_is_deleted(
+def test_counts_stay_exact_although_the_driver_is_killed_and_state_is_deleted(
     case: Case, driver: Callable[..., Driver], tmp_path: Path
 ) -> None:
-    """Counts stay exact when the driver is killed around the commit and local state is deleted.
+    """The driver is killed around the commit, and local state is deleted between runs.
 
     Tasks run inside the driver process, so they die with it; the next start recovers their pending changes.
     """
@@ -107,7 +107,7 @@ def test_the_driver_is_killed_and_state_is_deleted(
 @pytest.mark.fault(
     "S08", "the group is deleted while a batch is in Kafka and not in Spark's log", "after the commit"
 )
-def test_the_group_is_deleted_and_the_changelog_knows_its_batch(case: Case, admin: Admin) -> None:
+def test_the_changelog_identifies_a_batch_whose_group_was_deleted(case: Case, admin: Admin) -> None:
     """With the group deleted, the changelog still knows a batch that an operator declares as committed.
 
     ``onMissingToken=assume_committed`` skips the batch; without the changelog the state would count it twice.
@@ -129,7 +129,7 @@ def test_the_group_is_deleted_and_the_changelog_knows_its_batch(case: Case, admi
 
 
 @pytest.mark.fault("S05", "a filter drops rows with state", "between operator and sink")
-def test_a_filter_that_drops_state_stops_the_batch_before_kafka(case: Case) -> None:
+def test_a_filter_that_drops_state_changes_fails_the_batch_before_kafka(case: Case) -> None:
     with pytest.raises(StateLostError):
         case.run(drops_state=True)
     assert read_back(case.broker, case.sink) == []

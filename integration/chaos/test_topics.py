@@ -14,7 +14,7 @@ from integration.support.processes import await_condition
 
 
 @pytest.mark.fault("T13", "a staged file is truncated", "between staging and commit")
-def test_t13_a_staged_file_is_truncated(scenario: Scenario) -> None:
+def test_t13_a_truncated_staged_file_fails_the_batch_and_a_restart_writes_it(scenario: Scenario) -> None:
     scenario.feed(100)
     inline = {"staging.inline.bytes": "100"}
     driver = scenario.stopped_at("stage.after_close", at_time=2, sink=inline)
@@ -29,7 +29,9 @@ def test_t13_a_staged_file_is_truncated(scenario: Scenario) -> None:
 
 
 @pytest.mark.fault("T34", "one record is larger than the topic takes", "produce")
-def test_t34_a_record_that_the_topic_does_not_take(scenario: Scenario) -> None:
+def test_t34_a_record_larger_than_the_topic_allows_fails_the_batch_until_the_limit_is_raised(
+    scenario: Scenario,
+) -> None:
     scenario.feed(50)
     scenario.run()
     scenario.admin.configure(scenario.sink, {"max.message.bytes": "2000"})
@@ -54,7 +56,9 @@ def test_t34_a_record_that_the_topic_does_not_take(scenario: Scenario) -> None:
 
 @pytest.mark.fault("T37", "the output topic is deleted", "before and during the transaction")
 @pytest.mark.parametrize("at", ["commit.before_begin", "commit.within_produce"])
-def test_t37_the_output_topic_is_deleted(scenario: Scenario, at: str) -> None:
+def test_t37_a_deleted_output_topic_fails_the_batch_and_a_new_one_gets_it_once(
+    scenario: Scenario, at: str
+) -> None:
     scenario.feed(50)
     driver = scenario.stopped_at(at)
     scenario.admin.delete(scenario.sink)
@@ -72,11 +76,11 @@ def test_t37_the_output_topic_is_deleted(scenario: Scenario, at: str) -> None:
 
 
 @pytest.mark.fault("T38", "the source topic is deleted and created again", "between batches")
-def test_t38_the_source_topic_is_made_anew(scenario: Scenario) -> None:
+def test_t38_a_recreated_source_topic_fails_the_query(scenario: Scenario) -> None:
     scenario.feed(50)
     scenario.run()
     scenario.admin.delete(scenario.source)
-    _await_gone(scenario, scenario.source)
+    _await_deleted(scenario, scenario.source)
     scenario.admin.create(scenario.source, 2)
     produce(scenario.bootstrap, scenario.source, [f"new-{row}" for row in range(200)])
     driver = scenario.start()
@@ -86,9 +90,7 @@ def test_t38_the_source_topic_is_made_anew(scenario: Scenario) -> None:
 
 @pytest.mark.fault("T38b", "the source topic is deleted and created again", "while a replay is pending")
 @pytest.mark.parametrize("fail", ["true", "false"])
-def test_t38b_the_source_topic_is_created_again_while_a_replay_is_pending(
-    scenario: Scenario, fail: str
-) -> None:
+def test_t38b_a_source_topic_recreated_before_a_replay_is_detected(scenario: Scenario, fail: str) -> None:
     source = {"failOnDataLoss": fail}
     scenario.feed(50)
     scenario.run(source=source)
@@ -96,7 +98,7 @@ def test_t38b_the_source_topic_is_created_again_while_a_replay_is_pending(
     driver = scenario.stopped_at("commit.before_begin", source=source)
     driver.kill()
     scenario.admin.delete(scenario.source)
-    _await_gone(scenario, scenario.source)
+    _await_deleted(scenario, scenario.source)
     scenario.admin.create(scenario.source, 2)
     del scenario.sent[50:]  # the records of the pending batch are lost
     scenario.feed(200)
@@ -120,7 +122,9 @@ def test_t38b_the_source_topic_is_created_again_while_a_replay_is_pending(
 
 
 @pytest.mark.fault("T39", "the output topic grows", "between batches")
-def test_t39_the_output_topic_grows(scenario: Scenario) -> None:
+def test_t39_partitions_added_to_the_output_topic_do_not_lose_or_duplicate_records(
+    scenario: Scenario,
+) -> None:
     scenario.feed(50)
     driver = scenario.start(available_now=False)
     driver.await_text("BATCH 0")
@@ -136,7 +140,7 @@ def test_t39_the_output_topic_grows(scenario: Scenario) -> None:
 
 
 @pytest.mark.fault("T44", "an old checkpoint whose next batches have other boundaries", "restart")
-def test_t44_an_old_checkpoint_whose_batches_are_cut_otherwise(scenario: Scenario) -> None:
+def test_t44_a_batch_of_an_old_checkpoint_that_is_partly_written_is_refused(scenario: Scenario) -> None:
     scenario.feed(50)
     scenario.run()
     old = scenario.folder / "old"
@@ -162,7 +166,7 @@ def test_t44_an_old_checkpoint_whose_batches_are_cut_otherwise(scenario: Scenari
 
 
 @pytest.mark.fault("T52", "transaction.timeout.ms above what the broker allows", "start")
-def test_t52_a_transaction_timeout_that_the_broker_refuses(scenario: Scenario) -> None:
+def test_t52_a_transaction_timeout_above_the_brokers_limit_is_refused(scenario: Scenario) -> None:
     scenario.feed(10)
     driver = scenario.start(sink={"kafka.transaction.timeout.ms": "1000000"})
     assert driver.wait() == 1
@@ -174,7 +178,7 @@ def test_t52_a_transaction_timeout_that_the_broker_refuses(scenario: Scenario) -
     assert found.exactly_once, found
 
 
-def _await_gone(scenario: Scenario, topic: str) -> None:
+def _await_deleted(scenario: Scenario, topic: str) -> None:
     await_condition(
         lambda: topic not in scenario.admin.client.list_topics(timeout=30).topics, 60, f"{topic} is gone"
     )

@@ -30,7 +30,7 @@ Helpers
 
 - `kafka`: topics, groups, records and transactions, using only confluent-kafka: ``Admin``, ``produce``,
   ``transaction``, ``read_back(bootstrap, *topics, committed=True)``, ``values``, ``end_offsets``.
-- `checkpoint`: ``MadeUp`` writes a checkpoint's files as Spark does, without Spark.
+- `checkpoint`: ``SparkCheckpoint`` writes a checkpoint's files as Spark does, without Spark.
 - `reading`: ``Topics`` and ``Reader``, for tests of the source.
 - `tools`: Kafka's own command line tools: ``console_consumer``, ``transactions``,
   ``describe_transaction``, ``producers``, ``hanging_transactions``, ``abort_transaction``.

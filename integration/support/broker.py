@@ -6,12 +6,17 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.embedded.cluster import free_ports
+from kafka_eos_source.embedded.jars import KAFKA_VERSION
 from kafka_eos_source.embedded.properties import Ports, server_properties
 
 VARIABLE = "KAFKA_BOOTSTRAP"
+#: Version of the embedded broker, such as ``3.9.1``, and the finalized levels of its features, such as
+#: ``transaction.version=1``, separated by spaces.
+VERSION_VARIABLE = "KAFKA_EOS_TEST_KAFKA"
 IMAGE = "apache/kafka:4.3.1"
 #: Test brokers live for minutes, too short for the JVM's optimising compiler (C2) to pay off.
 JAVA_OPTIONS = ("-XX:TieredStopAtLevel=1",)
@@ -48,8 +53,15 @@ def running(kind: str) -> Iterator[str]:
         with _container() as bootstrap:
             yield bootstrap
     else:
-        with EmbeddedKafka(java_options=JAVA_OPTIONS) as kafka:
+        with EmbeddedKafka(java_options=JAVA_OPTIONS, **version(os.environ)) as kafka:
             yield kafka.bootstrap_servers
+
+
+def version(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the arguments of `EmbeddedKafka` that `VERSION_VARIABLE` asks for."""
+    version, *features = environment.get(VERSION_VARIABLE, KAFKA_VERSION).split()
+    levels = {name: int(level) for name, _, level in (each.partition("=") for each in features)}
+    return {"version": version, "features": levels}
 
 
 def container_environment(host: str, port: int, *, auto_create_topics: bool = False) -> dict[str, str]:

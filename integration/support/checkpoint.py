@@ -8,7 +8,7 @@ from pathlib import Path
 from kafka_eos_source.protocol.source_position import SourcePosition
 
 
-class MadeUp:
+class SparkCheckpoint:
     """A checkpoint with the files that the sink and the command line tools read.
 
     Args:

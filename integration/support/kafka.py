@@ -52,6 +52,12 @@ class Admin:
         self.client.create_topics([topic])[name].result(TIMEOUT_SECONDS)
         return name
 
+    def create_on(self, name: str, brokers: Sequence[int]) -> str:
+        """Creates a topic with one replica of each partition, on these brokers."""
+        topic = NewTopic(name, len(brokers), replica_assignment=[[broker] for broker in brokers])
+        self.client.create_topics([topic])[name].result(TIMEOUT_SECONDS)
+        return name
+
     def delete(self, name: str) -> None:
         self.client.delete_topics([name])[name].result(TIMEOUT_SECONDS)
 

@@ -89,10 +89,17 @@ class TlsCluster(Acls):
         self.bootstrap_servers, self.by_host_name = f"{HOST}:{port}", f"localhost:{port}"
         self.ca, self.other_ca = ca, other_ca
         super().__init__(plain.admin)
+        self._set_passwords(SCRAM_PASSWORDS)
+
+    def set_password(self, user: str, password: str) -> None:
+        """Creates a user, or changes the password."""
+        self._set_passwords({user: password})
+
+    def _set_passwords(self, passwords: Mapping[str, str]) -> None:
         scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
         users = [
             UserScramCredentialUpsertion(user, scram, password.encode())
-            for user, password in SCRAM_PASSWORDS.items()
+            for user, password in passwords.items()
         ]
         for future in self.admin.client.alter_user_scram_credentials(users).values():
             future.result(TIMEOUT_SECONDS)

@@ -16,9 +16,8 @@ The rules, explained in `docs/guarantees.md`:
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kafka_eos_source.commit.context import (
@@ -58,6 +57,7 @@ from kafka_eos_source.model import Offsets, ShardReport
 from kafka_eos_source.protocol.token import UNDECIDED, Token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +91,7 @@ class Commit:
         deadline: time limit of the whole commit.
         sinks: sinks outside Kafka; None if the query has none.
         first_batch: the first-batch file of the checkpoint; None if there is no checkpoint.
+        sleep: pauses between two tries; tests replace it.
     """
 
     def __init__(
@@ -102,6 +103,8 @@ class Commit:
         deadline: Deadline,
         sinks: Sinks | None = None,
         first_batch: FirstBatchMarker | None = None,
+        *,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._context = CommitContext(
             request,
@@ -113,7 +116,7 @@ class Commit:
             NoCheckpoint() if first_batch is None else first_batch,
         )
         self._progress = Progress()
-        self._pause = threading.Event()
+        self._sleep = sleep
 
     def run(self) -> Result:
         """Commits the batch, and retries until the deadline.
@@ -124,7 +127,8 @@ class Commit:
                 the batch finds out.
             OperatorError: if the batch is refused, or retries did not help in time.
         """
-        deadline, pause = self._context.deadline, _FIRST_PAUSE_SECONDS
+        deadline = self._context.deadline
+        pauses = Pauses(deadline, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, sleep=self._sleep)
         while True:
             try:
                 result = self._try()
@@ -138,11 +142,10 @@ class Commit:
                 self._end_try()
                 self._record_failure(error)
                 _log.warning("batch %d: %s; retrying", self._context.request.batch.batch_id, error)
-                self._pause.wait(min(pause, deadline.remaining_seconds()))
-                if deadline.expired:
+                pauses.wait()
+                if pauses.expired:
                     # another try would fail at once, with a less helpful error than this one
                     raise (self._progress.unknown or _out_of_time(error, deadline)) from error
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
                 self._progress.move(Step.OPEN)
             except BaseException:
                 self._end_try()

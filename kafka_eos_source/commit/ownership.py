@@ -78,7 +78,7 @@ def take_ownership(context: CommitContext, progress: Progress) -> Decision:
     # 1. Sinks list their prepared batches. Crash here ⇒ nothing has happened.
     progress.move(Step.INIT)
     context.sinks.list_prepared(deadline)
-    failpoints.reach("commit.after_look")
+    failpoints.reach("commit.after_list_prepared")
     proved = _proved_offsets(context) if context.sinks.has_prepared() else None
     # 2. A new producer fences all others. Crash here ⇒ no transaction is open any more.
     producer = session.producer = context.clients.producer(request.batch.application_id)
@@ -108,7 +108,7 @@ def take_ownership(context: CommitContext, progress: Progress) -> Decision:
     session.topic_ids = read_topic_ids(context, producer, own)
     batch = request.batch_on(own, session.topic_ids)
     verdict = _decide(context, batch, held)
-    failpoints.reach("commit.after_settle")
+    failpoints.reach("commit.after_resolve_prepared")
     return Decision(producer, batch, own, held, verdict, in_group)
 
 

@@ -142,4 +142,4 @@ def shard_progress(offset: GroupOffset) -> ShardProgress | None:
 
 def progress_of(report: ShardReport) -> ShardProgress:
     """Returns the progress of a shard to store in the token on its changelog offset."""
-    return ShardProgress(report.attempt, report.time_ms, report.event_time_ms, report.counts)
+    return ShardProgress(report.task_attempt_id, report.time_ms, report.event_time_ms, report.counts)

@@ -23,7 +23,7 @@ from kafka_eos_source.commit.recovered import TokenRecords
 from kafka_eos_source.commit.request import CommitRequest
 from kafka_eos_source.commit.sources import SourceRange, ranges
 from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
+from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, RestartQueryError
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.transactional import TransactionalProducer
@@ -32,7 +32,7 @@ from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.plan import advice
 from kafka_eos_source.protocol import identity, offset_log
 from kafka_eos_source.protocol.identity import Identity
-from kafka_eos_source.protocol.offset_log import LoggedOffsets, genesis_digest
+from kafka_eos_source.protocol.offset_log import LoggedOffsets, PlannedBatch, genesis_digest
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.file_systems import file_system
@@ -81,6 +81,7 @@ def commit_micro_batch(
     batch_id: int,
     plan: Plan | None = None,
     sink_parts: Iterable[SinkPart] = (),
+    planned: PlannedBatch | None = None,
 ) -> Result:
     """Commits one micro-batch of a streaming query: records, source offsets and token together.
 
@@ -95,8 +96,10 @@ def commit_micro_batch(
         batch_id: Spark's id of the batch.
         plan: routing of rows to sinks outside Kafka; None if the query has none.
         sink_parts: staged rows for these sinks, from the same task attempts.
+        planned: the newest entry of the offset log before the tasks ran; None = it is not known.
 
     Raises:
+        RestartQueryError: if another driver has replaced the plan of the batch since then.
         KafkaEosError: if the batch cannot be committed. The class shows what to do (see `errors`).
     """
     parts = list(parts)
@@ -111,6 +114,7 @@ def commit_micro_batch(
     staged = StagedRows(folder, name, parts, shards.reports(parts, query_id, batch_id))
     failpoints.reach("commit.after_check")
     logged = _logged(checkpoint, batch_id)
+    _refuse_another_plan(planned, batch_id, logged, checkpoint)
     before = _logged(checkpoint, batch_id - 1) if batch_id > 0 else None
     who = of_stream(options, query_id)
     first_batch = FirstBatchFile(
@@ -189,6 +193,28 @@ def _logged(checkpoint: str, batch_id: int) -> LoggedOffsets:
             "not delete entries by hand: those of a batch and of the batch before it are needed.",
         )
     return found
+
+
+def _refuse_another_plan(
+    planned: PlannedBatch | None, batch_id: int, logged: LoggedOffsets, checkpoint: str
+) -> None:
+    """Raises if the entry of the batch in the offset log is not the one that the tasks worked on.
+
+    A driver that hangs may wake up after somebody restored or edited the checkpoint and another driver
+    planned the same batch again. Its rows must not be committed with the offsets of the other plan: the other
+    driver would find the token and skip its batch, and the records between the two plans would be lost.
+
+    Raises:
+        RestartQueryError: if that happened. Nothing of the batch was committed by this driver.
+    """
+    if planned is None or planned.batch_id != batch_id or planned.digest == logged.digest:
+        return
+    raise RestartQueryError(
+        f"the entry of batch {batch_id} in the offset log in checkpointLocation={checkpoint!r} was replaced "
+        "while the batch ran: another driver uses the same checkpoint, or somebody restored or edited it. "
+        "Nothing of this driver's batch was committed.",
+        fix="do nothing if the other driver should continue; otherwise stop it and start this query again.",
+    )
 
 
 def _has_native_state(checkpoint: str) -> bool:

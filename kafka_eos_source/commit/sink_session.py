@@ -65,7 +65,7 @@ def open_all(
     found: dict[str, TwoPhaseSink] = {}
     with ExitStack() as opened_before:
         for spec in specs:
-            sink = found[spec.name] = WatchedSink(spec.build())
+            sink = found[spec.name] = WatchedSink(spec.build(), spec.naming)
             store = None if checkpoint is None else NotesFolder(store_location(checkpoint, spec.name))
             sink.open(SinkContext(spec.name, application_id, store))
             opened_before.callback(sink.close)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -26,6 +25,7 @@ from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.protocol.token import PreparedSinks, Token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses
 from kafka_eos_source.sinks import metrics
 from kafka_eos_source.sinks.contract import (
     Fatal,
@@ -55,6 +55,7 @@ class SinkWork:
         staged: the rows of the batch, for the sinks that have any.
         application_id: the transactional id of the query.
         batch_id: Spark's id of the batch.
+        sleep: pauses between two tries of a commit; tests replace it.
     """
 
     def __init__(
@@ -63,6 +64,8 @@ class SinkWork:
         staged: Mapping[str, Staged],
         application_id: str,
         batch_id: int,
+        *,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._sinks = sinks
         self._staged = staged
@@ -70,7 +73,7 @@ class SinkWork:
         self._batch_id = batch_id
         self._found: Mapping[str, Sequence[SinkTxn]] = {}
         self._prepared: list[tuple[str, SinkTxn]] = []
-        self._pause = threading.Event()
+        self._sleep = sleep
 
     def list_prepared(self, deadline: Deadline) -> None:
         """Asks every sink for its prepared batches, and keeps the answers for `resolve_prepared`.
@@ -189,7 +192,8 @@ class SinkWork:
         Every sink is called before a fatal error of one of them is raised. It is raised although other sinks
         may still be retrying; they keep the batch prepared for the next start.
         """
-        pause, begun = _FIRST_PAUSE_SECONDS, time.monotonic()
+        begun = time.monotonic()
+        pauses = Pauses(deadline, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, sleep=self._sleep)
         while left:
             waiting: dict[str, Retryable] = {}
             failed: dict[str, Fatal] = {}
@@ -215,7 +219,7 @@ class SinkWork:
             left = {name: txn for name, txn in left.items() if name in waiting}
             if left:
                 reasons = _reasons(waiting)
-                if deadline.expired:
+                if pauses.expired:
                     raise _commits_unfinished(left, reasons, deadline)
                 _log.warning(
                     "batch %d is committed in Kafka; the query has waited %.0f s for sinks: %s",
@@ -223,8 +227,7 @@ class SinkWork:
                     time.monotonic() - begun,
                     reasons,
                 )
-                self._pause.wait(min(pause, deadline.remaining_seconds()))
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                pauses.wait()
 
     def tidy(self, deadline: Deadline) -> None:
         """Lets every sink delete what was staged for this batch and older ones. Call it after `finish`."""

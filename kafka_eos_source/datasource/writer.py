@@ -24,10 +24,12 @@ from pyspark.sql.datasource import (
 
 from kafka_eos_source.datasource.short_errors import short_errors
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, RestartQueryError
-from kafka_eos_source.in_read.packed import packed_batches_of, schema_of_packed_rows, unpack
+from kafka_eos_source.in_read.packed_frame import packed_batches_of, schema_of_packed_rows, unpack
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.options.checked import WriteOptions
+from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.identity import derived_application_id
+from kafka_eos_source.protocol.offset_log import PlannedBatch
 from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.spark.schema import SinkColumns, check_frame, only_changelog, takes_records
 from kafka_eos_source.spark.task import StreamingTask, running_task
@@ -80,7 +82,10 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
     if options.guarantee == "at_least_once":
         sink: _Sink = _DirectSink(options, columns)
     else:
-        sink = _StagedSink(options, columns, StagingFolder.at(_staging_of_stream(options)), "", plan)
+        folder = StagingFolder.at(_staging_of_stream(options))
+        # Spark plans the write of each batch anew, after it has logged the offsets of the batch
+        planned = offset_log.newest(options.checkpoint_location or "")
+        sink = _StagedSink(options, columns, folder, "", plan, planned)
         if plan is not None:
             sink_session.check(options, plan)
     writer = _RowStreamWriter if _StreamArrowWriter is None else _ArrowStreamWriter
@@ -122,6 +127,7 @@ class _StagedSink:
         folder: staging folder.
         name: name of a batch write in the staging folder; "" for a stream, which uses the batch id.
         plan: columns and rows that go to sinks outside Kafka; None if there are none.
+        planned: the newest entry of the offset log when Spark planned the batch; None if there was none.
     """
 
     options: WriteOptions
@@ -129,6 +135,7 @@ class _StagedSink:
     folder: StagingFolder
     name: str
     plan: Plan | None = None
+    planned: PlannedBatch | None = None
 
     def write_frame(self, batches: Iterable[pa.RecordBatch]) -> _Message:
         """Stages Arrow batches with all columns of the frame, for Kafka and for sinks outside Kafka."""
@@ -174,7 +181,7 @@ class _StagedSink:
 
         sink_parts = [part for each in messages for part in each.sinks]
         session.commit_micro_batch(
-            self.options, self.folder, _parts(messages), batch_id, self.plan, sink_parts
+            self.options, self.folder, _parts(messages), batch_id, self.plan, sink_parts, self.planned
         )
 
     def discard(self, name: str, messages: Sequence[_Message]) -> None:
@@ -220,7 +227,7 @@ class _StreamWriter(DataSourceStreamWriter):
 
     Args:
         sink: what writes and commits.
-        packed: schema of the rows if the frame has them in packed batches (`in_read.packed`), else None.
+        packed: schema of the rows in the packed batches of the frame (`in_read.packed_frame`), else None.
     """
 
     def __init__(self, sink: _Sink, packed: StructType | None) -> None:

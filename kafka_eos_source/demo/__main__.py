@@ -33,6 +33,7 @@ from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
 from kafka_eos_source.kafka import playground
 from kafka_eos_source.runtime.json_output import JSON, print_error, print_json
+from kafka_eos_source.runtime.signals import handling
 from kafka_eos_source.testing.verdict import judge
 
 #: Largest size of a micro-batch.
@@ -61,6 +62,7 @@ _FEWEST_BATCHES = 6
 @click.option("--keep", is_flag=True, help="Keep the checkpoints and the drivers' logs.")
 @click.option("--no-compare", is_flag=True, help="Do not run the at-least-once query for comparison.")
 @JSON
+@handling((signal.SIGTERM,), lambda *_: sys.exit(128 + signal.SIGTERM))
 def main(
     events: int | None,
     seed: int | None,
@@ -77,7 +79,6 @@ def main(
     comparison. At the end, the demo compares both outputs with the expected rows, and draws a picture. Exit
     code: 0 = each event is in the exactly-once output exactly once; 1 = it is not, or the demo failed.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     began = time.monotonic()
     seed = int.from_bytes(uuid.uuid4().bytes[:2], "big") if seed is None else seed
     folder = Path(tempfile.mkdtemp(prefix="kafka-eos-demo-"))

@@ -5,14 +5,10 @@ from __future__ import annotations
 import click
 
 from kafka_eos_source.demo import flights
-from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import playground
-from kafka_eos_source.kafka.topic_admin import TopicAdmin
-from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.json_output import JSON, print_json
 
 _PARTITIONS = 3
-_SECONDS = 60.0
 
 
 @click.command()
@@ -51,14 +47,7 @@ def fill(bootstrap_servers: str, topic: str, records: int) -> int:
         KafkaEosError: the data set is not installed, the topic exists, or the brokers do not answer.
     """
     frame = flights.events(records)
-    with TopicAdmin({"bootstrap.servers": bootstrap_servers}) as admin:
-        deadline = Deadline.after_seconds(_SECONDS)
-        if not admin.create(topic, _PARTITIONS, -1, {}, deadline):
-            raise InvalidOptionError(
-                f"topic {topic!r} exists, and flights are not added to it.",
-                fix="use it as it is, or name another topic with --topic.",
-            )
-        admin.await_led(topic, deadline)
+    playground.create_topics(bootstrap_servers, {topic: _PARTITIONS})
     keys = (frame["carrier"] + "-" + frame["flight"].astype(str)).tolist()
     playground.send(bootstrap_servers, topic, flights.as_json(frame), keys, lambda _sent: None)
     return len(frame)

@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafka_eos_source.demo.flights import Names, enriched
+from kafka_eos_source.runtime.parent import on_end_of_parent
+from kafka_eos_source.runtime.retry import Pauses
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-_POLL_SECONDS = 0.5
+_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def end_with_parent() -> None:
 
     The JVM ends with this process.
     """
-    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+    on_end_of_parent(lambda: os._exit(1))
 
 
 def await_reading(query: StreamingQuery) -> None:
@@ -131,16 +132,9 @@ def await_reading(query: StreamingQuery) -> None:
     Spark keeps one environment map for all Python sources and writes to it while it starts a reader. Two
     readers that start together corrupt it ("Task not serializable: Illegal size … of collection").
     """
-    pause = threading.Event()
+    pauses = Pauses(None, _POLL_SECONDS)
     while query.isActive and not query.status["isDataAvailable"]:
-        pause.wait(_POLL_SECONDS / 10)
-
-
-def _watch(parent: int) -> None:
-    pause = threading.Event()
-    while os.getppid() == parent:
-        pause.wait(_POLL_SECONDS)
-    os._exit(1)
+        pauses.wait()
 
 
 if __name__ == "__main__":

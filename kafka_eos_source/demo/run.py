@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from kafka_eos_source.errors import OperatorError, UnavailableError
 from kafka_eos_source.kafka.playground import Watch
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses
 
 SOURCE_PARTITIONS = 4
 OUTPUT_PARTITIONS = 2
@@ -121,7 +121,6 @@ class Run:
         self._report = report
         self._program = program
         self._began = time.monotonic()
-        self._pause = threading.Event()
         self._topics = Watch(
             spec.bootstrap_servers,
             spec.application_id,
@@ -171,6 +170,7 @@ class Run:
         due: float | None = None
         stalled = Deadline.after_seconds(_STALLED_SECONDS)
         last = -1
+        pauses = Pauses(None, _POLL_SECONDS)
         while driver.poll() is None:
             progress = self._observe()
             if progress != last:
@@ -185,7 +185,7 @@ class Run:
                 if due is not None and time.monotonic() >= due:
                     self._add_kill(kill)
                     return False
-            self._pause.wait(_POLL_SECONDS)
+            pauses.wait()
         if driver.returncode == 0:
             self._observe()
             return True

@@ -48,6 +48,9 @@ class EmbeddedKafka:
         users: passwords by user name. If set, clients log in with SASL/PLAIN (``security.protocol`` is
             ``SASL_PLAINTEXT``). The first user is a super user; ACLs apply to the others.
         java_options: options for each broker's JVM, after those of this class (512 MiB of heap).
+        version: Kafka's version, 3.7.0 or newer. A directory that has data must not go back to an older one.
+        features: finalized levels by feature name, such as ``{"transaction.version": 1}``, when a data
+            directory is formatted; the others are those of the version. Needs Kafka 4.0 or newer.
 
     Attributes:
         directory: folder with the data.
@@ -68,6 +71,8 @@ class EmbeddedKafka:
         *,
         users: Mapping[str, str] | None = None,
         java_options: Sequence[str] = (),
+        version: str = jar_cache.KAFKA_VERSION,
+        features: Mapping[str, int] | None = None,
     ) -> None:
         if not 1 <= brokers <= 9:
             raise InvalidOptionError(f"brokers={brokers} is out of range; expected 1 to 9.")
@@ -78,6 +83,8 @@ class EmbeddedKafka:
         self._config = {"auto.create.topics.enable": str(auto_create_topics).lower(), **(config or {})}
         self._users = dict(users or {})
         self._java_options = tuple(java_options)
+        self._jars = jar_cache.broker_jars(version)
+        self._features = dict(features or {})
         self._nodes: dict[int, Node] = {}
         self._lock = -1
 
@@ -93,7 +100,7 @@ class EmbeddedKafka:
 
     def start(self) -> EmbeddedKafka:
         """Starts every broker; returns when all of them answer and know each other."""
-        executable, jars = java.find(), jar_cache.jars()
+        executable, jars = java.find(), jar_cache.jars(self._jars)
         try:
             self._open_directory()
             self._nodes = self._make_nodes()
@@ -148,7 +155,7 @@ class EmbeddedKafka:
     def start_node(self, node_id: int) -> None:
         """Starts a broker that has ended, with its data and its port. Does nothing if the broker runs."""
         if not self._nodes[node_id].running:
-            self._start([self._nodes[node_id]], java.find(), jar_cache.jars())
+            self._start([self._nodes[node_id]], java.find(), jar_cache.jars(self._jars))
 
     def __enter__(self) -> EmbeddedKafka:
         return self.start()
@@ -208,6 +215,8 @@ class EmbeddedKafka:
     def _format(self, executable: str, jars: Path, cluster_id: str) -> None:
         """Formats the data directories that do not exist yet."""
         tool = [executable, *_BRIEF_JVM, "-cp", f"{jars}/*", "kafka.tools.StorageTool", "format"]
+        for name, level in self._features.items():
+            tool += ["--feature", f"{name}={level}"]
         with contextlib.ExitStack() as running:
             formatting = [
                 running.enter_context(

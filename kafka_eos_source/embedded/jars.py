@@ -22,7 +22,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kafka_eos_source.embedded import java
@@ -57,6 +57,14 @@ BROKER = JarSet(
     (("org.apache.kafka", "kafka_2.13", KAFKA_VERSION), ("org.slf4j", "slf4j-simple", "1.7.36")),
     46,
 )
+
+
+def broker_jars(version: str) -> JarSet:
+    """Returns the set of jars that runs a broker of this Kafka version."""
+    core, *others = BROKER.artifacts
+    return replace(BROKER, version=version, artifacts=((*core[:2], version), *others))
+
+
 #: Kafka's command-line tools.
 TOOLS = JarSet(
     "kafka-tools",

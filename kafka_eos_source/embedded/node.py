@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from kafka_eos_source.embedded import probe, supervisor
 from kafka_eos_source.embedded.properties import HOST, Ports
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses
 
 _STOP_SECONDS = 30.0  # longer than the grace period of the supervisor
 _POLL_SECONDS = 0.05
@@ -76,12 +76,12 @@ class Node:
         Raises:
             UnavailableError: if the broker ended or the deadline passed; contains the end of its log.
         """
-        pause = threading.Event()
+        pauses = Pauses(deadline, _POLL_SECONDS)
         while not (self._log_says_started() and self._knows(known, login)):
-            if not self.running or deadline.expired:
+            if not self.running or pauses.expired:
                 what = "did not start in time" if self.running else "ended while it started"
                 raise UnavailableError(f"broker {self.node_id} {what}. {self.tail()}")
-            pause.wait(_POLL_SECONDS)
+            pauses.wait()
 
     def _log_says_started(self) -> bool:
         with open(self.log, "rb") as log:

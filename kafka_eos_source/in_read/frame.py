@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.in_read.lineage import lineage
 from kafka_eos_source.in_read.mapping import ArrowFunction, MapInRead
-from kafka_eos_source.in_read.packed import pack, packed_frame_schema, schema_of_packed_rows
+from kafka_eos_source.in_read.packed_frame import pack, packed_frame_schema, schema_of_packed_rows
 from kafka_eos_source.spark.pickled import to_option
 from kafka_eos_source.spark.worker import task_begins
 

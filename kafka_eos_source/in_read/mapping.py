@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.in_read.columns import ReadColumns
-from kafka_eos_source.in_read.packed import pack, packed_frame_schema
+from kafka_eos_source.in_read.packed_frame import pack, packed_frame_schema
 from kafka_eos_source.spark.pickled import from_option
 
 #: A user's function, like that of Spark's ``mapInArrow``.

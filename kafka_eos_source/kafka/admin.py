@@ -21,7 +21,7 @@ from confluent_kafka import admin as client_admin
 
 from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableError
 from kafka_eos_source.kafka.clients import make
-from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error
+from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.request import Complaints
 from kafka_eos_source.kafka.secrets import concealed
@@ -102,7 +102,7 @@ class SourceAdmin:
         self._retries = retries
         self._retry_interval_seconds = retry_interval_ms / 1000
         self._client: Any = None
-        self._complaints = Complaints()
+        self._complaints = Complaints(config)
         self._known_cluster_id: str | None = None
         self._closed = threading.Event()
 
@@ -321,21 +321,26 @@ class SourceAdmin:
             nonlocal failures
             error = kafka_error(failure)
             is_missing = error.code() in _MISSING
-            if not (is_missing or is_transient(error)):
+            if is_login(error):
+                self._complaints.on_error(error)
+            elif not (is_missing or is_transient(error)):
                 return classify(error, doing)
             self._client.poll(0)  # runs the error callback
-            if self._complaints.login_refused is not None:
-                return classify(self._complaints.login_refused, doing)
+            refused = self._complaints.permanent_login_error(doing)
+            if refused is not None:
+                return refused
             failures += 1
             if failures > self._retries and (error.code() not in _LEADER_NOT_READY or patience.expired):
-                return self._unavailable(error, doing, is_missing, failures)
+                return self._complaints.login_error(doing) or self._unavailable(
+                    error, doing, is_missing, failures
+                )
             if not is_missing:
                 self._client = None
             return None
 
         pauses = Pauses(None, self._retry_interval_seconds, sleep=self._closed.wait)
         answer = retry(call, KafkaException, pauses, permanent=permanent)
-        self._complaints.login_refused = None
+        self._complaints.answered()
         return answer
 
     def _patience(self) -> Deadline:

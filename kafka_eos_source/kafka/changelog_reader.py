@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from confluent_kafka import Message
 
-from kafka_eos_source.errors import RetriableError, UnavailableError
+from kafka_eos_source.errors import DataLossError, RetriableError, UnavailableError
 from kafka_eos_source.kafka.cluster_reader import ClusterReader, LogEnds
 from kafka_eos_source.kafka.consumer import AssignedConsumer
 from kafka_eos_source.kafka.failure import unreachable
@@ -24,6 +24,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 
 _BOUNDS_SECONDS = 10.0
+_WAIT_SECONDS = 0.5
 
 #: Messages per call where the client creates Python objects: more do not fit into the processor's cache,
 #: fewer need more calls.
@@ -131,6 +132,54 @@ class ChangelogReader:
             self._position = found.position
             pulled.records = found.before(end)
         return pulled
+
+    def read(
+        self, start: int, end: int, deadline: Deadline, *, if_gone: str, skips_deleted: bool = True
+    ) -> Iterator[Records]:
+        """Yields the records from offset ``start`` to ``end`` (excluded), in offset order.
+
+        Args:
+            start, end: offsets; ``end`` is not above the last stable offset.
+            deadline: if no records arrive any more.
+            if_gone: fix for the error if the topic was deleted.
+            skips_deleted: whether records that the brokers deleted meanwhile are skipped, as compaction does.
+
+        Raises:
+            UnavailableError: if the topic was deleted, or nothing arrives before ``deadline``.
+            DataLossError: if records were deleted that may not be skipped.
+            AuthorizationError: if the principal may not read the topic.
+        """
+        if start >= end:
+            return
+        position = start
+        self.start(position)
+        try:
+            while position < end:
+                pulled = self.take(min(_WAIT_SECONDS, deadline.remaining_seconds()), end)
+                if pulled.gone:
+                    raise UnavailableError(
+                        f"partition {self._tp} is gone, because the topic was deleted.", fix=if_gone
+                    )
+                if pulled.records is not None:
+                    position = pulled.records.position
+                    yield pulled.records
+                if pulled.log_end is not None and pulled.log_end >= end:
+                    return  # only control records were left
+                if pulled.out_of_range:
+                    if not skips_deleted:
+                        raise DataLossError(
+                            f"records of {self._tp} from offset {position} on were deleted.", fix=if_gone
+                        )
+                    position, _ = self.readable(deadline)
+                    self.start(position)
+                elif pulled.records is None and deadline.expired:
+                    raise unreachable(
+                        self._consumer.bootstrap_servers,
+                        deadline.budget_seconds * 1000,
+                        f"reading {self._tp}: {self.last_complaint or 'nothing arrives'}",
+                    )
+        finally:
+            self.stop()
 
     def readable(self, deadline: Deadline) -> tuple[int, int]:
         """Returns the first offset in the log and the last stable offset, as they are now.

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import KafkaError
 from confluent_kafka import admin as client_admin
 
 from kafka_eos_source.kafka.admin import SourceAdmin
@@ -48,7 +47,7 @@ class ClusterReader:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = dict(config)
-        self._complaints = Complaints()
+        self._complaints = Complaints(config)
         self._admin = SourceAdmin(config, "read_committed", _ADMIN_RETRIES, _ADMIN_PAUSE_MS)
 
     def __enter__(self) -> ClusterReader:
@@ -65,7 +64,7 @@ class ClusterReader:
             UnavailableError: if no broker answers before ``deadline``.
             AuthorizationError: if a broker refuses the credentials.
         """
-        client = make(_AdminClient, {**self._config, "error_cb": self._on_error})
+        client = make(_AdminClient, {**self._config, "error_cb": self._complaints.on_error})
         found = request(
             "reading the cluster's metadata",
             lambda seconds: client.list_topics(timeout=seconds),
@@ -102,7 +101,3 @@ class ClusterReader:
         # the stable offset last: otherwise records that arrive in between would look like an open transaction
         stable = self._admin.latest(partitions)
         return {tp: LogEnds(earliest[tp], stable[tp], end[tp]) for tp in partitions}
-
-    def _on_error(self, error: KafkaError) -> None:
-        self._complaints.login_refused = None  # only the newest report decides whether to give up
-        self._complaints.on_error(error)

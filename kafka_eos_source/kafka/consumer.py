@@ -35,7 +35,8 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.clients import make
 from kafka_eos_source.kafka.config import admin_config
-from kafka_eos_source.kafka.failure import classify, is_login
+from kafka_eos_source.kafka.failure import classify
+from kafka_eos_source.kafka.request import Complaints
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.model import TopicPartition
 
@@ -107,6 +108,7 @@ class AssignedConsumer:
         self.bootstrap_servers = str(conf.get("bootstrap.servers", ""))
         #: What the client reported last; the likely reason of a time-out.
         self.last_complaint = ""
+        self._complaints = Complaints(conf)
         self._refused: KafkaError | None = None
         self._client = make(Consumer, merged, logger=_log)
 
@@ -140,19 +142,19 @@ class AssignedConsumer:
         """Returns what is queued; if nothing is, waits up to ``wait_seconds`` for a message or event.
 
         Raises:
-            AuthorizationError: if brokers refuse the credentials, or an ACL on a topic is missing.
+            AuthorizationError: if brokers refuse the credentials for good, or an ACL on a topic is missing.
             KafkaEosError: if another error occurred that no waiting mends.
         """
         found = self._client.consume(at_most, 0)
         if not found:
             one = self._client.poll(wait_seconds)
-            if self._refused is not None:
-                raise classify(self._refused, "reading")
+            self._raise_if_refused()
             if one is None:
                 return Taken(())
             found = [one]
         if any([message.error() is not None for message in found]):  # noqa: C419  a list is twice as fast
             return self._sort(found)
+        self._complaints.answered()
         return Taken(found)
 
     def _sort(self, found: Sequence[Any]) -> Taken:
@@ -177,6 +179,8 @@ class AssignedConsumer:
                 self.last_complaint = concealed(f"{tp}: {error.str()}")
             else:
                 raise classify(error, f"reading {tp}")
+        if not taken.empty:
+            self._complaints.answered()
         return taken
 
     def log_bounds(self, tp: TopicPartition, timeout_seconds: float) -> tuple[int, int]:
@@ -194,10 +198,11 @@ class AssignedConsumer:
             )
         except KafkaException as failure:
             raise classify(failure, f"looking up the offsets of {tp}") from failure
+        self._complaints.answered()
         return low, high
 
     def refusal(self, doing: str) -> KafkaEosError | None:
-        """Returns the error to raise if the brokers refused the login or an ACL is missing; else None.
+        """Returns the error to raise if the login is refused for good or an ACL is missing; else None.
 
         Call this only while nothing is assigned: it discards messages.
 
@@ -205,7 +210,15 @@ class AssignedConsumer:
             doing: what the caller was doing, for the message.
         """
         self._client.poll(0)  # runs the error callback
-        return None if self._refused is None else classify(self._refused, doing)
+        return self._refusal(doing)
+
+    def login_error(self, doing: str) -> KafkaEosError | None:
+        """Returns the error if the login has been refused since the last answer, as reason of a time-out."""
+        return self._complaints.login_error(doing)
+
+    def answered(self) -> None:
+        """Records that a broker answered a request that another module sent through `client`."""
+        self._complaints.answered()
 
     def release(self) -> None:
         """Stops all fetching; connections stay open."""
@@ -217,8 +230,19 @@ class AssignedConsumer:
 
     def _on_error(self, error: KafkaError) -> None:
         self.last_complaint = concealed(error.str())
-        if is_login(error) or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        self._complaints.on_error(error)
+        if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             self._refused = error
+
+    def _refusal(self, doing: str) -> KafkaEosError | None:
+        if self._refused is not None:
+            return classify(self._refused, doing)
+        return self._complaints.permanent_login_error(doing)
+
+    def _raise_if_refused(self) -> None:
+        refused = self._refusal("reading")
+        if refused is not None:
+            raise refused
 
 
 #: Consumers with the same key are interchangeable.

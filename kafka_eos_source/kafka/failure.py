@@ -54,6 +54,9 @@ _TLS_FIX = (
     "kafka.ssl.certificate.location and kafka.ssl.key.location."
 )
 
+#: SASL mechanism → its options, where they are not user and password.
+_SASL_OPTIONS = {"OAUTHBEARER": "kafka.sasl.oauthbearer.*", "GSSAPI": "kafka.sasl.kerberos.*"}
+
 #: A refused login. Clients report it through the error callback, while the blocked call just waits. Java's
 #: clients do not retry it either (SaslAuthenticationException and SslAuthenticationException, KIP-152).
 _LOGIN = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL})
@@ -188,6 +191,33 @@ def classify(failure: KafkaError | KafkaException, doing: str) -> KafkaEosError:
         # this client is unusable, but a new producer can send the rows again
         return AbortableError(text)
     return OperatorError(text)
+
+
+def refused_login(
+    refusal: KafkaError, doing: str, bootstrap_servers: str, protocol: str, mechanism: str | None
+) -> AuthorizationError:
+    """Returns the error for a login that brokers refused.
+
+    Args:
+        refusal: for which `is_login` is true.
+        doing: what was attempted.
+        bootstrap_servers: of the cluster.
+        protocol: ``kafka.security.protocol``.
+        mechanism: ``kafka.sasl.mechanism``; None = the client does not use SASL.
+    """
+    of_mechanism = "" if mechanism is None else f", kafka.sasl.mechanism={mechanism}"
+    message = (
+        f"{doing}: the login at kafka.bootstrap.servers={bootstrap_servers!r} failed "
+        f"(kafka.security.protocol={protocol}{of_mechanism}): {refusal.str()} ({refusal.name()})"
+    )
+    fix = _TLS_FIX
+    if refusal.code() != KafkaError._SSL:
+        prefix = next(
+            (each for name, each in _SASL_OPTIONS.items() if (mechanism or "").startswith(name)), None
+        )
+        options = prefix or "kafka.sasl.username and kafka.sasl.password"
+        fix = f"correct the credentials: {options}; or kafka.sasl.mechanism, if the brokers expect another."
+    return AuthorizationError(concealed(message), fix=fix)
 
 
 def named_partitions(partitions: Iterable[TopicPartition]) -> str:

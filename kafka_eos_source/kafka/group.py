@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
@@ -39,7 +40,7 @@ class GroupOffsets:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._bootstrap = str(config.get("bootstrap.servers", ""))
         self._config = dict(config)
-        self._complaints = Complaints()
+        self._complaints = Complaints(config)
 
     def fetch(
         self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
@@ -117,18 +118,20 @@ class GroupOffsets:
             UnavailableError: if no coordinator answers before ``deadline``.
             AuthorizationError: if the principal may not delete the group.
         """
-        client: Any = make(AdminClient, self._config)
+        client: Any = make(AdminClient, {**self._config, "error_cb": self._complaints.on_error})
         # the time limit is not passed to librdkafka, for the reason given in `offset_fetch`
         future = client.delete_consumer_groups([group_id], request_timeout=NO_LIMIT_MS / 1000)[group_id]
+        doing = f"deleting group {group_id!r}"
         try:
             future.result(deadline.remaining_seconds(_REQUEST_SECONDS))
         except concurrent.futures.TimeoutError:
-            raise unreachable(
-                self._bootstrap, deadline.budget_seconds * 1000, f"deleting group {group_id!r}"
+            client.poll(0)  # runs the error callback
+            raise self._complaints.login_error(doing) or unreachable(
+                self._bootstrap, deadline.budget_seconds * 1000, doing
             ) from None
         except KafkaException as error:
             if kafka_error(error).code() not in _NOTHING_TO_DELETE:
-                raise classify(error, f"deleting group {group_id!r}") from error
+                raise classify(error, doing) from error
 
     def _stable(
         self, group_id: str, partitions: Collection[TopicPartition] | None, deadline: Deadline
@@ -172,9 +175,16 @@ class GroupOffsets:
         config = {**self._config, "group.id": group_id, "error_cb": self._complaints.on_error}
         consumer = make(Consumer, config)
         try:
-            return _by_partition(fetch(consumer, group_id, partitions, int(1000 * seconds), stable=stable))
+            stop = partial(self._is_refused, consumer)
+            return _by_partition(
+                fetch(consumer, group_id, partitions, int(1000 * seconds), stable=stable, stop=stop)
+            )
         finally:
             consumer.close()
+
+    def _is_refused(self, consumer: Consumer) -> bool:
+        consumer.poll(0)  # runs the error callback; nothing is assigned, so there is no message to lose
+        return self._complaints.permanent_login_error("") is not None
 
 
 def stable_offsets(
@@ -204,7 +214,15 @@ def stable_offsets(
     def send() -> dict[TopicPartition, GroupOffset] | None:
         timeout_ms = int(1000 * max(0.5, deadline.remaining_seconds(_REQUEST_SECONDS)))
         try:
-            return _by_partition(fetch(consumer.client, group_id, partitions, timeout_ms))
+            found = fetch(
+                consumer.client,
+                group_id,
+                partitions,
+                timeout_ms,
+                stop=lambda: consumer.refusal(doing) is not None,
+            )
+            consumer.answered()
+            return _by_partition(found)
         except KafkaException as failure:
             if kafka_error(failure).code() == _PENDING:
                 return None
@@ -214,6 +232,9 @@ def stable_offsets(
         return consumer.refusal(doing) if is_transient(failure) else classify(failure, doing)
 
     def timed_out(failure: KafkaException) -> KafkaEosError:
+        refused = consumer.login_error(doing)
+        if refused is not None:
+            return refused
         reason = f"{doing}: {consumer.last_complaint or kafka_error(failure).str()}"
         return unreachable(consumer.bootstrap_servers, deadline.budget_seconds * 1000, reason)
 

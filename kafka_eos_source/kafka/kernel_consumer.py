@@ -34,7 +34,6 @@ from confluent_kafka import KafkaError
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from kafka_eos_source.kafka.consumer import AssignedConsumer, Taken
-from kafka_eos_source.kafka.failure import classify
 from kafka_eos_source.kafka.kernel import (
     WANT_HEADERS,
     WANT_KEY,
@@ -147,8 +146,7 @@ class KernelConsumer(AssignedConsumer):
         past = time.monotonic() + wait_seconds
         while True:
             events = self._poll()
-            if self._refused is not None:
-                raise classify(self._refused, "reading")
+            self._raise_if_refused()
             if events:
                 return self._sort(events)
             left = past - time.monotonic()
@@ -193,6 +191,8 @@ class KernelConsumer(AssignedConsumer):
 
     def _sorted(self, block: Block, polled: Sequence[Any]) -> Taken:
         """Returns the block's messages, together with the events of the block and of the client's poll."""
+        if block.rows:
+            self._complaints.answered()
         messages = KernelMessages(block, 0, block.rows)
         if not len(block.events) and not polled:
             return Taken(messages)

@@ -12,7 +12,7 @@ waits for the answer itself, and abandons a request that takes too long.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
 from typing import Any
@@ -23,6 +23,9 @@ from kafka_eos_source.kafka.native import ERROR_TEXT_BYTES, client_pointer, func
 from kafka_eos_source.model import GroupOffset, TopicPartition
 
 _LIST_CONSUMER_GROUP_OFFSETS = 14  # RD_KAFKA_ADMIN_OP_LISTCONSUMERGROUPOFFSETS
+
+#: How long to wait for the answer before asking whether to stop.
+_STOP_CHECK_MS = 500
 
 #: The longest time limit that librdkafka accepts: one hour.
 NO_LIMIT_MS = 3_600_000
@@ -56,6 +59,7 @@ def fetch(
     timeout_ms: int,
     *,
     stable: bool = True,
+    stop: Callable[[], bool] = lambda: False,
 ) -> list[GroupOffset]:
     """Sends one request for the committed offsets of a group.
 
@@ -66,21 +70,31 @@ def fetch(
         timeout_ms: for the answer.
         stable: whether to fail if an open transaction is about to change an offset (KIP-447). False = return
             what was committed before that transaction.
+        stop: called about twice a second; True = the answer is not worth waiting for.
 
     Raises:
         KafkaException: if the request or one of its partitions failed, for example with
-            UNSTABLE_OFFSET_COMMIT.
+            UNSTABLE_OFFSET_COMMIT; with _TIMED_OUT if there is no answer in time, or ``stop`` says so.
     """
     client = client_pointer(consumer)
     with _queue(client) as queue, _options(client, stable) as options:
         _send(client, group_id, partitions, options, queue)
-        event = function("rd_kafka_queue_poll", c_void_p, c_void_p, c_int)(queue, timeout_ms)
+        event = _await_event(queue, timeout_ms, stop)
         if not event:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         try:
             return _offsets(event)
         finally:
             function("rd_kafka_event_destroy", None, c_void_p)(event)
+
+
+def _await_event(queue: int, timeout_ms: int, stop: Callable[[], bool]) -> int | None:
+    poll = function("rd_kafka_queue_poll", c_void_p, c_void_p, c_int)
+    while True:
+        event: int | None = poll(queue, min(timeout_ms, _STOP_CHECK_MS))
+        timeout_ms -= _STOP_CHECK_MS
+        if event or timeout_ms <= 0 or stop():
+            return event
 
 
 @contextmanager

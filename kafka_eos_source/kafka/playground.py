@@ -1,27 +1,24 @@
 """Small clients for the demo and the examples: create topics, send events, and read the output back.
 
-They use only confluent-kafka, so they check the output independently of this package's own reader.
+They read with confluent-kafka alone, so they check the output independently of this package's own reader.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka import admin as client_admin
 
-from kafka_eos_source.errors import KafkaEosError, UnavailableError
+from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableError
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.failure import classify, is_transient
 from kafka_eos_source.kafka.producer import RecordProducer
+from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 
-_AdminClient: Any = client_admin.AdminClient
-_NewTopic: Any = client_admin.NewTopic  # type: ignore[attr-defined]
 T = TypeVar("T")
 
 _SECONDS = 60.0
@@ -29,16 +26,18 @@ _PAUSE_SECONDS = 0.1
 
 
 def create_topics(bootstrap_servers: str, partitions: Mapping[str, int]) -> None:
-    """Creates topics with these partition counts.
+    """Creates topics with these partition counts, and waits until each partition has a leader.
 
     Raises:
+        OperatorError: if a topic exists already.
         KafkaEosError: if a topic could not be created.
     """
-    client = _AdminClient({"bootstrap.servers": bootstrap_servers})
-    futures = client.create_topics([_NewTopic(name, count, -1) for name, count in partitions.items()])
-    for name, future in futures.items():
-        with _classified(f"creating topic {name!r}"):
-            future.result(_SECONDS)
+    deadline = Deadline.after_seconds(_SECONDS)
+    with TopicAdmin({"bootstrap.servers": bootstrap_servers}) as admin:
+        for name, count in partitions.items():
+            if not admin.create(name, count, -1, {}, deadline):
+                raise OperatorError(f"topic {name!r} exists already.", fix="use it, or choose another name.")
+            admin.await_led(name, deadline)
 
 
 def send(
@@ -169,14 +168,6 @@ def _retried(doing: str, ask: Callable[[], T]) -> T:
         permanent=permanent,
         timed_out=lambda failure: classify(failure, doing),
     )
-
-
-@contextlib.contextmanager
-def _classified(doing: str) -> Iterator[None]:
-    try:
-        yield
-    except KafkaException as error:
-        raise classify(error, doing) from error
 
 
 def _consumer(bootstrap_servers: str, isolation_level: str, group_id: str) -> Any:

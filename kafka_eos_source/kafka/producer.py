@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,12 +12,13 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from kafka_eos_source.errors import InvalidRecordError, KafkaEosError
+from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka import deliveries, librdkafka
 from kafka_eos_source.kafka.clients import make
-from kafka_eos_source.kafka.failure import classify, is_transient, kafka_error, unreachable
+from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error, unreachable
 from kafka_eos_source.kafka.kernel import choice
 from kafka_eos_source.kafka.native import has_pointers
+from kafka_eos_source.kafka.partition_counts import PartitionCounts
 from kafka_eos_source.kafka.request import Complaints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
@@ -37,18 +37,8 @@ _CLOSE_SECONDS = 30.0
 _TOPIC_CHECK_SECONDS = 10.0
 #: librdkafka's partitioners that place records with keys as `librdkafka.place` does.
 _AS_JAVA = ("murmur2_random", "murmur2")
-#: How long a topic's partition count is cached.
-_PARTITION_COUNT_SECONDS = 60.0
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _PartitionCount:
-    """The cached partition count of a topic."""
-
-    partitions: int
-    valid_until: Deadline
 
 
 class RecordProducer:
@@ -75,9 +65,9 @@ class RecordProducer:
         self.enqueued = 0
         self._topics: set[str] = set()
         self._bootstrap = str(config.get("bootstrap.servers", ""))
-        self._complaints = Complaints()
+        self._complaints = Complaints(config)
         self._delivery_error: KafkaError | None = None
-        self._partition_counts: dict[str, _PartitionCount] = {}
+        self._partition_counts = PartitionCounts(self._partition_count)
         self._places_as_java = config.get("partitioner") in _AS_JAVA
         self._fatal: KafkaError | None = None
         in_transactions = "transactional.id" in config
@@ -188,36 +178,12 @@ class RecordProducer:
         }
 
     def check_partitions(self, highest: Mapping[str, int], deadline: Deadline) -> None:
-        """Checks that every topic exists and has enough partitions.
-
-        librdkafka does not check this before it queues a record. Partition counts are cached for a minute,
-        because the check takes almost as long as a small batch. `flush` notices a topic that is deleted in
-        the meantime.
-
-        Args:
-            highest: topic → the highest partition that any record names; -1 = no record names one.
-            deadline: for the brokers' answer.
+        """Checks that every topic exists and has enough partitions. `flush` notices later deletions.
 
         Raises:
-            UnavailableError: if a topic does not exist.
-            AuthorizationError: if the principal may not describe a topic.
-            InvalidRecordError: if a record names a partition that its topic does not have.
+            UnavailableError, AuthorizationError, InvalidRecordError: as `PartitionCounts.check`.
         """
-        for topic, partition in highest.items():
-            known = self._partition_counts.get(topic)
-            if known is not None and partition < known.partitions and not known.valid_until.expired:
-                continue
-            count = self._partition_count(topic, deadline)
-            self._partition_counts[topic] = _PartitionCount(
-                count, Deadline.after_seconds(_PARTITION_COUNT_SECONDS)
-            )
-            if partition >= count:
-                raise InvalidRecordError(
-                    f"column 'partition' has the value {partition}, but topic {topic!r} has {count} "
-                    f"partitions (0 to {count - 1}).",
-                    fix="correct the column, set it to null to let the partitioner choose, "
-                    "or add partitions to the topic.",
-                )
+        self._partition_counts.check(highest, deadline)
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -239,8 +205,8 @@ class RecordProducer:
     ) -> T:
         """Makes a blocking call of the client; repeats it while its error is temporary.
 
-        A repeated call of librdkafka's continues where the last one stopped, so no pause is needed. A refused
-        login ends the tries.
+        A repeated call of librdkafka's continues where the last one stopped, so no pause is needed. A login
+        that is refused for good ends the tries.
         """
 
         def once() -> T:
@@ -249,17 +215,21 @@ class RecordProducer:
 
         def permanent(failure: KafkaException) -> KafkaEosError | None:
             error = kafka_error(failure)
-            if error.txn_requires_abort() or error.fatal() or not is_transient(error):
+            if error.txn_requires_abort() or error.fatal() or not (is_transient(error) or is_login(error)):
                 return self._cause(error, doing)
-            refused = self._complaints.login_refused
-            return None if refused is None else classify(refused, doing)
+            if is_login(error):
+                self._complaints.on_error(error)
+            return self._complaints.permanent_login_error(doing)
 
         def timed_out(failure: KafkaException) -> KafkaEosError:
+            refused = self._complaints.login_error(doing)
+            if refused is not None:
+                return refused
             reason = f"{doing}: {self._complaints.last or kafka_error(failure).str()}"
             return unreachable(self._bootstrap, deadline.budget_seconds * 1000, reason)
 
         answer = retry(once, KafkaException, Pauses(deadline, 0.0), permanent=permanent, timed_out=timed_out)
-        self._complaints.login_refused = None  # one of several brokers may refuse a login for a while
+        self._complaints.answered()
         return answer
 
     def _cause(self, failure: KafkaError, doing: str) -> KafkaEosError:
@@ -274,9 +244,9 @@ class RecordProducer:
         self, topic: str, batch: librdkafka.Messages, more: librdkafka.Extras | None
     ) -> tuple[librdkafka.Messages, librdkafka.Extras | None]:
         """Returns the same messages grouped by partition, as far as their partitions are known."""
-        known = self._partition_counts.get(topic)
-        if self._places_as_java and known is not None:
-            librdkafka.place(batch, known.partitions)
+        partitions = self._partition_counts.last(topic)
+        if self._places_as_java and partitions is not None:
+            librdkafka.place(batch, partitions)
         order = librdkafka.by_partition(batch)
         if order is None:
             return batch, more
@@ -345,7 +315,9 @@ class RecordProducer:
 
     def _raise_if_expired(self, deadline: Deadline) -> None:
         if deadline.expired:
-            raise unreachable(self._bootstrap, deadline.budget_seconds * 1000, self._complaints.last)
+            raise self._complaints.login_error(self._writing()) or unreachable(
+                self._bootstrap, deadline.budget_seconds * 1000, self._complaints.last
+            )
 
     def _raise_if_failed(self) -> None:
         failure = self._failure()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
 from kafka_eos_source.kafka.failure import classify, is_login, is_transient, kafka_error, unreachable
+from kafka_eos_source.kafka.login import Login
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
@@ -26,34 +27,59 @@ _log = logging.getLogger(__name__)
 class Complaints:
     """What a client reported through its error callback, apart from the answers to its calls.
 
+    Args:
+        config: librdkafka properties of the client.
+
     Attributes:
         last: the newest report, without secrets; "" = none. It is the likely reason of a time-out.
-        login_refused: set if a broker refused the credentials or a certificate since the last answer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, config: Mapping[str, Any]) -> None:
         self.last = ""
-        self.login_refused: KafkaError | None = None
+        self._login = Login(config)
+        self._refused: KafkaError | None = None
 
     def on_error(self, error: KafkaError) -> None:
         """Records a report. The client's ``error_cb``."""
         self.last = concealed(error.str())
         if is_login(error):
-            self.login_refused = error
+            self._refused = error
+
+    def answered(self) -> None:
+        """Records that a broker answered a request, so the credentials work."""
+        self._refused = None
+        self._login.record_success()
+
+    def login_error(self, doing: str) -> KafkaEosError | None:
+        """Returns the error if a broker has refused the login since the last answer; else None.
+
+        After a time-out, this is the reason.
+
+        Args:
+            doing: what was attempted.
+        """
+        return None if self._refused is None else self._login.error(self._refused, doing)
+
+    def permanent_login_error(self, doing: str) -> KafkaEosError | None:
+        """Returns `login_error` if these credentials have never worked in this process; else None.
+
+        Credentials that worked before may be refused for a while; see `kafka.login`.
+        """
+        return None if self._login.has_worked else self.login_error(doing)
 
     def await_answer(self, client: Any, future: Any) -> Any:
-        """Returns the result of an admin call; stops waiting for it if the login was refused.
+        """Returns the result of an admin call; stops waiting for it if the login was refused for good.
 
         Raises:
-            KafkaException: if the call failed, or the login was refused.
+            KafkaException: if the call failed, or the login was refused for good.
         """
         while True:
             try:
                 return future.result(_LOGIN_CHECK_SECONDS)
             except concurrent.futures.TimeoutError:
                 client.poll(0)  # runs the error callback
-                if self.login_refused is not None:
-                    raise KafkaException(self.login_refused) from None
+                if self._refused is not None and not self._login.has_worked:
+                    raise KafkaException(self._refused) from None
 
 
 def request(
@@ -75,7 +101,7 @@ def request(
         deadline: of all tries together.
         complaints: of the client that sends.
         bootstrap_servers: for messages.
-        poll: runs the client's error callback, so that a refused login ends the tries; None = it does not.
+        poll: runs the client's error callback, so that a refused login ends the tries; None = ``send`` does.
         pause_seconds: between two tries.
         request_seconds: longest time limit of one try.
 
@@ -86,15 +112,18 @@ def request(
     """
 
     def permanent(failure: KafkaException) -> KafkaEosError | None:
-        if not is_transient(failure):
+        if is_login(failure):
+            complaints.on_error(kafka_error(failure))
+        elif not is_transient(failure):
             return classify(failure, doing)
         if poll is not None:
             poll(0)
-            if complaints.login_refused is not None:
-                return classify(complaints.login_refused, doing)
-        return None
+        return complaints.permanent_login_error(doing)
 
     def timed_out(failure: KafkaException) -> KafkaEosError:
+        refused = complaints.login_error(doing)
+        if refused is not None:
+            return refused
         if kafka_error(failure).code() == KafkaError.UNSTABLE_OFFSET_COMMIT:
             return _unfinished_transaction(doing, deadline)
         reason = f"{doing}: {complaints.last or kafka_error(failure).str()}"
@@ -111,7 +140,7 @@ def request(
         timed_out=timed_out,
         report=report,
     )
-    complaints.login_refused = None
+    complaints.answered()
     return answer
 
 

@@ -8,7 +8,7 @@ that the log had when the reader started.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +19,7 @@ from kafka_eos_source.errors import KafkaEosError, RetriableError, UnavailableEr
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader, Records
 from kafka_eos_source.kafka.cluster_reader import ClusterReader, LogEnds
 from kafka_eos_source.kafka.config import admin_config, consumer_config
-from kafka_eos_source.kafka.consumer import POOL, AssignedConsumer
-from kafka_eos_source.kafka.failure import unreachable
+from kafka_eos_source.kafka.consumer import POOL
 from kafka_eos_source.kafka.kernel_consumer import range_consumer
 from kafka_eos_source.kafka.token_topic import TokenTopic, check
 from kafka_eos_source.model import TopicPartition
@@ -33,7 +32,7 @@ _log = logging.getLogger(__name__)
 #: librdkafka requires a group id of every consumer. The reader never joins the group and needs no ACL on it.
 _READER = "kafka-eos-token-topic"
 
-_WAIT_SECONDS = 0.5
+_IF_GONE = "create the topic again with kafka-eos token-topic create, then restart the query."
 _PAUSE_SECONDS = 0.05
 #: Time limit for finding out which query holds the LSO, to name it in an error.
 _HOLDER_SECONDS = 5.0
@@ -131,7 +130,7 @@ def read(
         ranges = bounds.after_open_transactions() if certain else bounds.now()
     with POOL.borrow(consumer_config(connection, _READER, "read_committed"), range_consumer()) as consumer:
         for tp, (start, end) in ranges.items():
-            for records in _records(consumer, tp, start, end, deadline):
+            for records in ChangelogReader(consumer, tp).read(start, end, deadline, if_gone=_IF_GONE):
                 _add(survey, tp, records, key)
     return survey
 
@@ -239,52 +238,13 @@ class _Bounds:
         soon = Deadline.after_seconds(_HOLDER_SECONDS)
         try:
             with POOL.borrow(conf, range_consumer()) as consumer:
-                records = _records(consumer, tp, ends.stable, ends.stable + 1, soon)
+                reader = ChangelogReader(consumer, tp)
+                records = reader.read(ends.stable, ends.stable + 1, soon, if_gone=_IF_GONE)
                 keys = [key for each in records for key in each.keys.to_pylist()]
         except KafkaEosError as error:
             _log.info("cannot find out which producer blocks %s at offset %d: %s", tp, ends.stable, error)
             return None
         return keys[0].decode(errors="replace") if keys and keys[0] is not None else None
-
-
-def _records(
-    consumer: AssignedConsumer, tp: TopicPartition, start: int, end: int, deadline: Deadline
-) -> Iterator[Records]:
-    """Yields the records from offset ``start`` to ``end`` (excluded), in offset order.
-
-    Raises:
-        UnavailableError: if the topic was deleted, or nothing arrives before ``deadline``.
-        AuthorizationError: if the principal may not read the topic.
-    """
-    if start >= end:
-        return
-    reader = ChangelogReader(consumer, tp)
-    position = start
-    reader.start(position)
-    try:
-        while position < end:
-            pulled = reader.take(min(_WAIT_SECONDS, deadline.remaining_seconds()), end)
-            if pulled.gone:
-                raise UnavailableError(
-                    f"partition {tp} of the token topic is gone, because the topic was deleted.",
-                    fix="create the topic again with kafka-eos token-topic create, then restart the query.",
-                )
-            if pulled.records is not None:
-                position = pulled.records.position
-                yield pulled.records
-            if pulled.log_end is not None and pulled.log_end >= end:
-                return  # only control records were left
-            if pulled.out_of_range:  # records were deleted in the meantime
-                position, _ = reader.readable(deadline)
-                reader.start(position)
-            elif pulled.records is None and deadline.expired:
-                raise unreachable(
-                    consumer.bootstrap_servers,
-                    deadline.budget_seconds * 1000,
-                    f"reading {tp}: {reader.last_complaint or 'nothing arrives'}",
-                )
-    finally:
-        reader.stop()
 
 
 def _add(survey: Survey, tp: TopicPartition, records: Records, key: bytes | None) -> None:

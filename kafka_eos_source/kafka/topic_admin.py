@@ -62,7 +62,7 @@ class TopicAdmin:
 
     def __init__(self, kafka: Mapping[str, Any]) -> None:
         self._bootstrap = str(kafka.get("bootstrap.servers", ""))
-        self._complaints = Complaints()
+        self._complaints = Complaints(kafka)
         config = {**admin_config(kafka), "error_cb": self._complaints.on_error}
         self._client: Any = make(_AdminClient, config, logger=_log)
 

@@ -39,7 +39,6 @@ database is outdated; it then restores itself.
 from __future__ import annotations
 
 import logging
-import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -61,6 +60,7 @@ from kafka_eos_source.operate.rescale_records import RecordSender, copy_back, co
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses
 from kafka_eos_source.state.batch_record import record_of
 from kafka_eos_source.state.changelog.move import (
     Move,
@@ -124,7 +124,6 @@ class Rescale:
         self._clients = KafkaClients({"transaction.timeout.ms": str(TRANSACTION_MS), **kafka})
         self._changelog = changelog_name(application_id, store)
         self._copy = copy_name(application_id, store)
-        self._pause = threading.Event()
 
     def stage(self) -> Stage:
         """Returns the next stage, without waiting for unfinished transactions.
@@ -326,12 +325,12 @@ class Rescale:
         if the new topic existed by then, it would delete the new topic's offsets. If the offsets stay, the
         wait ends at the deadline with a warning.
         """
-        deadline = self._deadline()
-        while not deadline.expired:
+        pauses = Pauses(self._deadline(), _PAUSE_SECONDS)
+        while not pauses.expired:
             offsets = GroupOffsets(self._connection).fetch(self._group_id, (), self._deadline())
             if all(tp.topic != name for tp in offsets):
                 return
-            self._pause.wait(min(_PAUSE_SECONDS, deadline.remaining_seconds()))
+            pauses.wait()
         _log.warning("consumer group %s still has offsets of the deleted topic %s", self._group_id, name)
 
     def _store_changelog(self) -> Changelog:

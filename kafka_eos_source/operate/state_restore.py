@@ -12,22 +12,20 @@ from pathlib import Path
 
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.batch_record import token_of
 from kafka_eos_source.state.changelog.committed import changelog_client
 from kafka_eos_source.state.changelog.recovery import open_restored
 from kafka_eos_source.state.changelog.restore import Restored, restore
-from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
+from kafka_eos_source.state.changelog.restore_plan import WipeNeeded
 from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.model import BatchRecord
-from kafka_eos_source.state.operator.shard_action import Action, LocalState, shard_action
+from kafka_eos_source.state.operator.shard import bring_to_batch
+from kafka_eos_source.state.operator.shard_action import Action
 from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 #: How long to wait for the lock of a database. A running query holds it for the duration of a batch.
 _LOCK_MS = 2_000
-
-_NOTHING_READ = Restored(0, 0, Reason.NONE, 0.0)
 
 
 @dataclass(frozen=True)
@@ -82,18 +80,14 @@ def _restore_shard(
 
         def catch_up(store: TransactionalStateStore) -> Restored | WipeNeeded:
             nonlocal promoted
-            local = LocalState(store.last_batch(), store.next_offset(tp), store.pending())
-            action = shard_action(local, token_of(batch), end)
-            outcome: Restored | WipeNeeded = _NOTHING_READ
-            if action is Action.PROMOTE:
-                store.promote(batch, {tp: end})
-                promoted = True
-            elif action is Action.CATCH_UP:
-                source = ChangelogReader(consumer, tp)
-                outcome = restore(store, tp, end, source, deadline=deadline, progress=progress)
+            source = ChangelogReader(consumer, tp)
+
+            def read(until: int | None) -> Restored | WipeNeeded:
+                return restore(store, tp, until, source, deadline=deadline, progress=progress)
+
+            action, outcome = bring_to_batch(store, tp, batch, end, read)
+            promoted = promoted or action is Action.PROMOTE
             if isinstance(outcome, Restored):
-                if store.last_batch() != batch:
-                    store.commit({tp: end}, batch=batch)
                 store.drop_pending()
             return outcome
 

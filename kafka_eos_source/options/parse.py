@@ -30,7 +30,7 @@ from kafka_eos_source.options.option import (
     Option,
 )
 from kafka_eos_source.options.table import BY_NAME, ISOLATION_LEVELS, OPTIONS
-from kafka_eos_source.sinks import registry
+from kafka_eos_source.sinks import naming, registry
 
 __all__ = [
     "Bound",
@@ -180,9 +180,7 @@ def _token_topic(found: Mapping[str, Any], *, streaming: bool) -> str | None:
 def _of_sinks(options: Mapping[str, str]) -> dict[str, str]:
     """Returns the ``sink.*`` options with names in lower case, because Spark may change the case."""
     return {
-        name.lower(): str(value)
-        for name, value in options.items()
-        if name.lower().startswith(registry.PREFIX)
+        name.lower(): str(value) for name, value in options.items() if name.lower().startswith(naming.PREFIX)
     }
 
 
@@ -241,7 +239,7 @@ def parse_table(
         keys[name] = key
         if name.startswith("kafka.") and name != "kafka.":
             kafka[name.removeprefix("kafka.")] = str(value)
-        elif name.startswith(registry.PREFIX) and where == STREAM_WRITE:
+        elif name.startswith(naming.PREFIX) and where == STREAM_WRITE:
             continue  # `registry.parse` checks it
         elif name in BY_NAME:
             option = BY_NAME[name]

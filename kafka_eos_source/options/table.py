@@ -1,7 +1,8 @@
 """Every option, declared once: its name, where it may be set, parser, default and description.
 
 Names and meanings are those of Spark's own Kafka connector wherever it has the option. `options.docs`
-generates ``docs/options.md`` from this table.
+generates ``docs/options.md`` from this table. It is one module although it is long, because it is data: an option
+is looked up here by its name, and a second module would only add the question which of them has it.
 """
 
 from __future__ import annotations

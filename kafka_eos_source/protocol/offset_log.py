@@ -17,6 +17,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import pyarrow.fs as pafs
+
 from kafka_eos_source.errors import InvalidOptionError, OperatorError
 from kafka_eos_source.protocol.token import digest
 from kafka_eos_source.runtime.file_systems import file_system
@@ -92,6 +94,30 @@ def read(checkpoint: str, batch_id: int) -> LoggedOffsets | None:
     """Returns the entry of one batch; None if the log does not have it."""
     text = _read(checkpoint, f"offsets/{batch_id}")
     return None if text is None else parse(text, f"{checkpoint}/offsets/{batch_id}", batch_id)
+
+
+@dataclass(frozen=True)
+class PlannedBatch:
+    """The newest entry of the offset log at the moment when Spark planned the write of a batch.
+
+    Attributes:
+        batch_id: the batch of this entry.
+        digest: `LoggedOffsets.digest` of the entry.
+    """
+
+    batch_id: int
+    digest: str
+
+
+def newest(checkpoint: str) -> PlannedBatch | None:
+    """Returns the newest entry of the log; None if the log is empty."""
+    fs, path = file_system(checkpoint)
+    found = fs.get_file_info(pafs.FileSelector(f"{path}/offsets", allow_not_found=True))
+    batch_id = max((int(each.base_name) for each in found if each.base_name.isdecimal()), default=None)
+    if batch_id is None:
+        return None
+    entry = read(checkpoint, batch_id)
+    return None if entry is None else PlannedBatch(batch_id, entry.digest)
 
 
 def query_id(checkpoint: str) -> str:

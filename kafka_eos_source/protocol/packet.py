@@ -5,9 +5,10 @@ one packet:
 
 ::
 
-    length of header (4 bytes, big endian) │ header (JSON) │ Arrow IPC stream: key, value (null = tombstone)
+    length of header (4 bytes, big endian) │ header (JSON) │ packed batch: key, value (null = tombstone)
 
-The last packet of a shard carries the report of the shard, by which the sink detects lost packets.
+The packed batch is a stream of `protocol.packed_batches`. The last packet of a shard has none; it carries the
+report of the shard, by which the sink detects lost packets.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from kafka_eos_source.errors import StateError
+from kafka_eos_source.errors import InvalidRecordError, StateError
 from kafka_eos_source.model import ShardReport, TopicPartition
-from kafka_eos_source.protocol.ipc import to_stream
+from kafka_eos_source.protocol.packed_batches import pack_stream, unpack_stream, values
 
 #: Name of the reserved column in an operator's result. Its type is binary.
 CHANGELOG = "__kafka_eos_changelog"
@@ -36,35 +37,42 @@ class Packet:
 
     Attributes:
         tp: partition of the changelog.
-        attempt: id of the task attempt that created the packet (UUID, hex).
+        task_attempt_id: id of the task attempt that created the packet (UUID, hex).
         number: number of this packet in its task attempt, from 0.
         report: report of the whole task attempt; only its last packet has one.
         changes: an Arrow IPC stream; empty if the packet has no changes.
     """
 
     tp: TopicPartition
-    attempt: str
+    task_attempt_id: str
     number: int
     report: ShardReport | None
     changes: memoryview
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Unpacks the changes; their schema is `changes.CHANGES`."""
+        """Yields the changes, with the schema `uncommitted.CHANGES`.
+
+        Raises:
+            StateError: if the changes are damaged.
+        """
         if self.changes.nbytes:
-            yield from pa.ipc.open_stream(pa.py_buffer(self.changes))
+            try:
+                yield from unpack_stream(self.changes, f"column {CHANGELOG!r}")
+            except InvalidRecordError as error:
+                raise StateError(error.message, error.fix) from error
 
 
-def pack(report: ShardReport, changes: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
+def pack(report: ShardReport, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.Buffer]:
     """Packs the changes of one task attempt: one packet for each Arrow batch, and one for the report.
 
     Args:
         report: the report. This function fills in ``packets`` and ``records``.
-        changes: Arrow batches with the schema `changes.CHANGES`.
+        changes: Arrow batches with the schema `uncommitted.CHANGES`.
     """
     number = records = 0
     for each in changes:
         if each.num_rows:
-            yield _packet(report, number, None, to_stream(each))
+            yield pack_stream(each, _head(report, number, None))
             number += 1
             records += each.num_rows
     done = {
@@ -83,10 +91,15 @@ def pack(report: ShardReport, changes: Iterable[pa.RecordBatch]) -> Iterator[byt
         "pressure": round(report.pressure, 4),
         "counts": dict(report.counts),
     }
-    yield _packet(report, number, done, b"")
+    yield pa.py_buffer(_head(report, number, done))
 
 
-def unpack(packet: bytes | memoryview) -> Packet:
+def packets(column: pa.BinaryArray) -> Iterator[Packet]:
+    """Reads the packets in a column. Raises: StateError: as `unpack`."""
+    return (unpack(memoryview(each)) for each in values(column))
+
+
+def unpack(packet: pa.Buffer | bytes | memoryview) -> Packet:
     """Reads a packet.
 
     Raises:
@@ -117,17 +130,17 @@ def unpack(packet: bytes | memoryview) -> Packet:
     )
 
 
-def _packet(report: ShardReport, number: int, done: object, changes: pa.Buffer | bytes) -> bytes:
+def _head(report: ShardReport, number: int, done: object) -> bytes:
     header = {
         "v": _VERSION,
         "topic": report.tp.topic,
         "shard": report.tp.partition,
-        "attempt": report.attempt,
+        "attempt": report.task_attempt_id,
         "number": number,
         **({} if done is None else {"report": done}),
     }
     text = json.dumps(header, separators=(",", ":")).encode()
-    return b"".join((_LENGTH.pack(len(text)), text, changes))
+    return _LENGTH.pack(len(text)) + text
 
 
 def _counts(found: object) -> dict[str, int]:
@@ -136,12 +149,12 @@ def _counts(found: object) -> dict[str, int]:
     return {str(name): int(number) for name, number in found.items()}
 
 
-def _report(tp: TopicPartition, attempt: str, found: dict[str, object] | None) -> ShardReport | None:
+def _report(tp: TopicPartition, task_attempt_id: str, found: dict[str, object] | None) -> ShardReport | None:
     if found is None:
         return None
     return ShardReport(
         tp=tp,
-        attempt=attempt,
+        task_attempt_id=task_attempt_id,
         shards=int(str(found["shards"])),
         query_id=str(found["query"]),
         batch_id=int(str(found["batch"])),

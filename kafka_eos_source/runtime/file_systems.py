@@ -65,6 +65,23 @@ def new_file(fs: pafs.FileSystem, path: str) -> pa.NativeFile:
     return fs.open_output_stream(path)
 
 
+class WriteOnlyFile:
+    """The methods besides ``write`` that pyarrow requires of a Python file object that it writes to."""
+
+    closed = False
+
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+
 def fsync(path: str) -> None:
     """Flushes a local file or folder to disk, so that it survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)

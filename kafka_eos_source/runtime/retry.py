@@ -6,8 +6,10 @@ the end of a transaction or the leader of a new partition.
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import TypeVar
 
 from kafka_eos_source.runtime.deadline import Deadline
@@ -23,6 +25,9 @@ class Pauses:
         deadline: when to give up; None = never, because the caller decides.
         first_seconds: length of the first pause; 0 = no pauses.
         longest_seconds: pauses double up to this length. By default, all have the same length.
+        most: number of pauses after which to give up; None = no limit.
+        jitter: each pause is longer or shorter by a random share of at most this size, so that processes that
+            collided do not collide again.
         sleep: sleeps for that many seconds; a caller that can be interrupted passes its own function.
     """
 
@@ -31,37 +36,50 @@ class Pauses:
         deadline: Deadline | None,
         first_seconds: float,
         longest_seconds: float | None = None,
+        *,
+        most: int | None = None,
+        jitter: float = 0.0,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._deadline = deadline
-        self._next_seconds = first_seconds
-        self._longest_seconds = first_seconds if longest_seconds is None else longest_seconds
+        longest_seconds = first_seconds if longest_seconds is None else longest_seconds
+        self._lengths = islice(_lengths(first_seconds, longest_seconds, jitter), most)
+        self._next_seconds = next(self._lengths, None)
         self._sleep = sleep
 
     @property
     def expired(self) -> bool:
-        """Whether the deadline has passed."""
-        return self._deadline is not None and self._deadline.expired
+        """Whether the deadline has passed, or no pause is left."""
+        return self._next_seconds is None or (self._deadline is not None and self._deadline.expired)
 
     @property
     def next_seconds(self) -> float:
         """Length of the next pause."""
-        if self._deadline is None:
-            return self._next_seconds
-        return self._deadline.remaining_seconds(self._next_seconds)
+        seconds = self._next_seconds or 0.0
+        return seconds if self._deadline is None else self._deadline.remaining_seconds(seconds)
 
-    def wait(self, timed_out: Callable[[], BaseException] | None = None) -> None:
+    def wait(
+        self, timed_out: Callable[[], BaseException] | None = None, *, at_least_seconds: float = 0.0
+    ) -> None:
         """Pauses before the next try.
 
         Args:
-            timed_out: returns the error to raise instead if the deadline has passed.
+            timed_out: returns the error to raise instead if the deadline has passed, or no pause is left.
+            at_least_seconds: a longer pause that the other side asked for; the deadline does not limit it.
         """
         if timed_out is not None and self.expired:
             raise timed_out()
-        seconds = self.next_seconds
+        seconds = max(self.next_seconds, at_least_seconds)
         if seconds > 0:
             self._sleep(seconds)
-        self._next_seconds = min(2 * self._next_seconds, self._longest_seconds)
+        self._next_seconds = next(self._lengths, None)
+
+
+def _lengths(first_seconds: float, longest_seconds: float, jitter: float) -> Iterator[float]:
+    seconds = first_seconds
+    while True:
+        yield seconds * random.uniform(1 - jitter, 1 + jitter)
+        seconds = min(2 * seconds, longest_seconds)
 
 
 def retry(
@@ -73,7 +91,7 @@ def retry(
     timed_out: Callable[[E], BaseException] | None = None,
     report: Callable[[E, float], None] | None = None,
 ) -> T:
-    """Calls ``operation`` until it succeeds, fails for good, or the deadline has passed.
+    """Calls ``operation`` until it succeeds, fails for good, or no time or pause is left.
 
     The operation runs at least once, even if the deadline has passed already.
 

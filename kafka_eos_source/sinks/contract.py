@@ -2,7 +2,7 @@
 
 A sink takes part in the commit of a micro-batch by two-phase commit::
 
-    executors   stage ──┐ each task makes its rows durable but invisible; the driver gets a small token
+    executors   stage ──┐ each task makes its rows durable but invisible; the driver gets a receipt
                         │
     driver      prepare ┤ binds the staged rows to one id; a commit then succeeds whichever process dies
                         │
@@ -154,8 +154,8 @@ class Stage(Protocol):
         """Makes all rows durable, but invisible to readers.
 
         Returns:
-            A token: a small picklable object. `prepare` receives it, in `Staged.tokens`, if Spark accepts
-            this attempt of the task.
+            A receipt: a small picklable object that says what was staged. `prepare` receives it, in
+            `Staged.receipts`, if Spark accepts this attempt of the task.
         """
 
     def discard(self) -> None:
@@ -168,14 +168,14 @@ class StageContext:
 
     Attributes:
         batch_id: Spark's batch id.
-        attempt: unique hex id of the task attempt, for use in file names.
+        task_attempt_id: unique hex id of the task attempt, for use in file names.
         schema: schema of the rows.
         parts: creates a `Stage` that uses this package's own staging, together with the rows for Kafka: the
             rows go to an Arrow file in the checkpoint or, if they are few, into the task's commit message.
     """
 
     batch_id: int
-    attempt: str
+    task_attempt_id: str
     schema: pa.Schema
     parts: Callable[[], Stage]
 
@@ -192,8 +192,12 @@ class Staged(Protocol):
         """Schema of all rows."""
 
     @property
-    def tokens(self) -> Sequence[Any]:
+    def receipts(self) -> Sequence[Any]:
         """Return values of `Stage.finish`, in the order of the tasks."""
+
+    @property
+    def tokens(self) -> Sequence[Any]:
+        """The same as `receipts`. Sinks that were written for earlier versions use this name."""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Reads the rows, for a sink that uses `StageContext.parts` to stage. May be called repeatedly."""

@@ -15,12 +15,12 @@ from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import secrets
 from kafka_eos_source.sinks.contract import TwoPhaseSink
+from kafka_eos_source.sinks.naming import PREFIX, SinkNaming
 from kafka_eos_source.sinks.options import COMMON, SinkOption
 from kafka_eos_source.spark.pickled import from_option
 
 #: Rows with this value in the column `sink` go to Kafka only, so no sink may have this name.
 KAFKA = "kafka"
-PREFIX = "sink."
 #: Option and type of a sink that the user passed as an object (`with_two_phase_sinks`).
 OBJECT = "object"
 
@@ -107,6 +107,11 @@ class SinkSpec:
         """Key that is equal for equal sinks. Contains secrets, so it must never be shown."""
         return repr((self.name, self.type, self.columns, sorted(self.options.items()), self.pickled))
 
+    @property
+    def naming(self) -> SinkNaming:
+        """The names of the sink and its options in error messages."""
+        return SinkNaming(self.name, () if self.pickled is not None else (*self.options, "columns"))
+
     def build(self) -> TwoPhaseSink:
         """Creates the sink, not yet opened. From then on this process masks its secrets in texts.
 
@@ -118,7 +123,8 @@ class SinkSpec:
             sink = _checked(from_option(self.pickled), self.name)
             secrets.register_secret_values(_secrets_of(sink))
             return sink
-        return _checked(sink_class(self.name, self.type).from_options(self.options), self.name)
+        with self.naming.errors():
+            return _checked(sink_class(self.name, self.type).from_options(self.options), self.name)
 
 
 def parse(names: Sequence[str], stated: Mapping[str, str]) -> tuple[SinkSpec, ...]:

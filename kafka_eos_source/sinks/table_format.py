@@ -9,19 +9,22 @@ sink checks again.
 
 from __future__ import annotations
 
-import itertools
-import random
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
 from kafka_eos_source import option_values as values
-from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, SinkRetryableError
+from kafka_eos_source.errors import (
+    InvalidOptionError,
+    InvalidRecordError,
+    InvalidSchemaError,
+    SinkRetryableError,
+)
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, SinkTxn, TwoPhaseSink
 from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.sinks.options import SinkOption
@@ -52,6 +55,43 @@ _RESTORE = (
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 2.0
 
 T = TypeVar("T")
+
+
+def fitting_table(
+    evolve: Callable[[], tuple[T, str]],
+    conflict: type[Exception],
+    name: str,
+    evolution: str,
+    deadline: Deadline,
+) -> T:
+    """Returns a table that can hold the rows of the frame.
+
+    Args:
+        evolve: loads the table, evolves it if allowed, and says why it cannot hold the rows ("" if it can).
+        conflict: raised by ``evolve`` if another writer changed the table meanwhile; it is called again.
+        name: the table, for errors.
+        evolution: `FAIL` or `ADD`.
+        deadline: limit for the retries.
+
+    Raises:
+        SinkRetryableError: if other writers kept changing the table until the deadline.
+        InvalidSchemaError: if the table cannot hold the rows.
+    """
+    table, problem = retry(
+        evolve,
+        conflict,
+        Pauses(deadline, 0.0),
+        timed_out=lambda error: SinkRetryableError(
+            f"other writers kept changing the schema of the {name} until the deadline: {error}"
+        ),
+    )
+    if problem:
+        raise InvalidSchemaError(
+            f"the {name} cannot hold the frame: {problem}",
+            fix="cast columns, or exclude them with sink.<name>.columns"
+            + ("." if evolution == ADD else "; or set schema.evolution=add to add columns."),
+        )
+    return table
 
 
 class BufferedStage(ABC):
@@ -109,7 +149,7 @@ class BufferedStage(ABC):
 
     @abstractmethod
     def finish(self) -> Any:
-        """Calls `flush`, and returns the token."""
+        """Calls `flush`, and returns the receipt."""
 
 
 class TableFormatSink(TwoPhaseSink, Generic[T]):
@@ -162,8 +202,8 @@ class TableFormatSink(TwoPhaseSink, Generic[T]):
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         notes = self.notes()
-        pause = threading.Event()
-        for try_number in itertools.count():
+        pauses = Pauses(deadline, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, jitter=0.5)
+        while True:
             # Read the note before the table: another process that commits the batch removes the note after
             # the table contains the files.
             note = notes.get(str(txn))
@@ -189,12 +229,11 @@ class TableFormatSink(TwoPhaseSink, Generic[T]):
             conflict = self.publish(table, txn, note)
             if conflict is None:
                 break
-            if deadline.expired:
+            if pauses.expired:
                 raise SinkRetryableError(
                     f"other writers kept committing to {self.label} until the deadline: {conflict}"
                 )
-            wait = min(_FIRST_PAUSE_SECONDS * 2 ** min(try_number, 10), _LONGEST_PAUSE_SECONDS)
-            pause.wait(min(wait * random.uniform(0.5, 1.5), deadline.remaining_seconds()))
+            pauses.wait()
         failpoints.reach(self.failpoint_after_commit)
         notes.remove(str(txn))
         return OK

@@ -15,10 +15,13 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.watchdog import Pulse, Watchdog
 from kafka_eos_source.sinks.contract import (
+    Fatal,
     Outcome,
+    Retryable,
     SinkContext,
     SinkTxn,
     Stage,
@@ -26,6 +29,7 @@ from kafka_eos_source.sinks.contract import (
     Staged,
     TwoPhaseSink,
 )
+from kafka_eos_source.sinks.naming import SinkNaming
 from kafka_eos_source.sinks.notes_folder import NotesFolder
 
 _CLOSE_SECONDS = 5.0
@@ -37,30 +41,35 @@ class WatchedSink(TwoPhaseSink):
     """Wraps a sink on the driver: one thread makes its calls, in order, each with a time limit.
 
     A call that does not return raises `RetriableError`, and so does every later call. Only a new instance
-    can be used then.
+    can be used then. Errors and outcomes name the sink's options in full; errors of calls that have no
+    outcome name the sink too.
     """
 
-    def __init__(self, sink: TwoPhaseSink) -> None:
+    def __init__(self, sink: TwoPhaseSink, naming: SinkNaming) -> None:
         self._sink = sink
+        self._naming = naming
         self._pulse = Pulse()
 
     def open(self, context: SinkContext) -> None:
         store = None if context.store is None else _PulsingNotesFolder(context.store.location, self._pulse)
         super().open(replace(context, store=store))
-        self._sink.open(self.context)
+        with self._naming.errors():
+            self._sink.open(self.context)
         self._watchdog = Watchdog(f"sink {context.name!r}", self._pulse)
 
     def close(self) -> None:
         self._watchdog.end(self._sink.close, _CLOSE_SECONDS)
 
     def target(self) -> str | None:
-        return self._sink.target()
+        with self._naming.errors():
+            return self._sink.target()
 
     def risks(self) -> Sequence[str]:
         return self._sink.risks()
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
-        self._call("check", deadline, self._sink.check, schema)
+        with self._naming.errors():
+            self._call("check", deadline, self._sink.check, schema)
 
     def stage(self, context: StageContext) -> Stage:
         return self._sink.stage(context)
@@ -83,7 +92,17 @@ class WatchedSink(TwoPhaseSink):
 
     def _call(self, doing: str, deadline: Deadline, call: Callable[..., T], *arguments: Any) -> T:
         """Makes a call of the contract, whose last argument is always the deadline."""
-        return self._watchdog.call(doing, partial(call, *arguments, deadline), deadline.remaining_seconds())
+        limited = partial(call, *arguments, deadline)
+        try:
+            answer = self._watchdog.call(doing, limited, deadline.remaining_seconds())
+        except KafkaEosError as error:
+            self._naming.rename(error)
+            raise
+        if isinstance(answer, Retryable):
+            return replace(answer, why=self._naming.full(answer.why))
+        if isinstance(answer, Fatal):
+            return replace(answer, why=self._naming.full(answer.why), fix=self._naming.full(answer.fix))
+        return answer
 
 
 class _PulsingStaged:
@@ -102,8 +121,12 @@ class _PulsingStaged:
         return self._staged.schema
 
     @property
+    def receipts(self) -> Sequence[Any]:
+        return self._staged.receipts
+
+    @property
     def tokens(self) -> Sequence[Any]:
-        return self._staged.tokens
+        return self._staged.receipts
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         return _pulsing(self._staged.batches(), self._pulse)

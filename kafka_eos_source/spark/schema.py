@@ -27,7 +27,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.protocol.packet import CHANGELOG
 
 HEADERS_TYPE = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
@@ -228,6 +228,42 @@ def arrow_schema(schema: StructType) -> pa.Schema:
             fix="cast the column, or exclude it with sink.<name>.columns.",
         ) from error
     return pa.schema([field.with_nullable(True) for field in found])
+
+
+def fit(batch: pa.RecordBatch, schema: pa.Schema, origin: str) -> pa.RecordBatch:
+    """Returns a batch with its columns in the order and with the types of a schema.
+
+    Spark and users' functions may produce another variant of a type, such as large strings, or timestamps in
+    the time zone of the session.
+
+    Args:
+        batch: its columns are matched by name. Columns that fit are not copied.
+        schema: the schema of the result.
+        origin: who made the batch and how, for errors, such as "the function returned".
+
+    Raises:
+        InvalidRecordError: if the batch has other columns, or a value does not fit its type.
+    """
+    if batch.schema.equals(schema):
+        return batch
+    if sorted(batch.schema.names) != sorted(schema.names):
+        raise InvalidRecordError(
+            f"{origin} a batch with the columns {', '.join(batch.schema.names)}; expected the columns of its "
+            f"schema, {', '.join(schema.names)}.",
+            fix="declare the schema that the batches have.",
+        )
+    columns = []
+    for field in schema:
+        found = batch.column(field.name)
+        try:
+            columns.append(found if found.type.equals(field.type) else found.cast(field.type))
+        except pa.ArrowException as error:
+            raise InvalidRecordError(
+                f"{origin} column {field.name!r} with type {found.type}, which cannot be cast to "
+                f"{field.type}, its type in the schema: {error}.",
+                fix="cast the column where the batch is made, or correct the schema.",
+            ) from error
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _check_headers(found: DataType) -> None:

@@ -17,9 +17,9 @@ from kafka_eos_source.model import StagedPart
 from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.sinks.contract import SinkContext, Stage, StageContext, TwoPhaseSink
 from kafka_eos_source.sinks.registry import KAFKA, SinkSpec
-from kafka_eos_source.spark.schema import arrow_schema
+from kafka_eos_source.spark.schema import arrow_schema, fit
 from kafka_eos_source.stage.files import StagingFolder
-from kafka_eos_source.stage.spool import Spool
+from kafka_eos_source.stage.spool import PartStage
 from kafka_eos_source.stage.verified_parts import VerifiedParts
 
 #: Column with the destination of a row: the name of a sink, ``kafka``, or null for all of them.
@@ -102,12 +102,12 @@ class SinkPart:
     Attributes:
         sink: name of the sink.
         rows: number of rows.
-        token: what the sink's `contract.Stage.finish` returned.
+        receipt: what the sink's `contract.Stage.finish` returned.
     """
 
     sink: str
     rows: int
-    token: Any
+    receipt: Any
 
 
 class Fanout:
@@ -121,7 +121,7 @@ class Fanout:
         self._batch = batch
         self._folder = folder
         self._inline_bytes = inline_bytes
-        self._attempt = uuid.uuid4().hex
+        self._task_attempt_id = uuid.uuid4().hex
         self._sinks: dict[str, TwoPhaseSink] = {}
         self._stages: dict[str, Stage] = {}
         self._rows: dict[str, int] = {}
@@ -134,12 +134,9 @@ class Fanout:
         """
         plan = self._plan
         for batch in batches:
-            packets = None
             if plan.changelog is not None and batch.column(plan.changelog).null_count < batch.num_rows:
-                packets = batch.filter(batch.column(plan.changelog).is_valid())
+                yield batch.filter(batch.column(plan.changelog).is_valid())
                 batch = batch.filter(batch.column(plan.changelog).is_null())
-            if packets is not None:
-                yield packets
             if not batch.num_rows:
                 continue
             to = None if plan.router is None else batch.column(plan.router)
@@ -174,17 +171,16 @@ class Fanout:
         if name not in self._stages:
             self._stages[name] = self._open(route)
             self._rows[name] = 0
-        chosen = batch.select(list(route.columns))
-        self._stages[name].write(
-            chosen if chosen.schema.equals(route.schema) else _cast(chosen, route.schema)
-        )
+        self._stages[name].write(fit(batch.select(list(route.columns)), route.schema, "Spark passed"))
         self._rows[name] += batch.num_rows
 
     def _open(self, route: Route) -> Stage:
-        sink = self._sinks[route.spec.name] = route.spec.build()
-        sink.open(SinkContext(route.spec.name, self._application_id))
-        parts = partial(PartStage, route.schema, self._folder, self._batch, self._inline_bytes)
-        return sink.stage(StageContext(int(self._batch), self._attempt, route.schema, parts))
+        sink = route.spec.build()
+        with route.spec.naming.errors():
+            sink.open(SinkContext(route.spec.name, self._application_id))
+            self._sinks[route.spec.name] = sink  # only an open sink is closed
+            parts = partial(PartStage, route.schema, self._folder, self._batch, self._inline_bytes)
+            return sink.stage(StageContext(int(self._batch), self._task_attempt_id, route.schema, parts))
 
     def _close(self) -> None:
         while self._sinks:
@@ -207,36 +203,6 @@ class Fanout:
             )
 
 
-class PartStage:
-    """Stages the rows of a sink in the staging folder (`StageContext.parts`); `finish` returns the part."""
-
-    def __init__(
-        self, schema: pa.Schema, folder: StagingFolder | None, batch: str, inline_bytes: int
-    ) -> None:
-        self._spool = Spool(folder, batch, inline_bytes)
-        self._stream = pa.ipc.new_stream(pa.PythonFile(self._spool, mode="w"), schema)
-        self._rows = 0
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        self._stream.write_batch(batch)
-        self._rows += batch.num_rows
-
-    def finish(self) -> StagedPart:
-        self._stream.close()
-        self._spool.finish()
-        spool = self._spool
-        return StagedPart(
-            name=spool.name,
-            rows=self._rows,
-            size_bytes=spool.size,
-            crc32=spool.crc32,
-            inline=spool.inline(),
-        )
-
-    def discard(self) -> None:
-        self._spool.discard()
-
-
 class StagedForSink:
     """Implements `contract.Staged`: the verified rows of the successful task attempts, for one sink."""
 
@@ -250,10 +216,14 @@ class StagedForSink:
         """
         self.schema = schema
         self.rows = sum(part.rows for part in parts)
-        self.tokens = [part.token for part in parts]
+        self.receipts = [part.receipt for part in parts]
         self._parts = VerifiedParts(
-            folder, batch, [part.token for part in parts if isinstance(part.token, StagedPart)]
+            folder, batch, [part.receipt for part in parts if isinstance(part.receipt, StagedPart)]
         )
+
+    @property
+    def tokens(self) -> list[Any]:
+        return self.receipts
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         return self._parts.batches()
@@ -261,22 +231,9 @@ class StagedForSink:
 
 def part_names(parts: Iterable[SinkPart]) -> list[str]:
     """Returns the names of the files in the staging folder that contain rows for sinks."""
-    return [part.token.name for part in parts if isinstance(part.token, StagedPart) and part.token.name]
+    return [part.receipt.name for part in parts if isinstance(part.receipt, StagedPart) and part.receipt.name]
 
 
 def _destined(to: pa.Array, name: str) -> pa.Array:
     """Returns which rows go to the sink of this name."""
     return pc.or_kleene(to.is_null(), pc.fill_null(pc.equal(to, name), False))
-
-
-def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Casts a batch to the schema of its sink.
-
-    Spark may send another variant of a type, such as large strings or timestamps in the time zone of the
-    session.
-    """
-    columns = [
-        column if column.type.equals(field.type) else column.cast(field.type)
-        for column, field in zip(batch.columns, schema, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)

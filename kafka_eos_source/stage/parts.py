@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import pyarrow as pa
 
 from kafka_eos_source.model import ShardReport, StagedPart, TopicPartition
-from kafka_eos_source.protocol.packet import unpack
+from kafka_eos_source.protocol.packet import packets
 from kafka_eos_source.spark.schema import CHANGES
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.shards import batch_of
@@ -40,9 +40,9 @@ class StagedRows:
         parts = list(parts)
         self.shards = tuple(shards)
         self._parts = VerifiedParts(folder, batch, parts)
-        packets = sum(len(shard.packets) for part in parts for shard in part.shards or ())
+        carriers = sum(len(shard.packets) for part in parts for shard in part.shards or ())
         changes = sum(shard.records + 1 for shard in self.shards if shard.records)  # and the batch record
-        self.rows = sum(part.rows for part in parts) - packets + changes
+        self.rows = sum(part.rows for part in parts) - carriers + changes
         self.topics: Mapping[str, int] = _highest(parts)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -63,8 +63,7 @@ class StagedRows:
             return
         for each in self._parts.batches(with_changes=True):
             if each.column(CHANGES).null_count == 0:
-                for packed in each.column(CHANGES):
-                    packet = unpack(memoryview(packed.as_buffer()))
+                for packet in packets(each.column(CHANGES)):
                     for batch in packet.batches():
                         yield packet.tp, _of_partition(batch, packet.tp.partition)
         for shard in self.shards:

@@ -94,11 +94,7 @@ def _from_chunk(chunk: list[Sequence[Any]], columns: SinkColumns) -> Iterator[pa
         if packets:
             yield _packets(_binary_of(packets), columns)
             chunk = [row for row in chunk if row[columns.changelog] is None]
-    yield _of_records(chunk, columns)
-
-
-def _of_records(chunk: list[Sequence[Any]], columns: SinkColumns) -> pa.RecordBatch:
-    return _staged(
+    yield _staged(
         {name: _FROM_PYTHON[name]([row[index] for row in chunk]) for name, index in _present(columns)},
         columns,
     )

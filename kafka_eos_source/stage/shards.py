@@ -57,7 +57,7 @@ def batch_of(report: ShardReport) -> BatchRecord:
     return BatchRecord(
         query_id=report.query_id,
         batch_id=report.batch_id,
-        attempt=report.attempt,
+        task_attempt_id=report.task_attempt_id,
         time_ms=report.time_ms,
         event_time_ms=report.event_time_ms,
         counts=report.counts,
@@ -65,7 +65,7 @@ def batch_of(report: ShardReport) -> BatchRecord:
 
 
 def _whole(tp: TopicPartition, pieces: list[ShardPart], query_id: str, batch_id: int) -> ShardReport:
-    attempts = {piece.attempt for piece in pieces}
+    attempts = {piece.task_attempt_id for piece in pieces}
     if len(attempts) > 1:
         raise StagedPartError(
             f"the state changes for {tp} in batch {batch_id} come from {len(attempts)} attempts of one "

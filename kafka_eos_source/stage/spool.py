@@ -1,4 +1,4 @@
-"""Holds the bytes of one staged part: in memory if they are few, else in a file of the staging folder."""
+"""Writes one staged part: in memory if its bytes are few, else to a file of the staging folder."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from kafka_eos_source.model import StagedPart
+from kafka_eos_source.runtime.file_systems import WriteOnlyFile
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.paths import unwritable
 
 
-class Spool:
+class Spool(WriteOnlyFile):
     """A file-like object that moves its bytes to a file if there are many; computes size and CRC-32."""
 
     def __init__(self, folder: StagingFolder | None, batch: str, inline_bytes: int) -> None:
@@ -20,7 +22,6 @@ class Spool:
         self._inline_bytes = inline_bytes
         self._memory: bytearray | None = bytearray()
         self._file: pa.NativeFile | None = None
-        self.closed = False
         self.name = ""
         self.size = 0
         self.crc32 = 0
@@ -69,14 +70,40 @@ class Spool:
         except OSError as error:
             raise unwritable(self._folder.location, error) from error
 
-    # methods that pyarrow requires of a Python file
-    def flush(self) -> None: ...
-    def close(self) -> None: ...
-    def writable(self) -> bool:
-        return True
 
-    def readable(self) -> bool:
-        return False
+class PartStage:
+    """Stages rows as one part, an Arrow IPC stream; implements `contract.Stage`.
 
-    def seekable(self) -> bool:
-        return False
+    Args:
+        schema: schema of the rows.
+        folder: folder for a file; None = the part always stays in memory.
+        batch: name of the micro-batch in the folder.
+        inline_bytes: maximum size of a part that stays in memory, for the commit message.
+    """
+
+    def __init__(
+        self, schema: pa.Schema, folder: StagingFolder | None, batch: str, inline_bytes: int
+    ) -> None:
+        self._spool = Spool(folder, batch, inline_bytes)
+        self._stream = pa.ipc.new_stream(pa.PythonFile(self._spool, mode="w"), schema)
+        self._rows = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._stream.write_batch(batch)
+        self._rows += batch.num_rows
+
+    def finish(self) -> StagedPart:
+        self._stream.close()
+        self._spool.finish()
+        spool = self._spool
+        return StagedPart(
+            name=spool.name,
+            rows=self._rows,
+            size_bytes=spool.size,
+            crc32=spool.crc32,
+            inline=spool.inline(),
+        )
+
+    def discard(self) -> None:
+        """Deletes the file of a failed task attempt."""
+        self._spool.discard()

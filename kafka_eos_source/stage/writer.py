@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source.model import ShardPart, ShardReport, StagedPart, TopicPartition
-from kafka_eos_source.protocol.packet import unpack
+from kafka_eos_source.protocol.packet import packets
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.spark.schema import CHANGES, PARTITION, TOPIC
 from kafka_eos_source.stage.files import StagingFolder
-from kafka_eos_source.stage.spool import Spool
+from kafka_eos_source.stage.spool import PartStage
 
 
 def stage(
@@ -45,52 +46,44 @@ def stage(
         UnavailableError: if the folder cannot be written, for example because the disk is full.
         InvalidOptionError: if the folder is not shared with the driver.
     """
-    spool = Spool(folder, batch, inline_bytes)
-    rows = 0
+    part = PartStage(schema, folder, batch, inline_bytes)
     topics: dict[str, int] = {}
     shards: list[ShardPart] | None = [] if CHANGES in schema.names else None
     try:
-        with pa.ipc.new_stream(pa.PythonFile(spool, mode="w"), schema) as stream:
-            for each in batches:
-                if each.num_rows:
-                    stream.write_batch(each)
-                    rows += each.num_rows
-                    if shards is not None and each.column(CHANGES).null_count == 0:
-                        shards += shard_parts(each)
-                        continue
-                    # the driver checks the topics before it begins the transaction
-                    for name, partition in highest_partitions(each, topic).items():
-                        topics[name] = max(partition, topics.get(name, partition))
+        for each in batches:
+            if each.num_rows:
+                part.write(each)
+                if shards is not None and each.column(CHANGES).null_count == 0:
+                    shards += shard_parts(each)
+                    continue
+                # the driver checks the topics before it begins the transaction
+                for name, partition in highest_partitions(each, topic).items():
+                    topics[name] = max(partition, topics.get(name, partition))
         failpoints.reach("stage.before_close")
-        spool.finish()
+        staged = part.finish()
     except BaseException:
-        spool.discard()
+        part.discard()
         raise
     failpoints.reach("stage.after_close")
-    return StagedPart(
-        name=spool.name,
-        rows=rows,
-        size_bytes=spool.size,
-        crc32=spool.crc32,
+    return replace(
+        staged,
         topics=tuple(sorted(topics.items())),
-        inline=spool.inline(),
         run_id=run_id,
         shards=None if shards is None else tuple(shards),
     )
 
 
-def shard_parts(packets: pa.RecordBatch) -> list[ShardPart]:
+def shard_parts(batch: pa.RecordBatch) -> list[ShardPart]:
     """Returns the state changes in a staged batch of packets, by shard and task attempt."""
     numbers: dict[tuple[TopicPartition, str], list[int]] = {}
     reports: dict[tuple[TopicPartition, str], ShardReport] = {}
-    for each in packets.column(CHANGES):
-        packet = unpack(memoryview(each.as_buffer()))
-        numbers.setdefault((packet.tp, packet.attempt), []).append(packet.number)
+    for packet in packets(batch.column(CHANGES)):
+        numbers.setdefault((packet.tp, packet.task_attempt_id), []).append(packet.number)
         if packet.report is not None:
-            reports[packet.tp, packet.attempt] = packet.report
+            reports[packet.tp, packet.task_attempt_id] = packet.report
     return [
-        ShardPart(tp, attempt, tuple(found), reports.get((tp, attempt)))
-        for (tp, attempt), found in numbers.items()
+        ShardPart(tp, task_attempt_id, tuple(found), reports.get((tp, task_attempt_id)))
+        for (tp, task_attempt_id), found in numbers.items()
     ]
 
 

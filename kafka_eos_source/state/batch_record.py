@@ -1,4 +1,4 @@
-"""Converts batch records: from and to a shard's token, and to the bytes in the changelog.
+"""Converts batch records: from a shard's token, and from and to the bytes in the changelog.
 
 Each changelog partition holds these bytes under `layout.BATCH_KEY`. They are compact JSON with a version, so
 that people can read them and an older kafka-eos refuses a newer format instead of misreading it.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 from kafka_eos_source.errors import ChangelogError, StateFormatError
-from kafka_eos_source.protocol.token import ShardProgress, Token
+from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.state.model import BatchRecord
 
 _VERSION = 1
@@ -21,18 +21,12 @@ def record_of(token: Token) -> BatchRecord:
     return BatchRecord(
         query_id=token.query_id,
         batch_id=token.batch_id,
-        attempt="" if shard is None else shard.task_attempt_id,
+        task_attempt_id="" if shard is None else shard.task_attempt_id,
         run_id=token.run_id,
         time_ms=0 if shard is None else shard.time_ms,
         event_time_ms=None if shard is None else shard.event_time_ms,
         counts={} if shard is None else shard.counts,
     )
-
-
-def token_of(batch: BatchRecord) -> Token:
-    """Returns a token for this batch with the fields that `shard_action` reads; the others are empty."""
-    progress = ShardProgress(batch.attempt, batch.time_ms, batch.event_time_ms, batch.counts)
-    return Token("", batch.query_id, batch.run_id, 0, batch.batch_id, "", "", 0, shard=progress)
 
 
 def encode_batch(record: BatchRecord) -> bytes:
@@ -42,7 +36,7 @@ def encode_batch(record: BatchRecord) -> bytes:
             "v": _VERSION,
             "query": record.query_id,
             "batch": record.batch_id,
-            "attempt": record.attempt,
+            "attempt": record.task_attempt_id,
             "run": record.run_id,
             "time": record.time_ms,
             "event": record.event_time_ms,
@@ -71,7 +65,7 @@ def decode_batch(value: bytes) -> BatchRecord:
         return BatchRecord(
             query_id=str(fields["query"]),
             batch_id=int(fields["batch"]),
-            attempt=str(fields["attempt"]),
+            task_attempt_id=str(fields["attempt"]),
             run_id=str(fields["run"]),
             time_ms=int(fields["time"]),
             event_time_ms=None if event is None else int(event),

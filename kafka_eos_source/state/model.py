@@ -55,7 +55,7 @@ class BatchRecord:
     Attributes:
         query_id: Spark's id of the query.
         batch_id: Spark's batch id; -1 for state from before the first batch.
-        attempt: id of the task attempt (UUID, hex) whose changes are in the changelog. Two attempts at one
+        task_attempt_id: UUID (hex) of the task attempt whose changes are in the changelog. Two attempts at a
             batch may have computed different states; the token in Kafka names the one that is committed.
         run_id: Spark's id of the run.
         time_ms: when the task began, in ms since the epoch; never decreases from batch to batch.
@@ -66,7 +66,7 @@ class BatchRecord:
 
     query_id: str
     batch_id: int
-    attempt: str
+    task_attempt_id: str
     run_id: str = ""
     time_ms: int = 0
     event_time_ms: int | None = None

@@ -61,11 +61,15 @@ class Given:
 
     schema: pa.Schema
     rows: int
-    tokens: list[Any]
+    receipts: list[Any]
+
+    @property
+    def tokens(self) -> list[Any]:
+        return self.receipts
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        for token in self.tokens:
-            yield from token
+        for receipt in self.receipts:
+            yield from receipt
 
 
 @dataclass

@@ -109,7 +109,7 @@ class TaskFiles(BufferedStage):
         table_schema: schema of the table.
         schema: schema of the rows.
         partition_by: partition columns of the table.
-        attempt: unique id of the task attempt, used in file names.
+        task_attempt_id: unique id of the task attempt, used in file names.
         compression: compression of Parquet's pages.
         buffer_bytes: size of the buffered rows at which files are written.
     """
@@ -117,30 +117,30 @@ class TaskFiles(BufferedStage):
     def __init__(
         self,
         folder: Folder,
-        token: Callable[[tuple[AddedFile, ...]], StagedFiles],
+        receipt: Callable[[tuple[AddedFile, ...]], StagedFiles],
         table_schema: pa.Schema,
         schema: pa.Schema,
         partition_by: Sequence[str],
-        attempt: str,
+        task_attempt_id: str,
         compression: str,
         buffer_bytes: int,
     ) -> None:
         self._fs, self._root = folder.open()
-        self._token = token
+        self._receipt = receipt
         self._schema = pa.schema(
             [table_schema.field(name) for name in table_schema.names if name in schema.names]
         )
         required = [field.name for field in self._schema if not field.nullable]
         super().__init__(folder.uri, schema, required, buffer_bytes)
         self._partition_by = list(partition_by)
-        self._attempt = attempt
+        self._task_attempt_id = task_attempt_id
         self._compression = compression
         self._files: list[AddedFile] = []
         self._paths: list[str] = []
 
     def finish(self) -> StagedFiles:
         self.flush()
-        return self._token(tuple(self._files))
+        return self._receipt(tuple(self._files))
 
     def delete_files(self) -> None:
         while self._paths:
@@ -155,7 +155,7 @@ class TaskFiles(BufferedStage):
             self._files.append(self._write(own, partition))
 
     def _write(self, rows: pa.Table, partition: Mapping[str, str | None]) -> AddedFile:
-        name = f"part-{len(self._paths):05d}-{self._attempt}.{self._compression}.parquet"
+        name = f"part-{len(self._paths):05d}-{self._task_attempt_id}.{self._compression}.parquet"
         path = f"{self._root}{name}"
         self._paths.append(path)
         # only for strings: dictionaries of numbers take half of the writing time and are soon given up

@@ -175,7 +175,7 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
             arrow_schema(table),
             context.schema,
             metadata.partition_columns,
-            context.attempt,
+            context.task_attempt_id,
             self.compression,
             self.buffer_bytes,
         )
@@ -189,17 +189,17 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
             )
         if self.is_committed(table, txn) or store.get(str(txn)) is not None:
             return OK
-        tokens: Sequence[StagedFiles] = staged.tokens
-        for each in tokens:
+        receipts: Sequence[StagedFiles] = staged.receipts
+        for each in receipts:
             staged_for = {"table": each.table_id, "partition_by": each.partition_by}
             incompatibility = self.incompatibility(table, staged_for)
             if incompatibility:
                 return Fatal(incompatibility, "restart the query; it then stages the batch again.")
         note = {
-            "table": tokens[0].table_id,
-            "partition_by": list(tokens[0].partition_by),
+            "table": receipts[0].table_id,
+            "partition_by": list(receipts[0].partition_by),
             "rows": staged.rows,
-            "files": [file.to_json() for each in tokens for file in each.files],
+            "files": [file.to_json() for each in receipts for file in each.files],
         }
         missing = self.missing_file(table, note)
         if missing:

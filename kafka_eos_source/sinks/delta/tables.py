@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, SinkRetryableError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.delta.fit import (
     arrow_schema,
@@ -17,7 +17,7 @@ from kafka_eos_source.sinks.delta.fit import (
     schema_mismatch,
     unsupported_features,
 )
-from kafka_eos_source.sinks.table_format import ADD
+from kafka_eos_source.sinks.table_format import ADD, fitting_table
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable, Schema
@@ -62,36 +62,24 @@ class Target:
         Raises:
             InvalidOptionError: if the table does not exist and must not be created, or has features that
                 this sink cannot write.
-            InvalidSchemaError: if the table cannot hold rows of this schema.
-            SinkRetryableError: if other writers kept changing the table until the deadline.
+            InvalidSchemaError, SinkRetryableError: as `fitting_table`.
         """
         from deltalake.exceptions import CommitFailedError
 
-        table = self.load() or self._create(schema)
-        unsupported = unsupported_features(table)
-        if unsupported:
-            raise InvalidOptionError(
-                f"the Delta table {self.uri!r} uses features that this sink cannot write: {unsupported}.",
-                fix="write to a table without these features.",
-            )
-        problem = schema_mismatch(arrow_schema(table), schema)
-        while problem and self.evolution == ADD and (added := new_columns(arrow_schema(table), schema)):
-            try:
-                self._add(table, schema, added)
-            except CommitFailedError as error:
-                if deadline.expired:
-                    raise SinkRetryableError(
-                        f"other writers kept changing the schema of {self.uri!r} until the deadline: {error}"
-                    ) from error
+        def evolve() -> tuple[DeltaTable, str]:
             table = self.load() or self._create(schema)
+            if unsupported := unsupported_features(table):
+                raise InvalidOptionError(
+                    f"the Delta table {self.uri!r} uses features that this sink cannot write: {unsupported}.",
+                    fix="write to a table without these features.",
+                )
             problem = schema_mismatch(arrow_schema(table), schema)
-        if problem:
-            raise InvalidSchemaError(
-                f"the Delta table {self.uri!r} cannot hold the frame: {problem}.",
-                fix="cast columns, or exclude them with sink.<name>.columns"
-                + ("." if self.evolution == ADD else "; or set schema.evolution=add to add columns."),
-            )
-        return table
+            if problem and self.evolution == ADD and (added := new_columns(arrow_schema(table), schema)):
+                self._add(table, schema, added)
+                return evolve()
+            return table, problem and f"{problem}."
+
+        return fitting_table(evolve, CommitFailedError, f"Delta table {self.uri!r}", self.evolution, deadline)
 
     def _create(self, schema: pa.Schema) -> DeltaTable:
         from deltalake import DeltaTable

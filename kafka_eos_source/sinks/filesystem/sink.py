@@ -14,6 +14,7 @@ from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.sinks.contract import (
     OK,
     Fatal,
@@ -32,7 +33,7 @@ from kafka_eos_source.sinks.targets import location
 
 _log = logging.getLogger(__name__)
 
-_MAX_DELETE_TRIES = 10
+_MAX_DELETE_RETRIES = 9
 #: Most bytes that application id and name of the sink may have together. A file name has at most 255 bytes;
 #: sequence number, attempt, hyphens and the suffix of a temporary manifest need the rest.
 _MAX_NAME_BYTES = 176
@@ -110,14 +111,14 @@ class FilesystemSink(TwoPhaseSink):
         at = self._at
         if at.is_committed(txn):
             return OK
-        tokens: Sequence[StagedFile] = staged.tokens
+        receipts: Sequence[StagedFile] = staged.receipts
         if at.is_file(at.prepared(txn)):
             return OK
-        manifest = self._manifest(txn, tokens, staged)
+        manifest = self._manifest(txn, receipts, staged)
         failpoints.reach("sink.filesystem.before_manifest")
         # write the manifest before checking the files: from then on `tidy` does not delete them
         at.write(at.prepared(txn), manifest)
-        for each in tokens:
+        for each in receipts:
             file = at.staged_file(manifest, each.name)
             found = at.fs.get_file_info(file)
             if found.type != pafs.FileType.File or found.size != each.size_bytes:
@@ -201,7 +202,7 @@ class FilesystemSink(TwoPhaseSink):
         self._at.delete(self._at.prepared(txn))
         return True
 
-    def _manifest(self, txn: SinkTxn, tokens: Sequence[StagedFile], staged: Staged) -> dict[str, Any]:
+    def _manifest(self, txn: SinkTxn, receipts: Sequence[StagedFile], staged: Staged) -> dict[str, Any]:
         ending = formats.ENDINGS[self.format]
         return {
             "id": str(txn),
@@ -217,7 +218,7 @@ class FilesystemSink(TwoPhaseSink):
                     "rows": each.rows,
                     "bytes": each.size_bytes,
                 }
-                for number, each in enumerate(tokens)
+                for number, each in enumerate(receipts)
             ],
         }
 
@@ -241,14 +242,11 @@ class FilesystemSink(TwoPhaseSink):
 
         Tries several times, because a third process may add files while this one deletes the folder.
         """
-        for _ in range(_MAX_DELETE_TRIES):
-            try:
-                self._at.delete_folder(self._at.ending(txn))
-            except OSError as error:  # not empty: another process added a file during the deletion
-                failure = error
-                continue
-            return
-        _log.info("%s is committed, but files gathered for it cannot be deleted: %s", txn, failure)
+        folder, pauses = self._at.ending(txn), Pauses(None, 0.0, most=_MAX_DELETE_RETRIES)
+        try:
+            retry(lambda: self._at.delete_folder(folder), OSError, pauses)
+        except OSError as failure:  # not empty: another process added a file during each deletion
+            _log.info("%s is committed, but files gathered for it cannot be deleted: %s", txn, failure)
 
 
 class _File:
@@ -256,7 +254,7 @@ class _File:
 
     def __init__(self, sink: FilesystemSink, at: Layout, context: StageContext) -> None:
         self._at = at
-        file = f"{context.attempt}{formats.ENDINGS[sink.format]}"
+        file = f"{context.task_attempt_id}{formats.ENDINGS[sink.format]}"
         self._name = f"{context.batch_id}/{file}"
         self._path = f"{at.staged(context.batch_id)}/{file}"
         self._rows = 0
@@ -279,7 +277,5 @@ class _File:
         try:
             self._writer.close()
             self._out.close()
-        except OSError:
+        finally:
             self._at.delete(self._path)
-            raise
-        self._at.delete(self._path)

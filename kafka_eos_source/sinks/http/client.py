@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable
 from kafka_eos_source.sinks.http.answers import (
     DECISIONS,
@@ -61,11 +62,11 @@ class ServiceClient:
     """
 
     def __init__(
-        self, transport: Transport, retries: int, wait: Callable[[float], object] | None = None
+        self, transport: Transport, retries: int, wait: Callable[[float], object] = time.sleep
     ) -> None:
         self.transport = transport
         self._retries = retries
-        self._wait = wait or threading.Event().wait
+        self._wait = wait
 
     def send(self, call: Call, deadline: Deadline) -> Outcome:
         """Sends a request, repeatedly if necessary, until its outcome is known.
@@ -76,20 +77,20 @@ class ServiceClient:
         Raises:
             InvalidOptionError: if the credentials or certificates cannot be used.
         """
-        pause = _FIRST_PAUSE_SECONDS
-        for left in range(self._retries, -1, -1):
+        pauses = Pauses(
+            deadline, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, most=self._retries, sleep=self._wait
+        )
+        while True:
             answer = self.transport.request(
                 "POST", call.target, deadline, body=call.body, headers=call.headers
             )
             outcome = self._outcome(call, answer, deadline)
             if outcome is not None:
                 return outcome
-            seconds = max(pause, answer.retry_after_seconds or 0.0)
-            if not left or seconds >= deadline.remaining_seconds():
-                break
-            self._wait(seconds)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        return Retryable(f"{call.what} {call.target}: {answer}; the outcome is unknown")
+            asked = answer.retry_after_seconds or 0.0
+            if pauses.expired or max(pauses.next_seconds, asked) >= deadline.remaining_seconds():
+                return Retryable(f"{call.what} {call.target}: {answer}; the outcome is unknown")
+            pauses.wait(at_least_seconds=asked)
 
     def state(self, target: str, deadline: Deadline) -> State | None:
         """Reads the state of an id; returns None if the service does not report a valid one."""

@@ -203,7 +203,7 @@ class HttpSink(TwoPhaseSink):
                 "options 'url' and 'status.url' have different schemes or hosts: "
                 f"{urlsplit(url).netloc!r} and {urlsplit(status_url).netloc!r}; the sink sends its "
                 "credentials to one host only.",
-                fix="use a status URL with the scheme and host of 'url'.",
+                fix="use a status URL with the scheme and host of the option 'url'.",
             )
         self.url = url
         self.mode = mode

@@ -40,17 +40,17 @@ class TaskFiles(BufferedStage):
     Args:
         table: table, as the task loaded it.
         schema: schema of the rows.
-        attempt: unique id of the task attempt, used in file names.
+        task_attempt_id: unique id of the task attempt, used in file names.
         buffer_bytes: size of the buffered rows at which files are written.
     """
 
-    def __init__(self, table: Table, schema: pa.Schema, attempt: str, buffer_bytes: int) -> None:
+    def __init__(self, table: Table, schema: pa.Schema, task_attempt_id: str, buffer_bytes: int) -> None:
         required = [
             each.name for each in table.schema().fields if each.required and each.name in schema.names
         ]
         super().__init__(".".join(table.name()), schema, required, buffer_bytes)
         self._table = table
-        self._uuid = uuid.UUID(attempt)
+        self._uuid = uuid.UUID(task_attempt_id)
         self._files: list[DataFile] = []
 
     def finish(self) -> StagedFiles:

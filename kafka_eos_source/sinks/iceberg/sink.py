@@ -152,7 +152,7 @@ class IcebergSink(TableFormatSink["Table"]):
 
     def stage(self, context: StageContext) -> Stage:
         table = _call(lambda: self._to.ready(context.schema, Deadline.after_seconds(STAGE_SECONDS)))
-        return TaskFiles(table, context.schema, context.attempt, self.buffer_bytes)
+        return TaskFiles(table, context.schema, context.task_attempt_id, self.buffer_bytes)
 
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         store = self.notes()
@@ -164,9 +164,9 @@ class IcebergSink(TableFormatSink["Table"]):
             )
         if self.is_committed(table, txn) or store.get(str(txn)) is not None:
             return OK
-        tokens: Sequence[StagedFiles] = staged.tokens
-        files = [file for each in tokens for file in each.files]
-        for uuid in sorted({each.table_uuid for each in tokens}):
+        receipts: Sequence[StagedFiles] = staged.receipts
+        files = [file for each in receipts for file in each.files]
+        for uuid in sorted({each.table_uuid for each in receipts}):
             note = {"table": uuid, "rows": staged.rows, "files": files}
             incompatibility = self.incompatibility(table, note)
             if incompatibility:

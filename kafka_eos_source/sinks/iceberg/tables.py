@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, SinkRetryableError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.iceberg.fit import schema_mismatch
 from kafka_eos_source.sinks.iceberg.spec import PartitionBy
-from kafka_eos_source.sinks.table_format import ADD
+from kafka_eos_source.sinks.table_format import ADD, fitting_table
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -75,39 +75,24 @@ class Target:
 
         Raises:
             InvalidOptionError: if the table does not exist and must not be created.
-            InvalidSchemaError: if the table cannot hold rows of this schema.
-            SinkRetryableError: if other writers kept changing the schema until the deadline.
+            InvalidSchemaError, SinkRetryableError: as `fitting_table`.
         """
         from pyiceberg.exceptions import CommitFailedException, ValidationError
 
-        table = self.load()
-        if table is None:
-            table = self._create(schema)
-        problem = schema_mismatch(table, schema)
-        while problem and self.evolution == ADD:
+        def evolve(former_problem: str = "") -> tuple[Table, str]:
+            table = self.load() or self._create(schema)
+            problem = schema_mismatch(table, schema)
+            if self.evolution != ADD or problem in ("", former_problem):
+                return table, problem
             try:
                 with table.update_schema() as update:
                     update.union_by_name(schema)
-            except CommitFailedException as error:
-                if deadline.expired:
-                    raise SinkRetryableError(
-                        f"other writers kept changing the schema of {self.identifier!r} until the deadline: "
-                        f"{error}"
-                    ) from error
             except (ValueError, TypeError, NotImplementedError, ValidationError) as error:
-                problem = f"{problem} The table's schema cannot be evolved: {error}"
-                break
-            table = self.load() or self._create(schema)
-            before, problem = problem, schema_mismatch(table, schema)
-            if problem == before:
-                break
-        if problem:
-            raise InvalidSchemaError(
-                f"the Iceberg table {self.identifier!r} cannot hold the frame: {problem}",
-                fix="cast columns, or exclude them with sink.<name>.columns"
-                + ("." if self.evolution == ADD else "; or set schema.evolution=add to add columns."),
-            )
-        return table
+                return table, f"{problem} The table's schema cannot be evolved: {error}"
+            return evolve(problem)
+
+        name = f"Iceberg table {self.identifier!r}"
+        return fitting_table(evolve, CommitFailedException, name, self.evolution, deadline)
 
     def _create(self, schema: pa.Schema) -> Table:
         from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError

@@ -104,10 +104,10 @@ def _exists(bucket: Bucket, staged: StagedObject) -> bool:
     if found is None:
         return False
     metadata: dict[str, Any] = {name.lower(): value for name, value in found.get("Metadata", {}).items()}
-    if found["ContentLength"] != staged.size_bytes or metadata.get(METADATA) != staged.attempt:
+    if found["ContentLength"] != staged.size_bytes or metadata.get(METADATA) != staged.task_attempt_id:
         raise SinkFailedError(
             f"the object {staged.key} has {found['ContentLength']} bytes and was written by task attempt "
-            f"{metadata.get(METADATA)!r}; expected {staged.size_bytes} bytes by {staged.attempt!r}.",
+            f"{metadata.get(METADATA)!r}; expected {staged.size_bytes} bytes by {staged.task_attempt_id!r}.",
             fix="find out which program wrote the object, because no two tasks have one key.",
         )
     return True

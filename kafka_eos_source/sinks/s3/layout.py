@@ -66,9 +66,9 @@ class Layout:
         """
         return f"{self.prefix}batch={self.context.application_id}-"
 
-    def part(self, batch_id: int, attempt: str, ending: str) -> str:
+    def part(self, batch_id: int, task_attempt_id: str, ending: str) -> str:
         """Returns the key of the rows of one task attempt."""
-        return f"{self.rows_of_query}{self.context.name}.{batch_id}/part-{attempt}{ending}"
+        return f"{self.rows_of_query}{self.context.name}.{batch_id}/part-{task_attempt_id}{ending}"
 
     def manifest(self, txn: SinkTxn) -> str:
         """Returns the key of the manifest of a committed batch."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Any, ClassVar
 
@@ -182,16 +181,16 @@ class S3Sink(TwoPhaseSink):
         self._prepared_ids()
 
     def stage(self, context: StageContext) -> Stage:
-        key = self._at.part(context.batch_id, context.attempt, formats.ENDINGS[self.format])
-        stream = PartsStream(self._bucket, key, context.attempt, self.part_bytes, self.upload_threads)
-        return ObjectStage(stream, key, context.attempt, self.format, context.schema, self.compression)
+        key = self._at.part(context.batch_id, context.task_attempt_id, formats.ENDINGS[self.format])
+        stream = PartsStream(self._bucket, key, context.task_attempt_id, self.part_bytes, self.upload_threads)
+        return ObjectStage(stream, self.format, context.schema, self.compression)
 
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         if self._is_committed(txn):
             return OK
         if self._bucket.head(self._at.prepared(txn)) is not None:
             return OK
-        tokens: Sequence[StagedObject] = staged.tokens
+        receipts: Sequence[StagedObject] = staged.receipts
         # write the note before checking the uploads: from then on `tidy` does not abort them
         self._bucket.put(
             self._at.prepared(txn),
@@ -202,11 +201,11 @@ class S3Sink(TwoPhaseSink):
                 "sequence": txn.sequence,
                 "rows": staged.rows,
                 "schema": {field.name: str(field.type) for field in staged.schema},
-                "uploads": [asdict(each) for each in tokens],
+                "uploads": [each.to_json() for each in receipts],
             },
         )
         try:
-            concurrently(partial(verify, self._bucket, deadline), tokens)
+            concurrently(partial(verify, self._bucket, deadline), receipts)
         except SinkFailedError:
             self._bucket.delete(self._at.prepared(txn))
             raise
@@ -218,7 +217,8 @@ class S3Sink(TwoPhaseSink):
         if note is None:
             return OK if self._is_committed(txn) else Fatal(f"nothing is prepared under {txn} in {self.path}")
         if not self._is_committed(txn):
-            concurrently(partial(complete, self._bucket, deadline), map(_staged, note["uploads"]))
+            uploads = [StagedObject.from_json(each) for each in note["uploads"]]
+            concurrently(partial(complete, self._bucket, deadline), uploads)
             failpoints.reach("sink.s3.before_manifest")
             self._bucket.put(self._at.manifest(txn), self._manifest(note))
         self._bucket.delete(self._at.prepared(txn))
@@ -281,7 +281,3 @@ class S3Sink(TwoPhaseSink):
             for each in note["uploads"]
         ]
         return {**{name: value for name, value in note.items() if name != "uploads"}, "files": files}
-
-
-def _staged(upload: Mapping[str, Any]) -> StagedObject:
-    return StagedObject(**{**upload, "etags": tuple(upload["etags"])})

@@ -5,14 +5,16 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from kafka_eos_source.errors import SinkFailedError
 from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.runtime.file_systems import WriteOnlyFile
 from kafka_eos_source.sinks.filesystem import formats
 from kafka_eos_source.sinks.s3.client import Bucket, MissingError, translated
 
@@ -33,32 +35,44 @@ class StagedObject:
         key: key of the object that the upload becomes.
         upload_id: S3's id of the upload.
         etags: ETags of the parts, beginning with part 1.
-        attempt: id of the task attempt, as in the object's metadata.
+        task_attempt_id: id of the task attempt, as in the object's metadata.
         rows, size_bytes: number of rows, and size of the object.
     """
 
     key: str
     upload_id: str
     etags: tuple[str, ...]
-    attempt: str
+    task_attempt_id: str
     rows: int
     size_bytes: int
 
+    @classmethod
+    def from_json(cls, upload: Mapping[str, Any]) -> StagedObject:
+        """Returns the token that `to_json` described."""
+        fields = dict(upload)
+        return cls(task_attempt_id=fields.pop("attempt"), etags=tuple(fields.pop("etags")), **fields)
 
-class PartsStream:
+    def to_json(self) -> dict[str, Any]:
+        """Describes the upload for the note of a prepared batch."""
+        fields = asdict(self)
+        return {"attempt": fields.pop("task_attempt_id"), **fields}
+
+
+class PartsStream(WriteOnlyFile):
     """Output stream for pyarrow that uploads a file in parts, while pyarrow is still writing it.
 
     Args:
         bucket: bucket of the object.
         key: key of the object.
-        attempt: id of the task attempt.
+        task_attempt_id: id of the task attempt.
         part_bytes: size of each part except the last.
         threads: number of parts that are uploaded at the same time. These and one more are in memory.
     """
 
-    def __init__(self, bucket: Bucket, key: str, attempt: str, part_bytes: int, threads: int) -> None:
+    def __init__(self, bucket: Bucket, key: str, task_attempt_id: str, part_bytes: int, threads: int) -> None:
+        self.key = key
+        self.task_attempt_id = task_attempt_id
         self._bucket = bucket
-        self._key = key
         self._part_bytes = part_bytes
         self._threads = threads
         self._buffer = bytearray()
@@ -67,11 +81,10 @@ class PartsStream:
         self._part_count = 0
         self.etags: list[str] = []
         self.size = 0
-        self.closed = False
         self._ignoring_writes = False
         with translated(f"begin the upload of {key}"):
             begun = bucket.client.create_multipart_upload(
-                Bucket=bucket.name, Key=key, Metadata={METADATA: attempt}
+                Bucket=bucket.name, Key=key, Metadata={METADATA: task_attempt_id}
             )
         self.upload_id: str = begun["UploadId"]
         failpoints.reach("sink.s3.after_create")
@@ -106,13 +119,13 @@ class PartsStream:
     def discard(self) -> None:
         """Aborts the upload."""
         self._stop()
-        abort(self._bucket, self._key, self.upload_id)
+        abort(self._bucket, self.key, self.upload_id)
 
     def _send(self) -> None:
         """Starts the upload of the buffer as the next part."""
         if self._part_count == MAX_PARTS:
             raise SinkFailedError(
-                f"the upload of {self._key} to S3 needs more than {MAX_PARTS} parts of {self._part_bytes} "
+                f"the upload of {self.key} to S3 needs more than {MAX_PARTS} parts of {self._part_bytes} "
                 "bytes, which is the limit of S3.",
                 fix="increase the option 'part.bytes', or use more tasks or smaller batches.",
             )
@@ -126,10 +139,10 @@ class PartsStream:
 
     def _upload(self, number: int, part: bytearray) -> str:
         checksum = base64.b64encode(hashlib.md5(part, usedforsecurity=False).digest()).decode()
-        with translated(f"upload part {number} of {self._key}"):
+        with translated(f"upload part {number} of {self.key}"):
             answer = self._bucket.client.upload_part(
                 Bucket=self._bucket.name,
-                Key=self._key,
+                Key=self.key,
                 UploadId=self.upload_id,
                 PartNumber=number,
                 Body=part,
@@ -142,31 +155,15 @@ class PartsStream:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    # methods that pyarrow requires of a Python file object
     def tell(self) -> int:
         return self.size
-
-    def flush(self) -> None: ...
-    def close(self) -> None: ...
-    def writable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
 
 
 class ObjectStage:
     """`contract.Stage` that writes the rows of one task attempt to a `PartsStream`."""
 
-    def __init__(
-        self, stream: PartsStream, key: str, attempt: str, kind: str, schema: pa.Schema, compression: str
-    ) -> None:
+    def __init__(self, stream: PartsStream, kind: str, schema: pa.Schema, compression: str) -> None:
         self._stream = stream
-        self._key = key
-        self._attempt = attempt
         self._out = pa.PythonFile(stream, mode="w")
         self._writer = formats.writer(kind, self._out, schema, compression)
         self._rows = 0
@@ -181,7 +178,7 @@ class ObjectStage:
         failpoints.reach("sink.s3.after_parts")
         stream = self._stream
         return StagedObject(
-            self._key, stream.upload_id, tuple(stream.etags), self._attempt, self._rows, stream.size
+            stream.key, stream.upload_id, tuple(stream.etags), stream.task_attempt_id, self._rows, stream.size
         )
 
     def discard(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -118,10 +118,7 @@ def load_for(engine: Any, table: str, schema: str | None, rows: pa.Schema, keys:
     """Loads the definition of a table, and checks that it can hold rows of an Arrow schema.
 
     Args:
-        engine: SQLAlchemy engine.
-        table: name of the table.
-        schema: database schema of the table; None for the connection's default.
-        rows: Arrow schema of the rows.
+        engine, table, schema, rows: as in `create_for`.
         keys: key columns of an upsert.
 
     Returns:
@@ -170,17 +167,25 @@ def refuse_without_rollback(connection: Any, table: str) -> None:
         )
 
 
-def check_deferred_constraints(connection: Any, table: str) -> None:
-    """Checks constraints that the database would otherwise check at the end of the transaction.
+def dry_run(engine: Any, work: Callable[[Any], None], table: str) -> None:
+    """Calls `work` in a transaction, checks all constraints, and rolls the transaction back.
+
+    Args:
+        engine: SQLAlchemy engine.
+        work: writes rows to a connection.
+        table: name of the table that it writes to.
 
     Raises:
-        sqlalchemy.exc.DBAPIError: if a row violates a constraint.
+        sqlalchemy.exc.DBAPIError: if the database refuses the rows, as it would at the commit.
         SinkFailedError: if a row violates a foreign key in SQLite.
     """
-    if statement := _CHECK_NOW.get(connection.dialect.name):
-        connection.exec_driver_sql(statement)
-    if connection.dialect.name == "sqlite":
-        _check_foreign_keys(connection, table)
+    with engine.connect() as connection, connection.begin() as transaction:
+        work(connection)
+        if statement := _CHECK_NOW.get(connection.dialect.name):
+            connection.exec_driver_sql(statement)
+        if connection.dialect.name == "sqlite":
+            _check_foreign_keys(connection, table)
+        transaction.rollback()
 
 
 def _check_foreign_keys(connection: Any, table: str) -> None:

@@ -10,23 +10,19 @@ the start.
 from __future__ import annotations
 
 import datetime
-import functools
 import itertools
 import logging
 import os
-import re
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, ClassVar, TypeVar, cast
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.sinks.contract import (
     OK,
     Fatal,
@@ -40,6 +36,7 @@ from kafka_eos_source.sinks.contract import (
 from kafka_eos_source.sinks.notes_folder import NotesFolder
 from kafka_eos_source.sinks.options import SinkOption, columns
 from kafka_eos_source.sinks.sql import database, ledger, names, rows, two_phase
+from kafka_eos_source.sinks.sql.outcomes import driver_text, errors_as_outcomes
 from kafka_eos_source.sinks.sql.types import sqlalchemy
 from kafka_eos_source.sinks.targets import address
 
@@ -48,37 +45,13 @@ _log = logging.getLogger(__name__)
 #: Longest wait for locks of other transactions. The lock may belong to a prepared transaction of this sink
 #: that the next `recover` finds and the driver rolls back.
 _LOCK_SECONDS = 20
-#: Number of retries if the list of prepared transactions is not exact, and the pause before the first one.
-#: Each pause is twice as long as the previous one; 0.6 s in total. MariaDB releases a transaction some ms
-#: after its connection was closed.
-_RETRIES, _FIRST_PAUSE_SECONDS = 7, 0.005
+#: Number of retries if the list of prepared transactions is not exact, the first pause and the longest; 0.6 s
+#: in total. MariaDB releases a transaction some ms after its connection was closed.
+_RETRIES, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 7, 0.005, 0.32
 #: Longest wait for another process that is ending the same prepared transaction.
 _END_SECONDS = 5
 _PRUNE_EVERY_BATCHES = 100
 _LEDGER_RETENTION = datetime.timedelta(days=7)
-
-F = TypeVar("F", bound=Callable[..., Outcome])
-
-
-def _errors_as_outcomes(call: F) -> F:
-    """Turns errors of the database into `Retryable` if a retry can help, else into `Fatal`."""
-
-    @functools.wraps(call)
-    def wrapped(self: SqlSink, *args: Any) -> Outcome:
-        errors = sqlalchemy().exc
-        try:
-            return call(self, *args)
-        except (
-            errors.OperationalError,
-            errors.InterfaceError,
-            errors.InternalError,
-            errors.TimeoutError,
-        ) as e:
-            return Retryable(_text(e))
-        except errors.DBAPIError as e:
-            return Retryable(_text(e)) if e.connection_invalidated else Fatal(_text(e), database.FIX)
-
-    return cast(F, wrapped)
 
 
 class SqlSink(TwoPhaseSink):
@@ -167,7 +140,7 @@ class SqlSink(TwoPhaseSink):
                 f"option 'mode' has the value {mode!r}, and option 'keys' is "
                 f"{', '.join(keys) if keys else 'not set'}; mode=upsert requires keys, and mode=append must "
                 "not have any.",
-                fix="set mode=upsert together with 'keys', or neither.",
+                fix="set mode=upsert together with the option 'keys', or neither.",
             )
         self.url, self.table, self.schema = url, table, schema
         self.mode, self.keys, self.create = mode, tuple(keys), create
@@ -212,7 +185,7 @@ class SqlSink(TwoPhaseSink):
         self._connect()
         self._table_for(schema)
 
-    @_errors_as_outcomes
+    @errors_as_outcomes
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         self._connect()
         gid = names.gid(self.context, txn)
@@ -232,7 +205,7 @@ class SqlSink(TwoPhaseSink):
             failpoints.reach("sink.sql.before_prepare")
 
         if self._transactions is None:
-            self._dry_run(work)
+            database.dry_run(self._engine, work, self.table)
             self._store.put_rows(gid, staged.schema, staged.batches())
             self._store.put(gid, {"id": str(txn), "rows": staged.rows, "table": self.table})
             return OK
@@ -240,7 +213,7 @@ class SqlSink(TwoPhaseSink):
         self._transactions.prepare(self._engine, gid, work, seconds)
         return OK
 
-    @_errors_as_outcomes
+    @errors_as_outcomes
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         self._connect()
         gid = names.gid(self.context, txn)
@@ -249,20 +222,23 @@ class SqlSink(TwoPhaseSink):
             return self._commit_prepared(gid, txn)
         return self._commit_stored(gid, txn)
 
-    @_errors_as_outcomes
+    @errors_as_outcomes
     def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         self._connect()
         gid = names.gid(self.context, txn)
-        if self._transactions is not None:
-            for wait_for_next in self._tries():
-                try:
-                    with database.autocommit(self._engine) as connection:
-                        if gid in self._transactions.prepared(connection):
-                            self._transactions.roll_back(connection, gid)
-                    break
-                except sqlalchemy().exc.DBAPIError as error:
-                    if error.connection_invalidated or not wait_for_next():
-                        raise
+        if (transactions := self._transactions) is not None:
+
+            def roll_back() -> None:
+                with database.autocommit(self._engine) as connection:
+                    if gid in transactions.prepared(connection):
+                        transactions.roll_back(connection, gid)
+
+            retry(
+                roll_back,
+                sqlalchemy().exc.DBAPIError,
+                self._pauses(),
+                permanent=lambda error: error if error.connection_invalidated else None,
+            )
         if self.context.store is not None:
             self.context.store.remove(gid)
         return OK
@@ -304,8 +280,8 @@ class SqlSink(TwoPhaseSink):
     def _commit_prepared(self, gid: str, txn: SinkTxn) -> Outcome:
         assert self._transactions is not None
         errors = sqlalchemy().exc
-        message, listed = "", False
-        for wait_for_next in self._tries():
+        pauses = self._pauses()
+        while True:
             with database.autocommit(self._engine) as connection:
                 try:
                     self._transactions.commit(connection, gid)
@@ -313,7 +289,7 @@ class SqlSink(TwoPhaseSink):
                 except errors.DBAPIError as error:
                     if error.connection_invalidated:
                         raise
-                    message = _text(error)
+                    message = driver_text(error)
             # Either the transaction is not prepared (any more), or another process is ending it. Read the
             # list before the ledger: a committed transaction that is no longer listed is in the ledger.
             with database.autocommit(self._engine) as connection:
@@ -323,8 +299,9 @@ class SqlSink(TwoPhaseSink):
             # the batch may be from a time when the database did not allow prepared transactions
             if self.context.store is not None and self.context.store.has_rows(gid):
                 return self._commit_stored(gid, txn)
-            if not wait_for_next():
+            if pauses.expired:
                 break
+            pauses.wait()
         if listed:
             return Retryable(message)
         if not self._transactions.is_exact:
@@ -336,24 +313,10 @@ class SqlSink(TwoPhaseSink):
                     return OK
         return Fatal(f"nothing is prepared under {gid}: {message}", _LOST)
 
-    def _dry_run(self, work: Callable[[Any], None]) -> None:
-        """Calls `work` in a transaction, checks constraints, and rolls the transaction back.
-
-        Raises:
-            sqlalchemy.exc.DBAPIError: if the database refuses the rows, as it would at the commit.
-            SinkFailedError: if a row violates a foreign key in SQLite.
-        """
-        with self._engine.connect() as connection, connection.begin() as transaction:
-            work(connection)
-            database.check_deferred_constraints(connection, self.table)
-            transaction.rollback()
-
-    def _tries(self) -> Iterator[Callable[[], bool]]:
-        """Yields once per try: a function that waits for the next try, or returns False after the last."""
+    def _pauses(self) -> Pauses:
         assert self._transactions is not None
-        pause = threading.Event()
-        for left in range(0 if self._transactions.is_exact else _RETRIES, -1, -1):
-            yield partial(_wait_for_next_try, pause, left)
+        most = 0 if self._transactions.is_exact else _RETRIES
+        return Pauses(None, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, most=most)
 
     def _commit_stored(self, gid: str, txn: SinkTxn) -> Outcome:
         errors = sqlalchemy().exc
@@ -399,8 +362,8 @@ class SqlSink(TwoPhaseSink):
             transactions, reason = two_phase.supported_by(connection)
             if transactions is None and self.two_phase == "require":
                 raise InvalidOptionError(
-                    f"sink {self.context.name!r} has the option two.phase=require, but {reason}.",
-                    fix="enable prepared transactions in the database, or set two.phase=auto.",
+                    f"option 'two.phase' has the value 'require', but {reason}.",
+                    fix="enable prepared transactions in the database, or set 'two.phase' to auto.",
                 )
             database.create(connection, defined)
             found = ledger.as_found(connection, defined)
@@ -422,18 +385,3 @@ class SqlSink(TwoPhaseSink):
 
 
 _LOST = "see SINK_FAILED in docs/runbooks.md: the database no longer has the prepared transaction."
-
-
-def _wait_for_next_try(pause: threading.Event, left: int) -> bool:
-    """Waits and returns True if any tries are left, else returns False at once."""
-    return left > 0 and not pause.wait(_FIRST_PAUSE_SECONDS * 2 ** (_RETRIES - left))
-
-
-def _text(error: Exception) -> str:
-    """Returns the error text of the database's driver.
-
-    SQLAlchemy's own text is not used, because it includes the statement and its rows.
-    """
-    original = getattr(error, "orig", None) or error
-    message = re.sub(r"\s+", " ", str(original)).strip()
-    return concealed(f"{type(original).__name__}: {message}")

@@ -19,7 +19,6 @@ transaction that was not.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
@@ -34,6 +33,7 @@ from kafka_eos_source.kafka.properties import is_property
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses
 
 _log = logging.getLogger(__name__)
 
@@ -112,7 +112,6 @@ class CommittedShard:
         self._tp = tp
         self._end_transaction = end_transaction
         self._end_after_seconds = end_after_ms / 1000
-        self._pause = threading.Event()
 
     def offset(self, deadline: Deadline) -> GroupOffset | None:
         """Returns the shard's committed offset; None if it was never committed.
@@ -139,11 +138,11 @@ class CommittedShard:
         wanted = [self._tp, *(tp for tp in others if tp != self._tp)]
         since: float | None = None
         ended = False
-        pause_seconds = _FIRST_PAUSE_SECONDS
+        pauses = Pauses(deadline, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while (found := stable_offsets(self._consumer, self._group_id, wanted, deadline)) is None:
             now = time.monotonic()
             since = now if since is None else since
-            if deadline.expired:
+            if pauses.expired:
                 raise self._still_open(now - since, ended)
             if self._end_transaction is not None and not ended and now - since >= self._end_after_seconds:
                 _log.info(
@@ -155,8 +154,7 @@ class CommittedShard:
                 self._end_transaction(deadline)
                 ended = True
                 continue
-            self._pause.wait(min(pause_seconds, deadline.remaining_seconds()))
-            pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
+            pauses.wait()
         return found
 
     def _still_open(self, seconds: float, ended: bool) -> UnavailableError:

@@ -57,7 +57,8 @@ class Move:
         was, to: number of shards before and after the move.
         topic_id: Kafka's id of the old changelog topic, which tells it from the new one.
         token: token of the query's last batch, without the part of a shard.
-        attempt: a new id that the token of every new shard names, so that no pending changes match it.
+        task_attempt_id: a new id that the token of every new shard names, so that no pending changes match
+            it.
         time_ms, event_time_ms: largest times of all shards, as in `ShardProgress`.
         counts: sums over all old shards; the first new shard gets them.
     """
@@ -67,7 +68,7 @@ class Move:
     to: int
     topic_id: str
     token: Token
-    attempt: str
+    task_attempt_id: str
     time_ms: int
     event_time_ms: int | None
     counts: Mapping[str, int] = field(default_factory=dict, hash=False)
@@ -83,7 +84,7 @@ class Move:
                     "to": self.to,
                     "topic_id": self.topic_id,
                     "token": self.token.encode(),
-                    "attempt": self.attempt,
+                    "attempt": self.task_attempt_id,
                     "time": self.time_ms,
                     "event": self.event_time_ms,
                     "counts": dict(self.counts),
@@ -115,7 +116,7 @@ class Move:
                     to=int(found["to"]),
                     topic_id=found["topic_id"],
                     token=token,
-                    attempt=found["attempt"],
+                    task_attempt_id=found["attempt"],
                     time_ms=int(found["time"]),
                     event_time_ms=None if found["event"] is None else int(found["event"]),
                     counts={str(name): int(count) for name, count in found["counts"].items()},
@@ -135,7 +136,7 @@ class Move:
         """Returns the token of a new shard."""
         counts = self.counts if shard == 0 else {}
         return replace(
-            self.token, shard=ShardProgress(self.attempt, self.time_ms, self.event_time_ms, counts)
+            self.token, shard=ShardProgress(self.task_attempt_id, self.time_ms, self.event_time_ms, counts)
         )
 
 
@@ -196,13 +197,15 @@ def next_stage(state: MoveState, to: int) -> Stage:
     return Stage.FILL
 
 
-def begin_move(store: str, tokens: Mapping[int, Token | None], topic_id: str, to: int, attempt: str) -> Move:
+def begin_move(
+    store: str, tokens: Mapping[int, Token | None], topic_id: str, to: int, task_attempt_id: str
+) -> Move:
     """Returns the move record of a new move.
 
     Args:
         store: name of the store.
         tokens: token of each shard of the changelog.
-        topic_id, to, attempt: as in `Move`.
+        topic_id, to, task_attempt_id: as in `Move`.
 
     Raises:
         TokenMissingError: if a shard has no token, so that no batch of it was committed.
@@ -237,7 +240,7 @@ def begin_move(store: str, tokens: Mapping[int, Token | None], topic_id: str, to
         to=to,
         topic_id=topic_id,
         token=replace(present[0], shard=None),
-        attempt=attempt,
+        task_attempt_id=task_attempt_id,
         time_ms=max(each.time_ms for each in progress),
         event_time_ms=max((p.event_time_ms for p in progress if p.event_time_ms is not None), default=None),
         counts=dict(counts),

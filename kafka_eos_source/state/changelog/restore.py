@@ -33,6 +33,7 @@ from kafka_eos_source.kafka.changelog_reader import Pulled, Records
 from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses
 from kafka_eos_source.spark.worker import cycle_collection_paused
 from kafka_eos_source.state.batch_record import decode_batch
 from kafka_eos_source.state.changelog.restore_plan import (
@@ -175,18 +176,19 @@ def _bounds_without_open_transaction(
     deadline: Deadline,
 ) -> tuple[int, int]:
     """Returns first and end offset of the log; waits until no transaction in it is open."""
+    pauses = Pauses(deadline, _WAIT_SECONDS)
     while (ends := source.ends()).stable < ends.end:
         if end_transaction is not None:
             end_transaction(deadline)
             end_transaction = None
             continue
-        if deadline.expired:
+        if pauses.expired:
             raise ChangelogError(
                 f"an open transaction of another producer blocks {tp} at offset {ends.stable}, and the log "
                 f"continues to {ends.end}; waited {deadline.budget_seconds:.0f} s.",
                 fix=_FIND_PRODUCER,
             )
-        time.sleep(min(_WAIT_SECONDS, deadline.remaining_seconds()))  # Kafka has no notification to wait for
+        pauses.wait()
     return ends.earliest, ends.end
 
 

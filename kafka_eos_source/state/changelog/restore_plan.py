@@ -59,15 +59,15 @@ def tag_restoring(record: BatchRecord | None, since_ms: int) -> BatchRecord:
         since_ms: from when on the store may miss deletes, ms since the epoch.
     """
     last = record or BatchRecord("", -1, "")
-    return replace(last, attempt=f"restoring since {since_ms}: {last.attempt}")
+    return replace(last, task_attempt_id=f"restoring since {since_ms}: {last.task_attempt_id}")
 
 
 def untag_restoring(record: BatchRecord) -> tuple[BatchRecord, int | None]:
     """Returns the arguments of `tag_restoring`; the time is None if no restore is unfinished."""
-    tag = _TAG.match(record.attempt)
+    tag = _TAG.match(record.task_attempt_id)
     if tag is None:
         return record, None
-    return replace(record, attempt=record.attempt[tag.end() :]), int(tag[1])
+    return replace(record, task_attempt_id=record.task_attempt_id[tag.end() :]), int(tag[1])
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from kafka_eos_source.state.model import ShardProcessor
 from kafka_eos_source.state.operator.sharding import by_shard
 from kafka_eos_source.state.operator.task import Operator, ensure_changelog, split_packets
 from kafka_eos_source.state.options import parse_state
-from kafka_eos_source.state.packed_batches import PACKED_SCHEMA, pack, packed_rows
+from kafka_eos_source.state.shard_batches import PACKED_SCHEMA, pack, routed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData
@@ -100,11 +100,16 @@ def with_operator(
 
 
 def shard_count(shards: int | None) -> int:
-    """Returns the number of shards of an operator. Raises: InvalidOptionError: if it is below 1."""
-    count = DEFAULT_SHARDS if shards is None else shards
-    if count < 1:
+    """Returns the number of shards of an operator.
+
+    Raises:
+        InvalidOptionError: if it is not a whole number of 1 or more.
+    """
+    count: object = DEFAULT_SHARDS if shards is None else shards
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise InvalidOptionError(
-            f"shards is {shards}; expected 1 or more.", fix=f"omit it, or set it to {DEFAULT_SHARDS}."
+            f"shards is {shards!r}; expected a whole number, 1 or more.",
+            fix=f"omit it, or set it to {DEFAULT_SHARDS}.",
         )
     return count
 
@@ -139,7 +144,7 @@ def combine_partitions(
             packets = [pa.nulls(each.num_rows, pa.binary())] if has_packets else []
             yield pa.RecordBatch.from_arrays([*each.columns, *packets], schema=output)
         for packets in packets_before:
-            empty = packed_rows([None] * len(packets), [0] * len(packets), shards)
+            empty = routed(pa.nulls(len(packets), pa.binary()), [0] * len(packets), shards)
             yield pa.RecordBatch.from_arrays([*empty.columns, packets], schema=output)
 
     return frame.mapInArrow(run, from_arrow_schema(output))

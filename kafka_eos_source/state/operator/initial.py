@@ -8,7 +8,7 @@ The topic may be deleted after the first batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,11 +18,10 @@ import pyarrow.compute as pc
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.kafka.config import admin_config
-from kafka_eos_source.kafka.failure import unreachable
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.protocol.ipc import to_stream
+from kafka_eos_source.protocol import packed_batches
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.committed import changelog_client
@@ -30,14 +29,15 @@ from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.operator.sharding import by_shard
 from kafka_eos_source.state.options import StateOptions
-from kafka_eos_source.state.packed_batches import SHARD
+from kafka_eos_source.state.shard_batches import SHARD
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 #: Approximate size of a record, which holds many rows; the default limit of brokers is 1 MiB.
 _RECORD_BYTES = 256 << 10
-_WAIT_SECONDS = 0.2
+#: Fix if the topic was deleted too early.
+_IF_GONE = "start the query with a new application.id; keep the topic until the first batch is committed."
 
 
 @dataclass(frozen=True)
@@ -61,25 +61,16 @@ class InitialTopic:
 
         Raises:
             UnavailableError: if the topic is gone, or Kafka does not answer in time.
+            DataLossError: if records of the topic were deleted.
+            InvalidRecordError: if a record of the topic is damaged.
         """
         with changelog_client(self.kafka, self.group_id) as consumer:
             reader = ChangelogReader(consumer, TopicPartition(self.topic, context.shard))
             deadline = Deadline.after_ms(self.timeout_ms)
-            at, end = reader.readable(deadline)
-            reader.start(at)
-            while at < end:
-                pulled = reader.take(_WAIT_SECONDS, end)
-                if pulled.records is not None:
-                    for value in pulled.records.values.to_pylist():
-                        yield from pa.ipc.open_stream(value)
-                    at = pulled.records.position
-                at = max(at, pulled.log_end or 0)
-                if at < end and deadline.expired:
-                    raise unreachable(
-                        self.kafka.get("bootstrap.servers", ""),
-                        self.timeout_ms,
-                        f"initial state in topic {self.topic!r}: {reader.last_complaint}",
-                    )
+            _, end = reader.readable(deadline)
+            for records in reader.read(0, end, deadline, if_gone=_IF_GONE, skips_deleted=False):
+                for value in packed_batches.values(records.values):
+                    yield from packed_batches.unpack_stream(value, f"topic {self.topic!r}")
 
 
 def publish(
@@ -133,7 +124,7 @@ def publish(
     kafka = {name: value for name, value in kafka.items() if name.lower() != "kafka.group.id"}
     (
         by_shard(rows, keys, shards)
-        .mapInArrow(_to_records(), "value binary, partition int")
+        .mapInArrow(_to_records, "value binary, partition int")
         .write.format("kafka-eos")
         .mode("append")
         .options(**kafka)
@@ -154,20 +145,13 @@ def _has_committed(
     return any(tp in committed and Token.decode(committed[tp].metadata) is not None for tp in partitions)
 
 
-def _to_records() -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Returns a function for ``mapInArrow`` that packs the rows of each shard into records."""
-
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            shards = batch.column(SHARD)
-            for shard in shards.unique():
-                rows = batch.filter(pc.equal(shards, shard)).drop_columns([SHARD])
-                step = max(1, _RECORD_BYTES * rows.num_rows // max(1, rows.nbytes))
-                chunks = (rows.slice(at, step) for at in range(0, rows.num_rows, step))
-                values = [to_stream(each).to_pybytes() for each in chunks]
-                yield pa.record_batch(
-                    [pa.array(values, pa.binary()), pa.repeat(shard.cast(pa.int32()), len(values))],
-                    ["value", "partition"],
-                )
-
-    return run
+def _to_records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Packs the rows of each shard into records."""
+    for batch in batches:
+        shards = batch.column(SHARD)
+        for shard in shards.unique():
+            rows = batch.filter(pc.equal(shards, shard)).drop_columns([SHARD])
+            slices = packed_batches.slices(rows, _RECORD_BYTES)
+            values = packed_batches.column([packed_batches.pack_stream(each) for each in slices])
+            partition = pa.repeat(shard.cast(pa.int32()), len(values))
+            yield pa.record_batch([values, partition], ["value", "partition"])

@@ -5,7 +5,7 @@
     token
       │
       ▼
-    open ──▶ READY │ PROMOTE │ CATCH_UP (again from the beginning, once) │ START ──▶ process ──▶ pending
+    open ──▶ READY │ PROMOTE │ CATCH_UP (again from the beginning, once) ──▶ process ──▶ pending
 
 A batch does not change the state itself. The task writes its changes to disk as *pending*, under its task
 attempt. The shard's next task, on whichever host it runs, learns from the token whether they are committed.
@@ -120,7 +120,7 @@ class OpenShard:
         record = BatchRecord(
             query_id=self._task.requested.query_id,
             batch_id=self._task.requested.batch_id,
-            attempt=self._task.task_attempt_id,
+            task_attempt_id=self._task.task_attempt_id,
             run_id=self._task.run_id,
             time_ms=self.context.time_ms,
             event_time_ms=self._event_time_ms(),
@@ -259,7 +259,8 @@ def _open_at_token(
         if token is None:
             outcome = _restore_without_token(task, store, read)
         else:
-            outcome = _restore_to_token(task, store, end, token, read)
+            action, outcome = bring_to_batch(store, task.tp, record_of(token), end, read)
+            _log.info("shard %s, batch %d: %s", task.tp, task.requested.batch_id, action.value)
         if isinstance(outcome, Restored):
             store.drop_pending()
         return outcome
@@ -274,27 +275,33 @@ _ReadChangelog = Callable[[int | None], Restored | WipeNeeded]
 _NOTHING_READ = Restored(0, 0, Reason.NONE, 0.0)
 
 
-def _restore_to_token(
-    task: ShardTask, store: TransactionalStateStore, end: int, token: Token, read: _ReadChangelog
-) -> Restored | WipeNeeded:
-    """Brings the store to the token's state with the cheapest action."""
-    local = LocalState(store.last_batch(), store.next_offset(task.tp), store.pending())
-    action = shard_action(local, token, end)
-    _log.info("shard %s, batch %d: %s", task.tp, task.requested.batch_id, action.value)
-    record = record_of(token)
-    outcome: Restored | WipeNeeded = _NOTHING_READ
+def bring_to_batch(
+    store: TransactionalStateStore, tp: TopicPartition, batch: BatchRecord, end: int, read: _ReadChangelog
+) -> tuple[Action, Restored | WipeNeeded]:
+    """Brings a store to the state of a committed batch with the cheapest action.
+
+    Args:
+        store: the store of a shard.
+        tp: the shard's partition of the changelog.
+        batch: batch and task attempt that the token names.
+        end: committed offset of the partition.
+        read: reads the changelog into the store, up to an offset.
+    """
+    local = LocalState(store.last_batch(), store.next_offset(tp), store.pending())
+    action = shard_action(local, batch, end)
     if action is Action.PROMOTE:
-        store.promote(record, {task.tp: end})
+        store.promote(batch, {tp: end})
         failpoints.reach("state.after_promote")
-        return outcome
+        return action, _NOTHING_READ
+    outcome: Restored | WipeNeeded = _NOTHING_READ
     if action is Action.CATCH_UP:
         outcome = read(end)
         if isinstance(outcome, WipeNeeded):
-            return outcome
+            return action, outcome
         failpoints.reach("state.after_restore")
-    if store.last_batch() != record:
-        store.commit({task.tp: end}, batch=record)
-    return outcome
+    if store.last_batch() != batch:
+        store.commit({tp: end}, batch=batch)
+    return action, outcome
 
 
 def _restore_without_token(
@@ -339,7 +346,7 @@ def _context(task: ShardTask, last: BatchRecord | None) -> BatchContext:
 def _skipped_report(task: ShardTask, batch: BatchRecord, next_offset: int) -> ShardReport:
     """Returns the report of a shard that already holds this batch from another task attempt."""
     report = _report(task, next_offset, batch.time_ms, batch.event_time_ms, skipped=True)
-    return replace(report, attempt=batch.attempt, counts=batch.counts)
+    return replace(report, task_attempt_id=batch.task_attempt_id, counts=batch.counts)
 
 
 def _report(
@@ -347,7 +354,7 @@ def _report(
 ) -> ShardReport:
     return ShardReport(
         tp=task.tp,
-        attempt=task.task_attempt_id,
+        task_attempt_id=task.task_attempt_id,
         shards=task.identity.shards,
         query_id=task.requested.query_id,
         batch_id=task.requested.batch_id,

@@ -22,7 +22,6 @@ class Action(Enum):
     READY = "ready"  #: the local state is that state
     PROMOTE = "promote"  #: the pending batch that the token names becomes the state
     CATCH_UP = "catch up"  #: read the changelog from the store's offset to the token's
-    START = "start"  #: there is no token: read the changelog, which must be empty
 
 
 @dataclass(frozen=True)
@@ -89,20 +88,20 @@ def check_owner(
         )
 
 
-def shard_action(local: LocalState, token: Token | None, end: int) -> Action:
+def shard_action(local: LocalState, batch: BatchRecord, end: int) -> Action:
     """Returns how the shard's database reaches the state that the batch starts from.
 
     Args:
         local: what the database holds.
-        token: token on the changelog partition; None if there is no token.
-        end: committed offset of the changelog partition; ignored without a token.
+        batch: batch and task attempt that the token on the changelog partition names.
+        end: committed offset of the changelog partition.
     """
-    if token is None:
-        return Action.START
-    task_attempt_id = token.shard.task_attempt_id if token.shard is not None else None
-    if local.batch is not None and local.batch.attempt == task_attempt_id:
+    task_attempt_id = batch.task_attempt_id or None  # a token of format 1 names no attempt
+    if local.batch is not None and local.batch.task_attempt_id == task_attempt_id:
         return Action.READY
-    if any(each.record.attempt == task_attempt_id and each.base == local.batch for each in local.pending):
+    if any(
+        each.record.task_attempt_id == task_attempt_id and each.base == local.batch for each in local.pending
+    ):
         return Action.PROMOTE
     # The store has everything that is committed below `end`: other attempts at this offset changed nothing.
     if local.batch is not None and local.next_offset == end:

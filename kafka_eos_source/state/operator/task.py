@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from kafka_eos_source.errors import StateError
 from kafka_eos_source.model import ShardReport
+from kafka_eos_source.protocol.packed_batches import column
 from kafka_eos_source.protocol.packet import CHANGELOG, pack
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
@@ -25,7 +26,7 @@ from kafka_eos_source.state.operator.running_operators import record_operator
 from kafka_eos_source.state.operator.shard import ShardTask, open_shard
 from kafka_eos_source.state.operator.shard_action import RequestedBatch
 from kafka_eos_source.state.options import StateOptions
-from kafka_eos_source.state.packed_batches import PACKED_BATCH, SHARD, unpack
+from kafka_eos_source.state.shard_batches import PACKED_BATCH, SHARD, unpack
 from kafka_eos_source.state.store.handle import StateHandle
 
 _log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class Operator:
         store: name of the store within the query.
         shards: number of shards.
         options: the checked options.
-        packed_schema: schema of the rows in packed batches (`state.packed_batches`); None if the input
+        packed_schema: schema of the rows in packed batches (`state.shard_batches`); None if the input
             consists of ordinary rows.
     """
 
@@ -96,7 +97,7 @@ class Operator:
         self, before: Iterable[pa.Array], report: ShardReport, changes: Iterable[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
         """Yields the packets of the operators before this one, then its own, in batches of `output`."""
-        own = (pa.array([packet], pa.binary()) for packet in pack(report, changes))
+        own = (column([packet]) for packet in pack(report, changes))
         for packets in chain(before, own):
             *fields, _ = self.output
             nulls = [pa.nulls(len(packets), field.type) for field in fields]

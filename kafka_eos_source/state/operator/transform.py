@@ -11,7 +11,6 @@ from kafka_eos_source.in_read.lineage import lineage
 from kafka_eos_source.option_values import duration_ms
 from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.state.operator.frame import (
-    DEFAULT_SHARDS,
     combine_partitions,
     grouping,
     shard_count,
@@ -100,12 +99,13 @@ def transform_with_changelog_state(
         )
 
     run = runner(None)  # checks the arguments before `publish` writes anything
+    count = shard_count(shards)
     if initial_state is not None:
         initial = publish(
             initial_state,
             keys,
             store=store,
-            shards=DEFAULT_SHARDS if shards is None else shards,
+            shards=count,
             options=parse_state(options),
             user_options=options,
         )

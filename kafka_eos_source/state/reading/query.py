@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidOptionError, NotUpToBoundError
 from kafka_eos_source.kafka.config import check_consumer
+from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state import layout
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
@@ -28,7 +29,7 @@ from kafka_eos_source.state.reading.decoders import decoder
 from kafka_eos_source.state.reading.local import one_store
 from kafka_eos_source.state.reading.snapshot import Snapshot, of_changelog, of_folders
 from kafka_eos_source.state.store.overlay import Pair
-from kafka_eos_source.state.store.views import StateView, check_bound
+from kafka_eos_source.state.store.views import StateView
 
 _PREFIX = "kafka."
 
@@ -49,7 +50,7 @@ class StateQuery:
         state_dir: the operator's option ``state.dir``, on this machine.
         kafka: the operator's Kafka options, such as ``kafka.bootstrap.servers`` and ``kafka.group.id``.
         at_least: what the state must reflect (KIP-796): a batch id, or for each input partition the offset of
-            a record.
+            a record. Offsets require ``kafka``, because the databases do not record input offsets.
         timeout_ms: limit for the brokers to answer, and for a task to bring a database to the newest batch.
 
     Raises:
@@ -57,7 +58,8 @@ class StateQuery:
             again later.
         StateError: if this machine has no such store, or a shard of it is on another machine.
         ChangelogError: if the changelog does not exist.
-        InvalidOptionError: if neither ``state_dir`` nor ``kafka`` is set, or a name is missing.
+        InvalidOptionError: if neither ``state_dir`` nor ``kafka`` is set, a name is missing, or ``at_least``
+            is neither a batch id nor offsets, or has offsets without ``kafka``.
         UnavailableError, AuthorizationError: if Kafka does not answer, or refuses access.
 
     Example::
@@ -193,9 +195,7 @@ class StateQuery:
 
         Args:
             key: the value of the grouping column, a tuple if there are several, or a dict by their names.
-            variable: name of the state variable; None = the only one.
-            timers: read the registered timers instead of a variable.
-            flatten: one row per element of a list or entry of a map, instead of one row per key.
+            variable, timers, flatten: as in `all`.
 
         Raises:
             InvalidOptionError: if there is no such variable.
@@ -276,24 +276,18 @@ class StateQuery:
     def to_arrow(
         self, variable: str | None = None, *, timers: bool = False, flatten: bool = True
     ) -> pa.Table:
-        """Reads all rows into an Arrow table. An empty store has no columns.
+        """Reads all rows into an Arrow table; takes the arguments and raises the errors of `all`.
 
-        Args:
-            variable: name of the state variable; None = the only one.
-            timers: read the registered timers instead of a variable.
-            flatten: one row per element of a list or entry of a map, instead of one row per key.
-
-        Raises:
-            InvalidOptionError: if there is no such variable.
-            StateError: if a shard is not on this machine.
+        An empty store has no columns.
         """
         table = self._decoder(Choice(variable, timers, flatten))
         if table is None:
             return pa.table({})
-        batches = []
-        for number, view in self._views():
-            for batch in table.batches(view.range(*table.span)):
-                batches.append(with_partition(batch, number))
+        batches = [
+            with_partition(batch, number)
+            for number, view in self._views()
+            for batch in table.batches(view.range(*table.span))
+        ]
         return pa.Table.from_batches(batches, with_partition_id(table.schema))
 
     def raw(self) -> Iterator[tuple[int, Pair]]:
@@ -326,6 +320,7 @@ class StateQuery:
         return layout.keyed(table.table, table.group_key(table.key_columns(key)))
 
     def _take_snapshot(self, at_least: Bound | None) -> Snapshot:
+        self._check_bound(at_least)
         self._decoders.clear()
         deadline = Deadline.after_ms(self._timeout_ms)
         if self._state_dir is not None:
@@ -339,6 +334,24 @@ class StateQuery:
         cut = changelog.cut(deadline, at_least)
         cut.check(at_least)
         return of_changelog(changelog, cut, range(cut.shards), deadline)
+
+    def _check_bound(self, at_least: Bound | None) -> None:
+        """Raises unless this query can compare the bound with the state."""
+        if at_least is None or (isinstance(at_least, int) and not isinstance(at_least, bool)):
+            return
+        if not isinstance(at_least, Mapping) or not all(
+            isinstance(tp, TopicPartition) and isinstance(at, int) for tp, at in at_least.items()
+        ):
+            raise InvalidOptionError(
+                f"at_least is {at_least!r}; expected a batch id, or offsets by TopicPartition.",
+                fix="pass a batch id such as 17, or {TopicPartition('topic', 0): 1234}.",
+            )
+        if self._kafka is None:
+            raise InvalidOptionError(
+                f"at_least has the offsets {dict(at_least)!r}, but 'kafka' is not set; the databases in "
+                "state_dir do not record which input offsets they reflect.",
+                fix="pass kafka as well, whose committed offsets are compared; or pass a batch id.",
+            )
 
     def _snapshot_of_databases(self, deadline: Deadline, at_least: Bound | None) -> Snapshot:
         assert self._state_dir is not None
@@ -357,8 +370,6 @@ class StateQuery:
             for state in snapshot.states.values():
                 if isinstance(at_least, int):
                     check_batch(None if state.batch is None else state.batch.batch_id, at_least)
-                else:
-                    check_bound(state.view.position(), at_least)
         except NotUpToBoundError:
             snapshot.close()
             raise

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.batch_record import token_of
+from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.state.changelog.committed import changelog_client
 from kafka_eos_source.state.changelog.restore import restore
 from kafka_eos_source.state.changelog.restore_plan import WipeNeeded
@@ -51,8 +50,6 @@ from kafka_eos_source.state.store.views import StateView
 _CREATION_SECONDS = 3.0
 #: Pause between two reads of a shard that is behind.
 _PAUSE_SECONDS = 0.05
-
-_pause = threading.Event()  # never set
 
 
 @dataclass(frozen=True)
@@ -180,15 +177,12 @@ def _readers_of_newest_changelog(readers: Mapping[int, CommittedReader]) -> dict
 def _open_reader(path: Path, deadline: Deadline) -> CommittedReader:
     """Opens a database; waits for a moment if a task seems to be creating or restoring it."""
     patience = Deadline.after_seconds(deadline.remaining_seconds(_CREATION_SECONDS))
-    while True:
-        try:
-            return TransactionalStateStore.open_read_only(path)
-        except StateFormatError:
-            raise
-        except (RetriableError, StateError, StateCorruptedError):
-            if patience.expired:
-                raise
-        _pause.wait(_PAUSE_SECONDS)
+    return retry(
+        lambda: TransactionalStateStore.open_read_only(path),
+        (RetriableError, StateError, StateCorruptedError),
+        Pauses(patience, _PAUSE_SECONDS),
+        permanent=lambda failure: failure if isinstance(failure, StateFormatError) else None,
+    )
 
 
 def _states_at_cut(
@@ -200,6 +194,7 @@ def _states_at_cut(
     offsets cannot be shown at their batch.
     """
     stale: set[int] = set()
+    pauses = Pauses(deadline, _PAUSE_SECONDS)
     while True:
         for shard in sorted(stale):
             with suppress(RetriableError):  # the shard is being restored, so the next round tries again
@@ -216,14 +211,14 @@ def _states_at_cut(
         behind = [shard for shard in readers if shard not in states]
         if not behind:
             return states
-        if deadline.expired:
+        if pauses.expired:
             held = ", ".join(f"shard {k} is at {_batch_name(readers[k].last_batch())}" for k in behind)
             raise NotUpToBoundError(
                 f"Kafka has committed {_batch_name(cut.batches[behind[0]])}, but on this machine {held}; its "
                 "task ran on another machine, or has not started yet.",
                 fix="read again later; or remove state.dir to read the changelog.",
             )
-        _pause.wait(min(_PAUSE_SECONDS, deadline.remaining_seconds()))
+        pauses.wait()
         stale.update(behind)
 
 
@@ -234,7 +229,7 @@ def _view_at_cut(reader: CommittedReader, shard: int, cut: Cut) -> StateView | N
     if batch is None:
         is_empty = local.batch is None or local.batch.batch_id < 0
         return reader if is_empty else None
-    action = shard_action(local, token_of(batch), end)
+    action = shard_action(local, batch, end)
     if action is Action.PROMOTE:
         return reader.promoted(batch, {tp: end})
     return reader if action is Action.READY else None

@@ -69,7 +69,8 @@ def find_promotable(
     header = next((each for each in headers if same_batch(each.batch.record, record)), None)
     if header is None:
         raise StateMismatchError(
-            f"store {store} has no pending changes of batch {record.batch_id}, attempt {record.attempt}.",
+            f"store {store} has no pending changes of batch {record.batch_id}, attempt "
+            f"{record.task_attempt_id}.",
             fix="restore the store from its changelog.",
         )
     if current.restoring or not same_batch(header.batch.base, current.batch):
@@ -86,7 +87,8 @@ def same_batch(one: BatchRecord | None, other: BatchRecord | None) -> bool:
     """Returns whether both name the same attempt of the same batch; other fields may differ."""
     if one is None or other is None:
         return one is other
-    return (one.query_id, one.batch_id, one.attempt) == (other.query_id, other.batch_id, other.attempt)
+    mine, theirs = ((each.query_id, each.batch_id, each.task_attempt_id) for each in (one, other))
+    return mine == theirs
 
 
 def merge_positions(one: Offsets, other: Offsets) -> Offsets:
@@ -95,4 +97,4 @@ def merge_positions(one: Offsets, other: Offsets) -> Offsets:
 
 
 def _name(record: BatchRecord | None) -> str:
-    return "none" if record is None else f"{record.batch_id} (attempt {record.attempt})"
+    return "none" if record is None else f"{record.batch_id} (attempt {record.task_attempt_id})"

@@ -26,7 +26,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -39,6 +38,8 @@ import pyarrow as pa
 import rocksdict
 
 from kafka_eos_source.errors import StateCorruptedError, StateError, StateLockedError, StoreClosedError
+from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.frozen import current_manifest, freeze
 from kafka_eos_source.state.store.overlay import Pair
@@ -101,19 +102,12 @@ class Database:
             StateError: if this process was forked from one that had opened a database, or the disk fails.
         """
         _check_not_forked()
-        deadline = time.monotonic() + config.lock_timeout_ms / 1000
-        pause = 0.01
-        while True:
-            try:
-                database = cls(path, _open(path, config, rocksdict.AccessType.read_write()))
-                _open_here.add(database.key)
-                return database
-            except StateLockedError:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise
-                time.sleep(min(pause, left))  # RocksDB has no way to wait for its lock
-                pause = min(2 * pause, 0.25)
+        # RocksDB has no way to wait for its lock
+        pauses = Pauses(Deadline.after_ms(config.lock_timeout_ms), 0.01, 0.25)
+        access = rocksdict.AccessType.read_write()
+        database = retry(lambda: cls(path, _open(path, config, access)), StateLockedError, pauses)
+        _open_here.add(database.key)
+        return database
 
     @classmethod
     def open_read_only(cls, path: Path, log_folder: Path) -> Database:
@@ -133,8 +127,9 @@ class Database:
         """
         _check_not_forked()
         config = StoreConfig()
-        deadline = time.monotonic() + _READER_RETRY_SECONDS
-        while True:
+        pauses = Pauses(Deadline.after_seconds(_READER_RETRY_SECONDS), 0.0)
+
+        def open_frozen() -> Database:
             folder = Path(tempfile.mkdtemp(prefix="files-", dir=log_folder))
             manifest = None
             try:
@@ -147,14 +142,15 @@ class Database:
                     raise
                 if manifest is None and not (path / "CURRENT").exists():
                     raise
-                if time.monotonic() >= deadline:
-                    raise StateLockedError(
-                        f"the owner of the database {path} rewrote its files while they were read; tried for "
-                        f"{_READER_RETRY_SECONDS:.0f} s.",
-                        fix="read again.",
-                    ) from error
+                raise StateLockedError(
+                    f"the owner of the database {path} rewrote its files while they were read; tried for "
+                    f"{_READER_RETRY_SECONDS:.0f} s.",
+                    fix="read again.",
+                ) from error
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
+
+        return retry(open_frozen, StateLockedError, pauses)
 
     def write(self, batch: WriteBatch, *, sync: bool) -> None:
         """Writes the whole batch or nothing.

@@ -135,11 +135,7 @@ class DurableState:
         batch_ms = metadata.batch.time_ms if metadata.batch else 0
         now_ms = int(time.time() * 1000)
         metadata = replace(metadata, saved_ms=min(now_ms, batch_ms) if batch_ms > 0 else now_ms)
-        puts, gone = records.encode(self.metadata, metadata)
-        for key, value in puts:
-            writes.put("offsets", key, value)
-        for key in gone:
-            writes.delete("offsets", key)
+        writes.change("offsets", records.encode(self.metadata, metadata))
         self.write(writes)
         self.metadata = metadata
 

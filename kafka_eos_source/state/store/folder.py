@@ -74,11 +74,7 @@ def open_store(path: Path, identity: StoreIdentity, config: StoreConfig) -> tupl
         metadata = _checked_metadata(path, stored, identity, has_data=database.has_data())
         if metadata != stored:
             writes = database.new_batch()
-            puts, gone = records.encode(stored, metadata)
-            for key, value in puts:
-                writes.put("offsets", key, value)
-            for key in gone:
-                writes.delete("offsets", key)
+            writes.change("offsets", records.encode(stored, metadata))
             database.write(writes, sync=config.wal_sync)
         write_checkpoint(path, metadata.offsets)
     except BaseException:

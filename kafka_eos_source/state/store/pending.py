@@ -14,19 +14,20 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
-from kafka_eos_source.errors import StateCorruptedError
-from kafka_eos_source.protocol.ipc import to_stream
+from kafka_eos_source.errors import InvalidRecordError, StateCorruptedError
+from kafka_eos_source.protocol.packed_batches import pack_stream, unpack_stream
 from kafka_eos_source.state.model import BatchRecord, PendingBatch
 from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.overlay import Ranges
 from kafka_eos_source.state.store.records import (
     RESTORE_FIX,
     Offsets,
+    batch_fields,
     decode_position,
     encode_position,
     record,
@@ -59,7 +60,7 @@ class PendingHeader:
     @property
     def id(self) -> bytes:
         batch = self.batch.record
-        return _BATCH.pack(batch.batch_id + (1 << 63)) + batch.attempt.encode()
+        return _BATCH.pack(batch.batch_id + (1 << 63)) + batch.task_attempt_id.encode()
 
     def blob_keys(self) -> list[bytes]:
         """Returns the keys of the Arrow streams."""
@@ -104,12 +105,12 @@ def remove_attempt(writes: WriteBatch, header: PendingHeader) -> None:
 
 def encode(header: PendingHeader, changes: Iterable[pa.RecordBatch]) -> list[tuple[bytes, bytes]]:
     """Returns the pairs that hold an attempt: the header first, then its rows."""
-    blobs = [to_stream(rows).to_pybytes() for rows in changes]
+    blobs = [pack_stream(rows).to_pybytes() for rows in changes]
     header = replace(header, blobs=len(blobs))
     batch = header.batch
     text = {
-        "record": asdict(batch.record),
-        "base": None if batch.base is None else asdict(batch.base),
+        "record": batch_fields(batch.record),
+        "base": None if batch.base is None else batch_fields(batch.base),
         "size_bytes": batch.size_bytes,
         "position": encode_position(header.position).hex(),
         "ranges": [[low.hex(), None if high is None else high.hex()] for low, high in header.ranges.spans],
@@ -159,8 +160,8 @@ def decode_rows(blob: bytes | None) -> pa.Table:
     if blob is None:
         raise StateCorruptedError("rows of a pending batch are missing.", fix=RESTORE_FIX)
     try:
-        return pa.ipc.open_stream(blob).read_all()
-    except pa.ArrowInvalid as error:
+        return pa.Table.from_batches(unpack_stream(blob, "the column family 'pending'"))
+    except (InvalidRecordError, pa.ArrowInvalid) as error:
         raise StateCorruptedError(
             f"rows of a pending batch cannot be decoded: {error}.", fix=RESTORE_FIX
         ) from error

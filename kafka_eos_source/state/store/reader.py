@@ -80,13 +80,11 @@ class CommittedReader(CommittedView):
             StateMismatchError: if that attempt is not pending.
             StateCorruptedError: if its rows cannot be decoded.
         """
-        header = next(
-            (h for h in read_headers(self._database) if h.batch.record.attempt == record.attempt), None
-        )
+        wanted, headers = record.task_attempt_id, read_headers(self._database)
+        header = next((each for each in headers if each.batch.record.task_attempt_id == wanted), None)
         if header is None:
             raise StateMismatchError(
-                f"the store {self.path} has no pending changes of batch {record.batch_id}, attempt "
-                f"{record.attempt}.",
+                f"the store {self.path} has no pending changes of batch {record.batch_id}, attempt {wanted}.",
                 fix="read again: its owner may have promoted them meanwhile.",
             )
         overlay = Overlay()

@@ -35,6 +35,8 @@ FORMAT = 1
 _VERSION = b"\x01"
 _NUMBER = struct.Struct(">Q")
 _OFFSET = "off/"
+#: Fields that the database does not spell as `BatchRecord` does.
+_SPELLING = {"task_attempt_id": "attempt"}
 
 Offsets = Mapping[TopicPartition, int]
 _Record = TypeVar("_Record", BatchRecord, StoreIdentity)
@@ -61,28 +63,26 @@ class StoreMetadata:
     restoring: bool = False
 
 
-def encode(old: StoreMetadata, new: StoreMetadata) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-    """Returns pairs to put and keys to delete that turn old records into new ones."""
-    puts: list[tuple[bytes, bytes]] = []
+def encode(old: StoreMetadata, new: StoreMetadata) -> dict[bytes, bytes | None]:
+    """Returns the records that turn old metadata into new; None deletes a record."""
+    changes: dict[bytes, bytes | None] = {
+        _offset_key(tp): None for tp in old.offsets if tp not in new.offsets
+    }
     if new.identity is not None and new.identity != old.identity:
-        puts += [(b"fmt", _VERSION + _NUMBER.pack(FORMAT)), (b"ident", _json(asdict(new.identity)))]
-    puts += [
-        (_offset_key(tp), _VERSION + _NUMBER.pack(offset))
-        for tp, offset in new.offsets.items()
-        if old.offsets.get(tp) != offset
-    ]
-    gone = [_offset_key(tp) for tp in old.offsets if tp not in new.offsets]
+        changes[b"fmt"] = _VERSION + _NUMBER.pack(FORMAT)
+        changes[b"ident"] = _json(asdict(new.identity))
+    for tp, offset in new.offsets.items():
+        if old.offsets.get(tp) != offset:
+            changes[_offset_key(tp)] = _VERSION + _NUMBER.pack(offset)
     if new.position != old.position:
-        puts.append((b"pos", encode_position(new.position)))
-    if new.batch is not None and new.batch != old.batch:
-        puts.append((b"batch", _json(asdict(new.batch))))
-    elif new.batch is None and old.batch is not None:
-        gone.append(b"batch")
+        changes[b"pos"] = encode_position(new.position)
+    if new.batch != old.batch:
+        changes[b"batch"] = None if new.batch is None else _json(batch_fields(new.batch))
     if new.saved_ms != old.saved_ms:
-        puts.append((b"saved", _VERSION + _NUMBER.pack(new.saved_ms)))
+        changes[b"saved"] = _VERSION + _NUMBER.pack(new.saved_ms)
     if new.restoring != old.restoring:
-        puts.append((b"status", _json("restoring" if new.restoring else "idle")))
-    return puts, gone
+        changes[b"status"] = _json("restoring" if new.restoring else "idle")
+    return changes
 
 
 def decode(pairs: Iterable[tuple[bytes, bytes]]) -> StoreMetadata:
@@ -134,9 +134,15 @@ def decode_position(value: bytes) -> Offsets:
     return MappingProxyType({TopicPartition(topic, partition): at for topic, partition, at in _parsed(value)})
 
 
+def batch_fields(batch: BatchRecord) -> dict[str, Any]:
+    """Returns the fields of a batch record as the database spells them."""
+    return {_SPELLING.get(name, name): value for name, value in asdict(batch).items()}
+
+
 def record(cls: type[_Record], values: Mapping[str, Any]) -> _Record:
     """Returns a record from its fields; ignores fields that a newer release added."""
-    return cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
+    spelled = {f.name: _SPELLING.get(f.name, f.name) for f in fields(cls)}
+    return cls(**{name: values[key] for name, key in spelled.items() if key in values})
 
 
 def _offset_key(tp: TopicPartition) -> bytes:

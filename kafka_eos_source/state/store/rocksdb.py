@@ -86,6 +86,14 @@ class WriteBatch:
     def delete(self, family: str, key: bytes) -> None:
         self.raw.delete(key, self._handles[family])
 
+    def change(self, family: str, pairs: Mapping[bytes, bytes | None]) -> None:
+        """Adds a few records; a value of None deletes the key."""
+        for key, value in pairs.items():
+            if value is None:
+                self.delete(family, key)
+            else:
+                self.put(family, key, value)
+
     def delete_range(self, family: str, low: bytes, high: bytes) -> None:
         self.raw.delete_range(low, high, self._handles[family])
 

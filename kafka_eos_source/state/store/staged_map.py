@@ -10,10 +10,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from kafka_eos_source.errors import StoreClosedError
-from kafka_eos_source.state.layout import upper_bound
 from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.store.durable import DurableState
 from kafka_eos_source.state.store.overlay import MISSING, Missing, merge
+from kafka_eos_source.state.store.reads import Reads
+from kafka_eos_source.state.store.records import StoreMetadata
 from kafka_eos_source.state.store.rocksdb import translate
 from kafka_eos_source.state.store.scans import Scan, Scans
 from kafka_eos_source.state.store.uncommitted import UncommittedWrites, change_batches, delete_batches
@@ -23,7 +24,7 @@ from kafka_eos_source.state.store.uncommitted import UncommittedWrites, change_b
 _SMALL_RANGE = 128
 
 
-class StagedMap:
+class StagedMap(Reads):
     """An ordered map of bytes to bytes whose writes are staged.
 
     Reads see the staged writes. `TransactionalStateStore` commits them.
@@ -85,13 +86,6 @@ class StagedMap:
         return pa.array(values, pa.binary())
 
     def range(self, low: bytes | None = None, high: bytes | None = None, *, reverse: bool = False) -> Scan:
-        """Returns the pairs as they are now, in key order.
-
-        Args:
-            low: smallest key; None = unbounded.
-            high: end of the range (excluded); None = unbounded.
-            reverse: from the last to the first pair.
-        """
         self._check_open()
         if low is not None and high is not None and low >= high:
             return self._scans.track(iter(()))
@@ -103,18 +97,6 @@ class StagedMap:
         if staged or ranges:
             base = merge(staged, base, ranges, reverse=reverse)
         return self._scans.track(base, rest)
-
-    def reverse_range(self, low: bytes | None = None, high: bytes | None = None) -> Scan:
-        """Returns the pairs of `range`, from the last to the first."""
-        return self.range(low, high, reverse=True)
-
-    def prefix_scan(self, prefix: bytes) -> Scan:
-        """Returns the pairs whose key begins with ``prefix``, in key order."""
-        return self.range(prefix, upper_bound(prefix))
-
-    def all(self) -> Scan:
-        """Returns all pairs in key order."""
-        return self.range()
 
     def approximate_num_entries(self) -> int:
         """Returns RocksDB's estimate of the number of keys, adjusted by staged writes."""
@@ -206,6 +188,10 @@ class StagedMap:
         if not self._uncommitted.owned_by_this_thread():
             self._check_open()
             self._uncommitted.claim()
+
+    def _committed(self) -> StoreMetadata:
+        self._check_open()
+        return self._durable.metadata
 
     def _check_open(self) -> None:
         if not self._open:

@@ -10,7 +10,8 @@
 One owner writes, from one thread at a time. It sees its own staged writes in every read; nobody else does.
 Other threads read through `view`, other processes through `open_read_only`. A replayed batch needs no
 special case, because the store records which batch its data belongs to. `staged_map` has the reads and writes
-of the owner, `uncommitted` is the half in memory, `durable` the half on disk.
+of the owner, `viewed_map` gives views to other threads, `uncommitted` is the half in memory, `durable` the
+half on disk.
 
 The store's folder has ``db/`` (RocksDB), ``VERSION``, ``owner`` and ``.checkpoint``; see `folder`.
 """
@@ -18,25 +19,19 @@ The store's folder has ``db/`` (RocksDB), ``VERSION``, ``owner`` and ``.checkpoi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from weakref import WeakSet
 
 import pyarrow as pa
 
-from kafka_eos_source.errors import (
-    NotUpToBoundError,
-    StateError,
-    ViewInvalidatedError,
-)
+from kafka_eos_source.errors import StateError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity
 from kafka_eos_source.state.store import folder
 from kafka_eos_source.state.store.commit_rules import find_promotable, merge_positions, next_metadata
-from kafka_eos_source.state.store.config import Isolation, StoreConfig, check_isolation
+from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.durable import DurableState
 from kafka_eos_source.state.store.files import write_checkpoint
@@ -48,25 +43,17 @@ from kafka_eos_source.state.store.pending import (
     remove_attempt,
 )
 from kafka_eos_source.state.store.reader import CommittedReader
-from kafka_eos_source.state.store.records import Offsets, StoreMetadata
-from kafka_eos_source.state.store.scans import Cursor
-from kafka_eos_source.state.store.staged_map import StagedMap
+from kafka_eos_source.state.store.records import StoreMetadata
 from kafka_eos_source.state.store.uncommitted import UncommittedWrites, change_batches
-from kafka_eos_source.state.store.views import (
-    CommittedView,
-    StateView,
-    UncommittedView,
-    check_bound,
-    last_offset,
-)
+from kafka_eos_source.state.store.viewed_map import ViewedMap
 
 
-class TransactionalStateStore(StagedMap):
+class TransactionalStateStore(ViewedMap):
     """State of one shard: an ordered map of bytes to bytes with atomic commits.
 
     `open` creates the object, which is a context manager. Every method raises `StoreClosedError` once the
     store is closed, by `close` or by a failed write. The class satisfies `model.StateAccess`; reads and
-    staged writes are in `StagedMap`.
+    staged writes are in `StagedMap`, and views in `ViewedMap`.
 
     Attributes:
         path: the store's folder.
@@ -84,11 +71,10 @@ class TransactionalStateStore(StagedMap):
         super().__init__(
             path,
             identity,
+            config,
             UncommittedWrites(identity.store, config.uncommitted_max_bytes, config.hard_limit_factor),
             DurableState(path, database, metadata, config, on_failed_write=self._shut_down),
         )
-        self.config = config
-        self._views: WeakSet[StateView] = WeakSet()
 
     # ------------------------------------------------------------------ lifecycle
 
@@ -182,8 +168,7 @@ class TransactionalStateStore(StagedMap):
 
     def _shut_down(self) -> None:
         self._open = False
-        for view in list(self._views):
-            view.close()
+        self._close_views()
         self._scans.close()
         self._uncommitted.clear()
         self._durable.close()
@@ -241,26 +226,6 @@ class TransactionalStateStore(StagedMap):
             metadata = replace(metadata, restoring=False)
             self._durable.apply(writes, overlay.rows, overlay.ranges, overlay.bytes, metadata)
             self._uncommitted.clear()
-
-    def committed_offset(self, tp: TopicPartition) -> int | None:
-        """Returns the offset of the last changelog record in the data; None if it has no record."""
-        self._check_open()
-        return last_offset(self._durable.metadata.offsets, tp)
-
-    def next_offset(self, tp: TopicPartition) -> int | None:
-        """Returns the changelog offset from which to continue; None if it is not recorded."""
-        self._check_open()
-        return self._durable.metadata.offsets.get(tp)
-
-    def last_batch(self) -> BatchRecord | None:
-        """Returns the micro-batch whose state the store holds."""
-        self._check_open()
-        return self._durable.metadata.batch
-
-    def position(self) -> Offsets:
-        """Returns the largest input offset of each partition that the data reflects (KIP-796)."""
-        self._check_open()
-        return self._durable.metadata.position
 
     @property
     def last_commit_ms(self) -> int:
@@ -340,7 +305,7 @@ class TransactionalStateStore(StagedMap):
 
     def drop_pending(self, except_attempts: Sequence[str] = ()) -> None:
         """Drops the pending changes of all attempts except those named."""
-        headers = [h for h in self._headers() if h.batch.record.attempt not in except_attempts]
+        headers = [h for h in self._headers() if h.batch.record.task_attempt_id not in except_attempts]
         if not headers:
             return
         with self._lock:
@@ -383,59 +348,3 @@ class TransactionalStateStore(StagedMap):
         self._check_nothing_staged("restore_chunk")
         with self._lock:
             self._durable.restore(self.name, keys, values, changelog_offsets, batch, done)
-
-    # ------------------------------------------------------------------ views
-
-    @contextmanager
-    def view(
-        self,
-        isolation: Isolation | None = None,
-        *,
-        at_least: Mapping[TopicPartition, int] | None = None,
-    ) -> Iterator[StateView]:
-        """Gives a view of the store as of one moment, which any thread may read.
-
-        Args:
-            isolation: ``read_committed`` or ``read_uncommitted``; None = ``config.query_isolation``.
-            at_least: input offset that the committed data must reflect, by partition (KIP-796).
-
-        Raises:
-            NotUpToBoundError: if the data does not reflect these offsets yet, or the store is being restored.
-            InvalidOptionError: if the isolation level does not exist.
-        """
-        level = isolation or self.config.query_isolation
-        check_isolation(level)
-        with self._lock:
-            self._check_open()
-            metadata = self._durable.metadata
-            if metadata.restoring:
-                raise NotUpToBoundError(
-                    f"store {self.name} is being restored.", fix="ask again when the restore is finished."
-                )
-            check_bound(metadata.position, at_least)
-            cursor = Cursor(self._durable.database.cursor())
-            view: StateView
-            if level == "read_uncommitted":
-                uncommitted = self._uncommitted
-                check_valid = self._validity_check(uncommitted.discarded)
-                view = UncommittedView(metadata, cursor, uncommitted.overlay, check_valid, self._lock)
-            else:
-                view = CommittedView(metadata, cursor)
-            self._views.add(view)
-        try:
-            yield view
-        finally:
-            view.close()
-
-    def _validity_check(self, discarded: int) -> Callable[[], None]:
-        """Returns the check of an uncommitted view; ``discarded`` is the count at its start."""
-
-        def check() -> None:
-            self._check_open()
-            if self._uncommitted.discarded != discarded:
-                raise ViewInvalidatedError(
-                    f"the writes that a read_uncommitted view of store {self.name} showed were rolled back.",
-                    fix="open a new view.",
-                )
-
-        return check

@@ -8,7 +8,7 @@ rolled back later.
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TypeVar
@@ -17,16 +17,15 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import NotUpToBoundError
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.state.layout import upper_bound
-from kafka_eos_source.state.model import BatchRecord
 from kafka_eos_source.state.store.overlay import MISSING, Missing, Overlay, merge
+from kafka_eos_source.state.store.reads import Reads
 from kafka_eos_source.state.store.records import Offsets, StoreMetadata
 from kafka_eos_source.state.store.scans import Cursor, Scan, Scans
 
 _View = TypeVar("_View", bound="StateView")
 
 
-class StateView(ABC):
+class StateView(Reads):
     """Read-only access to a store as of one moment; a context manager.
 
     While a view is open, RocksDB cannot free the disk space of what it shows.
@@ -47,44 +46,12 @@ class StateView(ABC):
             ViewInvalidatedError: if the owner rolled back what an uncommitted view showed.
         """
 
-    @abstractmethod
-    def _pairs(self, low: bytes | None, high: bytes | None, *, reverse: bool) -> Scan: ...
-
     def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
         """Returns the value of each key, null for a missing key."""
         return pa.array([self.get(key) for key in keys.to_pylist()], pa.binary())
 
-    def range(self, low: bytes | None = None, high: bytes | None = None, *, reverse: bool = False) -> Scan:
-        """Returns pairs in key order; ``low`` is included, ``high`` excluded, None is unbounded."""
-        return self._pairs(low, high, reverse=reverse)
-
-    def reverse_range(self, low: bytes | None = None, high: bytes | None = None) -> Scan:
-        """Returns the pairs of `range`, from the last to the first."""
-        return self._pairs(low, high, reverse=True)
-
-    def prefix_scan(self, prefix: bytes) -> Scan:
-        """Returns the pairs whose key begins with ``prefix``, in key order."""
-        return self._pairs(prefix, upper_bound(prefix), reverse=False)
-
-    def all(self) -> Scan:
-        """Returns all pairs in key order."""
-        return self._pairs(None, None, reverse=False)
-
-    def committed_offset(self, tp: TopicPartition) -> int | None:
-        """Returns the offset of the last changelog record; None if there is no record."""
-        return last_offset(self._metadata.offsets, tp)
-
-    def next_offset(self, tp: TopicPartition) -> int | None:
-        """Returns the changelog offset after the last record; None if it is not recorded."""
-        return self._metadata.offsets.get(tp)
-
-    def last_batch(self) -> BatchRecord | None:
-        """Returns the last micro-batch in the committed data."""
-        return self._metadata.batch
-
-    def position(self) -> Offsets:
-        """Returns the input offsets that the committed data reflects (KIP-796)."""
-        return self._metadata.position
+    def _committed(self) -> StoreMetadata:
+        return self._metadata
 
     def close(self) -> None:
         """Closes the view and its scans. May be called again."""
@@ -107,7 +74,7 @@ class CommittedView(StateView):
     def get(self, key: bytes) -> bytes | None:
         return self._cursor.get(key)
 
-    def _pairs(self, low: bytes | None, high: bytes | None, *, reverse: bool) -> Scan:
+    def range(self, low: bytes | None = None, high: bytes | None = None, *, reverse: bool = False) -> Scan:
         if low is not None and high is not None and low >= high:
             return self._scans.track(iter(()))
         return self._scans.track(self._cursor.scan(low, high, reverse=reverse))
@@ -146,7 +113,7 @@ class UncommittedView(StateView):
                 return None
         return self._cursor.get(key)
 
-    def _pairs(self, low: bytes | None, high: bytes | None, *, reverse: bool) -> Scan:
+    def range(self, low: bytes | None = None, high: bytes | None = None, *, reverse: bool = False) -> Scan:
         self._check_valid()
         if low is not None and high is not None and low >= high:
             return self._scans.track(iter(()))
@@ -155,12 +122,6 @@ class UncommittedView(StateView):
             ranges = self._overlay.ranges
         base = self._cursor.scan(low, high, reverse=reverse)
         return self._scans.track(merge(staged, base, ranges, reverse=reverse))
-
-
-def last_offset(offsets: Offsets, tp: TopicPartition) -> int | None:
-    """Returns the offset of the last changelog record; None if there is no record."""
-    end = offsets.get(tp)
-    return end - 1 if end else None
 
 
 def check_bound(position: Offsets, at_least: Mapping[TopicPartition, int] | None) -> None:

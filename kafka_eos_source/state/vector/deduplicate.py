@@ -27,6 +27,7 @@ from kafka_eos_source.state.vector.grouping import (
     record_event_times,
     without_cached,
 )
+from kafka_eos_source.state.vector.held_chunks import HeldChunks
 from kafka_eos_source.state.vector.intake import chunks, output_batches
 from kafka_eos_source.state.vector.windows import Duration, check_time_column, milliseconds, times_ms
 
@@ -42,8 +43,8 @@ class DeduplicateProcessor:
 
     Without ``within``, the state keeps every key forever. With ``within``, a row is a duplicate if an
     earlier row of its key passed and its own event time is less than ``within`` after the event time of that
-    row. The rows of one micro-batch are processed in chunks of up to about 500,000 rows, and within a chunk
-    in the order of event time.
+    row. The rows of one micro-batch are processed in the order of event time, so their order of arrival
+    decides only which of several rows with equal key and equal event time passes.
 
     With ``within``, a key is deleted once no later row can be its duplicate. The watermark is the largest
     event time of all shards in the previous batches, minus ``grace``. A row before the watermark might be a
@@ -150,14 +151,27 @@ class DeduplicateProcessor:
             context: the micro-batch; late rows and rows without a time are counted in it.
         """
         describe(state, self.description)
-        if self._on is not None:
-            self._delete_expired(state, context.watermark_ms(self._grace_ms))
-        for rows in chunks(batches, self._schema):
-            if self._on is None:
-                passed = self._pass_new_keys(rows, state)
-            else:
-                passed = self._pass_within(rows, self._on, state, context)
-            yield from output_batches(self._schema, rows.take(pa.array(passed)).columns)
+        if self._on is None:
+            for rows in chunks(batches, self._schema):
+                yield from self._taken(rows, self._pass_new_keys(rows, state))
+            return
+        self._delete_expired(state, context.watermark_ms(self._grace_ms))
+        # The last row may be the earliest, so all rows are read before the first one passes. Otherwise, the
+        # output would depend on how the shuffle happened to deliver the rows.
+        with HeldChunks(self._schema) as held:
+            timed = _TimedKeys()
+            for rows in chunks(batches, self._schema):
+                own, times = self._on_time(rows, self._on, context)
+                columns = [rows.column(name).take(own) for name in self._keys.names]
+                timed.add(self._codec.encode(columns), times)
+                held.add(rows if len(own) == rows.num_rows else rows.take(own))
+            passed = self._pass_within(timed, state)
+            for rows, first in held.with_first_positions():
+                start, end = np.searchsorted(passed, (first, first + rows.num_rows))
+                yield from self._taken(rows, passed[start:end] - first)
+
+    def _taken(self, rows: pa.RecordBatch, positions: Ints) -> Iterator[pa.RecordBatch]:
+        return output_batches(self._schema, rows.take(pa.array(positions)).columns)
 
     def _pass_new_keys(self, rows: pa.RecordBatch, state: StateAccess) -> Ints:
         """Adds the new keys to the state; returns the positions of their first rows."""
@@ -170,9 +184,8 @@ class DeduplicateProcessor:
         state.put_many(added, pa.repeat(pa.scalar(VALUE_VERSION, pa.binary()), len(added)))
         return np.sort(_first_positions(number)[new])
 
-    def _pass_within(self, rows: pa.RecordBatch, on: str, state: StateAccess, context: BatchContext) -> Ints:
-        """Updates the times of the keys in the state; returns the positions of the rows that pass."""
-        within_ms = self._within_ms or 0
+    def _on_time(self, rows: pa.RecordBatch, on: str, context: BatchContext) -> tuple[pa.Array, Ints]:
+        """Returns positions and event times (ms) of the rows that may pass; counts the others."""
         times, is_valid = times_ms(rows.column(on))
         record_event_times(context, times[is_valid])
         watermark = context.watermark_ms(self._grace_ms)
@@ -181,15 +194,24 @@ class DeduplicateProcessor:
             if bool(dropped.any()):
                 context.count(metric, int(dropped.sum()))
         own = np.flatnonzero(is_valid & ~late)
-        columns = [rows.column(name).take(pa.array(own)) for name in self._keys.names]
-        number, group_keys = numbered_in_order(self._codec.encode(columns))
+        return pa.array(own), times[own]
+
+    def _pass_within(self, timed: _TimedKeys, state: StateAccess) -> Ints:
+        """Updates the times of the keys in the state; returns the positions of the rows that pass, in order.
+
+        Args:
+            timed: keys and event times of all rows of the batch.
+            state: state of the shard.
+        """
+        within_ms = self._within_ms or 0
+        number, times, group_keys = timed.combined()
         places = keyed_keys(VALUES, group_keys)
         stored = state.get_many(places)
         known = binary.valid(stored)
         before, entry = (cells.raw(column, np.int64) for column in self._values.decode(stored))
         # For each key, the earliest event time at which a row passes.
         floor = np.where(known, before + within_ms, np.iinfo(np.int64).min)
-        passed, floor = _passing(number, times[own], floor, within_ms)
+        passed, floor = _passing(number, times, floor, within_ms)
         last = floor - within_ms
         changed = np.zeros(len(floor), np.bool_)
         changed[number[passed]] = True
@@ -199,7 +221,7 @@ class DeduplicateProcessor:
         state.put_many(places.filter(pa.array(changed)), self._values.encode([pa.array(last[changed]), new]))
         first = old.is_null()
         due.move(state, TIMES, keys.filter(first), old.filter(first), new.filter(first))
-        return np.asarray(own[np.sort(passed)], np.int64)
+        return np.asarray(np.sort(passed), np.int64)
 
     def _delete_expired(self, state: StateAccess, until_ms: int | None) -> None:
         """Deletes the keys whose duplicates would all be earlier than ``until_ms``, and so late."""
@@ -224,6 +246,31 @@ class DeduplicateProcessor:
     def __getstate__(self) -> dict[str, Any]:
         """Returns the declared attributes; the task recomputes the cached ones."""
         return without_cached(self)
+
+
+class _TimedKeys:
+    """Keys and event times of the rows of a batch: a few bytes per row, and each key once per chunk."""
+
+    def __init__(self) -> None:
+        self._numbers: list[NDArray[np.int32]] = []
+        self._times: list[Ints] = []
+        self._group_keys: list[pa.BinaryArray] = []
+
+    def add(self, group_keys: pa.BinaryArray, times: Ints) -> None:
+        """Adds the rows of a chunk: their group keys and event times, ms."""
+        number, distinct = numbered(group_keys)
+        self._numbers.append(number.astype(np.int32))
+        self._times.append(times)
+        self._group_keys.append(distinct)
+
+    def combined(self) -> tuple[Ints, Ints, pa.BinaryArray]:
+        """Returns each row's number of its key and event time, and the distinct group keys in order."""
+        if not self._numbers:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64), pa.array([], pa.binary())
+        of_chunks, group_keys = numbered_in_order(binary.concat(self._group_keys, pa.binary()))
+        starts = np.cumsum([0, *map(len, self._group_keys)])
+        number = [of_chunks[start + own] for start, own in zip(starts, self._numbers, strict=False)]
+        return np.concatenate(number), np.concatenate(self._times), group_keys
 
 
 def _first_positions(number: Ints) -> Ints:

@@ -1,15 +1,15 @@
-"""Packed batches: partial rows travel to their shard as one row per shard, not one row per key.
+"""Shard batches: partial rows travel to their shard as one Spark row per shard, not one row per key.
 
 Spark does not need to see the rows that a read, or a step after it, has combined. As ordinary rows, each of
 them would be converted from Arrow to Spark's row format, shuffled, and converted back. So the combining task
-sorts its rows by shard, with Spark's own hash, and sends one Spark row to each shard:
+sorts its rows by shard, with Spark's own hash, and sends each shard one Spark row with a packed batch:
 
 ============================  ======  ===============================================================
 column                        type    content
 ============================  ======  ===============================================================
 ``__kafka_eos_route``         int     a number that ``repartition(shards, route)`` sends to the shard
 ``__kafka_eos_shard``         int     the shard
-``__kafka_eos_packed_batch``  binary  a record batch in Arrow IPC format, without its schema
+``__kafka_eos_packed_batch``  binary  the rows as a message of `protocol.packed_batches`
 ============================  ======  ===============================================================
 """
 
@@ -21,6 +21,8 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
+from kafka_eos_source.protocol import packed_batches
+from kafka_eos_source.spark.schema import fit
 from kafka_eos_source.state.encoding.spark_hash import shards_of
 
 #: Names of the columns in the table above.
@@ -54,42 +56,44 @@ def pack(
     for batch in batches:
         if not batch.num_rows:
             continue
-        batch = _conform(batch, schema)
+        batch = fit(batch, schema, "the aggregation returned")
         shard_of_row = shards_of([batch.column(name) for name in keys], shards)
         order = np.argsort(shard_of_row, kind="stable")
         counts = np.bincount(shard_of_row, minlength=shards)
         batch = batch.take(pa.array(order))
-        rows = max(1, PACKED_BATCH_BYTES * batch.num_rows // max(1, batch.nbytes))
-        packed: list[bytes] = []
+        packed: list[pa.Buffer] = []
         destinations: list[int] = []
         start = 0
         for shard in np.flatnonzero(counts).tolist():
-            end = start + int(counts[shard])
-            for at in range(start, end, rows):
-                packed.append(batch.slice(at, min(rows, end - at)).serialize().to_pybytes())
-                destinations.append(shard)
-            start = end
-        yield packed_rows(packed, destinations, shards)
+            count = int(counts[shard])
+            of_shard = packed_batches.slices(batch.slice(start, count), PACKED_BATCH_BYTES)
+            packed += map(packed_batches.pack, of_shard)
+            destinations += [shard] * (len(packed) - len(destinations))
+            start += count
+        yield routed(packed_batches.column(packed), destinations, shards)
 
 
-def packed_rows(packed: Sequence[bytes | None], destinations: Sequence[int], shards: int) -> pa.RecordBatch:
+def routed(packed: pa.BinaryArray, destinations: Sequence[int], shards: int) -> pa.RecordBatch:
     """Returns rows of `PACKED_SCHEMA` that carry each packed batch to the shard of the same position."""
     route_of_shard = routes(shards)
     return pa.RecordBatch.from_arrays(
         [
             pa.array([route_of_shard[shard] for shard in destinations], pa.int32()),
             pa.array(destinations, pa.int32()),
-            pa.array(packed, pa.binary()),
+            packed,
         ],
         schema=PACKED_SCHEMA,
     )
 
 
 def unpack(packed: pa.BinaryArray, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yields the rows that `pack` packed, with the same ``schema``. Nulls are skipped."""
-    for each in packed:
-        if each.is_valid:
-            yield pa.ipc.read_record_batch(each.as_buffer(), schema)
+    """Yields the rows that `pack` packed, with the same ``schema``. Nulls are skipped.
+
+    Raises:
+        InvalidRecordError: if a value is not a packed batch.
+    """
+    where = f"column {PACKED_BATCH!r}"
+    return (packed_batches.unpack(each, schema, where) for each in packed_batches.values(packed))
 
 
 @lru_cache(maxsize=8)
@@ -109,9 +113,3 @@ def routes(shards: int) -> tuple[int, ...]:
             smallest.setdefault(shard, number)
         start += step
     return tuple(smallest[shard] for shard in range(shards))
-
-
-def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Returns the batch with exactly the types and nullability of ``schema``, which `unpack` relies on."""
-    columns = [batch.column(field.name).cast(field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,22 +1,21 @@
-"""Packed batches: one Spark row carries an Arrow batch of many rows in a binary column.
+"""Packed frames: the rows of `map_in_read` travel to the sink as packed batches, many in one Spark row.
 
 Between a Python source and a Python sink, Spark converts every row from Arrow to its own format and back.
-Packing avoids that for rows that Spark itself does not process. A packed batch is a record batch in Arrow's
-IPC format, without the schema, in the column `PACKED`. The metadata of that column contains the schema of the
-rows.
+Packing avoids that for rows that Spark itself does not process. The packed batches, messages of
+`protocol.packed_batches`, are in the column `PACKED`, whose metadata contains the schema of the rows.
 """
 
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
-from kafka_eos_source.spark.schema import arrow_schema
+from kafka_eos_source.protocol import packed_batches
+from kafka_eos_source.spark.schema import arrow_schema, fit
 
 #: Column of a packed frame.
 PACKED = "__kafka_eos_rows"
@@ -27,9 +26,6 @@ _SCHEMA = "kafka_eos.rows"
 #: Approximate size of a packed batch, in bytes. Spark holds one in memory and passes a few at a time to
 #: Python.
 PACKED_BATCH_BYTES = 2 << 20
-
-#: Arrow's offsets of a binary column with one value: where the value begins and ends.
-_OFFSETS = struct.Struct("=2i")
 
 _FIX = "write the frame that map_in_read returned without changes; do all processing in its function."
 
@@ -89,28 +85,26 @@ def pack(batches: Iterable[pa.RecordBatch], rows: StructType) -> Iterator[pa.Rec
             raise _no_batches(batch)
         if not batch.num_rows:
             continue
-        fitted = _fitted(batch, schema)
-        size_rows = max(1, PACKED_BATCH_BYTES * fitted.num_rows // max(1, fitted.nbytes))
-        for start in range(0, fitted.num_rows, size_rows):
-            packed_batch = fitted.slice(start, size_rows).serialize()
-            offsets = pa.py_buffer(_OFFSETS.pack(0, packed_batch.size))
-            packed = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, packed_batch])
+        for rows_of_one in packed_batches.slices(
+            fit(batch, schema, "the function of map_in_read returned"), PACKED_BATCH_BYTES
+        ):
+            packed = packed_batches.column([packed_batches.pack(rows_of_one)])
             yield pa.RecordBatch.from_arrays([packed], schema=column)
 
 
-def unpack(packed_batches: Iterable[pa.Buffer], rows: StructType) -> Iterator[pa.RecordBatch]:
-    """Returns the rows in packed batches, without copying the buffers."""
+def unpack(packed: Iterable[pa.Buffer], rows: StructType) -> Iterator[pa.RecordBatch]:
+    """Returns the rows in packed batches, without copying the buffers.
+
+    Raises:
+        InvalidRecordError: if a value is not a packed batch.
+    """
     schema = arrow_schema(rows)
-    for packed_batch in packed_batches:
-        yield pa.ipc.read_record_batch(packed_batch, schema)
+    return (packed_batches.unpack(each, schema, f"column {PACKED!r}") for each in packed)
 
 
 def packed_batches_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Buffer]:
     """Returns the packed batches in the Arrow batches that Spark passes for a packed frame."""
-    for batch in batches:
-        for packed_batch in batch.column(0):
-            if packed_batch.is_valid:
-                yield packed_batch.as_buffer()
+    return (each for batch in batches for each in packed_batches.values(batch.column(0)))
 
 
 def _no_batches(result: object) -> InvalidRecordError:
@@ -119,28 +113,3 @@ def _no_batches(result: object) -> InvalidRecordError:
         "pyarrow.RecordBatch.",
         fix="yield record batches; for a table, yield from table.to_batches().",
     )
-
-
-def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Returns the batch with its columns in the order and types of the schema."""
-    if batch.schema.equals(schema):
-        return batch
-    if sorted(batch.schema.names) != sorted(schema.names):
-        raise InvalidRecordError(
-            "the function of map_in_read returned a batch with the columns "
-            f"{', '.join(batch.schema.names)}; expected the columns of its schema, "
-            f"{', '.join(schema.names)}.",
-            fix="pass map_in_read the schema of the batches that the function returns.",
-        )
-    columns = []
-    for field in schema:
-        found = batch.column(field.name)
-        try:
-            columns.append(found if found.type.equals(field.type) else found.cast(field.type))
-        except pa.ArrowException as error:
-            raise InvalidRecordError(
-                f"the function of map_in_read returned column {field.name!r} with type {found.type}, which "
-                f"cannot be cast to {field.type}, its type in the schema: {error}.",
-                fix="cast the column in the function, or correct the schema.",
-            ) from error
-    return pa.RecordBatch.from_arrays(columns, schema=schema)

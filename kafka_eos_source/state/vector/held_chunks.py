@@ -1,0 +1,69 @@
+"""Holds the rows of a shard's micro-batch for a second pass."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from types import TracebackType
+from typing import IO
+
+import pyarrow as pa
+
+
+class HeldChunks:
+    """Chunks of rows: one in memory, further ones in a temporary file. A context manager.
+
+    Most micro-batches have one chunk per shard, and need no file. The file has no name, so no other process
+    can open it, and it disappears with this process.
+
+    Args:
+        schema: columns of the rows.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._first: pa.RecordBatch | None = None
+        self._file: IO[bytes] | None = None
+        self._writer: pa.RecordBatchWriter | None = None
+
+    def __enter__(self) -> HeldChunks:
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Holds a chunk.
+
+        Raises:
+            OSError: if the temporary folder is full or not writable.
+        """
+        if self._first is None:
+            self._first = rows
+            return
+        if self._writer is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115  closed by __exit__
+            self._writer = pa.ipc.new_stream(self._file, self._schema)
+        self._writer.write_batch(rows)
+
+    def with_first_positions(self) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """Yields the chunks in order, each with the position of its first row among all rows. Call it once.
+
+        Raises:
+            OSError: if the temporary file cannot be written or read.
+        """
+        if self._first is None:
+            return
+        yield self._first, 0
+        if self._writer is None or self._file is None:
+            return
+        first, self._first = self._first.num_rows, None  # frees the memory
+        self._writer.close()
+        self._file.seek(0)
+        with pa.ipc.open_stream(self._file) as reader:
+            for rows in reader:
+                yield rows, first
+                first += rows.num_rows

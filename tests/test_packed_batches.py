@@ -1,0 +1,163 @@
+"""Packed batches: rows stay the same, damaged bytes are refused, and stored bytes stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import given
+
+from kafka_eos_source.errors import InvalidRecordError, StateCorruptedError, StateError
+from kafka_eos_source.model import ShardReport, TopicPartition
+from kafka_eos_source.protocol import packed_batches, packet
+from kafka_eos_source.protocol.packed_batches import column, pack, pack_stream, slices, unpack, unpack_stream
+from kafka_eos_source.state.store.pending import decode_rows
+from kafka_eos_source.state.store.uncommitted import CHANGES
+
+SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.string())])
+SOME = pa.RecordBatch.from_arrays([pa.array([1, None]), pa.array(["a", "bc"])], schema=SCHEMA)
+MADE_CHANGES = pa.RecordBatch.from_arrays(
+    [pa.array([b"\x01k", b"\x01d"]), pa.array([b"v", None])], schema=CHANGES
+)
+REPORT = ShardReport(
+    tp=TopicPartition("app-counts-changelog", 0),
+    task_attempt_id="attempt-0",
+    shards=2,
+    query_id="query",
+    batch_id=7,
+    next_offset=40,
+    time_ms=1000,
+)
+
+#: What earlier versions wrote for `MADE_CHANGES` and for `REPORT`. Staged parts, databases and topics contain
+#: such bytes, so a change of them needs a new version of the format, with a reader for this one.
+STREAM = bytes.fromhex(
+    "ffffffff980000001000000000000a000c000600050008000a000000000104000c000000080008000000040008000000"
+    "04000000020000004000000004000000d8ffffff00000104100000001800000004000000000000000500000076616c75"
+    "65000000ccffffff100014000800060007000c0000001000100000000000010410000000180000000400000000000000"
+    "030000006b6579000400040004000000ffffffffd800000014000000000000000c0016000600050008000c000c000000"
+    "0003040018000000380000000000000000000a0018000c00040008000a0000007c000000100000000200000000000000"
+    "00000000060000000000000000000000000000000000000000000000000000000c000000000000001000000000000000"
+    "04000000000000001800000000000000010000000000000020000000000000000c000000000000003000000000000000"
+    "010000000000000000000000020000000200000000000000000000000000000002000000000000000100000000000000"
+    "00000000020000000400000000000000016b016400000000010000000000000000000000010000000100000000000000"
+    "7600000000000000ffffffff00000000"
+)
+FIRST_PACKET = (
+    b'\x00\x00\x00Q{"v":2,"topic":"app-counts-changelog","shard":0,"attempt":"attempt-0","number":0}' + STREAM
+)
+LAST_PACKET = (
+    b'\x00\x00\x01\x0e{"v":2,"topic":"app-counts-changelog","shard":0,"attempt":"attempt-0","number":1,'
+    b'"report":{"packets":2,"records":2,"shards":2,"query":"query","batch":7,"next":40,"time":1000,'
+    b'"event":null,"sequence":-1,"skipped":false,"gap":false,"failure":"","pressure":0.0,"counts":{}}}'
+)
+
+
+def rows(values: list[tuple[int | None, str | None]]) -> pa.RecordBatch:
+    columns = [pa.array([row[at] for row in values], field.type) for at, field in enumerate(SCHEMA)]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+MADE = st.lists(st.tuples(st.none() | st.integers(-9, 9), st.none() | st.text(max_size=9)), max_size=20)
+
+
+@given(made=MADE, size_bytes=st.sampled_from([1, 50, 1 << 20]))
+def test_rows_stay_the_same_in_both_forms(made: list[tuple[int | None, str | None]], size_bytes: int) -> None:
+    cut = list(slices(rows(made), size_bytes))
+    assert all(each.num_rows for each in cut)
+    assert size_bytes > 1 or len(cut) == len(made)
+    messages = column([pack(each) for each in cut])
+    streams = column([pack_stream(each) for each in cut])
+    found = [unpack(each, SCHEMA, "it") for each in packed_batches.values(messages)]
+    assert pa.Table.from_batches(found, SCHEMA).to_pylist() == rows(made).to_pylist()
+    found = [batch for each in packed_batches.values(streams) for batch in unpack_stream(each, "it")]
+    assert pa.Table.from_batches(found, SCHEMA).to_pylist() == rows(made).to_pylist()
+
+
+def test_slices_have_about_the_requested_size() -> None:
+    cut = list(slices(rows([(1, "v" * 100)] * 1000), 10_000))
+    assert 10 <= len(cut) <= 14
+    assert max(each.nbytes for each in cut) <= 10_000
+
+
+def test_a_column_skips_nulls_and_copies_no_single_value() -> None:
+    packed = pack(SOME)
+    one = column([packed])
+    assert one.buffers()[2].address == packed.address
+    (found,) = packed_batches.values(pa.concat_arrays([pa.nulls(2, pa.binary()), one]))
+    assert found == packed
+    assert len(column([])) == 0
+    assert unpack(packed, SCHEMA, "it").column(1).buffers()[2].address >= packed.address, "rows were copied"
+
+
+def test_more_than_a_column_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = pack(SOME)
+    monkeypatch.setattr(packed_batches, "_COLUMN_BYTES", 2 * packed.size)
+    assert len(column([packed] * 2)) == 2
+    with pytest.raises(InvalidRecordError, match=rf"3 packed .* have {3 * packed.size} bytes; .* at most"):
+        column([packed] * 3)
+
+
+def _read_message(data: bytes) -> None:
+    unpack(pa.py_buffer(data), SCHEMA, "column 'c'")
+
+
+def _read_stream(data: bytes) -> None:
+    list(unpack_stream(data, "column 'c'"))
+
+
+READERS = pytest.mark.parametrize(
+    ("read", "whole"),
+    [(_read_message, pack(SOME).to_pybytes()), (_read_stream, pack_stream(SOME).to_pybytes())],
+)
+
+
+@READERS
+@pytest.mark.parametrize("junk", [b"", b"junk", b"\xff" * 8, bytes(64), pack_stream(SOME)[:160]])
+def test_junk_is_refused(read: Callable[[bytes], None], whole: bytes, junk: Any) -> None:
+    read(whole)
+    with pytest.raises(InvalidRecordError, match=rf"column 'c' contains {len(junk)} bytes that are not"):
+        read(junk)
+
+
+@READERS
+def test_truncated_batches_are_refused(read: Callable[[bytes], None], whole: bytes) -> None:
+    needed = len(whole) - 8 * (read is _read_stream)  # a stream may lack its end mark
+    for size in range(needed):
+        with pytest.raises(InvalidRecordError, match=f"contains {size} bytes that are not a packed batch"):
+            read(whole[:size])
+
+
+def test_a_batch_of_other_columns_is_not_read_beyond_its_buffers() -> None:
+    """A message names no types, so another version's schema could make Arrow read beyond a buffer's end."""
+    narrow = pa.record_batch({"k": pa.array([1, 2, 3], pa.int8()), "v": ["a", "b", "c"]})
+    with pytest.raises(InvalidRecordError, match=r"column 'c'.*not a packed batch"):
+        _read_message(pack(narrow).to_pybytes())
+
+
+def test_stored_bytes_stay_readable() -> None:
+    (found,) = unpack_stream(STREAM, "it")
+    assert found == MADE_CHANGES
+    assert decode_rows(STREAM).to_batches() == [MADE_CHANGES]
+    first, last = packet.unpack(FIRST_PACKET), packet.unpack(LAST_PACKET)
+    assert list(first.batches()) == [MADE_CHANGES]
+    assert (first.tp, first.task_attempt_id, first.number, first.report) == (REPORT.tp, "attempt-0", 0, None)
+    assert (last.number, last.report) == (1, replace(REPORT, packets=2, records=2))
+
+
+def test_stored_bytes_are_written_as_ever() -> None:
+    assert pack_stream(MADE_CHANGES).to_pybytes() == STREAM
+    written = [each.to_pybytes() for each in packet.pack(REPORT, [MADE_CHANGES])]
+    assert written == [FIRST_PACKET, LAST_PACKET]
+
+
+def test_damaged_stored_batches_get_the_error_of_their_place() -> None:
+    """Pending changes are restored after a restart; a damaged packet needs a person."""
+    with pytest.raises(StateCorruptedError, match="pending batch cannot be decoded"):
+        decode_rows(STREAM[:-100])
+    with pytest.raises(StateError, match=r"'__kafka_eos_changelog' contains .* not a packed batch"):
+        list(packet.unpack(FIRST_PACKET[:-100]).batches())
