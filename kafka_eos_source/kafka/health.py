@@ -62,7 +62,7 @@ def layout(kafka: Mapping[str, str], deadline: Deadline) -> Layout:
     Raises:
         UnavailableError, AuthorizationError: if no broker answers, or the login is refused.
     """
-    complaints = Complaints()
+    complaints = Complaints(kafka)
     client = make(_AdminClient, {**admin_config(kafka), "error_cb": complaints.on_error})
     found = request(
         "reading the cluster's metadata",

@@ -38,7 +38,7 @@ class Rights:
 
     def __init__(self, kafka: Mapping[str, str], deadline: Deadline) -> None:
         self._kafka, self._deadline = dict(kafka), deadline
-        self._complaints = Complaints()
+        self._complaints = Complaints(self._kafka)
         self._client = make(
             _AdminClient, {**admin_config(self._kafka), "error_cb": self._complaints.on_error}, logger=_log
         )
@@ -87,7 +87,7 @@ class Rights:
         Raises:
             KafkaEosError: if no broker answers, or the login is refused.
         """
-        complaints = Complaints()
+        complaints = Complaints(self._kafka)
         limit = self._largest_transaction_timeout_ms()
         if limit is not None and limit >= _NEVER_GRANTED_MS:
             return None
