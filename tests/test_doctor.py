@@ -58,7 +58,7 @@ def complete(*found: Finding) -> None:
 # -- the command
 
 
-def test_a_machine_that_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ready_machine_passes_every_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java, "found", lambda: ("/opt/java", 21))
     monkeypatch.setattr(kernel, "choice", lambda: kernel.Choice(kernel.Kernel.__new__(kernel.Kernel), ""))
     monkeypatch.setattr(machine, "free_temporary_bytes", lambda: 100 * GIB)
@@ -81,7 +81,7 @@ def test_a_machine_that_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_a_machine_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_components_fail_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_java() -> tuple[str, int]:
         raise UnavailableError("no Java found.", fix="install it.")
 
@@ -116,7 +116,7 @@ def test_the_exit_code_is_that_of_the_worst_finding() -> None:
     assert [exit_code(each) for each in (OK, NOTE, WARNING, BAD)] == [0, 0, 4, 3]
 
 
-def test_a_repair_is_named_before_it_is_done_and_its_failure_is_told(tmp_path: Path) -> None:
+def test_a_repair_is_named_before_it_is_done_and_its_failure_is_reported(tmp_path: Path) -> None:
     events: list[str] = []
 
     def fail() -> None:
@@ -180,7 +180,7 @@ FINE = {
         ({}, "3.14.0", 17, NOTE, "Python 3.14"),
     ],
 )
-def test_combinations_that_are_known_not_to_work(
+def test_version_combinations_that_do_not_work_are_reported(
     changed: dict[str, str | None], python: str, java_major: int, severity: Severity, said: str
 ) -> None:
     found = list(versions.check(versions.Versions({**FINE, **changed}, python, java_major)))
@@ -189,7 +189,7 @@ def test_combinations_that_are_known_not_to_work(
     assert any(said in each.what for each in found)
 
 
-def test_python_without_the_gil_is_told() -> None:
+def test_python_without_the_gil_is_reported() -> None:
     found = list(versions.check(versions.Versions(FINE, "3.13.0", 17, free_threaded=True)))
     assert [each.severity for each in found] == [OK, NOTE]
 
@@ -208,7 +208,7 @@ def test_a_module_that_cannot_be_imported_hides_all_data_sources(
     assert found.fix == "repair or uninstall pyspark_0_broken."
 
 
-def test_the_workers_python_is_this_one_or_said_not_to_be(tmp_path: Path) -> None:
+def test_another_python_for_workers_is_reported(tmp_path: Path) -> None:
     for name in ("ours", "theirs"):
         (tmp_path / name).mkdir()
         for each in ("python", "python3"):
@@ -222,7 +222,7 @@ def test_the_workers_python_is_this_one_or_said_not_to_be(tmp_path: Path) -> Non
     assert "does not exist" in machine.workers_python({"PATH": ""}, ours).what
 
 
-def test_the_twin_is_a_warning_unless_somebody_turned_the_kernel_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_twin_is_a_warning_unless_the_kernel_is_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "choice", lambda: kernel.Choice(None, "it was not built"))
     found = machine.check_kernel()
     complete(found)
@@ -232,7 +232,7 @@ def test_the_twin_is_a_warning_unless_somebody_turned_the_kernel_off(monkeypatch
     assert machine.check_kernel().severity is NOTE
 
 
-def test_fix_compiles_the_kernel_where_a_compiler_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_fix_compiles_the_kernel_if_there_is_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler")
@@ -253,7 +253,7 @@ def test_fix_compiles_the_kernel_where_a_compiler_is(monkeypatch: pytest.MonkeyP
     assert not list(tmp_path.glob("*broken.so*"))
 
 
-def test_pyspark_in_a_zip_is_told_with_its_price_and_can_be_deleted(tmp_path: Path) -> None:
+def test_pyspark_in_a_zip_is_reported_with_its_cost_and_can_be_deleted(tmp_path: Path) -> None:
     assert machine.zipped_pyspark(tmp_path).severity is OK
     (tmp_path / "python" / "lib").mkdir(parents=True)
     (archive := tmp_path / "python" / "lib" / "pyspark.zip").write_bytes(b"")
@@ -269,7 +269,7 @@ def test_pyspark_in_a_zip_is_told_with_its_price_and_can_be_deleted(tmp_path: Pa
     assert not archive.exists()
 
 
-def test_what_quickens_checkpoints_is_told_and_is_no_fault() -> None:
+def test_the_setting_for_fast_checkpoints_is_reported_and_never_fails() -> None:
     found = machine.checkpoint_files({"some.setting": "a.Class"})
     assert found.severity is OK
     assert "some.setting=a.Class" in found.what
@@ -279,7 +279,7 @@ def test_what_quickens_checkpoints_is_told_and_is_no_fault() -> None:
 @pytest.mark.parametrize(
     ("free", "severity"), [(100 * GIB, OK), (GIB, WARNING), (50 << 20, BAD)], ids=["much", "little", "none"]
 )
-def test_temporary_space(free: int, severity: Severity) -> None:
+def test_little_temporary_space_is_reported(free: int, severity: Severity) -> None:
     found = machine.temporary_space(free, "/tmp")
     complete(found)
     assert found.severity is severity
@@ -296,14 +296,14 @@ def test_temporary_space(free: int, severity: Severity) -> None:
         (64, 1024, BAD, "hard limit"),
     ],
 )
-def test_the_limit_of_open_files(soft: int, hard: int, severity: Severity, fix: str) -> None:
+def test_a_low_limit_of_open_files_is_reported(soft: int, hard: int, severity: Severity, fix: str) -> None:
     found = machine.descriptors(soft, hard)
     complete(found)
     assert found.severity is severity
     assert fix in found.fix
 
 
-def test_private_folders_belong_to_this_user_alone(tmp_path: Path) -> None:
+def test_private_folders_of_other_users_are_reported_and_not_repaired(tmp_path: Path) -> None:
     uid = os.getuid()
     assert list(machine.private_folders(str(tmp_path), uid)) == []
     (tmp_path / f"kafka-eos-state-{uid}").mkdir(mode=0o700)
@@ -351,7 +351,7 @@ def test_every_broker_is_asked_at_the_address_that_it_gives() -> None:
         (OSError("refused"), NOTE, "refused"),
     ],
 )
-def test_the_level_of_transactions(features: Any, severity: Severity, said: str) -> None:
+def test_the_finalized_level_of_transactions_is_reported(features: Any, severity: Severity, said: str) -> None:
     def ask(host: str, port: int, kafka: Mapping[str, str], seconds: float) -> Any:
         if isinstance(features, OSError):
             raise features
@@ -411,7 +411,7 @@ def test_a_broker_is_asked_for_its_features_over_a_socket() -> None:
             thread.join()
 
 
-def test_few_replicas_are_a_warning_where_there_could_be_more() -> None:
+def test_few_replicas_are_a_warning_if_the_cluster_has_several_brokers() -> None:
     found = cluster.replicas(TWO, ["in", "out", "unknown"])
     complete(found)
     assert (found.severity, "out: 1" in found.what, "in: 3" in found.what) == (WARNING, True, False)
@@ -431,7 +431,7 @@ def test_few_replicas_are_a_warning_where_there_could_be_more() -> None:
         (-90_000, 9, BAD),
     ],
 )
-def test_the_difference_of_two_clocks(ms: float, uncertainty: float, severity: Severity) -> None:
+def test_clocks_that_surely_differ_are_reported(ms: float, uncertainty: float, severity: Severity) -> None:
     found = cluster.clock({}, "t", soon(), ask=lambda *each: ClockDifference(ms, uncertainty))
     complete(found)
     assert found.severity is severity
@@ -468,7 +468,7 @@ ALL = {
 
 
 @pytest.mark.parametrize("principal", rights.PRINCIPALS)
-def test_each_right_that_is_taken_away_is_named(principal: str) -> None:
+def test_each_missing_right_is_named(principal: str) -> None:
     (fine,) = rights.check(STATEFUL, principal, Asks(ALL))
     assert fine.severity is OK
     for need in rights.needs(STATEFUL, principal):
@@ -483,7 +483,7 @@ def test_each_right_that_is_taken_away_is_named(principal: str) -> None:
         assert "kafka-acls.sh" in found.fix
 
 
-def test_who_needs_which_rights() -> None:
+def test_each_principal_needs_its_own_rights() -> None:
     def wanted(principal: str, names: rights.Names = STATEFUL) -> set[tuple[str, str]]:
         return {(each.name, each.operation) for each in rights.needs(names, principal)}
 
@@ -494,7 +494,7 @@ def test_who_needs_which_rights() -> None:
     assert wanted("operator", rights.Names("app", "group", {"in"}, {"out"}, "out")) == set()
 
 
-def test_a_topic_that_does_not_exist_and_a_right_that_cannot_be_asked_for() -> None:
+def test_missing_topics_and_unanswerable_rights_are_reported_as_such() -> None:
     missing = {name: each for name, each in ALL.items() if name not in ("out", "group")}
     found = list(rights.check(STATEFUL, "sink", Asks(missing, writes=None)))
     complete(*found)
@@ -533,7 +533,7 @@ WEEK_MS = int(7 * DAY * 1000)
         (60, True, AuthorizationError("no right"), None, NOTE, "not known"),
     ],
 )
-def test_how_long_kafka_keeps_the_token(
+def test_a_token_that_kafka_deletes_soon_is_reported(
     idle: float, token: bool, kept_ms: Any, topic: str | None, severity: Severity, said: str
 ) -> None:
     found = query.retention(inspection(planned=1e9 - idle, token=token), kept_ms, 1e9, topic)
@@ -583,7 +583,7 @@ def judged(
     return list(executors.check({}, staging, True, job=job))
 
 
-def test_executors_like_the_driver() -> None:
+def test_executors_like_the_driver_pass() -> None:
     (found,) = judged(executor(), executor(host="other"))
     assert found.severity is OK
     assert "2 tasks on" in found.what
@@ -601,7 +601,7 @@ def test_executors_like_the_driver() -> None:
         ({"files": [1024, 4096]}, WARNING, "open files: 1024"),
     ],
 )
-def test_what_is_wrong_on_an_executor(changed: dict[str, Any], severity: Severity, said: str) -> None:
+def test_a_problem_on_an_executor_is_reported_with_its_host(changed: dict[str, Any], severity: Severity, said: str) -> None:
     found = judged(executor(), executor(host="bad", executable="/opt/python", **changed))
     complete(*found)
     assert [each.severity for each in found] == [severity]
@@ -609,7 +609,7 @@ def test_what_is_wrong_on_an_executor(changed: dict[str, Any], severity: Severit
     assert said in found[0].what
 
 
-def test_a_clock_that_is_off_on_an_executor() -> None:
+def test_a_wrong_clock_on_an_executor_is_reported() -> None:
     good = executor()
     late = executor(host="late", at_seconds=good["at_seconds"] + 100)
     times = (good["at_seconds"], good["at_seconds"])
@@ -620,7 +620,7 @@ def test_a_clock_that_is_off_on_an_executor() -> None:
     assert "100 s ahead of this machine's" in found[0].what
 
 
-def test_a_staging_folder_that_is_not_shared() -> None:
+def test_a_staging_folder_that_executors_do_not_share_is_reported() -> None:
     fine = judged(executor(staging=""), staging="/s", written={"/s/a"})
     assert {each.check: each.severity for each in fine} == {"staging": OK, "executors": OK}
     for found in (
@@ -642,7 +642,7 @@ def test_a_job_that_fails_names_its_cause() -> None:
     assert "PYTHON_VERSION_MISMATCH" in found.what
 
 
-def test_the_probe_needs_only_the_standard_library() -> None:
+def test_the_probe_imports_only_the_standard_library() -> None:
     """Spark ships it to executors that may lack the package."""
     lines = Path(probe.__file__).read_text().splitlines()
     top = {line.split()[1].partition(".")[0] for line in lines if line.startswith(("import ", "from "))}
