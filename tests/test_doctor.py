@@ -222,7 +222,9 @@ def test_another_python_for_workers_is_reported(tmp_path: Path) -> None:
     assert "does not exist" in machine.workers_python({"PATH": ""}, ours).what
 
 
-def test_the_python_twin_is_a_warning_unless_the_kernel_is_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_twin_is_a_warning_unless_the_kernel_is_turned_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(kernel, "choice", lambda: kernel.Choice(None, "it was not built"))
     found = machine.check_kernel()
     complete(found)
@@ -232,7 +234,9 @@ def test_the_python_twin_is_a_warning_unless_the_kernel_is_turned_off(monkeypatc
     assert machine.check_kernel().severity is NOTE
 
 
-def test_fix_compiles_the_kernel_if_there_is_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_fix_compiles_the_kernel_if_there_is_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler")
@@ -351,7 +355,9 @@ def test_every_broker_is_asked_at_the_address_that_it_gives() -> None:
         (OSError("refused"), NOTE, "refused"),
     ],
 )
-def test_the_finalized_level_of_transactions_is_reported(features: Any, severity: Severity, said: str) -> None:
+def test_the_finalized_level_of_transactions_is_reported(
+    features: Any, severity: Severity, said: str
+) -> None:
     def ask(host: str, port: int, kafka: Mapping[str, str], seconds: float) -> Any:
         if isinstance(features, OSError):
             raise features
@@ -556,8 +562,7 @@ def test_a_staging_folder_that_can_be_used_is_left_as_it_was(tmp_path: Path) -> 
     for wrong in (str(tmp_path / "file" / "below"), "nosuchscheme://bucket/x"):
         found = query.staging(wrong)
         complete(found)
-        if "nosuch" in wrong:
-            assert found.severity is BAD
+        assert found.severity is BAD, wrong
 
 
 # -- the executors
@@ -601,7 +606,9 @@ def test_executors_like_the_driver_pass() -> None:
         ({"files": [1024, 4096]}, WARNING, "open files: 1024"),
     ],
 )
-def test_a_problem_on_an_executor_is_reported_with_its_host(changed: dict[str, Any], severity: Severity, said: str) -> None:
+def test_a_problem_on_an_executor_is_reported_with_its_host(
+    changed: dict[str, Any], severity: Severity, said: str
+) -> None:
     found = judged(executor(), executor(host="bad", executable="/opt/python", **changed))
     complete(*found)
     assert [each.severity for each in found] == [severity]

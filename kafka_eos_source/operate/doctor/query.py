@@ -79,7 +79,9 @@ def staging(location: str) -> Finding:
     try:
         fs, path = file_system(location)
         if isinstance(fs, pafs.LocalFileSystem) and not os.path.isdir(path):
-            parent = _nearest_folder(path)
+            parent = _nearest_existing(path)
+            if not os.path.isdir(parent):
+                raise NotADirectoryError(f"{parent} is not a folder")
             if not os.access(parent, os.W_OK | os.X_OK):
                 raise PermissionError(f"{parent} is not writable")
             return ok("staging", f"{location} does not exist yet, and can be created")
@@ -103,8 +105,8 @@ def staging(location: str) -> Finding:
     return ok("staging", f"this machine can use {location}")
 
 
-def _nearest_folder(path: str) -> str:
-    while not os.path.isdir(path):
+def _nearest_existing(path: str) -> str:
+    while not os.path.lexists(path):
         path = os.path.dirname(path)
     return path
 
