@@ -123,6 +123,23 @@ def test_each_command_that_fails_ends_with_1_and_says_why(
     assert f"[{said['error']['condition']}] {said['error']['message'][:40]}" in errors
 
 
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        ("adopt", (*APP, *NOBODY)),
+        ("doctor", ("--check", "brokers", *NOBODY)),
+        ("fence", (*APP, *NOBODY)),
+        ("inspect", (*APP, *NOBODY)),
+    ],
+)
+def test_commands_that_report_brokers_as_a_finding_end_with_3(
+    command: str, arguments: tuple[str, ...]
+) -> None:
+    code, shown, _ = run(command, *arguments, "--json")
+    assert code == ExitCode.NEEDS_A_PERSON
+    assert list(json_shape.mismatches(json_shapes.SHAPES[command], json.loads(shown))) == []
+
+
 def test_a_shape_finds_what_is_missing_undocumented_or_of_another_kind() -> None:
     shape = {
         "a": "text",
