@@ -292,6 +292,10 @@ def test_doctor_looks_at_a_running_query(
     assert "host(s) share" in found["staging"]["what"]
     assert not list(Path(query.checkpoint, "kafka-eos/staging").glob(".doctor*"))
 
+    assert "have the 5 rights" in found["rights"]["what"]
+    derived = command("doctor", query, "--check", "rights", "--json")
+    assert findings(derived)["rights"] == found["rights"], "the token shows the output topic"
+
     create_time = command("doctor", query, "--clock-topic", query.sink, "--check", "clock", "--json")
     assert "keeps the time of the producer" in findings(create_time)["clock"]["what"]
     admin.delete_group(query.application_id)

@@ -332,10 +332,11 @@ def test_every_broker_is_asked_at_the_address_that_it_gives() -> None:
 
     def ask(kafka: Mapping[str, str], broker: Broker, deadline: Deadline) -> None:
         asked.append(broker.host)
+        assert deadline.budget_seconds == 3, "a broker that is down leaves time for the next one"
         if broker.node_id == 2:
             raise UnavailableError("no answer")
 
-    (found,) = cluster.brokers({}, TWO, "c", soon(), ask=ask)
+    (found,) = cluster.brokers({}, TWO, "c", Deadline.after_seconds(3), ask=ask)
     complete(found)
     assert asked == ["a", "b"]
     assert found.severity is BAD
@@ -442,6 +443,17 @@ def test_clocks_that_surely_differ_are_reported(ms: float, uncertainty: float, s
     complete(found)
     assert found.severity is severity
     assert ("ahead of" if ms > 0 else "behind") in found.what
+
+
+def test_a_damaged_checkpoint_is_a_finding_and_ends_no_other_check(tmp_path: Path) -> None:
+    (tmp_path / "metadata").write_text("not JSON")
+    with MockCluster() as mock:
+        where = ("--bootstrap-servers", mock.bootstrap_servers, "--checkpoint", str(tmp_path))
+        code, found = doctor(*where, "--check", "retention", "--check", "staging")
+    by_name = {each["check"]: each for each in found["findings"]}
+    assert code == ExitCode.NEEDS_A_PERSON
+    assert by_name["retention"]["severity"] == "bad"
+    assert by_name["staging"]["severity"] == "ok"
 
 
 # -- rights

@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import metadata
 from typing import Any
 
 import pyarrow.fs as pafs
@@ -19,6 +18,7 @@ from pyspark.sql import SparkSession
 from kafka_eos_source.operate.doctor import probe
 from kafka_eos_source.operate.doctor.finding import Finding, Severity, ok
 from kafka_eos_source.operate.doctor.machine import descriptors, temporary_space
+from kafka_eos_source.operate.doctor.versions import version_of
 from kafka_eos_source.runtime.file_systems import file_system, make_folder
 
 _CLOCK_SECONDS = 5.0
@@ -99,7 +99,7 @@ def judge(
     written: set[str],
 ) -> Iterator[Finding]:
     """Yields what is wrong with the processes that ran the tasks; one finding for each host and problem."""
-    version = metadata.version("kafka-eos-source")
+    version = version_of("kafka-eos-source")
     for each in {(one["host"], one["executable"]): one for one in found}.values():
         where = f"executor {each['host']}: "
         if each["package"] is None or each["problem"]:
@@ -109,10 +109,10 @@ def judge(
                 f"{where}kafka-eos-source cannot be used in {each['executable']}: "
                 f"{each['problem'] or 'it is not installed'}",
                 "every task of a query needs it",
-                f"install kafka-eos-source=={version} into that Python.",
+                f"install kafka-eos-source {version or ''} into that Python.",
             )
             continue
-        if each["package"] != version:
+        if version is not None and each["package"] != version:
             yield Finding(
                 "executors",
                 Severity.BAD,

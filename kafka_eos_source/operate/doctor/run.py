@@ -21,6 +21,7 @@ from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.health import layout
 from kafka_eos_source.kafka.rights import Rights
 from kafka_eos_source.operate import inspect as inspecting
+from kafka_eos_source.operate.cluster import INTERNAL_PREFIX
 from kafka_eos_source.operate.doctor import cluster, executors, machine, query, rights, versions
 from kafka_eos_source.operate.doctor.finding import Finding, Repair, failure
 from kafka_eos_source.operate.inspect import Inspection
@@ -158,19 +159,28 @@ def _cluster(patient: Patient, kafka: Mapping[str, str], deadline: Deadline) -> 
     except KafkaEosError as error:
         yield failure("brokers", error, "a query needs the cluster")
         return
+
+    def soon() -> Deadline:
+        # each check has the whole time, so that one without an answer does not fail the next ones
+        return Deadline.after_seconds(deadline.budget_seconds)
+
     if _wanted(patient, "brokers"):
-        yield from cluster.brokers(kafka, found, cluster_id, deadline)
+        yield from cluster.brokers(kafka, found, cluster_id, soon())
     if _wanted(patient, "transactions"):
         yield cluster.transaction_version(kafka, found)
     if patient.clock_topic is not None and _wanted(patient, "clock"):
-        yield cluster.clock(kafka, patient.clock_topic, deadline)
-    inspection = _inspection(patient.target, deadline)
+        yield cluster.clock(kafka, patient.clock_topic, soon())
+    inspection = None
+    try:
+        inspection = _inspection(patient.target, soon())
+    except KafkaEosError as error:
+        yield failure("retention", error, "the state of the query decides which checks can run")
     used = _names(patient, inspection, topics)
     if _wanted(patient, "replicas"):
         yield cluster.replicas(found, used.topics if used is not None else ())
     if used is not None and _wanted(patient, "rights"):
         try:
-            yield from rights.check(used, patient.principal, Rights(kafka, deadline))
+            yield from rights.check(used, patient.principal, Rights(kafka, soon()))
         except KafkaEosError as error:
             yield failure("rights", error, "the query logs in with the same credentials")
     if inspection is not None and _wanted(patient, "retention"):
@@ -179,7 +189,11 @@ def _cluster(patient: Patient, kafka: Mapping[str, str], deadline: Deadline) -> 
 
 
 def _inspection(target: Target, deadline: Deadline) -> Inspection | None:
-    """Returns the state of the query; None if no query is named or its checkpoint cannot be read."""
+    """Returns the state of the query; None if no query is named.
+
+    Raises:
+        OperatorError: if the checkpoint is damaged.
+    """
     if target.application_id is None and target.checkpoint is None:
         return None
     try:
@@ -195,18 +209,22 @@ def _names(patient: Patient, inspection: Inspection | None, topics: Mapping[str,
     if application_id is None:
         return None
     checkpoint = inspection.checkpoint if inspection is not None else None
-    read = {
-        tp.topic for each in (checkpoint.sources() if checkpoint is not None else ()) for tp in each.end or ()
-    }
+    held = inspection.kafka if inspection is not None else None
+    changelogs = set(stores_of(application_id, topics).values())
+    read = {*patient.source_topics, *(tp.topic for tp in (held.own.ends if held is not None else ()))}
+    # the group has offsets of the topics read, of changelogs, and of the anchor topic
+    known = {tp.topic for tp in (held.offsets if held is not None else ())} - read - changelogs
+    anchors = {each for each in known if not each.startswith(INTERNAL_PREFIX)}
+    anchor = target.anchor_topic or (anchors.pop() if len(anchors) == 1 else None)
     first = checkpoint.first_batch if checkpoint is not None else None
     return rights.Names(
         application_id,
         target.group_id or application_id,
-        read={*read, *patient.source_topics},
-        written={target.anchor_topic} if target.anchor_topic is not None else set(),
-        anchor_topic=target.anchor_topic,
+        read=read,
+        written={anchor} if anchor is not None else set(),
+        anchor_topic=anchor,
         token_topic=patient.token_topic or (None if first is None else first.token_topic),
-        changelogs=set(stores_of(application_id, topics).values()),
+        changelogs=changelogs,
     )
 
 

@@ -151,7 +151,7 @@ def installed(java: int | None) -> Versions:
         java: major version of the Java that Spark uses; None = none was found.
     """
     return Versions(
-        {name: _version(name) for name in _PACKAGES},
+        {name: version_of(name) for name in _PACKAGES},
         platform.python_version(),
         java,
         bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
@@ -184,7 +184,8 @@ def numbers(version: str) -> Version:
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Returns the version of an installed package; None = it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
