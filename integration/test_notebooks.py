@@ -6,11 +6,12 @@ import os
 import sys
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
-NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+from tools.run_notebooks import run
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 @pytest.mark.long
@@ -20,10 +21,11 @@ def test_a_notebook_runs_from_top_to_bottom(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", str(path.parents[1]))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    notebook = nbformat.read(path, nbformat.NO_CONVERT)
-    client = NotebookClient(
-        notebook, timeout=900, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
-    )
-    client.execute()  # raises CellExecutionError if a cell fails, such as the comparison at the end
+    notebook = run(path, tmp_path)  # raises CellExecutionError if a cell fails, such as the comparison
+    printed = [
+        output.text for cell in notebook.cells for output in cell.get("outputs", []) if "text" in output
+    ]
+    assert printed
+    assert not [text for text in printed if " WARN " in text or text.startswith("%")]

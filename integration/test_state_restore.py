@@ -111,7 +111,7 @@ class Shard:
 
     def restored(self, end: int | None, **more: Any) -> Restored:
         with self.open() as store:
-            outcome = self.bring(store, end, **more)
+            outcome = self.restore(store, end, **more)
         assert isinstance(outcome, Restored), outcome
         return outcome
 
@@ -122,7 +122,7 @@ class Shard:
             self.path,
             self.identity,
             StoreConfig(),
-            lambda store: self.bring(store, end, progress=progress, **more),
+            lambda store: self.restore(store, end, progress=progress, **more),
             progress,
         )
         store.close()
@@ -348,7 +348,7 @@ def test_an_open_transaction_of_another_program_is_an_error_and_never_an_incompl
                 shard.open() as store,
                 pytest.raises(ChangelogError, match=r"open transaction.*offset 2"),
             ):
-                shard.bring(store, target, seconds=1.0)
+                shard.restore(store, target, seconds=1.0)
             assert (shard.next or 0) <= 2
     finally:
         producer.abort(in_seconds())
@@ -498,7 +498,7 @@ def test_a_compacted_changelog_restores_the_same_state(shard: Shard, topics: Adm
     shard_content = shard.content()
     assert shard_content[KEYS[0]] == b"1"
     with shard.open() as store:
-        outcome = shard.bring(store, end, delete_retention_ms=shard.made.delete_retention_ms)
+        outcome = shard.restore(store, end, delete_retention_ms=shard.made.delete_retention_ms)
         assert isinstance(outcome, WipeNeeded)
         assert outcome.reason is Reason.TOO_OLD
 
@@ -550,7 +550,7 @@ def test_the_time_of_a_restart_does_not_depend_on_the_length_of_the_changelog(
     began = time.monotonic()
     store = shard.open()
     opened = time.monotonic()
-    outcome = shard.bring(store, end)
+    outcome = shard.restore(store, end)
     ready = time.monotonic()
     store.close()
     assert isinstance(outcome, Restored)

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
     from kafka_eos_source.datasource import KafkaEosDataSource
     from kafka_eos_source.in_read.frame import map_in_read
+    from kafka_eos_source.spark.quiet import quiet_logs
     from kafka_eos_source.spark.session import local_checkpoints
 
-__all__ = ["KafkaEosDataSource", "local_checkpoints", "map_in_read", "register"]
+__all__ = ["KafkaEosDataSource", "local_checkpoints", "map_in_read", "quiet_logs", "register"]
 
 
 report_if_not_built()
@@ -43,4 +44,8 @@ def __getattr__(name: str) -> Any:
         from kafka_eos_source.in_read.frame import map_in_read
 
         return map_in_read
+    if name == "quiet_logs":
+        from kafka_eos_source.spark.quiet import quiet_logs
+
+        return quiet_logs
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 
 PUBLIC = {
-    "kafka_eos_source": ["KafkaEosDataSource", "local_checkpoints", "map_in_read", "register"],
+    "kafka_eos_source": ["KafkaEosDataSource", "local_checkpoints", "map_in_read", "quiet_logs", "register"],
     "kafka_eos_source.datasource": ["KafkaEosDataSource"],
     "kafka_eos_source.embedded": ["EmbeddedKafka"],
     "kafka_eos_source.state": [

@@ -14,6 +14,8 @@ def documentation() -> str:
     lines = [
         "# Options",
         "",
+        "For people who look up an option of a source, a sink or a stateful operator.",
+        "",
         "`./dev docs` generates this page from `kafka_eos_source/options/table.py`. Do not edit it. Option "
         "names are not case-sensitive. An unknown option is an error that suggests similar names.",
         "",

@@ -131,8 +131,9 @@ def query_id(checkpoint: str) -> str:
     if text is None:
         raise InvalidOptionError(
             f"checkpointLocation={checkpoint!r} holds no checkpoint: it has no file 'metadata'.",
-            fix="set the full URI. Without a scheme, Spark uses its default file system (fs.defaultFS), but "
-            "kafka-eos uses the local file system.",
+            fix="set an absolute path or the full URI. On Spark Connect, Spark and its Python processes have "
+            "different working directories, so a relative path names two folders. Without a scheme, Spark "
+            "uses its default file system (fs.defaultFS), but kafka-eos uses the local file system.",
         )
     try:
         return str(json.loads(text)["id"])

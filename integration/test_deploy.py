@@ -1,0 +1,123 @@
+"""The programs of the deployment pages work as they are started there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyspark
+import pytest
+from doc_pages import ROOT, blocks
+
+from integration.support.kafka import produce, read_back
+from integration.support.processes import await_condition
+from kafka_eos_source.embedded.cluster import free_ports
+
+VALUES = [f"{number:03d}" for number in range(100)]
+SECONDS = 240.0
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+
+def program(page: str) -> str:
+    """Returns the only Python block of a deployment page."""
+    (block,) = (each for each in blocks(ROOT / "docs" / f"{page}.md") if each.language == "python")
+    assert block.mark is not None
+    assert block.mark.detail == f"integration/{Path(__file__).name}"
+    return block.code
+
+
+@pytest.fixture
+def topics(broker: str, topic: Callable[..., str]) -> tuple[str, str]:
+    """Returns a topic with records, and an empty one."""
+    source, output = topic(2), topic(2)
+    produce(broker, source, VALUES, keys=VALUES)
+    return source, output
+
+
+@contextmanager
+def running(command: list[str], folder: Path, **environment: str) -> Iterator[Path]:
+    """Runs a command in a process group of its own, and yields its log; ends the group."""
+    log = folder / f"{Path(command[-1]).name or 'command'}.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT), **environment},
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    try:
+        yield log
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(60)
+
+
+def adapted(code: str, broker: str, topics: tuple[str, str], folder: Path) -> str:
+    for old, new in (
+        ('"flights"', f'"{topics[0]}"'),
+        ('"delays"', f'"{topics[1]}"'),
+        ("127.0.0.1:9092", broker),
+        ("/data", str(folder)),
+    ):
+        code = code.replace(old, new)
+    return code
+
+
+def await_values(broker: str, topic: str, log: Path) -> None:
+    """Waits until a topic has the values, each once."""
+
+    def arrived() -> bool:
+        return len(read_back(broker, topic)) >= len(VALUES)
+
+    try:
+        await_condition(arrived, SECONDS, f"{topic} has the records")
+    except AssertionError as error:
+        raise AssertionError(log.read_text(errors="replace")[-6000:]) from error
+    assert sorted((record.value or b"").decode() for record in read_back(broker, topic)) == VALUES
+
+
+@pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,1,1024]"])
+@pytest.mark.usefixtures("own_spark_home")
+def test_spark_submit(
+    broker: str, topics: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, master: str
+) -> None:
+    monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
+    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
+    job = tmp_path / "job.py"
+    job.write_text(adapted(program("deploy-spark-submit"), broker, topics, tmp_path))
+    submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
+    checkpoint = str(tmp_path / "checkpoint")
+    command = [submit, "--master", master, str(job), broker, checkpoint]
+    with running(command, tmp_path) as log:
+        await_values(broker, topics[1], log)
+
+
+def test_spark_connect(
+    broker: str, topics: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyspark", minversion="4.1")
+    pytest.importorskip("grpc")
+    monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
+    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
+    (port,) = free_ports([0])
+    start = str(Path(pyspark.__file__).parent / "sbin" / "start-connect-server.sh")
+    options = ["--master", "local[2]", "--conf", f"spark.connect.grpc.binding.port={port}"]
+    code = adapted(program("deploy-spark-connect"), broker, topics, tmp_path).replace("15002", str(port))
+    client = tmp_path / "client.py"
+    client.write_text(f"{code}\nquery.awaitTermination()\n")
+    with running([start, "--wait", *options], tmp_path) as server:
+        await_condition(
+            lambda: "Spark Connect server started" in server.read_text(errors="replace"),
+            SECONDS,
+            "it started",
+        )
+        with running([sys.executable, str(client)], tmp_path) as log:
+            await_values(broker, topics[1], log)

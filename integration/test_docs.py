@@ -1,0 +1,52 @@
+"""The code blocks of the pages that are marked with ``run`` work, in the order of their page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from doc_pages import PAGES, Block, blocks
+from pyspark.sql import SparkSession
+
+from integration.support import broker
+from integration.support.doc_world import World, fill
+from integration.support.kafka import Admin
+from kafka_eos_source.embedded import EmbeddedKafka
+
+#: Pages that continue with what the blocks of another page left; they run together.
+CONTINUES = {"reading-state": "state"}
+
+
+def _blocks() -> Iterator[tuple[str, list[Block]]]:
+    found = {page.stem: [block for block in blocks(page) if block.runs] for page in PAGES}
+    for page, theirs in found.items():
+        if theirs and page not in CONTINUES.values():
+            yield page, [*found.get(CONTINUES.get(page, ""), []), *theirs]
+
+
+PARAMETERS = [
+    pytest.param(
+        each, id=page, marks=[pytest.mark.long] * any(b.mark.detail == "long" for b in each if b.mark)
+    )
+    for page, each in _blocks()
+]
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[str]:
+    """Runs a broker for these tests alone, because pages give topics and applications short names."""
+    with EmbeddedKafka(java_options=broker.JAVA_OPTIONS) as kafka:
+        fill(kafka.bootstrap_servers, Admin(kafka.bootstrap_servers))
+        yield kafka.bootstrap_servers
+
+
+@pytest.mark.parametrize("page", PARAMETERS)
+def test_the_blocks_of_a_page_work(
+    servers: str, spark: SparkSession, tmp_path: Path, page: list[Block]
+) -> None:
+    with ExitStack() as end:
+        world = World(servers, spark, tmp_path, end)
+        for block in page:
+            world.execute(block)
