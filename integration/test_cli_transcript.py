@@ -138,17 +138,19 @@ def broker(session: Session, tmp_path: Path) -> Iterator[str]:
         stderr=subprocess.DEVNULL,
         text=True,
     ) as process:
-        assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(4)]
-        printed = "".join(lines)
-        check_shape("broker", printed, SHAPES["broker"])
-        session.seen.add("broker")
-        servers = json.loads(printed)["bootstrap_servers"]
-        session.replace({servers: "127.0.0.1:9092"})
-        session.show("kafka-eos broker --dir kafka --json &", printed)
-        yield str(servers)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(_END_SECONDS) == 0
+        try:
+            assert process.stdout is not None
+            printed = "".join(process.stdout.readline() for _ in range(4))
+            check_shape("broker", printed, SHAPES["broker"])
+            session.seen.add("broker")
+            servers = json.loads(printed)["bootstrap_servers"]
+            session.replace({servers: "127.0.0.1:9092"})
+            session.show("kafka-eos broker --dir kafka --json &", printed)
+            yield str(servers)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            code = process.wait(_END_SECONDS)
+        assert code == ExitCode.DONE
 
 
 def run_query(spark: SparkSession, broker: str, folder: Path) -> None:

@@ -175,7 +175,6 @@ FINE = {
         ({"pandas": "3.0.0rc1"}, "3.11.7", 17, BAD, "pandas 3"),
         ({"pandas": "2.1.4"}, "3.11.7", 17, BAD, "pandas older than 2.2"),
         ({"confluent-kafka": "2.5.3"}, "3.11.7", 17, BAD, "confluent-kafka older"),
-        ({"confluent-kafka": "2.6.0"}, "3.11.7", 17, NOTE, "librdkafka 2.6.0"),
         ({"pyarrow": "17.0.0"}, "3.11.7", 17, BAD, "PyArrow older"),
         ({}, "3.14.0", 17, NOTE, "Python 3.14"),
     ],

@@ -114,13 +114,6 @@ _COMBINATIONS = (
         "install confluent-kafka 2.6 or newer.",
     ),
     _Combination(
-        lambda versions: versions.of("confluent-kafka")[:3] == (2, 6, 0),
-        Severity.NOTE,
-        "librdkafka 2.6.0",
-        "it does not fetch from brokers older than Kafka 2.7, which a regression broke",
-        "install confluent-kafka 2.6.1 or newer if brokers are that old.",
-    ),
-    _Combination(
         _below("pyarrow", 18),
         Severity.BAD,
         "PyArrow older than 18",
