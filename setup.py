@@ -1,10 +1,16 @@
-"""The one thing that pyproject.toml cannot say without a warning: the optional C kernel.
+"""What pyproject.toml cannot say without a warning: the optional C kernel, and the tag of its wheel.
 
-Without a C compiler the package installs all the same, and its Python twin does the kernel's work.
+Without a C compiler the package installs all the same, and its Python twin does the kernel's work. The kernel
+uses nothing of CPython, so one wheel of a platform is for all versions of Python.
 """
 
 from setuptools import Extension, setup
 
-KERNEL = Extension("kafka_eos_source.native.kernel", ["kafka_eos_source/native/kernel.c"], optional=True)
+KERNEL = Extension(
+    "kafka_eos_source.native.kernel",
+    ["kafka_eos_source/native/kernel.c"],
+    optional=True,
+    py_limited_api=True,
+)
 
-setup(ext_modules=[KERNEL])
+setup(ext_modules=[KERNEL], options={"bdist_wheel": {"py_limited_api": "cp310"}})

@@ -42,7 +42,8 @@ extensions = [
     "sphinx_copybutton",
     "sphinxcontrib.mermaid",
 ]
-exclude_patterns = ["_build", "_templates"]
+# command-line.md includes the last two
+exclude_patterns = ["_build", "_templates", "cli-json.md", "cli-transcript.md"]
 templates_path = ["_templates"]
 
 myst_enable_extensions = ["colon_fence"]

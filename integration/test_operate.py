@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -266,3 +267,62 @@ def test_inspect_reports_brokers_that_do_not_answer(query: Query) -> None:
     assert found.exit_code == 3
     assert "UNAVAILABLE" in found.output
     assert "by Spark's logs, a restart continues with batch 1" in found.output
+
+
+def findings(result: Result) -> dict[str, dict[str, Any]]:
+    return {each["check"]: each for each in json.loads(result.stdout)["findings"]}
+
+
+def test_doctor_looks_at_a_running_query(
+    query: Query, broker: str, admin: Admin, topic: Callable[..., str], spark: SparkSession
+) -> None:
+    """Cluster, clocks, rights, retention, and a Spark job in the executors of this session."""
+    query.run(0, 0, 10)
+    clocks = topic(**{"message.timestamp.type": "LogAppendTime"})
+    names = ("brokers", "transactions", "clock", "rights", "retention", "staging", "executors")
+    checks = [part for name in names for part in ("--check", name)]
+    asked = ("--topic", query.sink, "--clock-topic", clocks, "--json")
+    result = command("doctor", query, *asked, *checks, "--spark")
+    found = findings(result)
+    assert set(found) == set(names), result.output
+    assert {each["severity"] for each in found.values()} == {"ok"}, result.output
+    assert result.exit_code == 0
+    assert "transaction.version=2" in found["transactions"]["what"]
+    assert "7 days" in found["retention"]["what"]
+    assert "host(s) share" in found["staging"]["what"]
+    assert not list(Path(query.checkpoint, "kafka-eos/staging").glob(".doctor*"))
+
+    assert "have the 5 rights" in found["rights"]["what"]
+    derived = command("doctor", query, "--check", "rights", "--json")
+    assert findings(derived)["rights"] == found["rights"], "the token shows the output topic"
+
+    create_time = command("doctor", query, "--clock-topic", query.sink, "--check", "clock", "--json")
+    assert "keeps the time of the producer" in findings(create_time)["clock"]["what"]
+    admin.delete_group(query.application_id)
+    lost = command("doctor", query, "--check", "retention", "--json")
+    assert lost.exit_code == 3
+    assert "the token is gone" in findings(lost)["retention"]["what"]
+    assert query.written() == rows(0, 10), "the clock was compared in another topic"
+
+
+def test_doctor_finds_an_executor_without_the_package(
+    query: Query, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tasks run a Python that has PySpark's libraries and hides this package."""
+    hidden = tmp_path / "python"
+    hidden.write_text(f'#!/bin/sh\nexport PYTHONPATH={tmp_path}/hidden\ncd /\nexec {sys.executable} "$@"\n')
+    hidden.chmod(0o755)
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Hide:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] == 'kafka_eos_source':\n"
+        "            raise ModuleNotFoundError(f'no module named {name}')\n"
+        "sys.meta_path.insert(0, Hide())\n"
+    )
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(hidden))
+    result = run("doctor", "--check", "executors", "--spark", "--json")
+    assert result.exit_code == 3, result.output
+    found = findings(result)["executors"]
+    assert "kafka-eos-source cannot be used in" in found["what"]

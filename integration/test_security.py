@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from confluent_kafka import KafkaError
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
@@ -27,8 +28,9 @@ from pyspark.sql.types import StringType, StructField, StructType
 from integration.chaos.loop import Run
 from integration.chaos.stateful import StatefulRun
 from integration.support import broker as brokers
-from integration.support.kafka import produce, read_back, values
+from integration.support.kafka import produce, read_back, transaction, values
 from integration.support.security import SCRAM_PASSWORDS, TlsCluster, tls_cluster
+from kafka_eos_source.cli import main
 from kafka_eos_source.commit import direct, session
 from kafka_eos_source.datasource import KafkaEosDataSource
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError
@@ -38,6 +40,7 @@ from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.request import Complaints
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.operate.exit_codes import ExitCode
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client, end_open_transaction
@@ -456,3 +459,57 @@ def test_nothing_that_spark_shows_or_stores_contains_a_secret(
     group = query.cluster.admin.group(query.names["app"])
     assert group
     assert not any(secret in str(group) for secret in SECRETS)
+
+
+# -- doctor
+
+
+def doctor(query: Query, folder: Path, user: str, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
+    """Runs ``kafka-eos doctor`` with a user's login, and returns its exit code and findings."""
+    options = {name.removeprefix("kafka."): each for name, each in query.cluster.options(user).items()}
+    file = folder / f"{user}.properties"
+    file.write_text("".join(f"{name}={value}\n" for name, value in options.items()))
+    names = ["--application-id", query.names["app"], "--source-topic", query.names["in"]]
+    command = ["doctor", "--kafka-properties", str(file), *names, "--topic", query.names["out"], "--json"]
+    result = CliRunner().invoke(main, [*command, *arguments])
+    assert not any(secret in result.output for secret in SECRETS)
+    found: list[dict[str, Any]] = json.loads(result.stdout)["findings"]
+    return result.exit_code, found
+
+
+def test_doctor_names_each_missing_right_and_harms_no_transaction(query: Query, tmp_path: Path) -> None:
+    """What doctor calls sufficient is sufficient, and each right that it names was taken away."""
+    sink = [each for each in LEAST if each[0] == "writer"]
+    names = {"topic": "topic", "group": "group", "transactional_id": "transactional id"}
+    query.allow(*sink)
+    rights = ("--principal", "sink", "--check", "rights")
+    for user, kind, name, operation in sink:
+        query.cluster.forbid(user, kind, query.names[name], operation)
+        code, found = doctor(query, tmp_path, "writer", *rights)
+        assert code == ExitCode.NEEDS_A_PERSON
+        missing = f"the right {operation.title()} on {names[kind]} '{query.names[name]}' is missing"
+        assert [each["what"] for each in found] == [missing]
+        query.allow((user, kind, name, operation))
+    query.allow(LEAST[0])
+    query.run()
+
+    login = {key.removeprefix("kafka."): each for key, each in query.cluster.options("writer").items()}
+    producer = transaction(login.pop("bootstrap.servers"), query.names["app"], login)
+    producer.produce(query.names["out"], b"of an open transaction")
+    assert producer.flush(30) == 0
+    code, found = doctor(query, tmp_path, "writer", *rights)
+    assert (code, [each["severity"] for each in found]) == (ExitCode.DONE, ["ok"])
+    producer.commit_transaction(30)
+    assert query.written() == sorted([*ROWS, "of an open transaction"])
+
+
+def test_doctor_looks_at_brokers_behind_tls(query: Query, tmp_path: Path) -> None:
+    query.allow(*LEAST)
+    query.run()
+    checks = [part for name in ("brokers", "transactions", "retention") for part in ("--check", name)]
+    code, found = doctor(query, tmp_path, "writer", *checks, "--checkpoint", query.checkpoint)
+    by_name = {each["check"]: each for each in found}
+    assert "1 of 1 brokers" in by_name["brokers"]["what"]
+    assert by_name["transactions"]["what"] == "finalized transaction.version=2"
+    assert by_name["retention"]["severity"] == "note", "the right DescribeConfigs on the cluster is missing"
+    assert code == ExitCode.DONE

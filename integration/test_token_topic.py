@@ -350,7 +350,7 @@ def test_the_restore_command_restores_a_lost_group(
     query.run(token__topic=tokens.topic.name)
     before = admin.group(query.group)
     which = ("--topic", tokens.topic.name, "--bootstrap-servers", broker, "--application-id", query.group)
-    assert "Add --checkpoint" in run("restore", *which, "--yes").output
+    assert "add --checkpoint" in run("restore", *which, "--yes").output
     which += ("--checkpoint", query.checkpoint)
     assert "has lost nothing" in run("restore", *which, "--yes").output
     admin.delete_group(query.group)

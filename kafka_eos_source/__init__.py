@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kafka_eos_source.native.loader import report_if_not_built
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from kafka_eos_source.spark.session import local_checkpoints
 
 __all__ = ["KafkaEosDataSource", "local_checkpoints", "map_in_read", "quiet_logs", "register", "watch"]
+
+
+report_if_not_built()
 
 
 def register(spark: SparkSession) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from importlib import import_module
 from types import FrameType, TracebackType
 
 import click
@@ -14,27 +15,52 @@ import click
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.operate import (
     commands,
+    completion,
+    doctor_command,
     sink_commands,
     state_commands,
     token_topic_commands,
     top_command,
     topic_commands,
 )
+from kafka_eos_source.operate.exit_codes import ExitCode
+from kafka_eos_source.runtime.json_output import JSON, print_error, print_json, wants_json
 from kafka_eos_source.runtime.parent import on_end_of_parent
 from kafka_eos_source.runtime.signals import handling
 
 _POLL_SECONDS = 0.1
 
 
+class _Lazy(click.Command):
+    """A command whose module is imported when it runs, because it needs PySpark or pandas.
+
+    Args:
+        name: name of the command.
+        module: module whose ``main`` is the command.
+        text: what ``kafka-eos --help`` shows.
+    """
+
+    def __init__(self, name: str, module: str, text: str) -> None:
+        super().__init__(name, help=f"{text}\n\n`kafka-eos {name} --help` lists the options.")
+        self._module = module
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: object
+    ) -> click.Context:
+        """Returns a context of the imported command, which click then completes or invokes."""
+        command: click.Command = import_module(self._module).main
+        return command.make_context(info_name, args, parent, **extra)
+
+
 class _Group(click.Group):
-    """Prints errors of this package as one message instead of a traceback, and exits with 1."""
+    """Prints errors of this package instead of a traceback."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
         except KafkaEosError as error:
-            click.echo(str(error), err=True)
-            ctx.exit(1)
+            print_error(error, as_json=wants_json(ctx))
+            ctx.exit(ExitCode.FAILED)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -67,6 +93,7 @@ def main() -> None:
     metavar="NAME=LEVEL",
     help="Finalized level of a feature, such as transaction.version=1; may be repeated.",
 )
+@JSON
 def broker(
     port: int,
     brokers: int,
@@ -74,6 +101,7 @@ def broker(
     config: tuple[str, ...],
     kafka_version: str | None,
     features: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Run a local Kafka cluster for development.
 
@@ -100,7 +128,10 @@ def broker(
     )
     with _StopRequest() as stop, cluster as kafka:
         stop.raises = False
-        click.echo(f"bootstrap.servers={kafka.bootstrap_servers}")
+        if as_json:
+            print_json({"bootstrap_servers": kafka.bootstrap_servers, "directory": str(kafka.directory)})
+        else:
+            click.echo(f"bootstrap.servers={kafka.bootstrap_servers}")
         sys.stdout.flush()
         click.echo(f"Data folder: {kafka.directory}. Press Ctrl-C to stop.", err=True)
         while not stop.requested:
@@ -115,37 +146,14 @@ def _pair(text: str, option: str, expected: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-@main.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def demo(arguments: tuple[str, ...]) -> None:
-    """Kill a query's driver repeatedly, and count the rows.
-
-    The query reads real flights. `kafka-eos demo --help` lists the options.
-    """
-    from kafka_eos_source.demo.__main__ import main as run
-
-    run(list(arguments), prog_name="kafka-eos demo")
-
-
-@main.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def flights(arguments: tuple[str, ...]) -> None:
-    """Create a topic of real flights to try queries on.
-
-    `kafka-eos flights --help` lists the options.
-    """
-    from kafka_eos_source.demo.flights_topic import main as run
-
-    run(list(arguments), prog_name="kafka-eos flights")
-
-
 for _each in (
-    commands.doctor,
+    doctor_command.doctor,
     top_command.top,
     commands.inspect,
     commands.fence,
     commands.adopt,
     commands.sweep,
+    completion.completion,
     state_commands.state,
     sink_commands.sinks,
     token_topic_commands.group,
@@ -153,6 +161,10 @@ for _each in (
     topic_commands.produce,
     topic_commands.tail,
     topic_commands.lag,
+    _Lazy("demo", "kafka_eos_source.demo.__main__", "Kill a query's driver repeatedly, and count the rows."),
+    _Lazy(
+        "flights", "kafka_eos_source.demo.flights_topic", "Create a topic of real flights to try queries on."
+    ),
 ):
     main.add_command(_each)
 

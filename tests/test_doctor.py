@@ -2,35 +2,83 @@
 
 from __future__ import annotations
 
+import json
+import os
+import resource
+import shutil
+import socket
+import struct
 import sys
+import threading
+from collections.abc import Collection, Mapping
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from mock_cluster import MockCluster
+from pyspark.errors import PySparkException
 
 from kafka_eos_source.cli import main
 from kafka_eos_source.embedded import java
-from kafka_eos_source.errors import UnavailableError
-from kafka_eos_source.kafka import kernel
-from kafka_eos_source.operate import doctor
+from kafka_eos_source.errors import AuthorizationError, UnavailableError
+from kafka_eos_source.kafka import api_versions, kernel
+from kafka_eos_source.kafka.health import Broker, ClockDifference, Layout
+from kafka_eos_source.native import loader
+from kafka_eos_source.operate import json_shape, json_shapes
+from kafka_eos_source.operate.doctor import cluster, executors, machine, probe, query, rights, run, versions
+from kafka_eos_source.operate.doctor.finding import Finding, Repair, Severity, exit_code, ok, worst
+from kafka_eos_source.operate.exit_codes import ExitCode
 from kafka_eos_source.runtime.deadline import Deadline
 
+OK, NOTE, WARNING, BAD = Severity
+GIB = 1 << 30
+DAY = 86_400.0
 
-def test_installed_components_pass_their_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+
+def soon() -> Deadline:
+    return Deadline.after_seconds(5)
+
+
+def doctor(*arguments: str) -> tuple[int, dict[str, Any]]:
+    result = CliRunner().invoke(main, ["doctor", "--json", *arguments])
+    found = json.loads(result.stdout)
+    assert list(json_shape.mismatches(json_shapes.SHAPES["doctor"], found)) == []
+    return result.exit_code, found
+
+
+def complete(*found: Finding) -> None:
+    """Whoever reads a finding learns what is wrong, why it matters and what to do."""
+    for each in found:
+        assert each.severity is OK or (each.what and each.why and each.fix), each
+
+
+# -- the command
+
+
+def test_a_ready_machine_passes_every_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java, "found", lambda: ("/opt/java", 21))
     monkeypatch.setattr(kernel, "choice", lambda: kernel.Choice(kernel.Kernel.__new__(kernel.Kernel), ""))
+    monkeypatch.setattr(machine, "free_temporary_bytes", lambda: 100 * GIB)
+    monkeypatch.setattr(machine, "private_folders", lambda root, uid: iter(()))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (65_536, 65_536))
+    # the mock cluster does not know this request
+    monkeypatch.setattr(cluster, "transaction_version", lambda kafka, found: ok("transactions", "fine"))
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     with MockCluster() as mock:
-        result = CliRunner().invoke(main, ["doctor", "--bootstrap-servers", mock.bootstrap_servers])
-    assert result.exit_code == 0, result.output
-    lines = dict(line[4:].split(maxsplit=1) for line in result.output.splitlines())
-    assert "pyspark" in lines["versions"]
-    assert lines["java"] == "/opt/java, version 21"
-    assert lines["kernel"] == "in use"
-    assert lines["discovery"] == "Spark finds 'kafka-eos', 'kafka-eos-state'"
-    assert lines["executors"] == f"PYSPARK_PYTHON={sys.executable}"
-    assert "answers: cluster mockCluster" in lines["broker"]
+        code, found = doctor("--bootstrap-servers", mock.bootstrap_servers)
+    by_name = {each["check"]: each for each in found["findings"]}
+    assert code == ExitCode.DONE, found
+    assert by_name["java"]["what"] == "/opt/java, version 21"
+    assert by_name["kernel"]["what"] == "in use"
+    assert by_name["discovery"]["what"] == "Spark finds 'kafka-eos', 'kafka-eos-state'"
+    assert by_name["python"]["what"] == f"PYSPARK_PYTHON={sys.executable}"
+    assert by_name["brokers"]["what"].startswith("1 of 1 brokers of cluster mockCluster")
+    assert not {"rights", "retention", "staging", "executors", "clock"} & set(by_name), (
+        "nobody asked for these"
+    )
 
 
 def test_missing_components_fail_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,19 +86,114 @@ def test_missing_components_fail_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> 
         raise UnavailableError("no Java found.", fix="install it.")
 
     monkeypatch.setattr(java, "found", no_java)
-    monkeypatch.setattr(kernel, "choice", lambda: kernel.Choice(None, "it was not built"))
-    monkeypatch.setattr(doctor, "iter_modules", list)
+    monkeypatch.setattr(machine, "iter_modules", list)
     monkeypatch.setenv("PYSPARK_PYTHON", "/nowhere/python")
     arguments = ["doctor", "--bootstrap-servers", "127.0.0.1:1", "--timeout", "300ms"]
     result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 3
-    assert "BAD java       no Java found.\n    fix: install it." in result.output
-    assert (
-        "ok  kernel     not in use; the slower Python code is used instead: it was not built" in result.output
-    )
-    assert "BAD discovery  Spark does not find format('kafka-eos')\n" in result.output
-    assert "BAD executors  PYSPARK_PYTHON=/nowhere/python, which does not exist" in result.output
-    assert "BAD broker     no answer from Kafka" in result.output
+    assert result.exit_code == ExitCode.NEEDS_A_PERSON
+    assert "BAD  java         no Java found.\n" in result.output
+    assert "fix: install it.\n" in result.output
+    assert "BAD  discovery    Spark does not find format('kafka-eos')\n" in result.output
+    assert "BAD  python       PYSPARK_PYTHON=/nowhere/python, which does not exist" in result.output
+    assert "BAD  brokers      no answer from Kafka" in result.output
+
+
+def test_only_the_named_checks_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "free_temporary_bytes", lambda: GIB)
+    code, found = doctor("--check", "space", "--check", "java")
+    assert {each["check"] for each in found["findings"]} == {"space", "java"}
+    assert code == ExitCode.WARNING
+    assert found["severity"] == "warning"
+    wrong = CliRunner().invoke(main, ["doctor", "--check", "sapce"])
+    assert wrong.exit_code == ExitCode.USAGE
+    assert "expected one of versions, java" in wrong.output
+
+
+def test_the_exit_code_is_that_of_the_worst_finding() -> None:
+    found = [Finding("a", each, "x", "y", "z") for each in (OK, NOTE, BAD, WARNING)]
+    assert worst(found) is BAD
+    assert worst([]) is OK
+    assert [exit_code(each) for each in (OK, NOTE, WARNING, BAD)] == [0, 0, 4, 3]
+
+
+def test_a_repair_is_named_before_it_is_done_and_its_failure_is_reported(tmp_path: Path) -> None:
+    events: list[str] = []
+
+    def fail() -> None:
+        raise PermissionError("read-only")
+
+    found = [
+        Finding("a", WARNING, "x", "y", "z", Repair("mend a", lambda: events.append("done"))),
+        ok("b", "fine"),
+        Finding("c", WARNING, "x", "y", "z", Repair("mend c", fail)),
+    ]
+    results = [
+        (each.what, problem) for each, problem in run.repair(found, lambda each: events.append(each.what))
+    ]
+    assert events == ["mend a", "done", "mend c"]
+    assert results == [("mend a", ""), ("mend c", "read-only")]
+
+
+def test_fix_repairs_and_counts_only_what_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    open_to_all = tmp_path / f"kafka-eos-state-{os.getuid()}"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o755)
+    monkeypatch.setattr(run.tempfile, "gettempdir", lambda: str(tmp_path))
+    code, found = doctor("--check", "folders")
+    assert (code, found["repairs"]) == (ExitCode.WARNING, [])
+    assert open_to_all.stat().st_mode & 0o777 == 0o755, "without --fix nothing changes"
+    code, found = doctor("--check", "folders", "--fix")
+    assert code == ExitCode.DONE
+    (repaired,) = found["repairs"]
+    assert repaired == {"repair": f"change the mode of {open_to_all} to 0700", "done": True, "problem": None}
+    assert open_to_all.stat().st_mode & 0o777 == 0o700
+    assert doctor("--check", "folders")[1]["findings"][0]["severity"] == "ok"
+
+
+# -- versions
+
+FINE = {
+    "kafka-eos-source": "0.1.0",
+    "pyspark": "4.3.0",
+    "confluent-kafka": "2.16.1",
+    "pyarrow": "26.0.1",
+    "pandas": "2.3.3",
+    "rocksdict": "0.3.29",
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "python", "java_major", "severity", "said"),
+    [
+        ({}, "3.11.7", 17, OK, "pyspark 4.3.0"),
+        ({"pyspark": None}, "3.11.7", 17, BAD, "pyspark not installed"),
+        ({"pyspark": "3.5.4"}, "3.11.7", 17, BAD, "PySpark older than 4.0"),
+        ({"pyspark": "4.1.4"}, "3.11.7", 17, NOTE, "PySpark older than 4.2"),
+        ({"pyspark": "4.0.0"}, "3.11.7", 24, BAD, "Java 24 or newer with PySpark older than 4.2"),
+        ({"pyspark": "4.0.0"}, "3.11.7", 23, WARNING, "Java 23"),
+        ({}, "3.11.7", 25, OK, "pyspark 4.3.0"),
+        ({"pandas": "3.0.0rc1"}, "3.11.7", 17, BAD, "pandas 3"),
+        ({"pandas": "2.1.4"}, "3.11.7", 17, BAD, "pandas older than 2.2"),
+        ({"confluent-kafka": "2.5.3"}, "3.11.7", 17, BAD, "confluent-kafka older"),
+        ({"pyarrow": "17.0.0"}, "3.11.7", 17, BAD, "PyArrow older"),
+        ({}, "3.14.0", 17, NOTE, "Python 3.14"),
+    ],
+)
+def test_version_combinations_that_do_not_work_are_reported(
+    changed: dict[str, str | None], python: str, java_major: int, severity: Severity, said: str
+) -> None:
+    found = list(versions.check(versions.Versions({**FINE, **changed}, python, java_major)))
+    complete(*found)
+    assert worst(found) is severity
+    assert any(said in each.what for each in found)
+
+
+def test_python_without_the_gil_is_reported() -> None:
+    found = list(versions.check(versions.Versions(FINE, "3.13.0", 17, free_threaded=True)))
+    assert [each.severity for each in found] == [OK, NOTE]
+
+
+# -- this machine
 
 
 def test_a_module_that_cannot_be_imported_hides_all_data_sources(
@@ -58,42 +201,475 @@ def test_a_module_that_cannot_be_imported_hides_all_data_sources(
 ) -> None:
     (tmp_path / "pyspark_0_broken.py").write_text("raise RuntimeError('not today')")
     monkeypatch.syspath_prepend(tmp_path)
-    check = doctor.discovery()
-    assert check.text.endswith("importing pyspark_0_broken fails with RuntimeError: not today")
-    assert check.fix == "repair or uninstall pyspark_0_broken."
+    found = machine.discovery()
+    assert found.severity is BAD
+    assert found.what.endswith("importing pyspark_0_broken fails with RuntimeError: not today")
+    assert found.fix == "repair or uninstall pyspark_0_broken."
 
 
-def test_another_python_for_executors_is_reported(tmp_path: Path) -> None:
+def test_another_python_for_workers_is_reported(tmp_path: Path) -> None:
     for name in ("ours", "theirs"):
         (tmp_path / name).mkdir()
         for each in ("python", "python3"):
             (tmp_path / name / each).write_text("")
             (tmp_path / name / each).chmod(0o755)
     ours, theirs = str(tmp_path / "ours" / "python"), str(tmp_path / "theirs" / "python")
-    assert doctor.executors_python({"PYSPARK_PYTHON": ours}, ours).ok
-    assert doctor.executors_python({"PATH": str(tmp_path / "ours")}, ours).ok
-    assert not doctor.executors_python({"PATH": str(tmp_path / "theirs")}, ours).ok
-    assert "set PYSPARK_PYTHON=" in doctor.executors_python({"PYSPARK_PYTHON": theirs}, ours).fix
-    assert "does not exist" in doctor.executors_python({"PATH": ""}, ours).text
+    assert machine.workers_python({"PYSPARK_PYTHON": ours}, ours).severity is OK
+    assert machine.workers_python({"PATH": str(tmp_path / "ours")}, ours).severity is OK
+    assert machine.workers_python({"PATH": str(tmp_path / "theirs")}, ours).severity is BAD
+    assert "set PYSPARK_PYTHON=" in machine.workers_python({"PYSPARK_PYTHON": theirs}, ours).fix
+    assert "does not exist" in machine.workers_python({"PATH": ""}, ours).what
 
 
-def test_pyspark_in_a_zip_is_reported_with_its_cost_but_passes(tmp_path: Path) -> None:
-    assert "bytecode" in doctor.zipped_pyspark(tmp_path).text
+def test_the_python_twin_is_a_warning_unless_the_kernel_is_turned_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kernel, "choice", lambda: kernel.Choice(None, "it was not built"))
+    found = machine.check_kernel()
+    complete(found)
+    assert found.severity is WARNING
+    assert "it was not built" in found.what
+    monkeypatch.setenv(loader.VARIABLE, "0")
+    assert machine.check_kernel().severity is NOTE
+
+
+def test_fix_compiles_the_kernel_if_there_is_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    shutil.copy(Path(loader.__file__).with_name("kernel.c"), tmp_path)
+    library = tmp_path / "kernel.abi3.so"
+    monkeypatch.setattr(loader, "library_path", lambda: library)
+    monkeypatch.setattr(kernel, "choice", lambda: kernel.Choice(None, "it was not built"))
+    repair = machine.check_kernel().repair
+    assert repair is not None
+    assert str(tmp_path / "kernel.c") in repair.what
+    repair.run()
+    assert loader.load().kafka_eos_kernel_version() == loader.VERSION
+    assert machine.check_kernel().repair is None, "a library that is there is not replaced"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["kernel.abi3.so", "kernel.c"]
+    (tmp_path / "broken.c").write_text("not C")
+    with pytest.raises(Exception, match="failed"):
+        machine.compile_kernel(compiler, tmp_path / "broken.c", tmp_path / "broken.so")
+    assert not list(tmp_path.glob("*broken.so*"))
+
+
+def test_pyspark_in_a_zip_is_reported_with_its_cost_and_can_be_deleted(tmp_path: Path) -> None:
+    assert machine.zipped_pyspark(tmp_path).severity is OK
     (tmp_path / "python" / "lib").mkdir(parents=True)
     (archive := tmp_path / "python" / "lib" / "pyspark.zip").write_bytes(b"")
-    found = doctor.zipped_pyspark(tmp_path)
-    assert found.ok
-    assert "compiles PySpark again" in found.text
-    assert str(archive) in found.text
+    found = machine.zipped_pyspark(tmp_path)
+    complete(found)
+    assert found.severity is NOTE
+    assert found.repair is None, "these modules are nowhere else"
+    (tmp_path / "sql").mkdir()
+    (tmp_path / "sql" / "session.py").write_text("")
+    found = machine.zipped_pyspark(tmp_path)
+    assert found.repair is not None
+    found.repair.run()
+    assert not archive.exists()
 
 
 def test_the_setting_for_fast_checkpoints_is_reported_and_never_fails() -> None:
-    found = doctor.checkpoint_files({"some.setting": "a.Class"})
-    assert found.ok
-    assert "some.setting=a.Class" in found.text
-    assert "does not include Spark" in doctor.checkpoint_files({}).text
+    found = machine.checkpoint_files({"some.setting": "a.Class"})
+    assert found.severity is OK
+    assert "some.setting=a.Class" in found.what
+    assert "does not include Spark" in machine.checkpoint_files({}).what
 
 
-def test_without_brokers_on_the_command_line_no_broker_is_contacted() -> None:
-    names = [check.name for check in doctor.checks(None, Deadline.after_seconds(1))]
-    assert "broker" not in names
+@pytest.mark.parametrize(
+    ("free", "severity"), [(100 * GIB, OK), (GIB, WARNING), (50 << 20, BAD)], ids=["much", "little", "none"]
+)
+def test_little_temporary_space_is_reported(free: int, severity: Severity) -> None:
+    found = machine.temporary_space(free, "/tmp")
+    complete(found)
+    assert found.severity is severity
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "severity", "fix"),
+    [
+        (65_536, 65_536, OK, ""),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, OK, ""),
+        (1024, 524_288, WARNING, "ulimit -n"),
+        (1024, resource.RLIM_INFINITY, WARNING, "ulimit -n"),
+        (1024, 1024, WARNING, "hard limit"),
+        (64, 1024, BAD, "hard limit"),
+    ],
+)
+def test_a_low_limit_of_open_files_is_reported(soft: int, hard: int, severity: Severity, fix: str) -> None:
+    found = machine.descriptors(soft, hard)
+    complete(found)
+    assert found.severity is severity
+    assert fix in found.fix
+
+
+def test_private_folders_of_other_users_are_reported_and_not_repaired(tmp_path: Path) -> None:
+    uid = os.getuid()
+    assert list(machine.private_folders(str(tmp_path), uid)) == []
+    (tmp_path / f"kafka-eos-state-{uid}").mkdir(mode=0o700)
+    (tmp_path / f"kafka-eos-staging-{uid}").symlink_to(tmp_path)
+    linked, fine = machine.private_folders(str(tmp_path), uid)
+    complete(linked)
+    assert (linked.severity, fine.severity) == (BAD, OK)
+    assert linked.repair is None, "nobody follows or deletes a link that another user may have made"
+    (tmp_path / f"kafka-eos-state-{uid + 1}").mkdir(mode=0o700)
+    (foreign,) = machine.private_folders(str(tmp_path), uid + 1)
+    assert foreign.severity is BAD
+    assert "belongs to another user" in foreign.what
+
+
+# -- the cluster
+
+TWO = Layout((Broker(1, "a", 9092), Broker(2, "b", 9092)), {"in": 3, "out": 1, "__consumer_offsets": 3})
+
+
+def test_every_broker_is_asked_at_the_address_that_it_gives() -> None:
+    asked = []
+
+    def ask(kafka: Mapping[str, str], broker: Broker, deadline: Deadline) -> None:
+        asked.append(broker.host)
+        assert deadline.budget_seconds == 3, "a broker that is down leaves time for the next one"
+        if broker.node_id == 2:
+            raise UnavailableError("no answer")
+
+    (found,) = cluster.brokers({}, TWO, "c", Deadline.after_seconds(3), ask=ask)
+    complete(found)
+    assert asked == ["a", "b"]
+    assert found.severity is BAD
+    assert "broker 2 does not answer at b:9092" in found.what
+    (found,) = cluster.brokers({}, TWO, "c", soon(), ask=lambda *each: None)
+    assert found.severity is OK
+    assert "2 of 2 brokers of cluster c answer" in found.what
+
+
+@pytest.mark.parametrize(
+    ("features", "severity", "said"),
+    [
+        ({"transaction.version": 2, "metadata.version": 25}, OK, "transaction.version=2"),
+        ({"transaction.version": 1}, NOTE, "transaction.version=1"),
+        ({}, NOTE, "transaction.version=0"),
+        (None, BAD, "older than"),
+        (OSError("refused"), NOTE, "refused"),
+    ],
+)
+def test_the_finalized_level_of_transactions_is_reported(
+    features: Any, severity: Severity, said: str
+) -> None:
+    def ask(host: str, port: int, kafka: Mapping[str, str], seconds: float) -> Any:
+        if isinstance(features, OSError):
+            raise features
+        return features
+
+    found = cluster.transaction_version({}, TWO, ask=ask)
+    complete(found)
+    assert found.severity is severity
+    assert said in found.what
+
+
+def _varint(number: int) -> bytes:
+    return bytes([number]) if number < 0x80 else bytes([number & 0x7F | 0x80]) + _varint(number >> 7)
+
+
+def _feature_answer(features: Mapping[str, int], apis: int = 200) -> bytes:
+    """Writes an answer to ApiVersions 3 as a broker does."""
+    body = struct.pack(">ih", 1, 0) + _varint(apis + 1)
+    body += b"".join(struct.pack(">hhh", number, 0, 9) + b"\0" for number in range(apis))
+    body += struct.pack(">i", 0)
+    listed = _varint(len(features) + 1) + b"".join(
+        _varint(len(name) + 1) + name.encode() + struct.pack(">hh", level, 0) + b"\0"
+        for name, level in features.items()
+    )
+    tags = [(1, struct.pack(">q", 7)), (2, listed)]
+    return body + _varint(len(tags)) + b"".join(_varint(n) + _varint(len(v)) + v for n, v in tags)
+
+
+def test_a_broker_is_asked_for_its_features_over_a_socket() -> None:
+    wanted = {"transaction.version": 2, "group.version": 1}
+    assert api_versions.parse(_feature_answer(wanted)) == wanted
+    assert api_versions.parse(_feature_answer({})) == {}
+    assert api_versions.parse(struct.pack(">ihi", 1, 35, 0)) is None
+    with pytest.raises(ValueError, match="too short"):
+        api_versions.parse(_feature_answer(wanted)[:-3])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer(sent: bytes) -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(sent)
+
+        for sent, outcome in (
+            (struct.pack(">i", len(_feature_answer(wanted))) + _feature_answer(wanted), wanted),
+            (b"HTTP/1.1 400 Bad Request\r\n\r\n", ValueError),
+            (b"\0\0", ConnectionResetError),
+        ):
+            thread = threading.Thread(target=answer, args=(sent,))
+            thread.start()
+            host, port = server.getsockname()
+            if isinstance(outcome, dict):
+                assert api_versions.finalized_features(host, port, {}, 5.0) == outcome
+            else:
+                with pytest.raises(outcome):
+                    api_versions.finalized_features(host, port, {}, 5.0)
+            thread.join()
+
+
+def test_few_replicas_are_a_warning_if_the_cluster_has_several_brokers() -> None:
+    found = cluster.replicas(TWO, ["in", "out", "unknown"])
+    complete(found)
+    assert (found.severity, "out: 1" in found.what, "in: 3" in found.what) == (WARNING, True, False)
+    alone = Layout(TWO.brokers[:1], TWO.replicas)
+    assert cluster.replicas(alone, ["out"]).severity is NOTE
+    assert cluster.replicas(TWO, ["in"]).severity is OK
+
+
+@pytest.mark.parametrize(
+    ("ms", "uncertainty", "severity"),
+    [
+        (300, 5, OK),
+        (-300, 5, OK),
+        (5_000, 5, WARNING),
+        (-5_000, 5, WARNING),
+        (5_000, 4_000, OK),
+        (-90_000, 9, BAD),
+    ],
+)
+def test_clocks_that_surely_differ_are_reported(ms: float, uncertainty: float, severity: Severity) -> None:
+    found = cluster.clock({}, "t", soon(), ask=lambda *each: ClockDifference(ms, uncertainty))
+    complete(found)
+    assert found.severity is severity
+    assert ("ahead of" if ms > 0 else "behind") in found.what
+
+
+def test_a_damaged_checkpoint_is_a_finding_and_ends_no_other_check(tmp_path: Path) -> None:
+    (tmp_path / "metadata").write_text("not JSON")
+    with MockCluster() as mock:
+        where = ("--bootstrap-servers", mock.bootstrap_servers, "--checkpoint", str(tmp_path))
+        code, found = doctor(*where, "--check", "retention", "--check", "staging")
+    by_name = {each["check"]: each for each in found["findings"]}
+    assert code == ExitCode.NEEDS_A_PERSON
+    assert by_name["retention"]["severity"] == "bad"
+    assert by_name["staging"]["severity"] == "ok"
+
+
+# -- rights
+
+
+class Asks:
+    """A cluster that grants these operations; a name that is absent does not exist."""
+
+    def __init__(self, granted: Mapping[str, set[str]], *, writes: bool | None = True) -> None:
+        self._granted, self._writes = granted, writes
+
+    def of_topics(self, topics: Collection[str]) -> dict[str, frozenset[str] | None]:
+        return {each: frozenset(self._granted[each]) if each in self._granted else None for each in topics}
+
+    def of_group(self, group_id: str) -> frozenset[str] | None:
+        return frozenset(self._granted[group_id]) if group_id in self._granted else None
+
+    def may_write_transactional_id(self, transactional_id: str) -> bool | None:
+        return self._writes
+
+
+STATEFUL = rights.Names("app", "group", {"in"}, {"out"}, "out", "tokens", {"app-s-changelog"})
+ALL = {
+    "in": {"READ", "DESCRIBE"},
+    "out": {"READ", "WRITE", "DESCRIBE"},
+    "tokens": {"READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS"},
+    "app-s-changelog": {"READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS"},
+    "group": {"READ", "DESCRIBE"},
+}
+
+
+@pytest.mark.parametrize("principal", rights.PRINCIPALS)
+def test_each_missing_right_is_named(principal: str) -> None:
+    (fine,) = rights.check(STATEFUL, principal, Asks(ALL))
+    assert fine.severity is OK
+    for need in rights.needs(STATEFUL, principal):
+        if need.kind == "transactional id":
+            asks = Asks(ALL, writes=False)
+        else:
+            asks = Asks({**ALL, need.name: ALL[need.name] - {need.operation}})
+        (found,) = rights.check(STATEFUL, principal, asks)
+        complete(found)
+        assert found.severity is BAD
+        assert f"on {need.kind} '{need.name}' is missing" in found.what
+        assert "kafka-acls.sh" in found.fix
+
+
+def test_each_principal_needs_its_own_rights() -> None:
+    def wanted(principal: str, names: rights.Names = STATEFUL) -> set[tuple[str, str]]:
+        return {(each.name, each.operation) for each in rights.needs(names, principal)}
+
+    assert wanted("source") == {("in", "READ")}
+    assert ("out", "WRITE") not in wanted("operator")
+    assert ("tokens", "DESCRIBE_CONFIGS") in wanted("sink")
+    assert wanted("query") >= wanted("source") | wanted("sink") | wanted("operator")
+    assert wanted("operator", rights.Names("app", "group", {"in"}, {"out"}, "out")) == set()
+
+
+def test_missing_topics_and_unanswerable_rights_are_reported_as_such() -> None:
+    missing = {name: each for name, each in ALL.items() if name not in ("out", "group")}
+    found = list(rights.check(STATEFUL, "sink", Asks(missing, writes=None)))
+    complete(*found)
+    assert {each.what.partition(",")[0] for each in found if each.severity is WARNING} == {
+        "topic 'out' does not exist"
+    }
+    unknown = {each.what for each in found if each.severity is NOTE}
+    assert {"group" in each or "transactional id" in each for each in unknown} == {True}
+    assert len(unknown) == 2
+
+
+# -- the query
+
+
+def inspection(*, planned: float | None, token: bool = True, committed: bool = True) -> Any:
+    return SimpleNamespace(
+        checkpoint=SimpleNamespace(planned_at_seconds=planned, first_batch="file" if committed else None),
+        kafka=SimpleNamespace(token="token" if token else None),
+    )
+
+
+WEEK_MS = int(7 * DAY * 1000)
+
+
+@pytest.mark.parametrize(
+    ("idle", "token", "kept_ms", "topic", "severity", "said"),
+    [
+        (60, True, WEEK_MS, None, OK, "7 days"),
+        (6 * DAY, True, WEEK_MS, None, WARNING, "deletes its token in 24 hours"),
+        (8 * DAY, True, WEEK_MS, None, WARNING, "at any moment"),
+        (6 * DAY, True, WEEK_MS, "tokens", OK, "token topic 'tokens'"),
+        (8 * DAY, False, WEEK_MS, None, BAD, "the token is gone"),
+        (8 * DAY, False, WEEK_MS, "tokens", WARNING, "the token is gone"),
+        (60, True, 3_600_000, None, WARNING, "60 minutes"),
+        (60, True, 10 * 3_600_000, None, NOTE, "10 hours"),
+        (60, True, AuthorizationError("no right"), None, NOTE, "not known"),
+    ],
+)
+def test_a_token_that_kafka_deletes_soon_is_reported(
+    idle: float, token: bool, kept_ms: Any, topic: str | None, severity: Severity, said: str
+) -> None:
+    found = query.retention(inspection(planned=1e9 - idle, token=token), kept_ms, 1e9, topic)
+    complete(found)
+    assert found.severity is severity
+    assert said in found.what
+
+
+def test_a_query_that_never_committed_has_no_token_to_lose() -> None:
+    new = inspection(planned=None, token=False, committed=False)
+    assert query.retention(new, WEEK_MS, 1e9, None).severity is OK
+
+
+def test_a_staging_folder_that_can_be_used_is_left_as_it_was(tmp_path: Path) -> None:
+    assert query.staging(str(tmp_path)).severity is OK
+    assert list(tmp_path.iterdir()) == []
+    assert query.staging(str(tmp_path / "not" / "yet")).severity is OK
+    assert not (tmp_path / "not").exists()
+    (tmp_path / "file").write_text("")
+    for wrong in (str(tmp_path / "file" / "below"), "nosuchscheme://bucket/x"):
+        found = query.staging(wrong)
+        complete(found)
+        assert found.severity is BAD, wrong
+
+
+# -- the executors
+
+VERSION = metadata.version("kafka-eos-source")
+
+
+def executor(**changed: Any) -> dict[str, Any]:
+    return {
+        **probe.describe(None, "", ""),
+        "kernel": "",
+        "free_bytes": 100 * GIB,
+        "files": [65536, 65536],
+        **changed,
+    }
+
+
+def judged(
+    *found: dict[str, Any], written: Collection[str] = (), staging: str | None = None
+) -> list[Finding]:
+    times = (min(each["at_seconds"] for each in found), max(each["at_seconds"] for each in found))
+    job = lambda conf, folder: (list(found), times, set(written))  # noqa: E731
+    return list(executors.check({}, staging, True, job=job))
+
+
+def test_executors_like_the_driver_pass() -> None:
+    (found,) = judged(executor(), executor(host="other"))
+    assert found.severity is OK
+    assert "2 tasks on" in found.what
+
+
+@pytest.mark.parametrize(
+    ("changed", "severity", "said"),
+    [
+        ({"package": None, "problem": "PackageNotFoundError: x"}, BAD, "cannot be used in"),
+        ({"problem": "ImportError: librdkafka"}, BAD, "ImportError: librdkafka"),
+        ({"package": "0.0.1"}, BAD, f"kafka-eos-source 0.0.1, but {VERSION}"),
+        ({"python": "3.9.1"}, BAD, "Python 3.9.1"),
+        ({"kernel": "it was not built"}, WARNING, "although this process uses the kernel: it was not built"),
+        ({"free_bytes": 1}, BAD, "GiB free"),
+        ({"files": [1024, 4096]}, WARNING, "open files: 1024"),
+    ],
+)
+def test_a_problem_on_an_executor_is_reported_with_its_host(
+    changed: dict[str, Any], severity: Severity, said: str
+) -> None:
+    found = judged(executor(), executor(host="bad", executable="/opt/python", **changed))
+    complete(*found)
+    assert [each.severity for each in found] == [severity]
+    assert found[0].what.startswith("executor bad: ")
+    assert said in found[0].what
+
+
+def test_a_wrong_clock_on_an_executor_is_reported() -> None:
+    good = executor()
+    late = executor(host="late", at_seconds=good["at_seconds"] + 100)
+    times = (good["at_seconds"], good["at_seconds"])
+    found = list(executors.judge([good, late], times, True, None, set()))
+    complete(*found)
+    assert [each.severity for each in found] == [WARNING]
+    assert "95 s ahead" not in found[0].what
+    assert "100 s ahead of this machine's" in found[0].what
+
+
+def test_a_staging_folder_that_executors_do_not_share_is_reported() -> None:
+    fine = judged(executor(staging=""), staging="/s", written={"/s/a"})
+    assert {each.check: each.severity for each in fine} == {"staging": OK, "executors": OK}
+    for found in (
+        judged(executor(staging="FileNotFoundError: x"), staging="/s"),
+        judged(executor(staging=""), staging="/s", written=()),
+    ):
+        complete(*found)
+        assert [(each.check, each.severity) for each in found] == [("staging", BAD)]
+        assert "/s is not shared" in found[0].what
+
+
+def test_a_job_that_fails_names_its_cause() -> None:
+    def fail(conf: Mapping[str, str], staging: str | None) -> Any:
+        raise PySparkException("Job aborted\n  at x.y\nPySparkRuntimeError: [PYTHON_VERSION_MISMATCH] 3.9\n")
+
+    (found,) = executors.check({}, None, True, job=fail)
+    complete(found)
+    assert found.severity is BAD
+    assert "PYTHON_VERSION_MISMATCH" in found.what
+
+
+def test_the_probe_imports_only_the_standard_library() -> None:
+    """Spark ships it to executors that may lack the package."""
+    lines = Path(probe.__file__).read_text().splitlines()
+    top = {line.split()[1].partition(".")[0] for line in lines if line.startswith(("import ", "from "))}
+    assert top <= sys.stdlib_module_names
+
+
+def test_a_task_uses_the_staging_folder_of_the_driver(tmp_path: Path) -> None:
+    (tmp_path / "p").write_text("nonce")
+    assert probe.describe(str(tmp_path), "p", "nonce")["staging"] == ""
+    assert len(list(tmp_path.glob("p-*"))) == 1
+    assert "other contents" in probe.describe(str(tmp_path), "p", "else")["staging"]
+    assert "FileNotFoundError" in probe.describe(str(tmp_path), "q", "nonce")["staging"]

@@ -836,7 +836,7 @@ def test_every_runbook_section_of_an_error_belongs_to_an_existing_error() -> Non
 
 def test_the_parser_accepts_the_commands_of_the_runbooks() -> None:
     """Every option on a command line of the runbooks exists."""
-    shown = re.findall(r"kafka-eos ((?:inspect|fence|adopt|sweep) [^`#\n]*)", RUNBOOKS)
+    shown = re.findall(r"kafka-eos ((?:doctor|inspect|fence|adopt|sweep) [^`#\n]*)", RUNBOOKS)
     assert len(shown) >= 12
     for each in shown:
         name, *arguments = shlex.split(each.replace("…", "x"))

@@ -144,9 +144,11 @@ def produce(
     producer.close()
 
 
-def transaction(bootstrap: str, transactional_id: str) -> Producer:
+def transaction(bootstrap: str, transactional_id: str, config: Mapping[str, Any] | None = None) -> Producer:
     """Returns a producer with an open transaction; the caller commits, aborts or closes it."""
-    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": transactional_id})
+    producer = Producer(
+        {**(config or {}), "bootstrap.servers": bootstrap, "transactional.id": transactional_id}
+    )
     producer.init_transactions(TIMEOUT_SECONDS)
     producer.begin_transaction()
     return producer

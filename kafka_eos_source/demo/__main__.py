@@ -32,6 +32,7 @@ from kafka_eos_source.demo.run import (
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
 from kafka_eos_source.kafka import playground
+from kafka_eos_source.runtime.json_output import JSON, print_error, print_json
 from kafka_eos_source.runtime.signals import handling
 from kafka_eos_source.testing.verdict import judge
 
@@ -60,6 +61,7 @@ _FEWEST_BATCHES = 6
 @click.option("--output", default="demo-output", show_default=True, help="Folder for the picture.")
 @click.option("--keep", is_flag=True, help="Keep the checkpoints and the drivers' logs.")
 @click.option("--no-compare", is_flag=True, help="Do not run the at-least-once query for comparison.")
+@JSON
 @handling((signal.SIGTERM,), lambda *_: sys.exit(128 + signal.SIGTERM))
 def main(
     events: int | None,
@@ -69,6 +71,7 @@ def main(
     output: str,
     keep: bool,
     no_compare: bool,
+    as_json: bool,
 ) -> None:
     """Run a query over real flights, kill its driver repeatedly, and count the rows.
 
@@ -83,9 +86,9 @@ def main(
         _check_extra()
         with _cluster(bootstrap) as (servers, kafka):
             planned = schedule(seed, kills, compare=not no_compare)
-            succeeded = _demo(servers, kafka, events, planned, not no_compare, folder, Path(output))
+            succeeded = _demo(servers, kafka, events, planned, not no_compare, folder, Path(output), as_json)
     except KafkaEosError as error:
-        click.echo(str(error), err=True)
+        print_error(error, as_json=as_json)
         keep, succeeded = True, False
     finally:
         if keep:
@@ -124,6 +127,7 @@ def _demo(
     compare: bool,
     folder: Path,
     output: Path,
+    as_json: bool,
 ) -> bool:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -184,6 +188,17 @@ def _demo(
     counted = report.transactions(kafka.directory / "node-1" / "data") if kafka else None
     batches = len(list((folder / EXACTLY_ONCE / "commits").glob("[0-9]*")))
     verdict = verdicts[EXACTLY_ONCE]
+    if as_json:
+        print_json(
+            {
+                "events": total,
+                "batches": batches,
+                "kills": [{"seconds": round(at, 1), "cause": cause} for at, cause in history.kills],
+                "outputs": {name: report.verdict_json(each) for name, each in verdicts.items()},
+                "picture": str(picture),
+            }
+        )
+        return verdict.exactly_once
     console = Console()
     console.print(report.table(verdicts, history, counted, batches))
     for example in verdict.examples:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from kafka_eos_source.demo import flights
-from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka import playground
+from kafka_eos_source.runtime.json_output import JSON, print_json
 
 _PARTITIONS = 3
 
@@ -26,16 +26,17 @@ _PARTITIONS = 3
     type=click.IntRange(1, 336_776),
     help="How many flights to send.",
 )
-def main(bootstrap_servers: str, topic: str, records: int) -> None:
+@JSON
+def main(bootstrap_servers: str, topic: str, records: int, as_json: bool) -> None:
     """Create a topic of real flights (New York, 2013) to try queries on.
 
     Waits up to a minute for the broker. Keys are carrier and flight number, as in AA-1141; values are JSON.
     Refuses to add to a topic that exists.
     """
-    try:
-        sent = fill(bootstrap_servers, topic, records)
-    except KafkaEosError as error:
-        raise click.ClickException(str(error)) from None
+    sent = fill(bootstrap_servers, topic, records)
+    if as_json:
+        print_json({"topic": topic, "records": sent, "partitions": _PARTITIONS})
+        return
     click.echo(f"{sent:,} flights sent to topic {topic!r}, {_PARTITIONS} partitions.")
 
 

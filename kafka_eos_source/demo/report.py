@@ -16,6 +16,18 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+def verdict_json(verdict: Verdict) -> dict[str, int | bool]:
+    """Returns how an output differs from the expected rows, as a JSON object."""
+    return {
+        "exactly_once": verdict.exactly_once,
+        "expected": verdict.expected,
+        "found": verdict.found,
+        "missing": verdict.missing,
+        "doubled": verdict.doubled,
+        "foreign": verdict.foreign,
+    }
+
+
 def transactions(log_dirs: Path) -> tuple[int, int]:
     """Returns the numbers of committed and aborted transactions, by the markers in ``log.dirs``."""
     return count_transactions(markers(log_dirs))

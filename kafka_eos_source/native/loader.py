@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -21,8 +23,40 @@ class KernelUnavailableError(Exception):
 
 
 def library_path() -> Path:
-    """Returns the path of the library, in a source tree and in an installation."""
-    return Path(__file__).with_name(f"kernel{sysconfig.get_config_var('EXT_SUFFIX')}")
+    """Returns the path of the library, in a source tree and in an installation.
+
+    A wheel has one library for all versions of Python. The other name is that of older builds.
+    """
+    suffixes = (".abi3.so", sysconfig.get_config_var("EXT_SUFFIX"))
+    candidates = [Path(__file__).with_name(f"kernel{suffix}") for suffix in suffixes]
+    return next((path for path in candidates if path.exists()), candidates[0])
+
+
+def is_turned_off() -> bool:
+    """Returns whether the environment turns off the kernel."""
+    return os.environ.get(VARIABLE, "").strip().lower() in _OFF
+
+
+def report_if_not_built() -> None:
+    """Logs one line if the package was installed without the kernel.
+
+    Only the user's own program says it, because Spark starts many Python processes. `kafka-eos doctor`
+    reports it too.
+    """
+    if library_path().exists() or is_turned_off() or not _is_users_program():
+        return
+    logging.getLogger("kafka_eos_source").warning(
+        "kafka-eos runs without its C kernel, which was not built, and moves records with slower Python "
+        "code. Fix: kafka-eos doctor --fix builds it. (%s=0 turns off the kernel and this message.)",
+        VARIABLE,
+    )
+
+
+def _is_users_program() -> bool:
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    module = "" if spec is None else spec.name
+    program = Path(sys.argv[0] if sys.argv else "").name
+    return not module.startswith(("pyspark.", "kafka_eos_source.")) and program != "kafka-eos"
 
 
 def load() -> ctypes.CDLL:
@@ -31,7 +65,7 @@ def load() -> ctypes.CDLL:
     Raises:
         KernelUnavailableError: if the kernel is turned off, was not built, or has another version.
     """
-    if os.environ.get(VARIABLE, "").strip().lower() in _OFF:
+    if is_turned_off():
         raise KernelUnavailableError(f"{VARIABLE}={os.environ[VARIABLE]} turns it off")
     path = library_path()
     if not path.exists():

@@ -1,4 +1,4 @@
-"""The commands ``kafka-eos doctor``, ``inspect``, ``fence``, ``adopt`` and ``sweep``.
+"""The commands ``kafka-eos inspect``, ``fence``, ``adopt`` and ``sweep``.
 
 A command parses its options, calls a function of this package and prints the result. It changes Kafka or
 files only with ``--yes``.
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kafka_eos_source.operate.exit_codes import ExitCode
 from kafka_eos_source.operate.shared_options import (
     CONNECTION,
-    NEEDS_A_PERSON,
     YES,
     deadline_of,
     open_reader,
@@ -21,6 +21,7 @@ from kafka_eos_source.operate.shared_options import (
     target_of,
     with_options,
 )
+from kafka_eos_source.runtime.json_output import JSON, print_json
 
 if TYPE_CHECKING:
     from kafka_eos_source.operate.inspect import Inspection
@@ -39,8 +40,7 @@ _STAGING = click.option("--staging", metavar="URI", help="The sink's option stag
 
 
 @click.command()
-@with_options(_CHECKPOINT, *_QUERY, _STAGING, *CONNECTION)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@with_options(_CHECKPOINT, *_QUERY, _STAGING, *CONNECTION, JSON)
 @click.pass_context
 def inspect(ctx: click.Context, /, as_json: bool, timeout: str, **options: Any) -> None:
     """Show the state of one query and what a restart would do.
@@ -54,17 +54,20 @@ def inspect(ctx: click.Context, /, as_json: bool, timeout: str, **options: Any) 
 
     _, found = _inspect(options, deadline_of(timeout))
     if as_json:
-        click.echo(view.inspection_json(found))
+        print_json(view.inspection_json(found))
     else:
         view.show_inspection(view.console(), found)
     if found.needs_a_person:
-        ctx.exit(NEEDS_A_PERSON)
+        ctx.exit(ExitCode.NEEDS_A_PERSON)
 
 
 @click.command()
 @click.option("--application-id", metavar="ID", required=True, help="The query's option application.id.")
-@with_options(*CONNECTION, YES)
-def fence(application_id: str, yes: bool, timeout: str, **options: Any) -> None:
+@with_options(*CONNECTION, YES, JSON)
+@click.pass_context
+def fence(
+    ctx: click.Context, /, application_id: str, yes: bool, as_json: bool, timeout: str, **options: Any
+) -> None:
     """Abort the open transaction of a driver that is gone.
 
     Until such a transaction ends, read_committed consumers of the output wait. With --yes, the command
@@ -73,28 +76,37 @@ def fence(application_id: str, yes: bool, timeout: str, **options: Any) -> None:
 
     A restart of the query does the same. A driver that is still alive is not stopped: it takes the id back
     and writes its batch again, once.
+
+    Exit code: 3 = what Kafka holds cannot be read.
     """
     from kafka_eos_source.operate import fence as fencing
+    from kafka_eos_source.operate import view
 
     deadline = deadline_of(timeout)
     query = {**options, "application_id": application_id}
     target, found = _inspect(query, deadline, needs_kafka=True)
-    click.echo(_group_state(application_id, found))
-    if not yes:
+    if not as_json:
+        click.echo(_group_state(application_id, found))
+    if yes:
+        fencing.fence(target.kafka or {}, application_id, deadline)
+        _, found = _inspect(query, deadline, needs_kafka=True)
+    if as_json:
+        print_json(view.fence_json(found, fenced=yes))
+    elif yes:
+        click.echo("Fenced.")
+        click.echo(_group_state(application_id, found))
+    else:
         click.echo(
             "With --yes: Kafka fences every producer that holds this transactional id and aborts its open "
             "transaction, if any. A driver that is still alive takes the id back and writes its batch again, "
             "once. To end a query, stop its driver first."
         )
-        return
-    fencing.fence(target.kafka or {}, application_id, deadline)
-    _, found = _inspect(query, deadline, needs_kafka=True)
-    click.echo("Fenced.")
-    click.echo(_group_state(application_id, found))
+    if found.kafka is None:
+        ctx.exit(ExitCode.NEEDS_A_PERSON)
 
 
 @click.command()
-@with_options(_CHECKPOINT, *_QUERY, *CONNECTION, YES)
+@with_options(_CHECKPOINT, *_QUERY, *CONNECTION, YES, JSON)
 @click.option(
     "--committed",
     "outcome",
@@ -114,7 +126,14 @@ def fence(application_id: str, yes: bool, timeout: str, **options: Any) -> None:
 )
 @click.pass_context
 def adopt(
-    ctx: click.Context, /, outcome: str | None, sinks_finished: bool, yes: bool, timeout: str, **options: Any
+    ctx: click.Context,
+    /,
+    outcome: str | None,
+    sinks_finished: bool,
+    yes: bool,
+    as_json: bool,
+    timeout: str,
+    **options: Any,
 ) -> None:
     """Let a checkpoint continue from Kafka's last batch.
 
@@ -133,25 +152,28 @@ def adopt(
     deadline = deadline_of(timeout)
     target, found = _inspect(options, deadline, needs_kafka=True)
     adoption = adopting.plan(found, target, adopting.BatchOutcome[outcome] if outcome else None)
-    view.show_adoption(view.console(), adoption)
-    if adoption.refused is not None:
-        ctx.exit(NEEDS_A_PERSON)
-    if adoption.request is None:
-        return
-    batch = adoption.request.batch
-    if not yes:
+    writes = yes and adoption.refused is None and adoption.request is not None
+    if not as_json:
+        view.show_adoption(view.console(), adoption)
+    if writes:
+        adopting.perform(adoption, target.kafka or {}, deadline, sinks_finished=sinks_finished)
+    if as_json:
+        print_json(view.adoption_json(adoption, adopted=writes))
+    elif adoption.refused is None and adoption.request is not None:
+        batch = adoption.request.batch
         click.echo(
-            f"With --yes: the command commits a token for batch {batch.batch_id} of query {batch.query_id}, "
-            "without records. It fences any driver that runs with this application.id. Start the query "
-            "afterwards."
+            f"Done: Kafka holds batch {batch.batch_id} of query {batch.query_id}. Start the query."
+            if writes
+            else f"With --yes: the command commits a token for batch {batch.batch_id} of query "
+            f"{batch.query_id}, without records. It fences any driver that runs with this application.id. "
+            "Start the query afterwards."
         )
-        return
-    adopting.perform(adoption, target.kafka or {}, deadline, sinks_finished=sinks_finished)
-    click.echo(f"Done: Kafka holds batch {batch.batch_id} of query {batch.query_id}. Start the query.")
+    if adoption.refused is not None:
+        ctx.exit(ExitCode.NEEDS_A_PERSON)
 
 
 @click.command()
-@with_options(_CHECKPOINT, _STAGING, *_QUERY, *CONNECTION, YES)
+@with_options(_CHECKPOINT, _STAGING, *_QUERY, *CONNECTION, YES, JSON)
 @click.option(
     "--older-than",
     default="1d",
@@ -160,7 +182,9 @@ def adopt(
     help="Minimum age of leftovers of dead batch writes, and of the newest batch in Kafka, to be deleted.",
 )
 @click.pass_context
-def sweep(ctx: click.Context, /, older_than: str, yes: bool, timeout: str, **options: Any) -> None:
+def sweep(
+    ctx: click.Context, /, older_than: str, yes: bool, as_json: bool, timeout: str, **options: Any
+) -> None:
     """Delete staged rows that are no longer needed.
 
     Removes micro-batches that Kafka already holds, and leftovers of dead batch writes (df.write) by age. A
@@ -178,40 +202,19 @@ def sweep(ctx: click.Context, /, older_than: str, yes: bool, timeout: str, **opt
     swept = sweeping.plan(
         target.staging_location, found, duration_ms("--older-than", older_than) / 1000, time.time()
     )
-    view.show_sweep(view.console(), swept)
-    if not yes:
+    if not as_json:
+        view.show_sweep(view.console(), swept)
+    failures = sweeping.perform(swept) if yes else {}
+    if as_json:
+        print_json(view.sweep_json(swept, failures, performed=yes))
+    elif yes:
+        for name, reason in failures.items():
+            click.echo(f"Not deleted: {name}: {reason}", err=True)
+        click.echo(f"Deleted {len(swept.deletable) - len(failures)} entries.")
+    else:
         click.echo("With --yes: the command deletes these entries.")
-        return
-    failures = sweeping.perform(swept)
-    for each in failures:
-        click.echo(f"Not deleted: {each}", err=True)
-    click.echo(f"Deleted {len(swept.deletable) - len(failures)} entries.")
     if failures:
-        ctx.exit(1)
-
-
-@click.command()
-@with_options(*CONNECTION)
-@click.pass_context
-def doctor(ctx: click.Context, /, timeout: str, **options: Any) -> None:
-    """Check that this machine has what a query needs.
-
-    Checks versions, Java, the C kernel, whether Spark finds the data sources, the executors' Python and, if
-    --bootstrap-servers or --kafka-properties is given, the broker. Also shows settings that would speed up
-    queries on this machine.
-
-    Exit code: 0 = ready; 3 = fix the checks marked BAD first.
-    """
-    from kafka_eos_source.operate import doctor as checking
-
-    all_ok = True
-    for check in checking.checks(target_of(options).kafka, deadline_of(timeout)):
-        click.echo(f"{'ok ' if check.ok else 'BAD'} {check.name:<10} {check.text}")
-        if not check.ok:
-            all_ok = False
-            click.echo(f"    fix: {check.fix}")
-    if not all_ok:
-        ctx.exit(NEEDS_A_PERSON)
+        ctx.exit(ExitCode.FAILED)
 
 
 def _group_state(application_id: str, found: Inspection) -> str:

@@ -48,9 +48,6 @@ YES = click.option(
     "--yes", is_flag=True, help="Make the change. Without it, the command only shows what it would do."
 )
 
-#: Exit code when a person has to act: a restart would fail, a check failed, or Kafka did not answer.
-NEEDS_A_PERSON = 3
-
 
 def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
     """Returns a decorator that adds the options to a command, in this order."""

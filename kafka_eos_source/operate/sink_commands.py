@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kafka_eos_source.operate.shared_options import NEEDS_A_PERSON, YES, deadline_of, with_options
+from kafka_eos_source.operate.exit_codes import ExitCode
+from kafka_eos_source.operate.shared_options import (
+    YES,
+    deadline_of,
+    with_options,
+)
+from kafka_eos_source.runtime.json_output import JSON, print_json
 
 if TYPE_CHECKING:
     from kafka_eos_source.sinks.contract import SinkTxn
@@ -47,9 +53,9 @@ def sinks() -> None:
 
 
 @sinks.command("list")
-@with_options(*_QUERY)
+@with_options(*_QUERY, JSON)
 @click.pass_context
-def list_(ctx: click.Context, /, file: Path, timeout: str) -> None:
+def list_(ctx: click.Context, /, file: Path, as_json: bool, timeout: str) -> None:
     """List prepared batches and how the next start resolves each.
 
     Prepared means: neither committed nor aborted in the sink. While the query runs, the list includes the
@@ -62,51 +68,69 @@ def list_(ctx: click.Context, /, file: Path, timeout: str) -> None:
     deadline = deadline_of(timeout)
     query = operating.parse_query(file.read_text(encoding="utf-8"))
     prepared = operating.list_prepared(query, operating.read_kafka(query, deadline), deadline)
-    for each in prepared:
+    if as_json:
+        print_json(
+            [
+                {
+                    "sink": each.sink,
+                    "id": str(each.txn),
+                    "fate": each.fate.value,
+                    "needs_a_person": each.needs_a_person,
+                }
+                for each in prepared
+            ]
+        )
+    for each in () if as_json else prepared:
         text = (
             "no token decides its fate: run `sinks commit` or `sinks abort`"
             if each.needs_a_person
             else f"the next start of the query will {each.fate.value} it"
         )
         click.echo(f"{each.sink}\t{each.txn}\t{text}")
-    if not prepared:
+    if not prepared and not as_json:
         click.echo("The sinks hold no prepared batch of this query.")
     if any(each.needs_a_person for each in prepared):
-        ctx.exit(NEEDS_A_PERSON)
+        ctx.exit(ExitCode.NEEDS_A_PERSON)
 
 
 @sinks.command()
-@with_options(*_QUERY, *_TRANSACTION, YES)
-def commit(file: Path, timeout: str, name: str, text: str, yes: bool) -> None:
+@with_options(*_QUERY, *_TRANSACTION, YES, JSON)
+def commit(file: Path, timeout: str, name: str, text: str, yes: bool, as_json: bool) -> None:
     """Commit a prepared batch whose token is lost.
 
     Use it if the batch is in Kafka's output. Refused if Kafka holds a token that decides the batch's fate.
     """
-    _resolve(file, timeout, name, text, yes, commit=True)
+    _resolve(file, timeout, name, text, yes=yes, as_json=as_json, commit=True)
 
 
 @sinks.command()
-@with_options(*_QUERY, *_TRANSACTION, YES)
-def abort(file: Path, timeout: str, name: str, text: str, yes: bool) -> None:
+@with_options(*_QUERY, *_TRANSACTION, YES, JSON)
+def abort(file: Path, timeout: str, name: str, text: str, yes: bool, as_json: bool) -> None:
     """Abort a prepared batch whose token is lost.
 
     Use it if the batch is not in Kafka's output. Refused if Kafka holds a token that decides its fate.
     """
-    _resolve(file, timeout, name, text, yes, commit=False)
+    _resolve(file, timeout, name, text, yes=yes, as_json=as_json, commit=False)
 
 
-def _resolve(file: Path, timeout: str, name: str, text: str, yes: bool, *, commit: bool) -> None:
+def _resolve(
+    file: Path, timeout: str, name: str, text: str, *, yes: bool, as_json: bool, commit: bool
+) -> None:
     from kafka_eos_source.operate import sinks as operating
 
     txn = _parse_id(text)
-    if not yes:
+    if yes:
+        deadline = deadline_of(timeout)
+        query = operating.parse_query(file.read_text(encoding="utf-8"))
+        operating.resolve(query, operating.read_kafka(query, deadline), name, txn, deadline, commit=commit)
+    if as_json:
+        action = "commit" if commit else "abort"
+        print_json({"sink": name, "id": str(txn), "action": action, "done": yes})
+    elif yes:
+        click.echo(f"Sink {name!r} has {'committed' if commit else 'aborted'} {txn}.")
+    else:
         verb = "commits" if commit else "aborts"
         click.echo(f"With --yes: sink {name!r} {verb} {txn}. This cannot be undone.")
-        return
-    deadline = deadline_of(timeout)
-    query = operating.parse_query(file.read_text(encoding="utf-8"))
-    operating.resolve(query, operating.read_kafka(query, deadline), name, txn, deadline, commit=commit)
-    click.echo(f"Sink {name!r} has {'committed' if commit else 'aborted'} {txn}.")
 
 
 def _parse_id(text: str) -> SinkTxn:

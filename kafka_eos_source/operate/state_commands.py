@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kafka_eos_source.operate.exit_codes import ExitCode
 from kafka_eos_source.operate.shared_options import (
     CONNECTION,
-    NEEDS_A_PERSON,
     YES,
     deadline_of,
     open_reader,
@@ -18,6 +18,7 @@ from kafka_eos_source.operate.shared_options import (
     target_of,
     with_options,
 )
+from kafka_eos_source.runtime.json_output import JSON, print_json
 
 if TYPE_CHECKING:
     from kafka_eos_source.operate.target import Target
@@ -39,8 +40,7 @@ def state() -> None:
 
 
 @state.command("ls")
-@with_options(_STATE_DIR, _APPLICATION, _STORE, *CONNECTION)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@with_options(_STATE_DIR, _APPLICATION, _STORE, *CONNECTION, JSON)
 def list_state(state_dir: str | None, store: str | None, as_json: bool, timeout: str, **options: Any) -> None:
     """List state databases on this machine and changelogs in Kafka.
 
@@ -67,7 +67,7 @@ def list_state(state_dir: str | None, store: str | None, as_json: bool, timeout:
                 reader, target.group_id or application_id, application_id, store, deadline_of(timeout)
             )
     if as_json:
-        click.echo(state_view.listing_json(local, changelogs))
+        print_json(state_view.listing_json(local, changelogs))
         return
     out = view.console()
     if state_dir is not None:
@@ -78,12 +78,11 @@ def list_state(state_dir: str | None, store: str | None, as_json: bool, timeout:
 
 @state.command("get")
 @click.argument("key", nargs=-1)
-@with_options(_STATE_DIR, _APPLICATION, _STORE, *CONNECTION)
+@with_options(_STATE_DIR, _APPLICATION, _STORE, *CONNECTION, JSON)
 @click.option("--variable", metavar="NAME", help="State variable to read, if the store has several.")
 @click.option("--timers", is_flag=True, help="Show registered timers instead of a state variable.")
 @click.option("--prefix", metavar="TEXT", help="Show rows whose first key column begins with TEXT.")
 @click.option("--limit", default=20, show_default=True, help="Maximum number of rows; 0 = all.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per row.")
 def get(
     key: tuple[str, ...],
     state_dir: str | None,
@@ -130,7 +129,7 @@ def get(
 
 
 @state.command("restore")
-@with_options(_STATE_DIR, _APPLICATION, _STORE, *CONNECTION, YES)
+@with_options(_STATE_DIR, _APPLICATION, _STORE, *CONNECTION, YES, JSON)
 @click.option(
     "--shard",
     "only",
@@ -139,7 +138,13 @@ def get(
     help="Restore only the shard with this number; may be repeated.",
 )
 def restore(
-    state_dir: str | None, store: str | None, only: tuple[int, ...], yes: bool, timeout: str, **options: Any
+    state_dir: str | None,
+    store: str | None,
+    only: tuple[int, ...],
+    yes: bool,
+    as_json: bool,
+    timeout: str,
+    **options: Any,
 ) -> None:
     """Restore the databases in --state-dir to what Kafka holds.
 
@@ -153,7 +158,7 @@ def restore(
     root = require_option("--state-dir", state_dir)
     cut = changelog.cut(deadline)
     shards = _shards(only, cut.shards)
-    if not yes:
+    if not yes and not as_json:
         for shard in shards:
             batch = cut.batches[shard]
             click.echo(
@@ -164,17 +169,27 @@ def restore(
             f"With --yes: the command restores the databases of {cut.application_id}/{cut.store} in {root} "
             "to these batches."
         )
-        return
     out = view.console()
-    for each in state_restore.restore_shards(root, changelog, cut, shards, deadline):
-        state_view.show_restored(out, each)
+    restored = []
+    for each in state_restore.restore_shards(root, changelog, cut, shards, deadline) if yes else ():
+        restored.append(each)
+        if not as_json:
+            state_view.show_restored(out, each)
+    if as_json:
+        print_json(state_view.restore_json(cut, shards, restored))
 
 
 @state.command("verify")
-@with_options(_STATE_DIR, _APPLICATION, _STORE, *CONNECTION)
+@with_options(_STATE_DIR, _APPLICATION, _STORE, *CONNECTION, JSON)
 @click.pass_context
 def verify(
-    ctx: click.Context, /, state_dir: str | None, store: str | None, timeout: str, **options: Any
+    ctx: click.Context,
+    /,
+    state_dir: str | None,
+    store: str | None,
+    as_json: bool,
+    timeout: str,
+    **options: Any,
 ) -> None:
     """Compare the databases in --state-dir with their changelog.
 
@@ -189,23 +204,28 @@ def verify(
     changelog = _changelog(options, store)
     root = require_option("--state-dir", state_dir)
     out = view.console()
-    differing = 0
+    verified = []
     found = folders(root, changelog.application_id, changelog.store)
     for each in state_verify.verify(found, changelog, deadline_of(timeout)):
-        state_view.show_verified(out, each)
-        differing += each.differing
-    if differing:
-        out.print(
-            "  Fix: stop the query, delete the folders of these shards and start the query. It restores them."
-        )
-        ctx.exit(NEEDS_A_PERSON)
+        verified.append(each)
+        if not as_json:
+            state_view.show_verified(out, each)
+    if as_json:
+        print_json([state_view.verified_json(each) for each in verified])
+    if any(each.differing for each in verified):
+        if not as_json:
+            out.print(
+                "  Fix: stop the query, delete the folders of these shards and start the query. It restores "
+                "them."
+            )
+        ctx.exit(ExitCode.NEEDS_A_PERSON)
 
 
 @state.command("rescale")
 @with_options(_APPLICATION, _STORE)
 @click.option("--shards", type=click.IntRange(1), required=True, help="New number of shards.")
-@with_options(*CONNECTION, YES)
-def rescale(shards: int, store: str | None, yes: bool, timeout: str, **options: Any) -> None:
+@with_options(*CONNECTION, YES, JSON)
+def rescale(shards: int, store: str | None, yes: bool, as_json: bool, timeout: str, **options: Any) -> None:
     """Move the state of a stopped query to another number of shards.
 
     The command copies the changelog, deletes it, creates it again with the new number of partitions, and
@@ -219,6 +239,7 @@ def rescale(shards: int, store: str | None, yes: bool, timeout: str, **options: 
     target = target_of(options)
     application_id = _application_id(target)
     name = require_option("--store", store)
+    steps: list[str] = []
     move = Rescale(
         require_brokers(target),
         application_id,
@@ -226,22 +247,29 @@ def rescale(shards: int, store: str | None, yes: bool, timeout: str, **options: 
         target.group_id or application_id,
         shards,
         timeout_ms=int(1000 * deadline.budget_seconds),
-        report=click.echo,
+        report=steps.append if as_json else click.echo,
     )
     stage = move.stage()
-    if stage is Stage.DONE:
+    moves = yes and stage is not Stage.DONE
+    if moves:
+        move.run()
+    if as_json:
+        left = Stage.DONE if moves else stage
+        print_json(
+            {"application_id": application_id, "store": name, "shards": shards, "next_stage": left.value}
+            | {"moved": moves, "steps": steps}
+        )
+    elif moves:
+        click.echo(f"The state of store {name!r} has {shards} shards now. Start the query with this number.")
+    elif stage is Stage.DONE:
         click.echo(f"The state of store {name!r} has {shards} shards already.")
-        return
-    if not yes:
+    else:
         begun = "" if stage is Stage.COPY else f" The move has begun; its next stage is {stage.value!r}."
         click.echo(
             f"With --yes: the command copies the state of {application_id}/{name} to topic "
             f"{copy_name(application_id, name)}, deletes its changelog, creates it again with {shards} "
             f"partition(s) and fills it. Stop the query first.{begun}"
         )
-        return
-    move.run()
-    click.echo(f"The state of store {name!r} has {shards} shards now. Start the query with this number.")
 
 
 def _changelog(options: Mapping[str, Any], store: str | None) -> Changelog:

@@ -14,6 +14,7 @@ from kafka_eos_source.operate.state_list import ChangelogShard, LocalShard
 from kafka_eos_source.operate.state_restore import RestoredShard
 from kafka_eos_source.operate.state_verify import Verified
 from kafka_eos_source.operate.view import table_of
+from kafka_eos_source.state.reading.cut import Cut
 
 
 def show_local(out: Console, root: str, shards: Sequence[LocalShard]) -> None:
@@ -60,43 +61,82 @@ def show_changelogs(out: Console, application_id: str, shards: Sequence[Changelo
         out.print(problem)
 
 
-def listing_json(local: Sequence[LocalShard], changelogs: Sequence[ChangelogShard]) -> str:
-    """Returns databases and changelogs as one JSON object; null = not known, or not present."""
-    return json.dumps(
-        {
-            "local": [
-                {
-                    "application_id": each.folder.application_id,
-                    "store": each.folder.store,
-                    "shard": each.folder.shard,
-                    "shards": each.identity and each.identity.shards,
-                    "path": str(each.folder.path),
-                    "batch": each.batch and each.batch.batch_id,
-                    "next_offset": each.next_offset,
-                    "pending": list(each.pending),
-                    "bytes": each.size_bytes,
-                    "problem": each.problem or None,
-                }
-                for each in local
-            ],
-            "changelogs": [
-                {
-                    "store": each.store,
-                    "topic": each.tp.topic,
-                    "partition": each.tp.partition,
-                    "earliest": each.log.earliest,
-                    "stable": each.log.stable,
-                    "log_end": each.log.end,
-                    "committed": each.committed,
-                    "lag": each.lag,
-                    "batch": each.token and each.token.batch_id,
-                    "problem": each.problem or None,
-                }
-                for each in changelogs
-            ],
-        },
-        indent=2,
-    )
+def listing_json(local: Sequence[LocalShard], changelogs: Sequence[ChangelogShard]) -> dict[str, Any]:
+    """Returns databases and changelogs as a JSON object; null = not known, or not present."""
+    return {
+        "local": [
+            {
+                "application_id": each.folder.application_id,
+                "store": each.folder.store,
+                "shard": each.folder.shard,
+                "shards": each.identity and each.identity.shards,
+                "path": str(each.folder.path),
+                "batch": each.batch and each.batch.batch_id,
+                "next_offset": each.next_offset,
+                "pending": list(each.pending),
+                "bytes": each.size_bytes,
+                "problem": each.problem or None,
+            }
+            for each in local
+        ],
+        "changelogs": [
+            {
+                "store": each.store,
+                "topic": each.tp.topic,
+                "partition": each.tp.partition,
+                "earliest": each.log.earliest,
+                "stable": each.log.stable,
+                "log_end": each.log.end,
+                "committed": each.committed,
+                "lag": each.lag,
+                "batch": each.token and each.token.batch_id,
+                "problem": each.problem or None,
+            }
+            for each in changelogs
+        ],
+    }
+
+
+def restore_json(cut: Cut, shards: Sequence[int], restored: Sequence[RestoredShard]) -> dict[str, Any]:
+    """Returns what `state restore` would restore, and what it restored, as a JSON object.
+
+    Args:
+        cut: what Kafka holds of each shard.
+        shards: the shards that the command was asked to restore.
+        restored: the shards that it restored.
+    """
+    batches = {shard: cut.batches[shard] for shard in shards}
+    return {
+        "application_id": cut.application_id,
+        "store": cut.store,
+        "shards": [
+            {"shard": shard, "batch": batch and batch.batch_id, "offset": cut.ends[shard]}
+            for shard, batch in batches.items()
+        ],
+        "restored": [
+            {
+                "shard": each.shard,
+                "batch": each.batch_id,
+                "records": each.records,
+                "promoted": each.promoted,
+                "wiped": each.wiped,
+                "ms": round(each.ms),
+            }
+            for each in restored
+        ],
+    }
+
+
+def verified_json(each: Verified) -> dict[str, Any]:
+    """Returns the result of one compared shard as a JSON object."""
+    return {
+        "shard": each.shard,
+        "batch": each.batch_id,
+        "offset": each.end,
+        "entries": each.entries,
+        "differing": each.differing,
+        "differences": [{"kind": one.kind.value, "key": one.key.hex()} for one in each.differences],
+    }
 
 
 def show_rows(out: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -82,14 +82,14 @@ def _token_batch(inspection: Inspection | None) -> tuple[int | None, str]:
     return token.batch_id, ""
 
 
-def perform(sweep: Sweep) -> list[str]:
+def perform(sweep: Sweep) -> dict[str, str]:
     """Deletes what can be deleted.
 
     Returns:
-        Name and reason of each entry that could not be deleted. Nothing reads these entries again.
+        The reason for each entry that could not be deleted, by name. Nothing reads these entries again.
     """
     fs, path = file_system(sweep.location)
-    failures = []
+    failures = {}
     for each in sweep.deletable:
         entry = f"{path}/{each.entry.name}"
         try:
@@ -100,5 +100,5 @@ def perform(sweep: Sweep) -> list[str]:
         except FileNotFoundError:
             continue  # a commit has deleted it in the meantime
         except OSError as error:
-            failures.append(f"{each.entry.name}: {error}")
+            failures[each.entry.name] = str(error)
     return failures

@@ -15,6 +15,7 @@ from kafka_eos_source.operate.shared_options import (
     target_of,
     with_options,
 )
+from kafka_eos_source.runtime.json_output import JSON, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +38,7 @@ def group() -> None:
 
 
 @group.command()
-@with_options(_TOPIC, *CONNECTION, YES)
+@with_options(_TOPIC, *CONNECTION, YES, JSON)
 @click.option(
     "--partitions",
     default=1,
@@ -62,6 +63,7 @@ def create(
     replication_factor: int,
     min_insync_replicas: int | None,
     yes: bool,
+    as_json: bool,
     timeout: str,
     **options: Any,
 ) -> None:
@@ -86,11 +88,19 @@ def create(
         try:
             topic, created = token_topic.check(kafka, name, deadline), False
         except token_topic.NoTokenTopicError:
+            if as_json:
+                print_json({"topic": name, "topic_id": None, "created": False, "warnings": []})
+                return
             config = ", ".join(f"{key}={value}" for key, value in token_topic.PROPERTIES.items())
             click.echo(
                 f"With --yes: the command creates topic {name!r} with {partitions} partition(s) and {config}."
             )
             return
+    if as_json:
+        print_json(
+            {"topic": name, "topic_id": topic.topic_id, "created": created, "warnings": list(topic.warnings)}
+        )
+        return
     click.echo(
         f"Created topic {name!r}, id {topic.topic_id}."
         if created
@@ -101,8 +111,8 @@ def create(
 
 
 @group.command()
-@with_options(_TOPIC, *CONNECTION)
-def describe(name: str, timeout: str, **options: Any) -> None:
+@with_options(_TOPIC, *CONNECTION, JSON)
+def describe(name: str, as_json: bool, timeout: str, **options: Any) -> None:
     """Show configuration, size and open transactions of the topic.
 
     Does not wait for open transactions.
@@ -113,13 +123,15 @@ def describe(name: str, timeout: str, **options: Any) -> None:
     with open_reader(target_of({**options, "topic": name})) as reader:
         assert reader is not None, "_kafka has checked the brokers"
         described = token_topics.describe(kafka, name, reader, deadline)
-    token_topics.show_described(view.console(), described)
+    if as_json:
+        print_json(token_topics.described_json(described))
+    else:
+        token_topics.show_described(view.console(), described)
 
 
 @group.command()
-@with_options(_TOPIC, *CONNECTION)
+@with_options(_TOPIC, *CONNECTION, JSON)
 @click.option("--application-id", metavar="ID", help="Show only the query with this application.id.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with all offsets.")
 def show(name: str, application_id: str | None, as_json: bool, timeout: str, **options: Any) -> None:
     """Show the newest record of each query.
 
@@ -134,7 +146,7 @@ def show(name: str, application_id: str | None, as_json: bool, timeout: str, **o
         token_topic_reader.read(kafka, topic, deadline, certain=False), application_id
     )
     if as_json:
-        click.echo(token_topics.entries_json(found))
+        print_json(token_topics.entries_json(found))
     elif not found:
         of_query = "" if application_id is None else f" of application.id={application_id!r}"
         click.echo(f"Topic {name!r} holds no record{of_query}.")
@@ -143,9 +155,9 @@ def show(name: str, application_id: str | None, as_json: bool, timeout: str, **o
 
 
 @group.command()
-@with_options(_TOPIC, *CONNECTION, YES)
+@with_options(_TOPIC, *CONNECTION, YES, JSON)
 @_APPLICATION_ID
-def forget(name: str, application_id: str, yes: bool, timeout: str, **options: Any) -> None:
+def forget(name: str, application_id: str, yes: bool, as_json: bool, timeout: str, **options: Any) -> None:
     """Delete the record of a retired query.
 
     After that, its application.id can be reused. A query that still runs writes its record again with its
@@ -158,34 +170,36 @@ def forget(name: str, application_id: str, yes: bool, timeout: str, **options: A
     topic = token_topic.check(kafka, name, deadline)
     survey = token_topic_reader.read(kafka, topic, deadline, certain=True, key=application_id.encode())
     found = token_topics.entries(survey)
-    if not found:
-        click.echo(f"Topic {name!r} holds no record of application.id={application_id!r}.")
-        return
-    token_topics.show_entries(view.console(), name, found)
-    if not yes:
+    forgets = yes and bool(found)
+    if found and not as_json:
+        token_topics.show_entries(view.console(), name, found)
+    if forgets:
+        token_topics.forget(kafka, topic, application_id, survey, deadline)
+    if as_json:
+        print_json({"topic": name, "records": token_topics.entries_json(found), "deleted": forgets})
+    elif forgets:
+        click.echo("Deleted.")
+    elif found:
         click.echo(
             "With --yes: the command deletes this record. If the consumer group is lost too, nothing then "
             "shows which batch of this query Kafka holds."
         )
-        return
-    token_topics.forget(kafka, topic, application_id, survey, deadline)
-    click.echo("Deleted.")
+    else:
+        click.echo(f"Topic {name!r} holds no record of application.id={application_id!r}.")
 
 
 @group.command()
-@with_options(_TOPIC, *CONNECTION, YES)
+@with_options(_TOPIC, *CONNECTION, YES, JSON)
 @_APPLICATION_ID
 @click.option(
     "--checkpoint", metavar="URI", help="The query's option checkpointLocation; omit it for batch writes."
 )
-@click.pass_context
 def restore(
-    ctx: click.Context,
-    /,
     name: str,
     application_id: str,
     checkpoint: str | None,
     yes: bool,
+    as_json: bool,
     timeout: str,
     **options: Any,
 ) -> None:
@@ -196,6 +210,7 @@ def restore(
     """
     from kafka_eos_source.commit.first_batch import read_first_batch
     from kafka_eos_source.commit.session import KafkaClients
+    from kafka_eos_source.errors import InvalidOptionError, OperatorError
     from kafka_eos_source.kafka import token_topic_reader
     from kafka_eos_source.operate import token_topics, view
     from kafka_eos_source.protocol.identity import is_series
@@ -207,18 +222,23 @@ def restore(
     )
     found = token_topics.entries(survey)
     if not found or found[0].record is None:
-        click.echo(f"Topic {name!r} holds no readable record of application.id={application_id!r}.", err=True)
-        ctx.exit(1)
-    token_topics.show_entries(view.console(), name, found)
+        raise OperatorError(
+            f"topic {name!r} holds no readable record of application.id={application_id!r}.",
+            fix="check both names: `kafka-eos token-topic show` lists the records.",
+        )
+    if not as_json:
+        token_topics.show_entries(view.console(), name, found)
     record = found[0].record
     first = None if checkpoint is None else read_first_batch(checkpoint)
     if not is_series(record.token.query_id) and first is None:
-        click.echo(
-            "Add --checkpoint: it shows whether the topic has a record of every batch of the query.",
-            err=True,
+        raise InvalidOptionError(
+            "it is not known whether the topic has a record of every batch of the query.",
+            fix="add --checkpoint: it shows whether the query always wrote to this topic.",
         )
-        ctx.exit(1)
     if not yes:
+        if as_json:
+            print_json(token_topics.restored_json(record, None))
+            return
         click.echo(
             "With --yes: the command fences any driver that runs with this application.id, and commits the "
             f"record's offsets to group {record.group_id!r} if the group has lost them. Stop the query first."
@@ -232,7 +252,9 @@ def restore(
         deadline,
         is_complete=first is None or first.token_topic == name,
     )
-    if held is None or held.token is None:
+    if as_json:
+        print_json(token_topics.restored_json(record, held))
+    elif held is None or held.token is None:
         click.echo(f"Group {record.group_id!r} has lost nothing and was not changed.")
     else:
         click.echo(f"Restored group {record.group_id!r} at batch {held.token.batch_id}. Start the query.")

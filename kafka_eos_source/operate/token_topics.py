@@ -151,21 +151,50 @@ def show_entries(out: Console, name: str, found: Sequence[Entry]) -> None:
             out.print(f"{each.found.tp}, offset {each.found.offset}: {each.problem}")
 
 
-def entries_json(found: Iterable[Entry]) -> str:
-    """Returns the records as a JSON array; times are in ms since 1970, null = unknown."""
-    return json.dumps(
-        [
-            {
-                "application_id": each.application_id,
-                "partition": each.found.tp.partition,
-                "offset": each.found.offset,
-                "problem": each.problem or None,
-                **({} if each.record is None else _record_json(each.record)),
-            }
-            for each in found
+def described_json(described: TokenTopicDescription) -> dict[str, Any]:
+    """Returns a description of the topic as a JSON object."""
+    topic, survey = described.topic, described.survey
+    return {
+        "topic": topic.name,
+        "topic_id": topic.topic_id,
+        "config": dict(described.config),
+        "application_ids": len(entries(survey)),
+        "records": survey.records,
+        "bytes": survey.size_bytes,
+        "partitions": [
+            {"partition": tp.partition, "earliest": log.earliest, "stable": log.stable, "end": log.end}
+            for tp, log in sorted(described.logs.items())
         ],
-        indent=2,
-    )
+        "warnings": list(topic.warnings),
+    }
+
+
+def entries_json(found: Iterable[Entry]) -> list[dict[str, Any]]:
+    """Returns the records as a JSON array; times are in ms since 1970, null = unknown."""
+    return [
+        {
+            "application_id": each.application_id,
+            "partition": each.found.tp.partition,
+            "offset": each.found.offset,
+            "problem": each.problem or None,
+            **_record_json(each.record),
+        }
+        for each in found
+    ]
+
+
+def restored_json(record: TokenRecord, held: Held | None) -> dict[str, Any]:
+    """Returns a query's record, and whether its group was restored from it, as a JSON object.
+
+    Args:
+        record: the newest record of the query.
+        held: what the restored group holds; None = the group was not changed.
+    """
+    return {
+        "group_id": record.group_id,
+        "record": _record_json(record),
+        "restored": held is not None and held.token is not None,
+    }
 
 
 def forget(
@@ -264,14 +293,14 @@ def _sequence(entry: Entry) -> int:
     return -1 if entry.record is None else entry.record.token.sequence
 
 
-def _record_json(record: TokenRecord) -> dict[str, Any]:
+def _record_json(record: TokenRecord | None) -> dict[str, Any]:
     return {
-        "token": json.loads(record.token.encode()),
-        "time_ms": record.time_ms,
-        "group_id": record.group_id,
-        "topic_id": record.topic_id,
-        "anchor": str(record.anchor),
-        "offsets": {str(tp): end for tp, end in sorted(record.ends.items())},
+        "token": record and json.loads(record.token.encode()),
+        "time_ms": record and record.time_ms,
+        "group_id": record and record.group_id,
+        "topic_id": record and record.topic_id,
+        "anchor": record and str(record.anchor),
+        "offsets": record and {str(tp): end for tp, end in sorted(record.ends.items())},
     }
 
 

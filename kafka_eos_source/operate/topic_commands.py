@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from kafka_eos_source.operate.shared_options import CONNECTION, deadline_of, target_of, with_options
+from kafka_eos_source.operate.shared_options import (
+    CONNECTION,
+    deadline_of,
+    target_of,
+    with_options,
+)
+from kafka_eos_source.runtime.json_output import JSON, print_json
 
 if TYPE_CHECKING:
     from kafka_eos_source.kafka.topic_reader import TopicRecord
@@ -20,8 +26,6 @@ if TYPE_CHECKING:
 #: Where ``kafka-eos broker`` listens.
 _DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 _PAUSE_SECONDS = 0.5
-
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
 @click.group()
@@ -33,7 +37,7 @@ def topics() -> None:
 
 
 @topics.command("list")
-@with_options(*CONNECTION, _JSON)
+@with_options(*CONNECTION, JSON)
 @click.option("--internal", is_flag=True, help="Include Kafka's own topics.")
 def list_topics(internal: bool, as_json: bool, timeout: str, **given: Any) -> None:
     """List the topics and their numbers of partitions."""
@@ -41,7 +45,7 @@ def list_topics(internal: bool, as_json: bool, timeout: str, **given: Any) -> No
 
     found = operating.topics(_kafka(given), deadline_of(timeout), internal=internal)
     if as_json:
-        click.echo(json.dumps([{"topic": name, "partitions": count} for name, count in found.items()]))
+        print_json([{"topic": name, "partitions": count} for name, count in found.items()])
         return
     for name, count in found.items():
         click.echo(f"{name}  {count} partition{'s' if count != 1 else ''}")
@@ -49,7 +53,7 @@ def list_topics(internal: bool, as_json: bool, timeout: str, **given: Any) -> No
 
 @topics.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@with_options(*CONNECTION)
+@with_options(*CONNECTION, JSON)
 @click.option(
     "--partitions", default=1, show_default=True, type=click.IntRange(min=1), help="Number of partitions."
 )
@@ -65,6 +69,7 @@ def create(
     partitions: int,
     replication_factor: int,
     config: tuple[str, ...],
+    as_json: bool,
     timeout: str,
     **given: Any,
 ) -> None:
@@ -78,6 +83,7 @@ def create(
             raise click.BadParameter(f"{each!r}; expected KEY=VALUE", param_hint="--config")
         properties[name.strip()] = value.strip()
     kafka = _kafka(given)
+    results = []
     for name in names:
         created = operating.create(
             kafka,
@@ -87,19 +93,25 @@ def create(
             replication_factor=replication_factor,
             config=properties,
         )
-        click.echo(f"Created topic {name!r}." if created else f"Topic {name!r} exists and was left as it is.")
+        results.append({"topic": name, "created": created})
+        if not as_json:
+            click.echo(
+                f"Created topic {name!r}." if created else f"Topic {name!r} exists and was left as it is."
+            )
+    if as_json:
+        print_json(results)
 
 
 @topics.command()
 @click.argument("name")
-@with_options(*CONNECTION, _JSON)
+@with_options(*CONNECTION, JSON)
 def describe(name: str, as_json: bool, timeout: str, **given: Any) -> None:
     """Show a topic's partitions, transactions and properties."""
     from kafka_eos_source.operate import topics as operating
 
     found = operating.describe(_kafka(given), name, deadline_of(timeout))
     if as_json:
-        click.echo(json.dumps(found.to_json()))
+        print_json(found.to_json())
     else:
         _show_topic(found)
 
@@ -107,7 +119,7 @@ def describe(name: str, as_json: bool, timeout: str, **given: Any) -> None:
 @click.command()
 @click.argument("topic")
 @click.argument("file", type=click.File(encoding="utf-8"), default="-")
-@with_options(*CONNECTION)
+@with_options(*CONNECTION, JSON)
 @click.option(
     "--format",
     "written",
@@ -129,6 +141,7 @@ def produce(
     written: str,
     key_separator: str | None,
     keep_partitions: bool,
+    as_json: bool,
     timeout: str,
     **given: Any,
 ) -> None:
@@ -147,12 +160,15 @@ def produce(
     else:
         batches = operating.from_lines(file, key_separator)
     sent = operating.produce(_kafka(given), topic, batches, deadline_of(timeout))
-    click.echo(f"{sent:,} record{'s' if sent != 1 else ''} sent to {topic!r}.", err=True)
+    if as_json:
+        print_json({"topic": topic, "records": sent})
+    else:
+        click.echo(f"{sent:,} record{'s' if sent != 1 else ''} sent to {topic!r}.", err=True)
 
 
 @click.command()
 @click.argument("topic")
-@with_options(*CONNECTION, _JSON)
+@with_options(*CONNECTION, JSON)
 @click.option(
     "-n", "--records", default=10, show_default=True, type=click.IntRange(min=0), help="Number of records."
 )
@@ -195,7 +211,7 @@ def tail(
 @click.option("--checkpoint", metavar="URI", help="The query's option checkpointLocation.")
 @click.option("--application-id", metavar="ID", help="The query's option application.id.")
 @click.option("--group", "group_id", metavar="ID", help="A consumer group: a query's, or any other.")
-@with_options(*CONNECTION, _JSON)
+@with_options(*CONNECTION, JSON)
 @click.option("--watch", is_flag=True, help="Measure again every two seconds until Ctrl-C.")
 def lag(
     checkpoint: str | None,
@@ -230,7 +246,10 @@ def lag(
             if not watch:
                 return
             sys.stdout.flush()
-            pause.wait(2.0)
+            try:
+                pause.wait(2.0)
+            except KeyboardInterrupt:
+                return
 
 
 def _kafka(given: dict[str, Any]) -> Mapping[str, str]:

@@ -97,29 +97,78 @@ def show_sweep(out: Console, sweep: Sweep) -> None:
     )
 
 
-def inspection_json(found: Inspection) -> str:
-    """Returns an inspection as one JSON object.
+def inspection_json(found: Inspection) -> dict[str, Any]:
+    """Returns an inspection as a JSON object.
 
     Names follow the dataclasses; times are in seconds since 1970.
     """
     checkpoint, kafka = found.checkpoint, found.kafka
-    return json.dumps(
-        {
-            "application_id": found.application_id,
-            "group_id": found.group_id,
-            "checkpoint": None if checkpoint is None else _checkpoint_json(checkpoint),
-            "kafka": None if kafka is None else _kafka_json(kafka),
-            "staged": [
-                {"name": each.name, "batch_id": each.batch_id, "files": each.files, "bytes": each.size_bytes}
-                for each in found.staged
-            ],
-            "findings": [
-                {"condition": each.condition or None, "text": each.text, "fix": each.fix or None}
-                for each in found.findings
-            ],
-        },
-        indent=2,
-    )
+    return {
+        "application_id": found.application_id,
+        "group_id": found.group_id,
+        "checkpoint": None if checkpoint is None else _checkpoint_json(checkpoint),
+        "kafka": None if kafka is None else _kafka_json(kafka),
+        "staged": [
+            {"name": each.name, "batch_id": each.batch_id, "files": each.files, "bytes": each.size_bytes}
+            for each in found.staged
+        ],
+        "findings": [_finding_json(each) for each in found.findings],
+    }
+
+
+def fence_json(found: Inspection, *, fenced: bool) -> dict[str, Any]:
+    """Returns what a group holds, and whether its transactional id was fenced, as a JSON object."""
+    kafka = found.kafka
+    return {
+        "application_id": found.application_id,
+        "group_id": found.group_id,
+        "fenced": fenced,
+        "token": None if kafka is None else _token_json(kafka.token),
+        "pending": None if kafka is None else kafka.pending,
+    }
+
+
+def adoption_json(adoption: Adoption, *, adopted: bool) -> dict[str, Any]:
+    """Returns what `adopt` can do, and whether it did it, as a JSON object."""
+    batch = None if adoption.request is None else adoption.request.batch
+    return {
+        "adopted": adopted,
+        "batch": batch and {"batch_id": batch.batch_id, "query_id": batch.query_id},
+        "messages": list(adoption.messages),
+        "options": {side: dict(options) for side, options in adoption.options.items()},
+        "refused": None if adoption.refused is None else _finding_json(adoption.refused),
+    }
+
+
+def sweep_json(sweep: Sweep, failures: Mapping[str, str], *, performed: bool) -> dict[str, Any]:
+    """Returns what `sweep` deletes and keeps as a JSON object.
+
+    Args:
+        sweep: the decisions.
+        failures: why entries could not be deleted, by name.
+        performed: whether the entries were deleted; False = the command only showed them.
+    """
+    return {
+        "location": sweep.location,
+        "token_batch": sweep.token_batch,
+        "why_unknown": sweep.why_unknown or None,
+        "entries": [
+            {
+                "name": each.entry.name,
+                "batch_id": each.entry.batch_id,
+                "files": each.entry.files,
+                "bytes": each.entry.size_bytes,
+                "delete": each.delete,
+                "deleted": performed and each.delete and each.entry.name not in failures,
+                "reason": failures.get(each.entry.name, each.reason),
+            }
+            for each in sweep.decisions
+        ],
+    }
+
+
+def _finding_json(finding: Finding) -> dict[str, Any]:
+    return {"condition": finding.condition or None, "text": finding.text, "fix": finding.fix or None}
 
 
 def _checkpoint_json(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -136,6 +136,7 @@ def query_id(checkpoint: str) -> str:
 
     Raises:
         InvalidOptionError: if there is no checkpoint at this location.
+        OperatorError: if the file with the id is damaged.
     """
     text = _read(checkpoint, "metadata")
     if text is None:
@@ -145,7 +146,13 @@ def query_id(checkpoint: str) -> str:
             "different working directories, so a relative path names two folders. Without a scheme, Spark "
             "uses its default file system (fs.defaultFS), but kafka-eos uses the local file system.",
         )
-    return str(json.loads(text)["id"])
+    try:
+        return str(json.loads(text)["id"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise OperatorError(
+            f"file {checkpoint}/metadata is damaged ({error}); expected JSON with the id of the query.",
+            fix="restore the checkpoint from a copy, or start a new one (docs/runbooks.md, FOREIGN_QUERY).",
+        ) from error
 
 
 def _read(checkpoint: str, name: str) -> str | None:

@@ -1,0 +1,131 @@
+"""What doctor asks a cluster: its brokers, its replicas, and its clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka import admin as client_admin
+
+from kafka_eos_source.errors import InvalidOptionError, UnavailableError
+from kafka_eos_source.kafka.clients import make
+from kafka_eos_source.kafka.config import admin_config, producer_config
+from kafka_eos_source.kafka.failure import classify
+from kafka_eos_source.kafka.request import Complaints, request
+from kafka_eos_source.kafka.topic_admin import TopicAdmin
+from kafka_eos_source.runtime.deadline import Deadline
+
+_AdminClient: Any = client_admin.AdminClient
+
+
+@dataclass(frozen=True)
+class Broker:
+    """A broker, with the address that it gives to clients."""
+
+    node_id: int
+    host: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Brokers of a cluster, and the replicas of its topics.
+
+    Attributes:
+        brokers: all brokers that the cluster knows.
+        replicas: smallest number of replicas of a partition, for each topic that the principal may see.
+    """
+
+    brokers: tuple[Broker, ...]
+    replicas: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class ClockDifference:
+    """How far a broker's clock is ahead of this machine's.
+
+    Attributes:
+        ms: the difference; negative = the broker's clock is behind.
+        uncertainty_ms: half the time that the request took.
+    """
+
+    ms: float
+    uncertainty_ms: float
+
+
+def layout(kafka: Mapping[str, str], deadline: Deadline) -> Layout:
+    """Returns the brokers that the cluster knows, and the replicas of its topics.
+
+    Raises:
+        UnavailableError, AuthorizationError: if no broker answers, or the login is refused.
+    """
+    complaints = Complaints(kafka)
+    client = make(_AdminClient, {**admin_config(kafka), "error_cb": complaints.on_error})
+    found = request(
+        "reading the cluster's metadata",
+        lambda seconds: client.list_topics(timeout=seconds),
+        deadline,
+        complaints,
+        str(kafka.get("bootstrap.servers", "")),
+        poll=client.poll,
+    )
+    return Layout(
+        tuple(Broker(each.id, each.host, each.port) for _, each in sorted(found.brokers.items())),
+        {
+            name: min((len(each.replicas) for each in topic.partitions.values()), default=0)
+            for name, topic in found.topics.items()
+            if topic.error is None
+        },
+    )
+
+
+def clock_difference(kafka: Mapping[str, str], topic: str, deadline: Deadline) -> ClockDifference:
+    """Sends two records to a topic with ``message.timestamp.type=LogAppendTime``, and compares the clocks.
+
+    Raises:
+        InvalidOptionError: if the topic does not have this property.
+        UnavailableError: if the record is not acknowledged before ``deadline``.
+        KafkaEosError: if the topic does not exist, or the principal may not describe it or write to it.
+    """
+    with TopicAdmin(kafka) as admin:
+        kind = admin.config(topic, deadline)["message.timestamp.type"]
+    if kind != "LogAppendTime":  # nothing is written to such a topic, which may be a query's output
+        raise InvalidOptionError(
+            f"topic {topic!r} has message.timestamp.type={kind}, and keeps the time of the producer.",
+            fix="name a topic with message.timestamp.type=LogAppendTime.",
+        )
+    answers: list[Any] = []
+    config = {**producer_config(kafka), "delivery.report.only.error": False, "linger.ms": "0"}
+    producer: Any = make(Producer, config)
+    # the first request also waits for metadata and a connection, so the second one is measured
+    for _ in range(2):
+        answers.clear()
+        sent = time.time()
+        try:
+            producer.produce(
+                topic, b"clock check of kafka-eos doctor", on_delivery=lambda *answer: answers.append(answer)
+            )
+        except KafkaException as failure:
+            raise classify(failure, f"writing a record to {topic!r}") from failure
+        producer.flush(deadline.remaining_seconds())
+        acknowledged = time.time()
+    if not answers:
+        producer.purge()
+        raise UnavailableError(
+            f"no broker acknowledged a record in topic {topic!r} within {deadline.budget_seconds:.0f} s.",
+            fix="check that the topic's partitions have leaders.",
+        )
+    error, message = answers[0]
+    if error is not None:
+        raise classify(KafkaException(error), f"writing a record to {topic!r}")
+    _, at_ms = message.timestamp()
+    middle = (sent + acknowledged) / 2
+    return ClockDifference(at_ms - 1000 * middle, 500 * (acknowledged - sent))
+
+
+def replicas_below(found: Layout, topics: Collection[str], least: int) -> dict[str, int]:
+    """Returns the topics among these that have a partition with fewer replicas."""
+    return {name: found.replicas[name] for name in topics if found.replicas.get(name, least) < least}

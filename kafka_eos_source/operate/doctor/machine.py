@@ -1,0 +1,246 @@
+"""Checks of this machine: Java, C kernel, data sources, Python, space, limits, private folders."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+from kafka_eos_source.embedded import java
+from kafka_eos_source.errors import KafkaEosError, OperatorError
+from kafka_eos_source.kafka import kernel
+from kafka_eos_source.native import loader
+from kafka_eos_source.operate.doctor.finding import Finding, Repair, Severity, failure, ok
+
+FORMATS = ("kafka-eos", "kafka-eos-state")
+#: Folders in the system's temporary folder that this package uses, without the user's id.
+PRIVATE_FOLDERS = ("kafka-eos-staging", "kafka-eos-state", "kafka-eos-batches", "kafka-eos-operators")
+
+_LEAST_SPACE_BYTES, _LITTLE_SPACE_BYTES = 200 << 20, 2 << 30
+_LEAST_DESCRIPTORS, _FEW_DESCRIPTORS = 256, 4096
+_COMPILE_SECONDS = 120
+_NOT_FOUND_FIX = (
+    "install kafka-eos-source into the Python of Spark's driver. An editable install needs "
+    "--config-settings editable_mode=compat, because Spark searches sys.path and ignores import hooks."
+)
+
+
+def check_java() -> Finding:
+    """Checks that there is a Java that Kafka and Spark can use."""
+    try:
+        path, major = java.found()
+    except KafkaEosError as error:
+        return failure("java", error, "Spark and the embedded broker run in Java")
+    return ok("java", f"{path}, version {major}")
+
+
+def check_kernel() -> Finding:
+    """Reports whether this process uses the C kernel; it is optional."""
+    chosen = kernel.choice()
+    if chosen.kernel is not None:
+        return ok("kernel", "in use")
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    source = loader.library_path().with_name("kernel.c")
+    repair = None
+    if compiler is not None and source.exists() and not loader.library_path().exists():
+        repair = Repair(
+            f"compile {source} with {compiler}",
+            lambda: compile_kernel(compiler, source, loader.library_path()),
+        )
+    off = loader.is_turned_off()
+    return Finding(
+        "kernel",
+        Severity.NOTE if off else Severity.WARNING,
+        f"not in use; the slower Python code is used instead: {chosen.why_not}",
+        "reading and writing records takes more CPU time (docs/performance.md)",
+        f"unset {loader.VARIABLE}."
+        if off
+        else "install a wheel, or a C compiler and then the package again.",
+        repair,
+    )
+
+
+def compile_kernel(compiler: str, source: Path, library: Path) -> None:
+    """Compiles the kernel into a new file and renames it, so that no process loads half of it.
+
+    Raises:
+        OperatorError: if the compiler fails.
+        OSError: if the package's folder is not writable.
+    """
+    unfinished = library.with_name(f".{library.name}.{os.getpid()}")
+    command = [compiler, "-O2", "-fPIC", "-shared", "-o", str(unfinished), str(source)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
+        if done.returncode != 0:
+            raise OperatorError(f"{' '.join(command)} failed: {done.stderr.strip()[-300:]}")
+        os.replace(unfinished, library)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def discovery() -> Finding:
+    """Checks that Spark finds the data sources, searching as ``pyspark.sql.worker.lookup_data_sources`` does.
+
+    One ``pyspark_…`` module that cannot be imported makes Spark find no data source at all.
+    """
+    why = "spark.readStream.format('kafka-eos') fails"
+    found: dict[str, str] = {}
+    for info in iter_modules():
+        if not info.name.startswith("pyspark_"):
+            continue
+        try:
+            source: Any = getattr(import_module(info.name), "DefaultSource", None)
+            if source is not None:
+                found[source.name()] = info.name
+        except Exception as error:  # noqa: BLE001  whatever a module raises while it is imported
+            return Finding(
+                "discovery",
+                Severity.BAD,
+                f"Spark cannot find any data source, because importing {info.name} fails with "
+                f"{type(error).__name__}: {error}",
+                why,
+                f"repair or uninstall {info.name}.",
+            )
+    missing = [name for name in FORMATS if name not in found]
+    if missing:
+        what = f"Spark does not find format({missing[0]!r})"
+        return Finding("discovery", Severity.BAD, what, why, _NOT_FOUND_FIX)
+    return ok("discovery", f"Spark finds {', '.join(map(repr, FORMATS))}")
+
+
+def workers_python(environment: Mapping[str, str], ours: str) -> Finding:
+    """Checks that Spark's Python workers on this machine use this Python.
+
+    They use ``PYSPARK_PYTHON``, else the first ``python3`` on the PATH.
+    """
+    value = environment.get("PYSPARK_PYTHON")
+    found = shutil.which(value or "python3", path=environment.get("PATH"))
+    text = (
+        f"PYSPARK_PYTHON={value}" if value else "PYSPARK_PYTHON is not set, so Spark uses python3 on the PATH"
+    )
+    why = "tasks run in that Python, and need this package in the same version"
+    if found is None:
+        return Finding(
+            "python", Severity.BAD, f"{text}, which does not exist", why, f"set PYSPARK_PYTHON={ours}."
+        )
+    text = text if value == found else f"{text}, which is {found}"
+    if _folder(found) == _folder(ours):
+        return ok("python", text)
+    fix = f"set PYSPARK_PYTHON={ours}, or install kafka-eos-source into that Python."
+    return Finding("python", Severity.BAD, f"{text}: another Python than the driver's", why, fix)
+
+
+def zipped_pyspark(package: Path) -> Finding:
+    """Reports whether Python processes import PySpark from a zip file, which is slow and no error.
+
+    pip's PySpark contains every module twice. The zip has no bytecode and comes first in the path of workers.
+    """
+    archive = package / "python" / "lib" / "pyspark.zip"
+    if not archive.exists():
+        return ok("workers", "Python processes import PySpark as bytecode")
+    by_pip = (package / "sql" / "session.py").exists()
+    return Finding(
+        "workers",
+        Severity.NOTE,
+        f"each Python process compiles PySpark again, because it imports {archive}",
+        "this takes 0.6 s each, for five processes at the start of a query",
+        "delete the file; pip installed the same modules next to it."
+        if by_pip
+        else "install Spark with pip, or leave it as it is.",
+        Repair(f"delete {archive}", archive.unlink) if by_pip else None,
+    )
+
+
+def checkpoint_files(local: Mapping[str, str]) -> Finding:
+    """Reports settings that speed up checkpoints in local folders; without them, nothing is wrong."""
+    if not local:
+        return ok(
+            "checkpoints", "this PySpark does not include Spark; the remote driver writes the checkpoints"
+        )
+    listed = ", ".join(f"{name}={value}" for name, value in local.items())
+    return ok("checkpoints", f"with a checkpoint in a local folder, {listed} shortens a micro-batch by 60 ms")
+
+
+def temporary_space(free_bytes: int, folder: str, *, where: str = "", check: str = "space") -> Finding:
+    """Judges the free space of the system's temporary folder, where state and staged rows go by default."""
+    text = f"{where}{free_bytes / (1 << 30):,.1f} GiB free in {folder}"
+    if free_bytes >= _LITTLE_SPACE_BYTES:
+        return ok(check, text)
+    return Finding(
+        check,
+        Severity.BAD if free_bytes < _LEAST_SPACE_BYTES else Severity.WARNING,
+        text,
+        "Spark's shuffle files, and by default state databases and rows of batch writes, are there",
+        "free some space, or set spark.local.dir, state.dir and staging.location to larger disks.",
+    )
+
+
+def free_temporary_bytes() -> int:
+    """Returns the free space of the system's temporary folder, bytes."""
+    return shutil.disk_usage(tempfile.gettempdir()).free
+
+
+def descriptors(soft: int, hard: int, *, where: str = "", check: str = "files") -> Finding:
+    """Judges the limit on open files; each state database keeps its files open."""
+    unlimited = resource.RLIM_INFINITY
+    text = f"{where}limit on open files: {'unlimited' if soft == unlimited else soft}"
+    if soft == unlimited or soft >= _FEW_DESCRIPTORS:
+        return ok(check, text)
+    able = hard == unlimited or hard >= _FEW_DESCRIPTORS
+    return Finding(
+        check,
+        Severity.BAD if soft < _LEAST_DESCRIPTORS else Severity.WARNING,
+        text,
+        "Kafka clients and the state database of each shard keep files and connections open",
+        "run ulimit -n 65536 before the driver and the executors start."
+        if able
+        else "raise the hard limit (limits.conf, LimitNOFILE=65536), then the soft limit.",
+    )
+
+
+def private_folders(root: str, uid: int) -> Iterator[Finding]:
+    """Checks that the package's folders in the temporary folder belong to this user alone."""
+    fine = []
+    for name in PRIVATE_FOLDERS:
+        path = Path(root, f"{name}-{uid}")
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            continue
+        if stat.S_ISLNK(found.st_mode) or found.st_uid != uid:
+            yield Finding(
+                "folders",
+                Severity.BAD,
+                f"{path} is a symbolic link or belongs to another user",
+                "queries refuse to use it, because that user could read or change its contents",
+                "ask its owner to remove it, or set staging.location and state.dir (docs/security.md).",
+            )
+        elif stat.S_IMODE(found.st_mode) & 0o077:
+            yield Finding(
+                "folders",
+                Severity.WARNING,
+                f"{path} has mode {stat.S_IMODE(found.st_mode):04o}",
+                "other users of this machine can read staged rows and state",
+                f"chmod 700 {path}",
+                Repair(f"change the mode of {path} to 0700", lambda path=path: path.chmod(0o700)),  # type: ignore[misc]
+            )
+        else:
+            fine.append(str(path))
+    if fine:
+        yield ok("folders", f"only this user may open {', '.join(fine)}")
+
+
+def _folder(python: str) -> str:
+    """Returns the folder of a Python, which identifies its environment.
+
+    In a virtual environment, the program is a link to another environment's, but its folder is not.
+    """
+    return os.path.realpath(os.path.dirname(os.path.abspath(python)))

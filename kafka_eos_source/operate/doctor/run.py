@@ -1,0 +1,238 @@
+"""Runs the checks of ``kafka-eos doctor`` in order, and repairs what ``--fix`` may repair."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyspark
+
+from kafka_eos_source.embedded import java
+from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
+from kafka_eos_source.kafka import kernel
+from kafka_eos_source.kafka.admin import SourceAdmin
+from kafka_eos_source.kafka.config import admin_config
+from kafka_eos_source.kafka.health import layout
+from kafka_eos_source.kafka.rights import Rights
+from kafka_eos_source.operate import inspect as inspecting
+from kafka_eos_source.operate.cluster import INTERNAL_PREFIX
+from kafka_eos_source.operate.doctor import cluster, executors, machine, query, rights, versions
+from kafka_eos_source.operate.doctor.finding import Finding, Repair, failure
+from kafka_eos_source.operate.inspect import Inspection
+from kafka_eos_source.operate.shared_options import open_reader
+from kafka_eos_source.operate.state_list import stores_of
+from kafka_eos_source.operate.target import Target
+from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.spark.session import local_checkpoints
+
+#: Names of all checks, in the order in which they run.
+CHECKS = (
+    "versions",
+    "java",
+    "kernel",
+    "discovery",
+    "python",
+    "workers",
+    "checkpoints",
+    "space",
+    "files",
+    "folders",
+    "brokers",
+    "transactions",
+    "replicas",
+    "clock",
+    "rights",
+    "retention",
+    "staging",
+    "executors",
+)
+
+
+@dataclass(frozen=True)
+class Patient:
+    """What doctor looks at.
+
+    Attributes:
+        target: the query and the cluster; its parts may be missing.
+        source_topics: topics that the query reads, in addition to those in its checkpoint.
+        token_topic: the option ``token.topic``; None = as the checkpoint says.
+        principal: whose rights are checked; see `rights.PRINCIPALS`.
+        clock_topic: topic into which records are written to compare clocks; None = do not compare.
+        spark: settings of the Spark session for the job in the executors; None = run no job.
+        only: names of the checks to run; empty = all.
+    """
+
+    target: Target
+    source_topics: Collection[str] = ()
+    token_topic: str | None = None
+    principal: str = "query"
+    clock_topic: str | None = None
+    spark: Mapping[str, str] | None = None
+    only: Collection[str] = field(default=())
+
+
+def diagnose(patient: Patient, deadline: Deadline) -> Iterator[Finding]:
+    """Runs the checks one after another.
+
+    Args:
+        patient: what to look at.
+        deadline: limits the wait for the brokers.
+    """
+    for name, check in _machine().items():
+        if _wanted(patient, name):
+            yield from check()
+    if patient.target.kafka is not None:
+        yield from _cluster(patient, patient.target.kafka, deadline)
+    location = patient.target.staging_location
+    if location is not None and _wanted(patient, "staging"):
+        yield query.staging(location)
+    if patient.spark is not None and _wanted(patient, "executors"):
+        yield from executors.check(patient.spark, location, kernel.choice().kernel is not None)
+
+
+def repair(findings: Collection[Finding], before: Callable[[Repair], None]) -> Iterator[tuple[Repair, str]]:
+    """Does the repairs of the findings, one after another.
+
+    Args:
+        findings: what the checks found.
+        before: called with each repair before it is done.
+
+    Yields:
+        Each repair, and why it failed; "" = it did not.
+    """
+    for each in findings:
+        if each.repair is None:
+            continue
+        before(each.repair)
+        try:
+            each.repair.run()
+        except (OSError, KafkaEosError) as error:
+            yield each.repair, str(error)
+        else:
+            yield each.repair, ""
+
+
+def _wanted(patient: Patient, *names: str) -> bool:
+    return not patient.only or bool(set(names) & set(patient.only))
+
+
+def _machine() -> Mapping[str, Callable[[], Iterator[Finding]]]:
+    def one(check: Callable[[], Finding]) -> Callable[[], Iterator[Finding]]:
+        return lambda: iter([check()])
+
+    return {
+        "versions": lambda: versions.check(versions.installed(_java_major())),
+        "java": one(machine.check_java),
+        "kernel": one(machine.check_kernel),
+        "discovery": one(machine.discovery),
+        "python": one(lambda: machine.workers_python(os.environ, sys.executable)),
+        "workers": one(lambda: machine.zipped_pyspark(Path(pyspark.__file__).parent)),
+        "checkpoints": one(lambda: machine.checkpoint_files(local_checkpoints())),
+        "space": one(lambda: machine.temporary_space(machine.free_temporary_bytes(), tempfile.gettempdir())),
+        "files": one(lambda: machine.descriptors(*resource.getrlimit(resource.RLIMIT_NOFILE))),
+        "folders": lambda: machine.private_folders(tempfile.gettempdir(), os.getuid()),
+    }
+
+
+def _java_major() -> int | None:
+    try:
+        return java.found()[1]
+    except KafkaEosError:
+        return None  # the check of Java reports it
+
+
+def _cluster(patient: Patient, kafka: Mapping[str, str], deadline: Deadline) -> Iterator[Finding]:
+    names = ("brokers", "transactions", "replicas", "clock", "rights", "retention")
+    if not _wanted(patient, *names):
+        return
+    try:
+        with open_reader(patient.target) as reader:
+            assert reader is not None, "the target names brokers"
+            cluster_id, topics = reader.topics(deadline)
+        found = layout(kafka, deadline)
+    except KafkaEosError as error:
+        yield failure("brokers", error, "a query needs the cluster")
+        return
+
+    def soon() -> Deadline:
+        # each check has the whole time, so that one without an answer does not fail the next ones
+        return Deadline.after_seconds(deadline.budget_seconds)
+
+    if _wanted(patient, "brokers"):
+        yield from cluster.brokers(kafka, found, cluster_id, soon())
+    if _wanted(patient, "transactions"):
+        yield cluster.transaction_version(kafka, found)
+    if patient.clock_topic is not None and _wanted(patient, "clock"):
+        yield cluster.clock(kafka, patient.clock_topic, soon())
+    inspection = None
+    try:
+        inspection = _inspection(patient.target, soon())
+    except KafkaEosError as error:
+        yield failure("retention", error, "the state of the query decides which checks can run")
+    used = _names(patient, inspection, topics)
+    if _wanted(patient, "replicas"):
+        yield cluster.replicas(found, used.topics if used is not None else ())
+    if used is not None and _wanted(patient, "rights"):
+        try:
+            yield from rights.check(used, patient.principal, Rights(kafka, soon()))
+        except KafkaEosError as error:
+            yield failure("rights", error, "the query logs in with the same credentials")
+    if inspection is not None and _wanted(patient, "retention"):
+        kept = _retention_ms(kafka)
+        yield query.retention(inspection, kept, time.time(), used.token_topic if used is not None else None)
+
+
+def _inspection(target: Target, deadline: Deadline) -> Inspection | None:
+    """Returns the state of the query; None if no query is named.
+
+    Raises:
+        OperatorError: if the checkpoint is damaged.
+    """
+    if target.application_id is None and target.checkpoint is None:
+        return None
+    try:
+        with open_reader(target) as reader:
+            return inspecting.inspect(target, reader, deadline)
+    except InvalidOptionError:
+        return None  # a checkpoint that does not exist yet, and no application.id
+
+
+def _names(patient: Patient, inspection: Inspection | None, topics: Mapping[str, int]) -> rights.Names | None:
+    target = patient.target
+    application_id = inspection.application_id if inspection is not None else target.application_id
+    if application_id is None:
+        return None
+    checkpoint = inspection.checkpoint if inspection is not None else None
+    held = inspection.kafka if inspection is not None else None
+    changelogs = set(stores_of(application_id, topics).values())
+    read = {*patient.source_topics, *(tp.topic for tp in (held.own.ends if held is not None else ()))}
+    # the group has offsets of the topics read, of changelogs, and of the anchor topic
+    known = {tp.topic for tp in (held.offsets if held is not None else ())} - read - changelogs
+    anchors = {each for each in known if not each.startswith(INTERNAL_PREFIX)}
+    anchor = target.anchor_topic or (anchors.pop() if len(anchors) == 1 else None)
+    first = checkpoint.first_batch if checkpoint is not None else None
+    return rights.Names(
+        application_id,
+        target.group_id or application_id,
+        read=read,
+        written={anchor} if anchor is not None else set(),
+        anchor_topic=anchor,
+        token_topic=patient.token_topic or (None if first is None else first.token_topic),
+        changelogs=changelogs,
+    )
+
+
+def _retention_ms(kafka: Mapping[str, str]) -> int | KafkaEosError:
+    admin = SourceAdmin(admin_config(kafka), "read_committed", 1, 200)
+    try:
+        return admin.offsets_retention_ms()
+    except KafkaEosError as error:
+        return error
+    finally:
+        admin.close()

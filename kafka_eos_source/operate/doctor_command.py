@@ -1,0 +1,143 @@
+"""The command ``kafka-eos doctor``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kafka_eos_source.operate.shared_options import CONNECTION, deadline_of, target_of, with_options
+from kafka_eos_source.runtime.json_output import JSON, print_json
+
+if TYPE_CHECKING:
+    from kafka_eos_source.operate.doctor.finding import Finding, Repair
+
+_MARKS = {"ok": "ok  ", "note": "note", "warning": "WARN", "bad": "BAD "}
+_INDENT = " " * 18
+
+
+@click.command()
+@click.option("--checkpoint", metavar="URI", help="The query's option checkpointLocation.")
+@click.option("--application-id", metavar="ID", help="The query's option application.id.")
+@click.option(
+    "--topic", metavar="TOPIC", help="The sink's option anchor.topic; if that is not set, its topic."
+)
+@click.option("--source-cluster", metavar="WHICH", help="The sink's option source.cluster.")
+@click.option("--staging", metavar="URI", help="The sink's option staging.location.")
+@click.option("--token-topic", metavar="TOPIC", help="The sink's option token.topic.")
+@click.option(
+    "--source-topic",
+    "source_topics",
+    metavar="TOPIC",
+    multiple=True,
+    help="A topic that the query reads, if its checkpoint does not exist yet; may be repeated.",
+)
+@click.option(
+    "--principal",
+    type=click.Choice(["query", "source", "sink", "operator"]),
+    default="query",
+    show_default=True,
+    help="Whose rights the credentials must have: those of the whole query, or of one part.",
+)
+@click.option(
+    "--clock-topic",
+    metavar="TOPIC",
+    help="Write two records to this topic to compare clocks; it needs message.timestamp.type=LogAppendTime.",
+)
+@click.option("--spark", is_flag=True, help="Run a small Spark job to check the executors.")
+@click.option(
+    "--spark-conf", metavar="KEY=VALUE", multiple=True, help="Setting of that job's session; may be repeated."
+)
+@click.option("--check", "only", metavar="NAME", multiple=True, help="Run only this check; may be repeated.")
+@click.option("--fix", is_flag=True, help="Repair what can be repaired safely; each repair is named first.")
+@with_options(*CONNECTION, JSON)
+@click.pass_context
+def doctor(
+    ctx: click.Context,
+    /,
+    token_topic: str | None,
+    source_topics: tuple[str, ...],
+    principal: str,
+    clock_topic: str | None,
+    spark: bool,
+    spark_conf: tuple[str, ...],
+    only: tuple[str, ...],
+    fix: bool,
+    as_json: bool,
+    timeout: str,
+    **options: Any,
+) -> None:
+    """Check that this machine, the cluster and a query's rights are as a query needs them.
+
+    Without options: this machine. With --bootstrap-servers or --kafka-properties: the cluster as well. With
+    --checkpoint or --application-id: the rights of these credentials, the age of the token and the staging
+    folder. With --spark: the executors.
+
+    Exit code: 0 = ready; 4 = ready, but look at the warnings; 3 = fix what is marked BAD first.
+    """
+    from kafka_eos_source.operate.doctor import run
+    from kafka_eos_source.operate.doctor.finding import exit_code, worst
+
+    unknown = [name for name in only if name not in run.CHECKS]
+    if unknown:
+        known = ", ".join(run.CHECKS)
+        raise click.BadParameter(f"{unknown[0]!r} is no check; expected one of {known}", param_hint="--check")
+    patient = run.Patient(
+        target_of(options),
+        source_topics,
+        token_topic,
+        principal,
+        clock_topic,
+        _conf(spark_conf) if spark or spark_conf else None,
+        only,
+    )
+    found: list[Finding] = []
+    for each in run.diagnose(patient, deadline_of(timeout)):
+        found.append(each)
+        if not as_json:
+            _show(each)
+    repairs: list[dict[str, Any]] = []
+    if fix:
+
+        def announce(repair: Repair) -> None:
+            if not as_json:
+                click.echo(f"Repair: {repair.what}")
+
+        for done, problem in run.repair(found, announce):
+            repairs.append({"repair": done.what, "done": not problem, "problem": problem or None})
+            if not as_json:
+                click.echo(f"  {'failed: ' + problem if problem else 'done'}")
+    done_now = {each["repair"] for each in repairs if each["done"]}
+    left = [each for each in found if each.repair is None or each.repair.what not in done_now]
+    severity = worst(left)
+    if as_json:
+        print_json(
+            {
+                "severity": severity.value,
+                "findings": [each.to_json() for each in found],
+                "repairs": repairs,
+            }
+        )
+    elif not fix and any(each.repair is not None for each in found):
+        click.echo("With --fix: doctor does what it lists after 'repair'.")
+    ctx.exit(exit_code(severity))
+
+
+def _show(finding: Finding) -> None:
+    click.echo(f"{_MARKS[finding.severity.value]} {finding.check:<12} {finding.what}")
+    if finding.why:
+        click.echo(f"{_INDENT}why: {finding.why}")
+    if finding.fix:
+        click.echo(f"{_INDENT}fix: {finding.fix}")
+    if finding.repair is not None:
+        click.echo(f"{_INDENT}repair: {finding.repair.what}")
+
+
+def _conf(pairs: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for each in pairs:
+        name, separator, value = each.partition("=")
+        if not separator:
+            raise click.BadParameter(f"{each!r}; expected KEY=VALUE", param_hint="--spark-conf")
+        found[name.strip()] = value.strip()
+    return found
