@@ -338,6 +338,55 @@ SHAPES: dict[str, Any] = {
         "restored": "whether the group was changed",
     },
     "token-topic show": [_ENTRY],
+    "top": Lines(
+        {
+            "application_id": "the query; empty = it is not known yet",
+            "query_id": "Spark's id of the query",
+            "run_id": "Spark's id of the run",
+            "at": "when this was found out, ISO 8601",
+            "status": "`running`, `waiting for data`, `waiting`, `retrying`, `failed`, `stopped` or "
+            "`not on this host`",
+            "status_since": "since when, ISO 8601; null = not known",
+            "status_text": "what the query waits for, or why it failed",
+            "read_per_second": "offsets read, over the last minute",
+            "records_per_second": "records written, over the last minute",
+            "lag": {
+                "*": {
+                    "offsets": "offsets of this topic after the last committed batch",
+                    "seconds": "how long ago the oldest of them became available",
+                    "at_least": "whether that may have been longer ago",
+                    "partitions": {"*": "offsets of this partition"},
+                }
+            },
+            "sources": ["what a source reads"],
+            "batches": [
+                {
+                    "batch_id": "Spark's id of the batch",
+                    "outcome": "`committed`, `skipped` or `failed`",
+                    "ended_at": "when its commit ended, ISO 8601",
+                    "seconds": {"*": "duration of this group of steps, as in docs/live-view.md"},
+                    "offsets_read": "offsets read from Kafka",
+                    "records": "records written to output topics",
+                    "changes": "records written to changelogs",
+                    "retried": "tries that failed",
+                }
+            ],
+            "totals": {"*": "sum over this run, such as `records`, `committed`, `aborted` and `batches`"},
+            "totals_since": "when the run began, ISO 8601; null = not known",
+            "sinks": {"*": {"*": "sum over this run, such as `rows` and `committed`"}},
+            "token_at": "when the newest transaction was committed, ISO 8601; null = not known",
+            "sequence": "sequence number of the newest token; null = not known",
+            "pressure": "uncommitted state of the fullest shard as a fraction of its limit",
+            "processor_counts": {"*": "what stateful processors counted, such as `late_rows`"},
+            "events": [
+                {
+                    "at": "when, ISO 8601",
+                    "kind": "`retried`, `aborted`, `fenced`, `unknown` or `held_back`",
+                    "text": "the reason",
+                }
+            ],
+        }
+    ),
     "topics create": [{"topic": "name of the topic", "created": "false = it existed already"}],
     "topics describe": {
         "topic": "name of the topic",
