@@ -314,7 +314,7 @@ def test_top_refuses_figures_that_another_user_planted(shared: Path) -> None:  #
     (shared / f"kafka-eos-live-{os.getuid()}").symlink_to(shared)
     refused = run("--json")
     assert refused.exit_code == 1
-    assert "kafka-eos-live" in refused.stderr
+    assert "kafka-eos-live" in refused.stdout, "with --json, errors are JSON too"
 
 
 def test_a_query_elsewhere_shows_what_kafka_knows() -> None:

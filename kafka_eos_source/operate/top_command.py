@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kafka_eos_source.operate.shared_options import CONNECTION, deadline_of, target_of, with_options
+from kafka_eos_source.runtime.json_output import JSON
 
 if TYPE_CHECKING:
     from kafka_eos_source.observe.view import QueryView
@@ -21,11 +22,10 @@ if TYPE_CHECKING:
 @click.option("--application-id", metavar="ID", help="The query's option application.id.")
 @click.option("--all", "ended", is_flag=True, help="Include queries that ended more than ten minutes ago.")
 @click.option("--once", is_flag=True, help="Print one frame and end.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per query and end.")
 @click.option(
     "--interval", default="1s", show_default=True, metavar="DURATION", help="Time between two frames."
 )
-@with_options(*CONNECTION)
+@with_options(*CONNECTION, JSON)
 def top(
     checkpoint: str | None,
     application_id: str | None,
@@ -39,7 +39,8 @@ def top(
     """Show live what queries do: rates, lag, micro-batches by step, transactions, sinks.
 
     Without arguments, shows all queries that this user runs on this host. For a query on another host, add
-    --bootstrap-servers: the token and the lag then come from Kafka. Changes nothing. Ctrl-C ends it.
+    --bootstrap-servers: the token and the lag then come from Kafka. Changes nothing. Ctrl-C ends it. --json
+    prints one object per query, once.
     """
     from kafka_eos_source.operate import top as operating
     from kafka_eos_source.option_values import duration_ms
