@@ -98,7 +98,7 @@ def read(checkpoint: str, batch_id: int) -> LoggedOffsets | None:
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """The newest entry of the offset log at the moment when Spark planned the write of a batch.
+    """An entry of the offset log: the plan of one batch.
 
     Attributes:
         batch_id: the batch of this entry.
