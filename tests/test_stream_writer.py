@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from pyspark import cloudpickle
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import BinaryType, StructField, StructType
 
@@ -138,9 +138,9 @@ def test_the_tasks_report_the_plan_that_spark_had_logged_when_it_pickled_their_w
     )
     log(tmp_path, 0, 10)
     log(tmp_path, 1, 20)
-    ours: Any = cloudpickle.loads(cloudpickle.dumps(stream_writer.stream_writer(options, FRAME)))
+    ours: Any = pickle.loads(pickle.dumps(stream_writer.stream_writer(options, FRAME)))
     log(tmp_path, 1, 30)
-    theirs: Any = cloudpickle.loads(cloudpickle.dumps(stream_writer.stream_writer(options, FRAME)))
+    theirs: Any = pickle.loads(pickle.dumps(stream_writer.stream_writer(options, FRAME)))
     log(tmp_path, 2, 40)
     messages = [ours.write(iter(rows())), theirs.write(iter(rows()))]
     for each in messages:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 import threading
 import time
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark import TaskContext, cloudpickle
+from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from integration.chaos import mutations
@@ -124,7 +125,7 @@ class Run:
             position = end
 
     def _batch(self, batch_id: int, start: Any, end: Any) -> None:
-        task_writer = cloudpickle.loads(cloudpickle.dumps(self._writer()))
+        task_writer = pickle.loads(pickle.dumps(self._writer()))
         messages = []
         read: list[pa.RecordBatch] = []
         try:
