@@ -87,6 +87,6 @@ def _named_folder() -> Iterator[None]:
     except OSError as error:
         raise UnavailableError(
             f"the temporary folder {tempfile.gettempdir()!r} cannot hold the rows of a micro-batch: {error}.",
-            fix="free space there, set the environment variable TMPDIR of the executors to a larger folder, or "
-            "set maxOffsetsPerTrigger on the source; then restart the query.",
+            fix="free space there, set the environment variable TMPDIR of the executors to a larger folder, "
+            "or set maxOffsetsPerTrigger on the source; then restart the query.",
         ) from error
