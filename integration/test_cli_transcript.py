@@ -220,6 +220,8 @@ def test_every_command(session: Session, broker: str, spark: SparkSession, tmp_p
     checks = " ".join(f"--check {each}" for each in ("brokers", "transactions", "replicas", "rights"))
     query = f"--checkpoint checkpoint --topic counts {at}"
     run(f"doctor {checks} --check retention --check staging {query}")
+    check_shape("top", invoke(f"top --json {who}"), SHAPES["top"])
+    session.seen.add("top")
     run(f"lag --application-id {APP} {at}")
     run(f"token-topic describe --topic tokens {at}")
     run(f"token-topic show --topic tokens {at}")
@@ -242,6 +244,7 @@ def test_every_command(session: Session, broker: str, spark: SparkSession, tmp_p
     sinks(session, broker, tmp_path)
 
     session.say("### Others")
+    session.show("kafka-eos top --help", invoke("top --help"))
     session.show("kafka-eos demo --help", invoke("demo --help"))
     session.seen.add("demo")
     session.show("kafka-eos top --help", invoke("top --help"))

@@ -31,8 +31,6 @@ from kafka_eos_source.observe.steps import StepGroup
 from kafka_eos_source.observe.view import QueryView, Status, view
 from kafka_eos_source.observe.wording import duration, lag, rate, size, status, transactions
 from kafka_eos_source.operate import top
-from kafka_eos_source.operate.json_shape import mismatches
-from kafka_eos_source.operate.json_shapes import SHAPES
 from kafka_eos_source.operate.lag import GroupLag, PartitionLag
 from kafka_eos_source.protocol.token import Token
 
@@ -266,8 +264,6 @@ def test_top_shows_the_queries_of_the_host(recorded: Callable[..., None]) -> Non
     assert [each["application_id"] for each in found] == ["new"]
     assert found[0]["totals"]["records"] == 10
     assert found[0]["lag"]["in"]["offsets"] == 2
-    (shown,) = found
-    assert list(mismatches(SHAPES["top"].shape, shown)) == []
     everything = [json.loads(line) for line in run("--json", "--all").stdout.splitlines()]
     assert {each["application_id"] for each in everything} == {"new", "old"}
     assert "new" in run("--once").stdout
@@ -318,7 +314,7 @@ def test_top_refuses_figures_that_another_user_planted(shared: Path) -> None:  #
     (shared / f"kafka-eos-live-{os.getuid()}").symlink_to(shared)
     refused = run("--json")
     assert refused.exit_code == 1
-    assert "kafka-eos-live" in refused.output
+    assert "kafka-eos-live" in refused.stdout, "with --json, errors are JSON too"
 
 
 def test_a_query_elsewhere_shows_what_kafka_knows() -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from vector_model import SCHEMA, DictState, Row, Stream, batch_of, key_of, row_at, rows, sharded, split
 
-from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, UnavailableError
 from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.vector import DeduplicateProcessor, intake
 from kafka_eos_source.state.vector.deduplicate import _passing
@@ -131,6 +131,20 @@ def test_held_rows_leave_no_file_behind(monkeypatch: pytest.MonkeyPatch, tmp_pat
     open_files = len(os.listdir("/proc/self/fd"))
     found.close()  # Spark ends a task early
     assert len(os.listdir("/proc/self/fd")) == open_files - 1
+
+
+@pytest.mark.parametrize("rows_of_chunk", [1, 5000], ids=["at the end", "while rows are added"])
+def test_a_full_disk_is_reported_with_the_folder(monkeypatch: pytest.MonkeyPatch, rows_of_chunk: int) -> None:
+    monkeypatch.setattr(intake, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: open("/dev/full", "w+b"))  # noqa: SIM115
+    state = DictState()
+    processor = DeduplicateProcessor(SCHEMA, ["k"], within="5s", on="ts")
+    cut = [batch_of([row_at(key, 0)] * rows_of_chunk) for key in "abc"]
+    open_files = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(UnavailableError, match=r"temporary folder .* No space left") as caught:
+        list(processor.process(iter(cut), state, BatchContext(0, 0, 1, True, 0, None)))
+    assert "maxOffsetsPerTrigger" in caught.value.fix
+    assert len(os.listdir("/proc/self/fd")) == open_files
 
 
 def test_late_rows_and_expired_keys_are_exact_to_the_millisecond() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -11,11 +12,13 @@ import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from kafka_eos_source.commit import session
+from kafka_eos_source.commit import direct, session
 from kafka_eos_source.datasource import writer as stream_writer
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, RestartQueryError
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.options.parse import parse_write
+from kafka_eos_source.protocol import offset_log
+from kafka_eos_source.protocol.offset_log import PlannedBatch
 from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.spark.schema import check_frame
 from kafka_eos_source.spark.task import StreamingTask
@@ -119,6 +122,58 @@ def test_a_batch_write_without_the_message_of_a_task_is_refused(
     assert committed == []
     writer.commit([message, message])
     assert committed == [2]
+
+
+def test_the_tasks_report_the_plan_that_spark_had_logged_when_it_pickled_their_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another writer commits: what that one finds in the log may be the plan of another driver."""
+    monkeypatch.setattr(stream_writer, "running_task", lambda: StreamingTask("q", "1", "r"))
+    monkeypatch.setattr(direct, "check_target", lambda options: None)
+    reported: list[Any] = []
+    monkeypatch.setattr(session, "commit_micro_batch", lambda *given: reported.append(given[-1]))
+    options = parse_write(
+        {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": str(tmp_path)},
+        streaming=True,
+    )
+    log(tmp_path, 0, 10)
+    log(tmp_path, 1, 20)
+    ours: Any = pickle.loads(pickle.dumps(stream_writer.stream_writer(options, FRAME)))
+    log(tmp_path, 1, 30)
+    theirs: Any = pickle.loads(pickle.dumps(stream_writer.stream_writer(options, FRAME)))
+    log(tmp_path, 2, 40)
+    messages = [ours.write(iter(rows())), theirs.write(iter(rows()))]
+    for each in messages:
+        stream_writer.stream_writer(options, FRAME).commit([each], 1)
+    first, second = (next(iter(planned)) for planned in reported)
+    assert (first.batch_id, second.batch_id) == (1, 1)
+    assert first.digest != second.digest
+    entry = offset_log.read(str(tmp_path), 1)
+    assert entry is not None
+    logged = PlannedBatch(1, entry.digest)
+    session._refuse_another_plan({second}, logged, str(tmp_path))
+    for planned in ({first}, {first, second}, {None}, {PlannedBatch(2, entry.digest)}):
+        with pytest.raises(RestartQueryError, match="the entry of batch 1 in the offset log"):
+            session._refuse_another_plan(planned, logged, str(tmp_path))
+
+
+def test_the_newest_plan_is_the_highest_batch_and_not_a_temporary_file(tmp_path: Path) -> None:
+    assert offset_log.newest(str(tmp_path)) is None
+    for batch_id in (9, 10, 2):
+        log(tmp_path, batch_id, 5)
+    for name in (".11.5e6f.tmp", ".11.crc", "11.tmp"):
+        (tmp_path / "offsets" / name).write_text("")
+    found = offset_log.newest(str(tmp_path))
+    assert found is not None
+    assert found.batch_id == 10
+
+
+def log(checkpoint: Path, batch_id: int, end: int) -> None:
+    """Writes an entry of the offset log."""
+    (checkpoint / "offsets").mkdir(exist_ok=True)
+    (checkpoint / "offsets" / str(batch_id)).write_text(
+        f'v1\n{{"batchTimestampMs":{end}}}\n{{"a":{{"0":{end}}}}}'
+    )
 
 
 def test_an_abort_tolerates_tasks_that_sent_no_message(elsewhere: Sink) -> None:

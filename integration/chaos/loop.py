@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 import threading
 import time
@@ -124,20 +125,24 @@ class Run:
             position = end
 
     def _batch(self, batch_id: int, start: Any, end: Any) -> None:
-        writer: Any = KafkaEosDataSource(dict(self._spec["sink"])).streamWriter(self._written, False)
+        task_writer = pickle.loads(pickle.dumps(self._writer()))
         messages = []
         read: list[pa.RecordBatch] = []
         try:
             for number, rows in enumerate(self._tasks(start, end, read)):
                 self._enter_task(batch_id, number)
-                messages.append(writer.write(rows))
+                messages.append(task_writer.write(rows))
             with self._recorded(batch_id, start, end, read):
-                writer.commit(messages, batch_id)
+                self._writer().commit(messages, batch_id)
         except Exception:
-            writer.abort(messages, batch_id)
+            self._writer().abort(messages, batch_id)
             raise
         self._checkpoint.log_commit(batch_id)
         print("BATCH", batch_id, flush=True)
+
+    def _writer(self) -> Any:
+        """Creates a writer, as Spark does once for the tasks of a batch and again to commit or abort it."""
+        return KafkaEosDataSource(dict(self._spec["sink"])).streamWriter(self._written, False)
 
     def _tasks(self, start: Any, end: Any, read: list[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:
         """Yields each task's rows for the sink, read lazily while the sink consumes them."""

@@ -151,13 +151,17 @@ def test_t65_two_transactional_ids_in_one_group_are_refused(scenario: Scenario) 
 
 
 @pytest.mark.fault("T90", "a checkpoint is restored while a paused driver still holds a batch", "commit")
-@pytest.mark.parametrize("mutations", [(), ("plan check",)], ids=["safe", "mutated"])
+@pytest.mark.parametrize(
+    ("step", "mutations"),
+    [("stage.after_close", ()), ("commit.after_check", ()), ("stage.after_close", ("plan check",))],
+    ids=["within the tasks", "within the commit", "mutated"],
+)
 def test_t90_a_zombie_does_not_commit_its_rows_with_the_offsets_of_another_plan(
-    scenario: Scenario, mutations: tuple[str, ...]
+    scenario: Scenario, step: str, mutations: tuple[str, ...]
 ) -> None:
     """Two drivers plan the same batch differently, because the restored checkpoint lacks the first plan.
 
-    The commit reads the offset log, which then holds the second plan, but the zombie staged the rows of the
+    The commit reads the offset log, which then holds the second plan, but the zombie stages the rows of the
     first. Committed together, the second driver would skip its batch, and the rows between would be lost.
     """
     scenario.feed(50)
@@ -165,7 +169,7 @@ def test_t90_a_zombie_does_not_commit_its_rows_with_the_offsets_of_another_plan(
     copy = scenario.folder / "copy"
     shutil.copytree(scenario.checkpoint, copy)
     scenario.feed(30)
-    zombie = scenario.stopped_at("commit.after_check", mutations=mutations)
+    zombie = scenario.stopped_at(step, mutations=mutations)
     restore(scenario, copy)
     scenario.feed(20)
     second = scenario.stopped_at("commit.after_check")

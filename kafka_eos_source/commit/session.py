@@ -85,7 +85,7 @@ def commit_micro_batch(
     batch_id: int,
     plan: Plan | None = None,
     sink_parts: Iterable[SinkPart] = (),
-    planned: PlannedBatch | None = None,
+    planned: Collection[PlannedBatch | None] = (),
 ) -> Result:
     """Commits one micro-batch of a streaming query: records, source offsets and token together.
 
@@ -100,7 +100,8 @@ def commit_micro_batch(
         batch_id: Spark's id of the batch.
         plan: routing of rows to sinks outside Kafka; None if the query has none.
         sink_parts: staged rows for these sinks, from the same task attempts.
-        planned: the newest entry of the offset log before the tasks ran; None = it is not known.
+        planned: the newest entry of the offset log before the tasks ran, as each task reports it; None = the
+            log was empty then.
 
     Raises:
         RestartQueryError: if another driver has replaced the plan of the batch since then.
@@ -122,9 +123,10 @@ def commit_micro_batch(
         trace.begin(Subject(who.application_id, query_id, run_id, batch_id))
         staged = StagedRows(folder, str(batch_id), parts, shards.reports(parts, query_id, batch_id))
         failpoints.reach("commit.after_check")
-        logged = _logged(checkpoint, batch_id)
-        _refuse_another_plan(planned, batch_id, logged, checkpoint)
+        # in this order: if the batch still has its own entry, so had the batch before it
         before = _logged(checkpoint, batch_id - 1) if batch_id > 0 else None
+        logged = _logged(checkpoint, batch_id)
+        _refuse_another_plan(planned, PlannedBatch(batch_id, logged.digest), checkpoint)
         sources = tuple(ranges(logged, before))
         trace.planned(tracing.planned_at(logged, run_id, journal.newest()), tracing.reads(sources))
         first_batch = FirstBatchFile(
@@ -209,7 +211,7 @@ def _logged(checkpoint: str, batch_id: int) -> LoggedOffsets:
 
 
 def _refuse_another_plan(
-    planned: PlannedBatch | None, batch_id: int, logged: LoggedOffsets, checkpoint: str
+    planned: Collection[PlannedBatch | None], logged: PlannedBatch, checkpoint: str
 ) -> None:
     """Raises if the entry of the batch in the offset log is not the one that the tasks worked on.
 
@@ -220,12 +222,12 @@ def _refuse_another_plan(
     Raises:
         RestartQueryError: if that happened. Nothing of the batch was committed by this driver.
     """
-    if planned is None or planned.batch_id != batch_id or planned.digest == logged.digest:
+    if all(each == logged for each in planned):
         return
     raise RestartQueryError(
-        f"the entry of batch {batch_id} in the offset log in checkpointLocation={checkpoint!r} was replaced "
-        "while the batch ran: another driver uses the same checkpoint, or somebody restored or edited it. "
-        "Nothing of this driver's batch was committed.",
+        f"the entry of batch {logged.batch_id} in the offset log in checkpointLocation={checkpoint!r} was "
+        "replaced while the batch ran: another driver uses the same checkpoint, or somebody restored or "
+        "edited it. Nothing of this driver's batch was committed.",
         fix="do nothing if the other driver should continue; otherwise stop it and start this query again.",
     )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
@@ -82,10 +83,7 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
     if options.guarantee == "at_least_once":
         sink: _Sink = _DirectSink(options, columns)
     else:
-        folder = StagingFolder.at(_staging_of_stream(options))
-        # Spark plans the write of each batch anew, after it has logged the offsets of the batch
-        planned = offset_log.newest(options.checkpoint_location or "")
-        sink = _StagedSink(options, columns, folder, "", plan, planned)
+        sink = _StagedSink(options, columns, StagingFolder.at(_staging_of_stream(options)), "", plan)
         if plan is not None:
             sink_session.check(options, plan)
     writer = _RowStreamWriter if _StreamArrowWriter is None else _ArrowStreamWriter
@@ -111,10 +109,17 @@ def batch_writer(options: WriteOptions, schema: StructType) -> DataSourceWriter:
 
 @dataclass
 class _Message(WriterCommitMessage):
-    """Commit message that one task attempt sends to the driver."""
+    """Commit message that one task attempt sends to the driver.
+
+    Attributes:
+        part: the staged rows for Kafka; None if the task wrote them itself.
+        sinks: the staged rows for sinks outside Kafka.
+        planned: `_StagedSink.planned` of the writer that the task received.
+    """
 
     part: StagedPart | None
     sinks: tuple[SinkPart, ...] = ()
+    planned: PlannedBatch | None = None
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,6 @@ class _StagedSink:
         folder: staging folder.
         name: name of a batch write in the staging folder; "" for a stream, which uses the batch id.
         plan: columns and rows that go to sinks outside Kafka; None if there are none.
-        planned: the newest entry of the offset log when Spark planned the batch; None if there was none.
     """
 
     options: WriteOptions
@@ -135,7 +139,19 @@ class _StagedSink:
     folder: StagingFolder
     name: str
     plan: Plan | None = None
-    planned: PlannedBatch | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Adds `planned` to what the tasks receive. Spark never pickles the writer that commits."""
+        return {**self.__dict__, "planned": self.planned}
+
+    @cached_property
+    def planned(self) -> PlannedBatch | None:
+        """The newest entry of the offset log; None if the log is empty, and in a batch write.
+
+        Spark pickles a new writer for each micro-batch, between the entry of the batch in the offset log and
+        its first task. The tasks report this entry to the driver, where another writer commits.
+        """
+        return None if self.name else offset_log.newest(str(self.options.checkpoint_location))
 
     def write_frame(self, batches: Iterable[pa.RecordBatch]) -> _Message:
         """Stages Arrow batches with all columns of the frame, for Kafka and for sinks outside Kafka."""
@@ -174,14 +190,20 @@ class _StagedSink:
             topic=self.options.topic,
         )
         # only now: an operator in this task starts when `stage` reads its first row
-        return _Message(replace(part, operators=recorded_operators(task)))
+        return _Message(replace(part, operators=recorded_operators(task)), planned=self.planned)
 
     def commit_micro_batch(self, messages: Sequence[_Message], batch_id: int) -> None:
         from kafka_eos_source.commit import session
 
         sink_parts = [part for each in messages for part in each.sinks]
         session.commit_micro_batch(
-            self.options, self.folder, _parts(messages), batch_id, self.plan, sink_parts, self.planned
+            self.options,
+            self.folder,
+            _parts(messages),
+            batch_id,
+            self.plan,
+            sink_parts,
+            {each.planned for each in messages},
         )
 
     def discard(self, name: str, messages: Sequence[_Message]) -> None:

@@ -4,79 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from kafka_eos_source.operate.json_parts import (
+    CHECKPOINT,
+    ENTRY,
+    FINDING,
+    KAFKA,
+    LOG,
+    RECORD,
+    SINK_ACTION,
+    TOKEN,
+    VIEW,
+)
 from kafka_eos_source.operate.json_shape import Lines, Optional, OrNull, rendered
-
-_FINDING = {
-    "condition": "name of the error condition, as in docs/runbooks.md; null = no error",
-    "text": "what was found",
-    "fix": "what to do; null = nothing",
-}
-_TOKEN = {"*": "field of the token; `batch`, `sequence` and `rows` are numbers"}
-_LOG = {
-    "partition": "number of the partition",
-    "earliest": "first offset of the log",
-    "stable": "last stable offset: what read_committed consumers can read up to",
-    "end": "end of the log",
-}
-_RECORD = {
-    "token": OrNull(_TOKEN, "the record cannot be decoded"),
-    "time_ms": "when the record was written, ms since 1970",
-    "group_id": "consumer group of the query",
-    "topic_id": "topic id of the token topic when the record was written",
-    "anchor": "anchor partition of the query",
-    "offsets": OrNull({"*": "next offset of this partition"}, "the record cannot be decoded"),
-}
-_ENTRY = {
-    "application_id": "the query",
-    "partition": "partition of its record",
-    "offset": "offset of its record",
-    "problem": "why the record cannot be decoded; null = it can",
-    **_RECORD,
-}
-_CHECKPOINT = {
-    "location": "the checkpoint",
-    "query_id": "Spark's id of the query",
-    "planned": "newest batch of the offset log; null = none",
-    "planned_at_seconds": "when it was planned, seconds since 1970",
-    "committed": "newest batch of the commit log; null = none",
-    "next_batch": "batch that a restart runs",
-    "replays": "whether a restart repeats a planned batch",
-    "first_batch_file": OrNull(
-        {
-            "application_id": "the query's application.id",
-            "query_id": "Spark's id of the query",
-            "first_batch": "first batch for which Kafka holds a token",
-            "genesis": "sequence number of the genesis token",
-        },
-        "no batch was committed",
-    ),
-}
-_KAFKA = {
-    "cluster_id": "Kafka's id of the cluster",
-    "token": OrNull(_TOKEN, "Kafka holds no token"),
-    "pending": "whether an unfinished transaction is about to change the group's offsets",
-    "partitions": [
-        {
-            "topic": "name of the topic",
-            "partition": "number of the partition",
-            "start": "first offset of the next batch; null = not read",
-            "end": "end of the next batch; null = not planned",
-            "group": "committed offset of the group; null = none",
-            "token_batch": "batch of the token in that offset; null = none",
-            "earliest": "first offset of the log; null = no such partition",
-            "stable": "last stable offset",
-            "log_end": "end of the log",
-            "transaction_since": "first offset of an open transaction; null = none is open",
-        }
-    ],
-    "losses": [{"kind": "kind of the loss, as in docs/runbooks.md, DATA_LOSS", "text": "what was lost"}],
-}
-_SINK_ACTION = {
-    "sink": "name of the sink",
-    "id": "sink transaction id",
-    "action": "`commit` or `abort`",
-    "done": "whether the sink did it; false = only shown, because --yes is missing",
-}
 
 #: What a command prints if it fails with exit code 1.
 ERROR = {
@@ -97,7 +36,7 @@ SHAPES: dict[str, Any] = {
         ),
         "messages": ["a sentence about the situation"],
         "options": {"*": {"*": "value of this option of the query's source or sink"}},
-        "refused": OrNull(_FINDING, "nothing was refused"),
+        "refused": OrNull(FINDING, "nothing was refused"),
     },
     "broker": {
         "bootstrap_servers": "address of the brokers; printed once they answer",
@@ -148,7 +87,7 @@ SHAPES: dict[str, Any] = {
         "application_id": "the transactional id",
         "group_id": "consumer group of the query",
         "fenced": "whether older producers were fenced; false = only shown, because --yes is missing",
-        "token": OrNull(_TOKEN, "Kafka holds no token"),
+        "token": OrNull(TOKEN, "Kafka holds no token"),
         "pending": "whether an unfinished transaction is about to change the group's offsets",
     },
     "flights": {
@@ -159,8 +98,8 @@ SHAPES: dict[str, Any] = {
     "inspect": {
         "application_id": "the transactional id",
         "group_id": "consumer group of the query",
-        "checkpoint": OrNull(_CHECKPOINT, "no checkpoint was named"),
-        "kafka": OrNull(_KAFKA, "no brokers were named, or none answered"),
+        "checkpoint": OrNull(CHECKPOINT, "no checkpoint was named"),
+        "kafka": OrNull(KAFKA, "no brokers were named, or none answered"),
         "staged": [
             {
                 "name": "entry of the staging folder",
@@ -169,7 +108,7 @@ SHAPES: dict[str, Any] = {
                 "bytes": "size of all files",
             }
         ],
-        "findings": [_FINDING],
+        "findings": [FINDING],
     },
     "lag": Lines(
         {
@@ -189,8 +128,8 @@ SHAPES: dict[str, Any] = {
         }
     ),
     "produce": {"topic": "name of the topic", "records": "number of records sent"},
-    "sinks abort": _SINK_ACTION,
-    "sinks commit": _SINK_ACTION,
+    "sinks abort": SINK_ACTION,
+    "sinks commit": SINK_ACTION,
     "sinks list": [
         {
             "sink": "name of the sink",
@@ -324,75 +263,27 @@ SHAPES: dict[str, Any] = {
         "application_ids": "number of queries with a record",
         "records": "number of records, including outdated ones",
         "bytes": "size of these records",
-        "partitions": [_LOG],
+        "partitions": [LOG],
         "warnings": ["a sentence about its configuration"],
     },
     "token-topic forget": {
         "topic": "name of the topic",
-        "records": [_ENTRY],
+        "records": [ENTRY],
         "deleted": "whether the record was deleted",
     },
     "token-topic restore": {
         "group_id": "consumer group of the query",
-        "record": _RECORD,
+        "record": RECORD,
         "restored": "whether the group was changed",
     },
-    "token-topic show": [_ENTRY],
-    "top": Lines(
-        {
-            "application_id": "the query; empty = it is not known yet",
-            "query_id": "Spark's id of the query",
-            "run_id": "Spark's id of the run",
-            "at": "when this was found out, ISO 8601",
-            "status": "`running`, `waiting for data`, `waiting`, `retrying`, `failed`, `stopped` or "
-            "`not on this host`",
-            "status_since": "since when, ISO 8601; null = not known",
-            "status_text": "what the query waits for, or why it failed",
-            "read_per_second": "offsets read, over the last minute",
-            "records_per_second": "records written, over the last minute",
-            "lag": {
-                "*": {
-                    "offsets": "offsets of this topic after the last committed batch",
-                    "seconds": "how long ago the oldest of them became available",
-                    "at_least": "whether that may have been longer ago",
-                    "partitions": {"*": "offsets of this partition"},
-                }
-            },
-            "sources": ["what a source reads"],
-            "batches": [
-                {
-                    "batch_id": "Spark's id of the batch",
-                    "outcome": "`committed`, `skipped` or `failed`",
-                    "ended_at": "when its commit ended, ISO 8601",
-                    "seconds": {"*": "duration of this group of steps, as in docs/live-view.md"},
-                    "offsets_read": "offsets read from Kafka",
-                    "records": "records written to output topics",
-                    "changes": "records written to changelogs",
-                    "retried": "tries that failed",
-                }
-            ],
-            "totals": {"*": "sum over this run, such as `records`, `committed`, `aborted` and `batches`"},
-            "totals_since": "when the run began, ISO 8601; null = not known",
-            "sinks": {"*": {"*": "sum over this run, such as `rows` and `committed`"}},
-            "token_at": "when the newest transaction was committed, ISO 8601; null = not known",
-            "sequence": "sequence number of the newest token; null = not known",
-            "pressure": "uncommitted state of the fullest shard as a fraction of its limit",
-            "processor_counts": {"*": "what stateful processors counted, such as `late_rows`"},
-            "events": [
-                {
-                    "at": "when, ISO 8601",
-                    "kind": "`retried`, `aborted`, `fenced`, `unknown` or `held_back`",
-                    "text": "the reason",
-                }
-            ],
-        }
-    ),
+    "token-topic show": [ENTRY],
+    "top": Lines(VIEW),
     "topics create": [{"topic": "name of the topic", "created": "false = it existed already"}],
     "topics describe": {
         "topic": "name of the topic",
         "topic_id": "Kafka's id of the topic",
         "replication_factor": "number of replicas of each partition",
-        "partitions": [_LOG],
+        "partitions": [LOG],
         "config": {"*": "value of this property"},
     },
     "topics list": [{"topic": "name of the topic", "partitions": "number of partitions"}],

@@ -39,8 +39,8 @@ def top(
     """Show live what queries do: rates, lag, micro-batches by step, transactions, sinks.
 
     Without arguments, shows all queries that this user runs on this host. For a query on another host, add
-    --bootstrap-servers: the token and the lag then come from Kafka. Changes nothing. Ctrl-C ends it;
-    --json prints one object per query and ends.
+    --bootstrap-servers: the token and the lag then come from Kafka. Changes nothing. Ctrl-C ends it. --json
+    prints one object per query, once.
     """
     from kafka_eos_source.operate import top as operating
     from kafka_eos_source.option_values import duration_ms

@@ -17,11 +17,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import pyarrow.fs as pafs
-
 from kafka_eos_source.errors import InvalidOptionError, OperatorError
 from kafka_eos_source.protocol.token import digest
-from kafka_eos_source.runtime.file_systems import file_system
+from kafka_eos_source.runtime.file_systems import file_system, names_in
 
 _NO_OFFSET = "-"
 
@@ -109,7 +107,7 @@ def read(checkpoint: str, batch_id: int) -> LoggedOffsets | None:
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """The newest entry of the offset log at the moment when Spark planned the write of a batch.
+    """An entry of the offset log: the plan of one batch.
 
     Attributes:
         batch_id: the batch of this entry.
@@ -123,8 +121,8 @@ class PlannedBatch:
 def newest(checkpoint: str) -> PlannedBatch | None:
     """Returns the newest entry of the log; None if the log is empty."""
     fs, path = file_system(checkpoint)
-    found = fs.get_file_info(pafs.FileSelector(f"{path}/offsets", allow_not_found=True))
-    batch_id = max((int(each.base_name) for each in found if each.base_name.isdecimal()), default=None)
+    names = names_in(fs, f"{path}/offsets")
+    batch_id = max((int(name) for name in names if name.isdecimal()), default=None)
     if batch_id is None:
         return None
     entry = read(checkpoint, batch_id)

@@ -27,7 +27,7 @@ import pyarrow.fs as pafs
 
 from kafka_eos_source.errors import InvalidOptionError, StagedPartError
 from kafka_eos_source.model import StagedPart
-from kafka_eos_source.runtime.file_systems import file_system, make_folder, new_file, read_text
+from kafka_eos_source.runtime.file_systems import file_system, make_folder, names_in, new_file, read_text
 from kafka_eos_source.stage.paths import BATCH, PART, RESTART, legal, refuse_links, unwritable
 
 PROBE = "shared-path"
@@ -188,8 +188,7 @@ class StagingFolder:
     def batches(self) -> list[int]:
         """Returns the ids of batches that have a folder here, in ascending order."""
         fs, path = file_system(self.location)
-        found = fs.get_file_info(pafs.FileSelector(path, allow_not_found=True))
-        return sorted(int(each.base_name) for each in found if each.base_name.isdigit())
+        return sorted(int(name) for name in names_in(fs, path) if name.isdecimal())
 
     def _map(self, relative: str, copies: LocalCopies) -> pa.Buffer:
         fs, path = file_system(self.location)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import IO
 
 import pyarrow as pa
+
+from kafka_eos_source.errors import UnavailableError
 
 
 class HeldChunks:
@@ -33,27 +36,29 @@ class HeldChunks:
         self, _type: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
     ) -> None:
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # a full disk cannot take the rest of the buffer, which nobody needs
+                self._file.close()
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Holds a chunk.
 
         Raises:
-            OSError: if the temporary folder is full or not writable.
+            UnavailableError: if the temporary folder is full or not writable.
         """
         if self._first is None:
             self._first = rows
             return
-        if self._writer is None:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115  closed by __exit__
-            self._writer = pa.ipc.new_stream(self._file, self._schema)
-        self._writer.write_batch(rows)
+        with _named_folder():
+            if self._writer is None:
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115  closed by __exit__
+                self._writer = pa.ipc.new_stream(self._file, self._schema)
+            self._writer.write_batch(rows)
 
     def with_first_positions(self) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Yields the chunks in order, each with the position of its first row among all rows. Call it once.
 
         Raises:
-            OSError: if the temporary file cannot be written or read.
+            UnavailableError: if the temporary file cannot be written or read.
         """
         if self._first is None:
             return
@@ -61,9 +66,27 @@ class HeldChunks:
         if self._writer is None or self._file is None:
             return
         first, self._first = self._first.num_rows, None  # frees the memory
-        self._writer.close()
-        self._file.seek(0)
-        with pa.ipc.open_stream(self._file) as reader:
-            for rows in reader:
-                yield rows, first
-                first += rows.num_rows
+        with _named_folder():
+            self._writer.close()
+            self._file.seek(0)
+            reader = pa.ipc.open_stream(self._file)
+        while True:
+            with _named_folder():
+                rows = next(reader, None)
+            if rows is None:
+                return
+            yield rows, first
+            first += rows.num_rows
+
+
+@contextmanager
+def _named_folder() -> Iterator[None]:
+    """Lets errors of the temporary file name its folder."""
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(
+            f"the temporary folder {tempfile.gettempdir()!r} cannot hold the rows of a micro-batch: {error}.",
+            fix="free space there, set the environment variable TMPDIR of the executors to a larger folder, "
+            "or set maxOffsetsPerTrigger on the source; then restart the query.",
+        ) from error
