@@ -247,9 +247,6 @@ def test_every_command(session: Session, broker: str, spark: SparkSession, tmp_p
     session.show("kafka-eos top --help", invoke("top --help"))
     session.show("kafka-eos demo --help", invoke("demo --help"))
     session.seen.add("demo")
-    session.show("kafka-eos top --help", invoke("top --help"))
-    check_shape("top", invoke(f"top --json --application-id {APP}"), SHAPES["top"])
-    session.seen.add("top")
     run("completion fish")
     compare(session)
 
