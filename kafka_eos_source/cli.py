@@ -24,6 +24,7 @@ from kafka_eos_source.operate import (
     topic_commands,
 )
 from kafka_eos_source.operate.exit_codes import ExitCode
+from kafka_eos_source.operate.shared_options import parse_pairs
 from kafka_eos_source.runtime.json_output import JSON, print_error, print_json, wants_json
 from kafka_eos_source.runtime.parent import on_end_of_parent
 from kafka_eos_source.runtime.signals import handling
@@ -111,8 +112,8 @@ def broker(
     from kafka_eos_source.embedded import EmbeddedKafka
     from kafka_eos_source.embedded.jars import KAFKA_VERSION
 
-    properties = dict(_pair(each, "--config", "KEY=VALUE") for each in config)
-    levels = dict(_pair(each, "--feature", "NAME=LEVEL") for each in features)
+    properties = parse_pairs(config, "--config")
+    levels = parse_pairs(features, "--feature", "NAME=LEVEL")
     for name, level in levels.items():
         if not level.isdecimal():
             raise click.BadParameter(f"{name}={level!r} is not a whole number", param_hint="--feature")
@@ -137,13 +138,6 @@ def broker(
         while not stop.requested:
             pause.wait(_POLL_SECONDS)
             kafka.check()
-
-
-def _pair(text: str, option: str, expected: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator:
-        raise click.BadParameter(f"{text!r} has no '='; expected {expected}", param_hint=option)
-    return name.strip(), value.strip()
 
 
 for _each in (

@@ -9,6 +9,8 @@ from __future__ import annotations
 import socket
 import struct
 
+from kafka_eos_source.runtime.sockets import receive
+
 _SASL_HANDSHAKE, _SASL_AUTHENTICATE, _METADATA = 17, 36, 3
 
 
@@ -52,18 +54,8 @@ def _log_in(connection: socket.socket, name: str, password: str) -> None:
 def _ask(connection: socket.socket, api: int, version: int, body: bytes) -> bytes:
     request = struct.pack(">hhi", api, version, 1) + _text("kafka-eos") + body
     connection.sendall(struct.pack(">i", len(request)) + request)
-    (size,) = struct.unpack(">i", _receive(connection, 4))
-    return _receive(connection, size)[4:]  # without the correlation id
-
-
-def _receive(connection: socket.socket, size: int) -> bytes:
-    received = b""
-    while len(received) < size:
-        more = connection.recv(size - len(received))
-        if not more:
-            raise ConnectionResetError("the broker closed the connection")
-        received += more
-    return received
+    (size,) = struct.unpack(">i", receive(connection, 4))
+    return receive(connection, size)[4:]  # without the correlation id
 
 
 def _text(value: str) -> bytes:

@@ -10,6 +10,8 @@ import ssl
 import struct
 from collections.abc import Mapping
 
+from kafka_eos_source.runtime.sockets import receive
+
 _API_VERSIONS, _VERSION = 18, 3
 _FINALIZED_FEATURES = 2
 _MAXIMUM_BYTES = 1 << 20
@@ -64,10 +66,10 @@ def _ask(connection: socket.socket) -> dict[str, int] | None:
     compact = bytes([len(client) + 1]) + client
     request = header + compact + b"\x021" + b"\0"  # client software name, its version "1", no tags
     connection.sendall(struct.pack(">i", len(request)) + request)
-    (size,) = struct.unpack(">i", _receive(connection, 4))
+    (size,) = struct.unpack(">i", receive(connection, 4))
     if not 6 <= size <= _MAXIMUM_BYTES:
         raise ValueError(f"an answer of {size} bytes is not one of a Kafka broker")
-    return parse(_receive(connection, size))
+    return parse(receive(connection, size))
 
 
 def parse(answer: bytes) -> dict[str, int] | None:
@@ -126,13 +128,3 @@ class _Reader:
         for _ in range(self.varint()):
             self.varint()
             self.take(self.varint())
-
-
-def _receive(connection: socket.socket, size: int) -> bytes:
-    received = b""
-    while len(received) < size:
-        more = connection.recv(size - len(received))
-        if not more:
-            raise ConnectionResetError("the broker closed the connection")
-        received += more
-    return received

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kafka_eos_source.operate.shared_options import CONNECTION, deadline_of, target_of, with_options
+from kafka_eos_source.operate.shared_options import (
+    CONNECTION,
+    deadline_of,
+    parse_pairs,
+    target_of,
+    with_options,
+)
 from kafka_eos_source.runtime.json_output import JSON, print_json
 
 if TYPE_CHECKING:
@@ -88,7 +94,7 @@ def doctor(
         token_topic,
         principal,
         clock_topic,
-        _conf(spark_conf) if spark or spark_conf else None,
+        parse_pairs(spark_conf, "--spark-conf") if spark or spark_conf else None,
         only,
     )
     found: list[Finding] = []
@@ -131,13 +137,3 @@ def _show(finding: Finding) -> None:
         click.echo(f"{_INDENT}fix: {finding.fix}")
     if finding.repair is not None:
         click.echo(f"{_INDENT}repair: {finding.repair.what}")
-
-
-def _conf(pairs: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for each in pairs:
-        name, separator, value = each.partition("=")
-        if not separator:
-            raise click.BadParameter(f"{each!r}; expected KEY=VALUE", param_hint="--spark-conf")
-        found[name.strip()] = value.strip()
-    return found

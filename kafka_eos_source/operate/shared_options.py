@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -47,6 +47,26 @@ CONNECTION = (
 YES = click.option(
     "--yes", is_flag=True, help="Make the change. Without it, the command only shows what it would do."
 )
+
+
+def parse_pairs(texts: Iterable[str], option: str, expected: str = "KEY=VALUE") -> dict[str, str]:
+    """Returns the values of an option that is repeated, by their names.
+
+    Args:
+        texts: what the user gave, such as ``("a=1", "b=2")``.
+        option: name of the option, for the error.
+        expected: form of each text, for the error.
+
+    Raises:
+        click.BadParameter: if a text has no "=".
+    """
+    found = {}
+    for each in texts:
+        name, separator, value = each.partition("=")
+        if not separator:
+            raise click.BadParameter(f"{each!r} has no '='; expected {expected}", param_hint=option)
+        found[name.strip()] = value.strip()
+    return found
 
 
 def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:

@@ -23,6 +23,7 @@ from kafka_eos_source.kafka.token_topic import TokenTopic
 from kafka_eos_source.kafka.token_topic_reader import NewestRecord, Survey
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate.cluster import MetadataReader
+from kafka_eos_source.operate.topics import logs_json
 from kafka_eos_source.operate.view import table_of
 from kafka_eos_source.protocol.token_record import TokenRecord, tombstone_batch
 from kafka_eos_source.runtime.deadline import Deadline
@@ -161,10 +162,7 @@ def described_json(described: TokenTopicDescription) -> dict[str, Any]:
         "application_ids": len(entries(survey)),
         "records": survey.records,
         "bytes": survey.size_bytes,
-        "partitions": [
-            {"partition": tp.partition, "earliest": log.earliest, "stable": log.stable, "end": log.end}
-            for tp, log in sorted(described.logs.items())
-        ],
+        "partitions": logs_json(described.logs),
         "warnings": list(topic.warnings),
     }
 

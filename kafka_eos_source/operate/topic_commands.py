@@ -13,6 +13,7 @@ import click
 from kafka_eos_source.operate.shared_options import (
     CONNECTION,
     deadline_of,
+    parse_pairs,
     target_of,
     with_options,
 )
@@ -76,12 +77,7 @@ def create(
     """Create topics. Existing topics are left as they are."""
     from kafka_eos_source.operate import topics as operating
 
-    properties = {}
-    for each in config:
-        name, separator, value = each.partition("=")
-        if not separator:
-            raise click.BadParameter(f"{each!r}; expected KEY=VALUE", param_hint="--config")
-        properties[name.strip()] = value.strip()
+    properties = parse_pairs(config, "--config")
     kafka = _kafka(given)
     results = []
     for name in names:

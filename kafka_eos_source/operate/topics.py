@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from kafka_eos_source.errors import InvalidOptionError
@@ -38,12 +38,14 @@ class TopicDescription:
             "topic": self.name,
             "topic_id": self.topic_id,
             "replication_factor": self.replication_factor,
-            "partitions": [
-                {"partition": tp.partition, "earliest": log.earliest, "stable": log.stable, "end": log.end}
-                for tp, log in sorted(self.logs.items())
-            ],
+            "partitions": logs_json(self.logs),
             "config": dict(self.config),
         }
+
+
+def logs_json(logs: Mapping[TopicPartition, LogEnds]) -> list[dict[str, int]]:
+    """Returns the logs of one topic as JSON objects, by partition."""
+    return [{"partition": tp.partition, **asdict(log)} for tp, log in sorted(logs.items())]
 
 
 def topics(kafka: Mapping[str, Any], deadline: Deadline, *, internal: bool = False) -> dict[str, int]:
