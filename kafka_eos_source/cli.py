@@ -69,8 +69,8 @@ class _Group(click.Group):
 def main() -> None:
     """Operate exactly-once Kafka queries of Spark Structured Streaming.
 
-    Commands that change something do so only with --yes; without it, they show what they would do. What to do
-    about each error condition: docs/runbooks.md.
+    Commands that change a query, its state or its sinks do so only with --yes; without it, they show what
+    they would do. What to do about each error condition: docs/runbooks.md.
     """
     # Errors reach the user as messages. Without a handler, Python would print what librdkafka logs as well.
     logging.getLogger("kafka_eos_source").addHandler(logging.NullHandler())
