@@ -68,6 +68,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(?!kafka_eos_source\.).*"),
     # internal: base classes, and arguments that users do not make
     ("py:.*", r".*\.(Cursor|Database|Description|Scan|StoreMetadata)"),
+    ("py:.*", r".*\.observe\.(notebook\.StreamingQuery|view\.QueryView)"),
     ("py:.*", r".*\.(CommittedView|Reads|SinkKills|StagedMap|ViewedMap)"),
 ]
 

