@@ -1,16 +1,21 @@
 """What pyproject.toml cannot say without a warning: the optional C kernel, and the tag of its wheel.
 
 Without a C compiler the package installs all the same, and its Python twin does the kernel's work. The kernel
-uses nothing of CPython, so one wheel of a platform is for all versions of Python.
+uses nothing of CPython, so one wheel of a platform is for all versions of Python. setuptools refuses that tag
+for a Python without the GIL, which gets a wheel of its own version.
 """
 
+import sysconfig
+
 from setuptools import Extension, setup
+
+HAS_GIL = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 KERNEL = Extension(
     "kafka_eos_source.native.kernel",
     ["kafka_eos_source/native/kernel.c"],
     optional=True,
-    py_limited_api=True,
+    py_limited_api=HAS_GIL,
 )
 
-setup(ext_modules=[KERNEL], options={"bdist_wheel": {"py_limited_api": "cp310"}})
+setup(ext_modules=[KERNEL], options={"bdist_wheel": {"py_limited_api": "cp310"}} if HAS_GIL else {})

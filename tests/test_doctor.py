@@ -23,7 +23,7 @@ from pyspark.errors import PySparkException
 
 from kafka_eos_source.cli import main
 from kafka_eos_source.embedded import java
-from kafka_eos_source.errors import AuthorizationError, UnavailableError
+from kafka_eos_source.errors import AuthorizationError, OperatorError, UnavailableError
 from kafka_eos_source.kafka import api_versions, kernel
 from kafka_eos_source.kafka.health import Broker, ClockDifference, Layout
 from kafka_eos_source.native import loader
@@ -256,7 +256,23 @@ def test_fix_compiles_the_kernel_if_there_is_a_compiler(
     assert not list(tmp_path.glob("*broken.so*"))
 
 
-def test_pyspark_in_a_zip_is_reported_with_its_cost_and_can_be_deleted(tmp_path: Path) -> None:
+def test_a_compiler_that_hangs_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "_COMPILE_SECONDS", 0.01)
+    waits = tmp_path / "cc"
+    waits.write_text('#!/bin/sh\nexec cat < "$0.pipe"\n')
+    waits.chmod(0o700)
+    os.mkfifo(f"{waits}.pipe")
+    repair = Repair(
+        "compile", lambda: machine.compile_kernel(str(waits), tmp_path / "kernel.c", tmp_path / "kernel.so")
+    )
+    found = Finding("kernel", WARNING, "not built", repair=repair)
+    ((_, problem),) = run.repair([found], lambda _repair: None)
+    assert "did not end within" in problem
+
+
+def test_pyspark_in_a_zip_is_reported_with_its_cost_and_can_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert machine.zipped_pyspark(tmp_path).severity is OK
     (tmp_path / "python" / "lib").mkdir(parents=True)
     (archive := tmp_path / "python" / "lib" / "pyspark.zip").write_bytes(b"")
@@ -268,6 +284,14 @@ def test_pyspark_in_a_zip_is_reported_with_its_cost_and_can_be_deleted(tmp_path:
     (tmp_path / "sql" / "session.py").write_text("")
     found = machine.zipped_pyspark(tmp_path)
     assert found.repair is not None
+    spark = SimpleNamespace(
+        pid=7, info={"pid": 7, "name": "java", "cmdline": ["java", "-cp", f"{tmp_path}/jars/*"]}
+    )
+    with monkeypatch.context() as running:
+        running.setattr(machine.psutil, "process_iter", lambda _fields: [spark])
+        with pytest.raises(OperatorError, match="process 7 runs Spark"):
+            found.repair.run()
+    assert archive.exists(), "a running Python could not import further modules"
     found.repair.run()
     assert not archive.exists()
 

@@ -17,7 +17,7 @@ from test_observe_journal import BATCH, WAITING, shared  # noqa: F401
 from test_observe_view import DONE, LAST, NOW, T0, batch, journal, seen
 
 from kafka_eos_source.observe import notebook
-from kafka_eos_source.observe.figures import Outcome
+from kafka_eos_source.observe.figures import Event, EventKind, Outcome
 from kafka_eos_source.observe.journal import Journal
 from kafka_eos_source.observe.panel import _ticks, panel
 from kafka_eos_source.observe.progress import view_of_reports
@@ -85,6 +85,17 @@ def test_names_and_errors_cannot_add_markup() -> None:
     html = panel(replace(seen(found), application_id=evil, status_text=evil))
     assert "<script" not in html
     assert evil in text_of(html)
+
+
+@pytest.mark.parametrize("evil", ["[/x] [red]", ":warning:", "\x1b]0;title\x07\x1b[31m"])
+def test_the_text_beside_the_panel_shows_names_and_errors_as_they_are(evil: str) -> None:
+    event = Event(NOW, EventKind.RETRIED, evil)
+    found = seen(journal(replace(LAST, events=(event,), sinks={evil: {"rows": 1}})))
+    text = notebook._bundle(replace(found, application_id=evil, status_text=evil))["text/plain"]
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    shown = "".join(each if each.isprintable() else "\ufffd" for each in evil)
+    assert text.count(shown) == 4, "name, status, sink and event"
 
 
 @given(st.floats(1e-4, 1e6))

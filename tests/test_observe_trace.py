@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from model_broker import Fault, ModelRows
 from source_cluster import Clock
 from test_commit_transaction import broker_with_genesis, request, rows
+from test_observe_journal import shared  # noqa: F401
 from test_sink_commit import NAMES, Scripted, deadline, staged, token
 
 from kafka_eos_source.commit.interfaces import ProducerSession
@@ -20,6 +23,7 @@ from kafka_eos_source.commit.sinks import SinkWork
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import AbortableError, FencedError, RetriableError, UnavailableError
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.observe import journal, process
 from kafka_eos_source.observe import trace as tracing
 from kafka_eos_source.observe.figures import (
     BatchFigures,
@@ -40,6 +44,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import Retryable, SinkContext
 
 T0, T1 = TopicPartition("in", 0), TopicPartition("in", 1)
+SECONDS = 60
 SUBJECT = Subject("app", "query", "run", 3)
 
 
@@ -146,6 +151,63 @@ def test_a_broken_observer_neither_raises_nor_hides_the_batch_from_others(
         made(Broken()).finish(Outcome.COMMITTED)
     assert len(seen.batches) == 1
     assert len([each for each in caplog.records if "full disk" in each.message]) == 1
+
+
+def no_thread(self: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_commit_goes_on_if_the_process_may_not_have_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "_watch", tracing._Watch())
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    seen = Recorder()
+    made(seen).finish(Outcome.COMMITTED)
+    assert [each.outcome for each in seen.batches] == [Outcome.COMMITTED]
+    monkeypatch.undo()
+    assert tracing._watch._running == set()
+
+
+def test_figures_that_cannot_be_made_do_not_fail_a_commit(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("line 'btime' not found in /proc/stat")
+
+    monkeypatch.setattr(private_folders, "_warned", set())
+    monkeypatch.setattr(tracing, "this_writer", broken)
+    seen = Recorder()
+    with caplog.at_level(logging.WARNING):
+        made(seen).finish(Outcome.COMMITTED)
+    assert seen.batches == []
+    assert "btime" in caplog.text
+
+
+def test_a_process_without_a_usable_proc_has_an_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_pid: int) -> None:
+        raise RuntimeError("line 'btime' not found in /proc/stat")
+
+    monkeypatch.setattr(process.psutil, "Process", broken)
+    process._writer.cache_clear()
+    try:
+        me = process.this_writer()
+    finally:
+        process._writer.cache_clear()
+    assert me.process == me.driver == process.ProcessId(os.getpid(), 0.0)
+    assert not me.process.is_alive()
+
+
+def test_a_fork_does_not_wait_for_a_lock_of_its_parent() -> None:
+    former = tracing._watch
+    with former._changed:  # as another thread may hold it during the fork
+        pid = os.fork()
+        if pid == 0:
+            done = threading.Thread(target=lambda: Trace([Recorder()]).begin(SUBJECT), daemon=True)
+            done.start()
+            done.join(SECONDS)
+            os._exit(done.is_alive())
+        _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert tracing._watch is former, "the parent keeps its own"
 
 
 def test_a_commit_that_stands_still_says_in_which_step_and_why() -> None:
@@ -373,6 +435,54 @@ def test_a_source_whose_brokers_do_not_answer_says_so(
     states = [(each.state, each.reason) for each in written]
     asking = (SourceState.ASKING, "Connection refused")
     assert states == [(SourceState.IDLE, ""), asking, asking, (SourceState.IDLE, "")]
+
+
+def test_planning_goes_on_whatever_happens_to_the_figures(
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    shared: Path,  # noqa: F811
+) -> None:
+    def broken(*_arguments: object) -> None:
+        raise RuntimeError("no figures")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    found = SourceObserver("in", "app", Clock())
+    monkeypatch.setattr(found._file, "write", broken)
+    monkeypatch.setattr(found._lag, "add", broken)
+    monkeypatch.setattr(journal, "newest_batch", broken)
+    with caplog.at_level(logging.WARNING):
+        with found.asking():
+            pass
+        found.planned({T0: 5}, {T0: 9}, {T0: 9}, is_batch=True, reason="")
+        assert found.newest_batch() is None
+        found.stopped()
+    assert len([each for each in caplog.records if "no figures" in each.message]) == 1
+
+
+def test_the_end_of_a_run_is_written_last(
+    observer: tuple[SourceObserver, list[SourceFigures], Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, written, _ = observer
+    began, may_end = threading.Event(), threading.Event()
+
+    def slow(figures: SourceFigures) -> None:
+        if figures.state is not SourceState.STOPPED:
+            began.set()
+            assert may_end.wait(SECONDS)
+        written.append(figures)
+
+    monkeypatch.setattr(source._file, "write", slow)
+    source.planned({T0: 5}, {T0: 9}, {T0: 9}, is_batch=True, reason="")
+    watching = threading.Thread(target=source.write)
+    watching.start()
+    assert began.wait(SECONDS)
+    stopping = threading.Thread(target=source.stopped)
+    stopping.start()
+    assert source._ended.wait(SECONDS)
+    may_end.set()
+    watching.join(SECONDS)
+    stopping.join(SECONDS)
+    assert [each.state for each in written] == [SourceState.PLANNED, SourceState.STOPPED]
 
 
 class Watermarks:

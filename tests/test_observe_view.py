@@ -319,6 +319,21 @@ def test_top_refreshes_in_a_terminal_until_ctrl_c(recorded: Callable[..., None],
     assert b"Traceback" not in out
 
 
+@pytest.mark.parametrize("interval", ["0s", "9ms", "2h", "999999999999999d"])
+def test_top_refuses_an_interval_without_a_pause_or_without_an_end(interval: str) -> None:
+    result = CliRunner().invoke(main, ["top", "--once", "--interval", interval])
+    assert result.exit_code == 1
+    assert "expected a time from 10ms to 1h" in result.stderr
+
+
+def test_top_ends_quietly_if_its_output_is_closed(shared: Path) -> None:  # noqa: F811
+    command = f'exec "{sys.executable}" -m kafka_eos_source.cli top --once >&-'
+    done = subprocess.run(
+        command, shell=True, env={**os.environ, "TMPDIR": str(shared)}, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_top_says_why_it_shows_nothing() -> None:
     assert run("--once").exit_code == 0
     missing = run("--once", "--application-id", "app")

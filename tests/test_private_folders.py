@@ -264,6 +264,25 @@ def test_a_failed_write_keeps_the_older_file_and_leaves_no_other(
     assert folder.read("file") == "old"
 
 
+def test_the_same_error_has_the_same_text_every_time(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = PrivateFolder.of_user("name")
+    path = folder.create()
+    texts = set()
+    before = os.open
+
+    def read_only(name: str, flags: int, *more: int, **named: int) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(30, "Read-only file system", name)
+        return before(name, flags, *more, **named)
+
+    monkeypatch.setattr(private_folders.os, "open", read_only)
+    for _ in range(2):
+        with pytest.raises(OSError, match="Read-only") as raised:
+            folder.write("file", "text")
+        texts.add(str(raised.value))
+    assert texts == {f"[Errno 30] Read-only file system: '{path}/file'"}
+
+
 def test_no_descriptor_is_left_open(shared: Path, victim: Path) -> None:
     before = len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else None
     if before is None:

@@ -128,7 +128,7 @@ def commit_micro_batch(
         logged = _logged(checkpoint, batch_id)
         _refuse_another_plan(planned, PlannedBatch(batch_id, logged.digest), checkpoint)
         sources = tuple(ranges(logged, before))
-        trace.planned(tracing.planned_at(logged, run_id, journal.newest()), tracing.reads(sources))
+        tracing.describe(trace, journal, logged, run_id, sources)
         first_batch = FirstBatchFile(
             checkpoint, FirstBatch(who.application_id, query_id, batch_id, token_topic=options.token_topic)
         )

@@ -12,6 +12,8 @@ from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import Offsets, StagedPart
 from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceRead, position_id
+from kafka_eos_source.observe.guard import guarded
+from kafka_eos_source.observe.journal import Journal
 from kafka_eos_source.observe.process import this_writer
 from kafka_eos_source.observe.trace import Trace
 from kafka_eos_source.protocol.offset_log import LoggedOffsets
@@ -37,11 +39,23 @@ def planned_at(logged: LoggedOffsets, run_id: str, last: BatchFigures | None) ->
     return at if is_of_run or at >= run_began_at else None
 
 
+def describe(
+    trace: Trace, journal: Journal, logged: LoggedOffsets, run_id: str, sources: Iterable[SourceRange]
+) -> None:
+    """Adds to the trace when Spark planned the batch, and what the batch reads. Does not raise."""
+    guarded(lambda: trace.planned(planned_at(logged, run_id, journal.newest()), reads(sources)))
+
+
 def finish(trace: Trace, result: Result, staged: StagedRows, parts: Iterable[StagedPart]) -> None:
-    """Ends the trace of a batch that Kafka holds."""
+    """Ends the trace of a batch that Kafka holds. Does not raise."""
     if result.step is Step.SKIPPED and not result.confirmed_by_token:
         trace.finish(Outcome.SKIPPED)
         return
+    guarded(lambda: _count(trace, staged, parts))
+    trace.finish(Outcome.COMMITTED)
+
+
+def _count(trace: Trace, staged: StagedRows, parts: Iterable[StagedPart]) -> None:
     trace.count(
         records=staged.rows - staged.changelog_rows,
         changes=staged.changelog_rows,
@@ -52,7 +66,6 @@ def finish(trace: Trace, result: Result, staged: StagedRows, parts: Iterable[Sta
         for shard in staged.shards:
             counts.update(shard.counts)
         trace.state(len(staged.shards), max(shard.pressure for shard in staged.shards), counts)
-    trace.finish(Outcome.COMMITTED)
 
 
 def complaint(producer: Producer | None) -> str:

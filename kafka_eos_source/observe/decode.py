@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +25,9 @@ def number(found: object) -> float:
     Raises:
         ValueError: if the value is something else.
     """
-    if type(found) is int or (type(found) is float and math.isfinite(found)):
+    if (type(found) is int and found.bit_length() < sys.float_info.max_exp) or (
+        type(found) is float and math.isfinite(found)
+    ):
         return float(found)
     raise ValueError(f"{found!r} is not a number")
 

@@ -27,13 +27,14 @@ def panel(view: QueryView) -> str:
     parts.append(_details(view))
     return (
         f'<div style="{_FONT};font-size:13px;line-height:1.45;max-width:760px;padding:10px 14px;margin:4px 0;'
-        f'border:1px solid rgba(128,128,128,.35);border-radius:8px">{"".join(parts)}</div>'
+        'border:1px solid rgba(128,128,128,.35);border-radius:8px;overflow-x:auto;overflow-wrap:anywhere">'
+        f"{''.join(parts)}</div>"
     )
 
 
 def _escaped(text: str) -> str:
     """Returns text as HTML, without control characters."""
-    return html.escape("".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in text))
+    return html.escape(wording.printable(text))
 
 
 def _head(view: QueryView) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,9 @@ from typing import Any
 import psutil
 
 from kafka_eos_source.observe.decode import integer, items, number
+from kafka_eos_source.runtime.private_folders import warn_once
+
+_log = logging.getLogger(__name__)
 
 #: The time at which a process started is known to about this many seconds.
 _START_PRECISION_SECONDS = 2.0
@@ -40,7 +44,7 @@ class ProcessId:
                 abs(started_at - self.started_at) < _START_PRECISION_SECONDS
                 and process.status() != psutil.STATUS_ZOMBIE
             )
-        except psutil.Error:
+        except (psutil.Error, OSError, ValueError, RuntimeError):  # as in `_writer`
             return False
 
     def to_json(self) -> list[float]:
@@ -90,14 +94,15 @@ def this_writer() -> Writer:
 @lru_cache(maxsize=1)
 def _writer(pid: int) -> Writer:
     """Looks up the process once; a fork has another ``pid``."""
+    me = ProcessId(pid, 0.0)
     try:
         own = psutil.Process(pid)
         me = _id_of(own)
         for ancestor in own.parents()[:_GENERATIONS]:
             if ancestor.name().startswith("java"):
                 return Writer(me, _id_of(ancestor))
-    except (psutil.Error, OSError):
-        me = ProcessId(pid, 0.0)
+    except (psutil.Error, OSError, ValueError, RuntimeError) as error:  # an incomplete /proc: RuntimeError
+        warn_once(_log, f"cannot tell which driver process {pid} belongs to: {error!r}")
     return Writer(me, me)
 
 

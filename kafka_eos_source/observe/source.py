@@ -10,10 +10,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from kafka_eos_source.model import Offsets, TopicPartition
 from kafka_eos_source.observe import journal
 from kafka_eos_source.observe.figures import BatchFigures, SourceFigures, SourceState, position_id
+from kafka_eos_source.observe.guard import guarded
 from kafka_eos_source.observe.process import this_writer
 
 #: How often the file of a source is written, if anything has changed.
@@ -78,6 +80,8 @@ class _Seen:
 class SourceObserver:
     """Measures one source. A thread writes what has changed to the source's file, once per second.
 
+    No error of the measurement reaches the caller.
+
     Args:
         name: what the source reads, for people.
         application_id: option ``application.id`` of the source; "" = not set.
@@ -99,6 +103,7 @@ class SourceObserver:
         self._complaint: Callable[[], str] = str
         self._ended = threading.Event()
         self._lock = threading.Lock()
+        self._writing = threading.Lock()  # the last writer at the end of the run is `stopped`
         self._thread: threading.Thread | None = None
 
     def explained_by(self, complaint: Callable[[], str]) -> None:
@@ -110,7 +115,7 @@ class SourceObserver:
         """Encloses requests to brokers. If they take long, the file says so."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="kafka-eos-observe", daemon=True)
-            self._thread.start()
+            guarded(self._thread.start)  # raises if the process may not have another thread
         self._asked_at = self._clock()
         try:
             yield
@@ -127,6 +132,9 @@ class SourceObserver:
             is_batch: whether the source starts a batch.
             reason: why it starts none, if it is not that there are no records.
         """
+        guarded(partial(self._planned, start, end, latest, is_batch=is_batch, reason=reason))
+
+    def _planned(self, start: Offsets, end: Offsets, latest: Offsets, *, is_batch: bool, reason: str) -> None:
         now, seen = self._clock(), self._seen
         if seen.latest != latest:
             seen = replace(seen, latest=latest, latest_at=now)
@@ -146,11 +154,11 @@ class SourceObserver:
         self._ended.set()
         with self._lock:
             self._seen = replace(self._seen, state=SourceState.STOPPED, since=self._clock(), reason="")
-        self.write()
+        guarded(self.write)
 
     def newest_batch(self) -> BatchFigures | None:
         """Returns the newest batch that the query of this source has committed; None if that is not known."""
-        return journal.attempt(self._newest_batch, "read")
+        return guarded(lambda: journal.attempt(self._newest_batch, "read"))
 
     def _newest_batch(self) -> BatchFigures | None:
         if self._application_id:
@@ -169,6 +177,10 @@ class SourceObserver:
 
     def write(self) -> None:
         """Writes the file, if anything has changed or brokers have not answered for a while."""
+        with self._writing:
+            self._write()
+
+    def _write(self) -> None:
         now, asked_at = self._clock(), self._asked_at
         waits = asked_at is not None and now - asked_at >= INTERVAL_SECONDS
         seen = self._seen
@@ -182,7 +194,7 @@ class SourceObserver:
 
     def _watch(self) -> None:
         while not self._ended.wait(INTERVAL_SECONDS):
-            self.write()
+            guarded(self.write)
 
     def _figures(self, seen: _Seen, now: float) -> SourceFigures:
         behind: dict[str, float] = {}

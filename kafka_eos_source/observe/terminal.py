@@ -37,6 +37,11 @@ def frame(views: Sequence[QueryView], height: int | None) -> RenderableType:
     return _Details(views[0], 30 if height is None else max(3, height - _OTHER_LINES))
 
 
+def _text(text: str, style: str = "") -> Text:
+    """Returns a text of others as it is: nothing in it is markup, or a command to the terminal."""
+    return Text(wording.printable(text), style)
+
+
 class _Overview:
     """One line per query."""
 
@@ -56,7 +61,11 @@ class _Overview:
             narrow = width < _NARROW
             lag = f"{view.total_lag:,}" if narrow and view.total_lag is not None else wording.lag(view.lag)
             state = view.status.value if narrow else wording.status(view)
-            cells: list[str | Text] = [view.title, Text(state, f"bold {colours.STATUS[view.status]}"), lag]
+            cells: list[str | Text] = [
+                _text(view.title),
+                Text(state, f"bold {colours.STATUS[view.status]}"),
+                lag,
+            ]
             if not narrow:
                 last = view.batches[-1] if view.batches else None
                 cells += [
@@ -70,7 +79,7 @@ class _Overview:
         yield Text()
         for view in self._views:
             if view.status_text:
-                yield Text(f"{view.title}: {view.status_text}", colours.STATUS[view.status])
+                yield _text(f"{view.title}: {view.status_text}", colours.STATUS[view.status])
         yield Text("Name a query with --application-id to see its micro-batches.", "dim")
 
 
@@ -84,17 +93,17 @@ class _Details:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         view = self._view
         head = Text.assemble(
-            (view.title, "bold"), "  ", (wording.status(view), f"bold {colours.STATUS[view.status]}")
+            _text(view.title, "bold"), "  ", (wording.status(view), f"bold {colours.STATUS[view.status]}")
         )
         yield head
         if view.status_text:
-            yield Text(view.status_text, colours.STATUS[view.status])
+            yield _text(view.status_text, colours.STATUS[view.status])
         yield Text()
         facts = Table(box=None, show_header=False, pad_edge=False)
         facts.add_column(style="dim", no_wrap=True)
         facts.add_column(overflow="fold")
         for name, value in wording.facts(view):
-            facts.add_row(name, value)
+            facts.add_row(_text(name), _text(value))
         yield facts
         if view.batches:
             yield Text()

@@ -8,7 +8,6 @@ for. Observers may fail or be slow to answer questions of their own: no error of
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -26,11 +25,9 @@ from kafka_eos_source.observe.figures import (
     SourceRead,
     WaitingCommit,
 )
+from kafka_eos_source.observe.guard import guarded
 from kafka_eos_source.observe.process import this_writer
 from kafka_eos_source.observe.steps import TracedStep
-from kafka_eos_source.runtime.private_folders import warn_once
-
-_log = logging.getLogger(__name__)
 
 #: A commit that has been in one step for this long counts as one that stands still.
 SLOW_SECONDS = 1.0
@@ -140,7 +137,7 @@ class Trace:
         """Names the micro-batch, after which observers may learn about it."""
         self._subject = subject
         if self._observers:
-            _watch.add(self)
+            guarded(partial(_watch.add, self))
 
     def planned(self, at: float | None, sources: tuple[SourceRead, ...]) -> None:
         """Adds when Spark planned the batch, and what the batch reads.
@@ -207,11 +204,12 @@ class Trace:
         _watch.remove(self)
         if self._subject is None:
             return
-        figures = self._figures(self._subject, outcome, error)
+        figures = guarded(partial(self._figures, self._subject, outcome, error))
         for observer in self._observers:
-            _guarded(partial(observer.finished, figures))
+            if figures is not None:
+                guarded(partial(observer.finished, figures))
             if self._told_to_wait:
-                _guarded(observer.proceeds)
+                guarded(lambda observer=observer: observer.proceeds())  # type: ignore[misc]
 
     # -- what the watching thread does -------------------------------------------------------------
 
@@ -299,14 +297,6 @@ def _set(counts: SinkCounts) -> dict[str, float]:
     return {name: value for name, value in vars(counts).items() if value}
 
 
-def _guarded(call: Callable[[], object]) -> None:
-    """Makes a call to an observer, whose errors must not reach the commit."""
-    try:
-        call()
-    except Exception as error:  # noqa: BLE001 - whatever an observer raises, the commit goes on
-        warn_once(_log, f"an observer of the commit failed: {error!r}. The query is not affected.")
-
-
 class _Watch:
     """The thread that looks at the running traces of this process once per second."""
 
@@ -321,8 +311,10 @@ class _Watch:
         with self._changed:
             self._running.add(trace)
             if self._pid != os.getpid():  # the first trace, or a fork, which has no threads
-                self._pid, self._running, self._sleeps = os.getpid(), {trace}, False
+                self._running, self._sleeps = {trace}, False
+                # raises if the process may not have another thread; the next commit tries again
                 threading.Thread(target=self._watch, name="kafka-eos-observe", daemon=True).start()
+                self._pid = os.getpid()
             elif self._sleeps:
                 self._changed.notify()
 
@@ -345,7 +337,16 @@ class _Watch:
                     self._sleeps = False
                 running = tuple(self._running)
             for trace in running:
-                _guarded(trace.report_if_slow)
+                guarded(trace.report_if_slow)
 
 
 _watch = _Watch()
+
+
+def _replace_watch() -> None:
+    """Gives a fork its own watch: another thread may have held the lock of the old one."""
+    global _watch
+    _watch = _Watch()
+
+
+os.register_at_fork(after_in_child=_replace_watch)

@@ -26,6 +26,11 @@ LAST_MINUTE = "last minute"
 _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
+def printable(text: str) -> str:
+    """Returns a text without control characters, which could change a terminal or a page."""
+    return "".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in text)
+
+
 def duration(seconds: float) -> str:
     """Returns a duration with two or three significant digits."""
     if seconds < 0.9995:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,9 @@ from kafka_eos_source.runtime.json_output import JSON
 
 if TYPE_CHECKING:
     from kafka_eos_source.observe.view import QueryView
+
+#: Without a pause, the command would use a whole core.
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 0.01, 3600.0
 
 
 @click.command()
@@ -43,9 +45,12 @@ def top(
     prints one object per query, once.
     """
     from kafka_eos_source.operate import top as operating
-    from kafka_eos_source.option_values import duration_ms
+    from kafka_eos_source.operate.view import writes_to_terminal
+    from kafka_eos_source.option_values import duration_ms, invalid
 
     pause_seconds = duration_ms("--interval", interval) / 1000
+    if not _SHORTEST_SECONDS <= pause_seconds <= _LONGEST_SECONDS:
+        raise invalid("--interval", interval, "a time from 10ms to 1h")
     if checkpoint is None and application_id is None:
 
         def look() -> Sequence[QueryView]:
@@ -60,7 +65,7 @@ def top(
     if as_json:
         for each in look():
             click.echo(json.dumps(each.to_json()))
-    elif once or not sys.stdout.isatty():
+    elif once or not writes_to_terminal():
         _show_once(look())
     else:
         _show_live(look, pause_seconds)

@@ -28,8 +28,13 @@ _WIDTH = 160
 def console() -> Console:
     """Returns a console that writes to standard output."""
     return Console(
-        markup=False, highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else _WIDTH
+        markup=False, highlight=False, soft_wrap=False, width=None if writes_to_terminal() else _WIDTH
     )
+
+
+def writes_to_terminal() -> bool:
+    """Returns whether standard output is a terminal. It is None if the caller has closed it."""
+    return sys.stdout is not None and sys.stdout.isatty()
 
 
 def show_inspection(out: Console, found: Inspection) -> None:

@@ -109,14 +109,17 @@ class PrivateFolder:
         """
         unfinished = f"{_UNFINISHED}{uuid.uuid4().hex}"
         with self._open(create=True) as folder:
-            descriptor = os.open(unfinished, _WRITE_FLAGS, _OWNERS_FILE, dir_fd=folder)
             try:
+                descriptor = os.open(unfinished, _WRITE_FLAGS, _OWNERS_FILE, dir_fd=folder)
                 with open(descriptor, "w", encoding="utf-8") as file:
                     file.write(text)
                 os.rename(unfinished, file_name(name), src_dir_fd=folder, dst_dir_fd=folder)
-            except BaseException:
+            except BaseException as error:
                 with contextlib.suppress(OSError):
                     os.unlink(unfinished, dir_fd=folder)
+                if isinstance(error, OSError) and error.errno is not None:
+                    # the random name says nothing, and would make each text of the same error another one
+                    raise OSError(error.errno, error.strerror, f"{self.path}/{file_name(name)}") from error
                 raise
 
     def append(self, name: str, line: str, most_bytes: int) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
+import psutil
+
 from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import KafkaEosError, OperatorError
 from kafka_eos_source.kafka import kernel
@@ -22,7 +24,13 @@ from kafka_eos_source.operate.doctor.finding import Finding, Repair, Severity, f
 
 FORMATS = ("kafka-eos", "kafka-eos-state")
 #: Folders in the system's temporary folder that this package uses, without the user's id.
-PRIVATE_FOLDERS = ("kafka-eos-staging", "kafka-eos-state", "kafka-eos-batches", "kafka-eos-operators")
+PRIVATE_FOLDERS = (
+    "kafka-eos-staging",
+    "kafka-eos-state",
+    "kafka-eos-batches",
+    "kafka-eos-operators",
+    "kafka-eos-live",
+)
 
 _LEAST_SPACE_BYTES, _LITTLE_SPACE_BYTES = 200 << 20, 2 << 30
 _LEAST_DESCRIPTORS, _FEW_DESCRIPTORS = 256, 4096
@@ -82,6 +90,8 @@ def compile_kernel(compiler: str, source: Path, library: Path) -> None:
         if done.returncode != 0:
             raise OperatorError(f"{' '.join(command)} failed: {done.stderr.strip()[-300:]}")
         os.replace(unfinished, library)
+    except subprocess.TimeoutExpired as error:
+        raise OperatorError(f"{' '.join(command)} did not end within {_COMPILE_SECONDS} s") from error
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -152,11 +162,28 @@ def zipped_pyspark(package: Path) -> Finding:
         Severity.NOTE,
         f"each Python process compiles PySpark again, because it imports {archive}",
         "this takes 0.6 s each, for five processes at the start of a query",
-        "delete the file; pip installed the same modules next to it."
+        "stop the queries that use it, then delete the file; pip installed the same modules next to it."
         if by_pip
         else "install Spark with pip, or leave it as it is.",
-        Repair(f"delete {archive}", archive.unlink) if by_pip else None,
+        Repair(f"delete {archive}", lambda: delete_archive(archive, package)) if by_pip else None,
     )
+
+
+def delete_archive(archive: Path, package: Path) -> None:
+    """Deletes PySpark's zip file, unless a Spark runs from this installation.
+
+    Python keeps the list of an archive's modules, so running processes could import no further module.
+
+    Raises:
+        OperatorError: if Spark runs.
+        OSError: if the file cannot be deleted.
+    """
+    own = {each.pid for each in psutil.Process().children(recursive=True)}  # a job of doctor's has ended
+    for each in psutil.process_iter(["pid", "name", "cmdline"]):
+        command = " ".join(each.info["cmdline"] or ())
+        if (each.info["name"] or "").startswith("java") and str(package) in command and each.pid not in own:
+            raise OperatorError(f"process {each.pid} runs Spark from {package}; stop it first")
+    archive.unlink()
 
 
 def checkpoint_files(local: Mapping[str, str]) -> Finding:
