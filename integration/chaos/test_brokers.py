@@ -155,8 +155,8 @@ def test_t33_a_query_continues_after_the_network_was_cut(
 
 
 @pytest.mark.long
-@pytest.mark.fault("T60", "the only replica of an output partition is down", "commit")
-def test_t60_a_partition_without_a_leader_gets_no_commit_marker(
+@pytest.mark.fault("T91", "the only replica of an output partition is down", "commit")
+def test_t91_a_partition_without_a_leader_gets_no_commit_marker(
     on_three: Scenario, three: EmbeddedKafka
 ) -> None:
     """Kafka 4.1 to 4.3 leave the batch invisible (KAFKA-20734) until the query's next transaction commits."""
