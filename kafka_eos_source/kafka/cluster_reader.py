@@ -38,6 +38,32 @@ class LogEnds:
     end: int
 
 
+def metadata(config: Mapping[str, Any], complaints: Complaints, deadline: Deadline) -> Any:
+    """Returns the cluster's metadata, as `confluent_kafka.admin.ClusterMetadata`.
+
+    Args:
+        config: librdkafka properties for connecting to the cluster.
+        complaints: collects what the client reports.
+        deadline: limits the wait for the brokers.
+
+    Raises:
+        InvalidOptionError: if librdkafka rejects the combination of properties.
+        UnavailableError: if no broker answers before ``deadline``.
+        AuthorizationError: if a broker refuses the credentials.
+    """
+    client = make(_AdminClient, {**config, "error_cb": complaints.on_error})
+    return request(
+        "reading the cluster's metadata",
+        lambda seconds: client.list_topics(timeout=seconds),
+        deadline,
+        complaints,
+        str(config.get("bootstrap.servers", "")),
+        poll=client.poll,
+        pause_seconds=_PAUSE_SECONDS,
+        request_seconds=_REQUEST_SECONDS,
+    )
+
+
 class ClusterReader:
     """Reads metadata, group offsets and log ends of one cluster; a context manager.
 
@@ -64,17 +90,7 @@ class ClusterReader:
             UnavailableError: if no broker answers before ``deadline``.
             AuthorizationError: if a broker refuses the credentials.
         """
-        client = make(_AdminClient, {**self._config, "error_cb": self._complaints.on_error})
-        found = request(
-            "reading the cluster's metadata",
-            lambda seconds: client.list_topics(timeout=seconds),
-            deadline,
-            self._complaints,
-            str(self._config.get("bootstrap.servers", "")),
-            poll=client.poll,
-            pause_seconds=_PAUSE_SECONDS,
-            request_seconds=_REQUEST_SECONDS,
-        )
+        found = metadata(self._config, self._complaints, deadline)
         return found.cluster_id, {
             name: len(topic.partitions) for name, topic in found.topics.items() if topic.error is None
         }

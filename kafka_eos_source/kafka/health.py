@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import KafkaException, Producer
-from confluent_kafka import admin as client_admin
 
 from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 from kafka_eos_source.kafka.clients import make
+from kafka_eos_source.kafka.cluster_reader import metadata
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.failure import classify
-from kafka_eos_source.kafka.request import Complaints, request
+from kafka_eos_source.kafka.request import Complaints
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.runtime.deadline import Deadline
-
-_AdminClient: Any = client_admin.AdminClient
 
 
 @dataclass(frozen=True)
@@ -62,16 +60,7 @@ def layout(kafka: Mapping[str, str], deadline: Deadline) -> Layout:
     Raises:
         UnavailableError, AuthorizationError: if no broker answers, or the login is refused.
     """
-    complaints = Complaints(kafka)
-    client = make(_AdminClient, {**admin_config(kafka), "error_cb": complaints.on_error})
-    found = request(
-        "reading the cluster's metadata",
-        lambda seconds: client.list_topics(timeout=seconds),
-        deadline,
-        complaints,
-        str(kafka.get("bootstrap.servers", "")),
-        poll=client.poll,
-    )
+    found = metadata(admin_config(kafka), Complaints(kafka), deadline)
     return Layout(
         tuple(Broker(each.id, each.host, each.port) for _, each in sorted(found.brokers.items())),
         {
