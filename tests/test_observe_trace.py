@@ -86,6 +86,17 @@ def made(*observers: Recorder, clock: Clock | None = None) -> Trace:
     return found
 
 
+@pytest.fixture
+def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps the watching thread away from the traces of a test, which asks them itself."""
+
+    class Blind(tracing._Watch):
+        def add(self, trace: Trace) -> None:
+            """Watches nothing."""
+
+    monkeypatch.setattr(tracing, "_watch", Blind())
+
+
 # -- the trace -------------------------------------------------------------------------------------
 
 
@@ -210,6 +221,7 @@ def test_a_fork_does_not_wait_for_a_lock_of_its_parent() -> None:
     assert tracing._watch is former, "the parent keeps its own"
 
 
+@pytest.mark.usefixtures("unwatched")
 def test_a_commit_that_stands_still_says_in_which_step_and_why() -> None:
     clock, seen = Clock(), Recorder()
     trace = made(seen, clock=clock)
@@ -325,6 +337,7 @@ def test_a_driver_that_is_fenced_twice_fails_and_says_so() -> None:
     assert "another driver" in figures.error
 
 
+@pytest.mark.usefixtures("unwatched")
 def test_a_sink_that_holds_a_batch_back_is_measured() -> None:
     """Kafka has committed; the sink answers at the third call."""
     system = uuid.uuid4().hex
