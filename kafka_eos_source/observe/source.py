@@ -14,9 +14,10 @@ from functools import partial
 
 from kafka_eos_source.model import Offsets, TopicPartition
 from kafka_eos_source.observe import journal
-from kafka_eos_source.observe.figures import BatchFigures, SourceFigures, SourceState, position_id
+from kafka_eos_source.observe.figures import BatchFigures
 from kafka_eos_source.observe.guard import guarded
 from kafka_eos_source.observe.process import this_writer
+from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
 
 #: How often the file of a source is written, if anything has changed.
 INTERVAL_SECONDS = 1.0
