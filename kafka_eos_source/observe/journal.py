@@ -18,6 +18,7 @@ from hashlib import sha256
 from typing import TypeVar
 from urllib.parse import quote
 
+from kafka_eos_source.observe.background import in_background
 from kafka_eos_source.observe.figures import BatchFigures, WaitingCommit, with_totals
 from kafka_eos_source.observe.source_figures import SourceFigures
 from kafka_eos_source.runtime.private_folders import PrivateFolder, warn_once
@@ -50,23 +51,27 @@ class Journal:
 
     def newest(self) -> BatchFigures | None:
         """Reads the newest batch of the journal; None if there is none. `finished` continues its totals."""
-        self._last = attempt(lambda: _newest(self._name), "read")
+        self._last = in_background(lambda: attempt(lambda: _newest(self._name), "read"))
         return self._last
 
     def finished(self, figures: BatchFigures) -> None:
         """Appends a line, with the totals of the run."""
-        _tidy_once()
         self._last = with_totals(figures, self._last)
         line = self._last.to_json()
-        attempt(lambda: _journals().append(self._name, line, _JOURNAL_BYTES), "write")
+
+        def append() -> None:
+            _tidy_once()
+            attempt(lambda: _journals().append(self._name, line, _JOURNAL_BYTES), "write")
+
+        in_background(append)
 
     def waits(self, commit: WaitingCommit) -> None:
         """Replaces the file that says what the commit waits for."""
-        attempt(lambda: _waiting().write(self._name, commit.to_json()), "write")
+        in_background(lambda: attempt(lambda: _waiting().write(self._name, commit.to_json()), "write"))
 
     def proceeds(self) -> None:
         """Deletes that file."""
-        attempt(lambda: _waiting().remove(self._name), "delete")
+        in_background(lambda: attempt(lambda: _waiting().remove(self._name), "delete"))
 
 
 class SourceFile:
