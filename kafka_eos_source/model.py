@@ -139,6 +139,8 @@ class StagedPart:
         run_id: Spark's id of the streaming run; "" in batch writes.
         shards: state changes of operators among the rows; None if the frame has no column for them.
         operators: changelog topics of the operators that ran for the batch on the host of the task.
+        dead_letters: number of dead letters, if the part holds these: all of its rows, or 0.
+        dropped: number of invalid rows that the task dropped besides.
     """
 
     name: str
@@ -150,3 +152,5 @@ class StagedPart:
     run_id: str = ""
     shards: tuple[ShardPart, ...] | None = None
     operators: tuple[str, ...] = ()
+    dead_letters: int = 0
+    dropped: int = 0

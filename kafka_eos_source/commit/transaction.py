@@ -18,6 +18,7 @@ from kafka_eos_source.model import GroupOffset, Offsets, ShardReport, TopicParti
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.protocol.token_record import TokenRecord, record_batch
 from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.spark.schema import TOPIC
 
 _log = logging.getLogger(__name__)
 
@@ -144,7 +145,9 @@ class Transaction:
             self._send_token_record(record)
         enqueued_before = producer.enqueued
         for batch in staged.batches():
-            producer.send(batch, self._request.topic, deadline)
+            # dead letters name their topic, even if the option `topic` is set
+            topic = None if TOPIC in batch.schema.names else self._request.topic
+            producer.send(batch, topic, deadline)
             self._sent_bytes += batch.nbytes
             failpoints.reach("commit.within_produce")
         for tp, changes in staged.changes():

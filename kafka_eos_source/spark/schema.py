@@ -43,6 +43,18 @@ KEY, VALUE, TOPIC, PARTITION, HEADERS, TIMESTAMP = (
     "timestamp",
 )
 
+#: Column that marks rows of a frame as invalid: null = valid; else why not, as text or as `INVALID_TYPE`.
+INVALID = "kafka_eos_invalid"
+INVALID_TYPE = StructType(
+    [
+        StructField("error", StringType()),
+        StructField("message", StringType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+    ]
+)
+
 #: Staged column with state changes of operators (`CHANGELOG` in the frame).
 CHANGES = "changelog"
 
@@ -112,8 +124,8 @@ STAGED_ARROW = pa.schema(
 class SinkColumns:
     """Positions in the frame of the columns that the sink uses; None = the frame does not have the column.
 
-    ``topic`` is also None if the option ``topic`` is set, because the option takes precedence. All but
-    ``changelog`` are None if the rows go only to sinks outside Kafka.
+    ``topic`` is also None if the option ``topic`` is set, because the option takes precedence. If the rows go
+    only to sinks outside Kafka, only ``changelog`` is set, and what dead letters need.
     """
 
     value: int | None
@@ -123,6 +135,7 @@ class SinkColumns:
     headers: int | None
     timestamp: int | None
     changelog: int | None = None
+    invalid: int | None = None
 
 
 def check_frame(schema: StructType, *, topic_option: str | None, include_timestamp: bool) -> SinkColumns:
@@ -189,7 +202,31 @@ def check_frame(schema: StructType, *, topic_option: str | None, include_timesta
         headers=headers,
         timestamp=timestamp,
         changelog=position.get(CHANGELOG),
+        invalid=_invalid(schema),
     )
+
+
+def _invalid(schema: StructType) -> int | None:
+    """Returns the position of the column that marks invalid rows; None if the frame has none.
+
+    Raises:
+        InvalidSchemaError: if it has another type.
+    """
+    if INVALID not in schema.names:
+        return None
+    index = schema.names.index(INVALID)
+    found = schema.fields[index].dataType
+    known = {field.name: field.dataType for field in INVALID_TYPE}
+    is_struct = isinstance(found, StructType) and all(
+        known.get(field.name) == field.dataType for field in found.fields
+    )
+    if not is_struct and not isinstance(found, StringType):
+        raise InvalidSchemaError(
+            f"column {INVALID!r}, which marks invalid rows, has type {found.simpleString()}; expected string, "
+            f"or {INVALID_TYPE.simpleString()}.",
+            fix="make it with invalid_record(condition, message), or cast it to string.",
+        )
+    return index
 
 
 def takes_records(schema: StructType, *, topic_option: str | None) -> bool:
@@ -209,7 +246,27 @@ def only_changelog(schema: StructType) -> SinkColumns:
             f"column {CHANGELOG!r} has type {found.simpleString()}; expected binary.",
             fix="select the column as the operator returned it, without changes.",
         )
-    return SinkColumns(None, None, None, None, None, None, position)
+    invalid = _invalid(schema)
+    carried = {} if invalid is None else _of_dead_letters(schema)
+    return SinkColumns(
+        value=carried.get(VALUE),
+        key=carried.get(KEY),
+        topic=None,
+        partition=None,
+        headers=None,
+        timestamp=None,
+        changelog=position,
+        invalid=invalid,
+    )
+
+
+def _of_dead_letters(schema: StructType) -> dict[str, int]:
+    """Returns the positions of key and value in a frame whose rows do not become records."""
+    return {
+        name: schema.names.index(name)
+        for name in (KEY, VALUE)
+        if name in schema.names and isinstance(schema[name].dataType, (StringType, BinaryType))
+    }
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

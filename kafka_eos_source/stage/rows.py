@@ -1,7 +1,7 @@
 """Checks the rows of a frame and converts them to the staged columns.
 
-The task refuses rows that cannot become Kafka records (a null topic, a negative partition, …). So the driver
-does not begin a transaction for a batch that cannot succeed.
+The task refuses rows that cannot become Kafka records (a null topic, a negative partition, …), or sets them
+aside (`stage.invalid_rows`). So the driver does not begin a transaction for a batch that cannot succeed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from kafka_eos_source.spark.schema import (
     CHANGES,
     HEADERS,
     HEADERS_ARROW,
+    INVALID,
+    INVALID_TYPE,
     KEY,
     PARTITION,
     STAGED_ARROW,
@@ -26,6 +28,8 @@ from kafka_eos_source.spark.schema import (
     VALUE,
     SinkColumns,
 )
+from kafka_eos_source.stage.invalid_rows import InvalidRows
+from kafka_eos_source.stage.row_rules import check
 
 #: Number of rows that the row-based writer of PySpark 4.0 converts to one Arrow batch.
 ROWS_PER_BATCH = 2000
@@ -36,31 +40,45 @@ def staged_schema(columns: SinkColumns) -> pa.Schema:
     return pa.schema([field for field in STAGED_ARROW if getattr(columns, field.name) is not None])
 
 
-def from_batches(batches: Iterable[pa.RecordBatch], columns: SinkColumns) -> Iterator[pa.RecordBatch]:
+def from_batches(
+    batches: Iterable[pa.RecordBatch], columns: SinkColumns, invalid: InvalidRows | None = None
+) -> Iterator[pa.RecordBatch]:
     """Converts Spark's Arrow batches to staged batches; packets of state changes get separate batches.
+
+    Args:
+        batches: batches with the columns of the frame.
+        columns: positions of the sink's columns.
+        invalid: takes the rows that cannot become records; None = they are an error.
 
     Raises:
         InvalidRecordError: as `from_arrow`.
     """
     for batch in batches:
         if columns.changelog is None or batch.column(columns.changelog).null_count == batch.num_rows:
-            yield from_arrow(batch, columns)
+            yield from_arrow(batch, columns, invalid)
             continue
         packets = batch.column(columns.changelog)
-        yield from_arrow(batch.filter(packets.is_null()), columns)
+        yield from_arrow(batch.filter(packets.is_null()), columns, invalid)
         yield _packets(packets.drop_null(), columns)
 
 
-def from_arrow(batch: pa.RecordBatch, columns: SinkColumns) -> pa.RecordBatch:
+def from_arrow(
+    batch: pa.RecordBatch, columns: SinkColumns, invalid: InvalidRows | None = None
+) -> pa.RecordBatch:
     """Converts one of Spark's Arrow batches, which contains only records, to a staged batch.
 
     Raises:
-        InvalidRecordError: if a row cannot become a record. It names the column and the number of the row.
+        InvalidRecordError: if a row cannot become a record, and ``invalid`` is None. It names the column and
+            the number of the row.
     """
-    return _staged({name: batch.column(index) for name, index in _present(columns)}, columns)
+    found = {name: batch.column(index) for name, index in _present(columns)}
+    marks = None if columns.invalid is None else batch.column(columns.invalid)
+    return _staged(found, columns, marks, invalid)
 
 
-def from_rows(rows: Iterable[Sequence[Any]], columns: SinkColumns) -> Iterator[pa.RecordBatch]:
+def from_rows(
+    rows: Iterable[Sequence[Any]], columns: SinkColumns, invalid: InvalidRows | None = None
+) -> Iterator[pa.RecordBatch]:
     """Converts Spark's rows (`Row` or tuple) to staged batches, for the row-based writer of PySpark 4.0.
 
     Raises:
@@ -70,10 +88,10 @@ def from_rows(rows: Iterable[Sequence[Any]], columns: SinkColumns) -> Iterator[p
     for row in rows:
         chunk.append(row)
         if len(chunk) == ROWS_PER_BATCH:
-            yield from _from_chunk(chunk, columns)
+            yield from _from_chunk(chunk, columns, invalid)
             chunk = []
     if chunk:
-        yield from _from_chunk(chunk, columns)
+        yield from _from_chunk(chunk, columns, invalid)
 
 
 def _packets(packets: pa.Array, columns: SinkColumns) -> pa.RecordBatch:
@@ -88,25 +106,46 @@ def _packets(packets: pa.Array, columns: SinkColumns) -> pa.RecordBatch:
     )
 
 
-def _from_chunk(chunk: list[Sequence[Any]], columns: SinkColumns) -> Iterator[pa.RecordBatch]:
+def _from_chunk(
+    chunk: list[Sequence[Any]], columns: SinkColumns, invalid: InvalidRows | None
+) -> Iterator[pa.RecordBatch]:
     if columns.changelog is not None:
         packets = [packet for row in chunk if (packet := row[columns.changelog]) is not None]
         if packets:
             yield _packets(_binary_of(packets), columns)
             chunk = [row for row in chunk if row[columns.changelog] is None]
-    yield _staged(
-        {name: _FROM_PYTHON[name]([row[index] for row in chunk]) for name, index in _present(columns)},
-        columns,
-    )
+    marks = None if columns.invalid is None else _marks_of([row[columns.invalid] for row in chunk])
+    found = {name: _FROM_PYTHON[name]([row[index] for row in chunk]) for name, index in _present(columns)}
+    yield _staged(found, columns, marks, invalid)
 
 
 def _present(columns: SinkColumns) -> list[tuple[str, int]]:
     return [(name, getattr(columns, name)) for name in staged_schema(columns).names]
 
 
-def _staged(found: dict[str, pa.Array], columns: SinkColumns) -> pa.RecordBatch:
+def _staged(
+    found: dict[str, pa.Array], columns: SinkColumns, marks: pa.Array | None, invalid: InvalidRows | None
+) -> pa.RecordBatch:
+    if invalid is not None:
+        found = invalid.take(found, marks)
+    elif marks is not None and marks.null_count < len(marks):
+        raise _marked(marks)
+    for name, column in found.items():
+        check(name, column)
     return pa.RecordBatch.from_arrays(
         [_STAGE[name](found[name]) for name in found], schema=staged_schema(columns)
+    )
+
+
+def _marked(marks: pa.Array) -> InvalidRecordError:
+    """Returns the error for the first row that is marked as invalid."""
+    first = pc.index(marks.is_valid(), True).as_py()
+    why = marks[first].as_py()
+    text = why if isinstance(why, str) else ", ".join(f"{name}={each!r}" for name, each in why.items())
+    return InvalidRecordError(
+        f"column {INVALID!r} marks row {first} of the Arrow batch as invalid: {text}.",
+        fix="set onInvalidRecord to 'dead-letter' (with deadLetter.topic) or 'drop', or correct the record at "
+        "its origin.",
     )
 
 
@@ -118,19 +157,10 @@ def _binary(array: pa.Array) -> pa.Array:
 
 
 def _topic(array: pa.Array) -> pa.Array:
-    _raise_if_any(array.is_null(), TOPIC, "is null", "set the option 'topic', or remove or fill such rows")
-    array = array.cast(pa.string())
-    _raise_if_any(pc.equal(array, ""), TOPIC, "is empty", "remove or fill such rows")
-    return array
+    return array.cast(pa.string())
 
 
 def _partition(array: pa.Array) -> pa.Array:
-    _raise_if_any(
-        pc.less(array, 0),
-        PARTITION,
-        "is negative",
-        "use a partition that exists, or null to let the partitioner choose one",
-    )
     return array.cast(pa.int32())
 
 
@@ -140,9 +170,6 @@ def _headers(array: pa.Array) -> pa.Array:
         return pa.nulls(len(array), HEADERS_ARROW)
     entries = array.flatten()
     key = entries.field(0).cast(pa.string())
-    fix = "remove the header, or set its key"
-    _raise_if_any(entries.is_null(), HEADERS, "has a null entry", fix, what="entry")
-    _raise_if_any(key.is_null(), HEADERS, "has an entry with a null key", fix, what="entry")
     struct = pa.StructArray.from_arrays(
         [key, entries.field(1).cast(pa.binary())], fields=list(HEADERS_ARROW.value_type)
     )
@@ -156,26 +183,7 @@ def _timestamp(array: pa.Array) -> pa.Array:
     """Converts Spark's microseconds to Kafka's milliseconds, rounded down."""
     if pa.types.is_timestamp(array.type):
         array = array.cast(pa.timestamp("us", array.type.tz)).cast(pa.int64())
-    _raise_if_any(
-        pc.less(array, 0),
-        TIMESTAMP,
-        "is before 1970",
-        "use a later timestamp, because Kafka's timestamps are milliseconds since 1970",
-    )
     return pc.divide(array, 1000)
-
-
-def _raise_if_any(bad: pa.Array, column: str, what_is_wrong: str, fix: str, what: str = "row") -> None:
-    """Raises an error if any element of ``bad`` is true; null counts as false.
-
-    Raises:
-        InvalidRecordError: names the column and the first such row or header entry.
-    """
-    first = pc.index(pc.fill_null(bad, False), True).as_py()
-    if first >= 0:
-        raise InvalidRecordError(
-            f"column {column!r} {what_is_wrong} in {what} {first} of the Arrow batch.", fix=f"{fix}."
-        )
 
 
 def _binary_of(values: list[Any]) -> pa.Array:
@@ -192,10 +200,25 @@ def _headers_of(values: list[Any]) -> pa.Array:
     )
 
 
+def _marks_of(values: list[Any]) -> pa.Array:
+    if any(isinstance(each, str) for each in values):
+        return pa.array(values, pa.string())
+    type_ = pa.struct([(field.name, _MARK_TYPES[field.name]) for field in INVALID_TYPE])
+    return pa.array([None if each is None else each.asDict() for each in values], type_)
+
+
 def _microseconds_of(values: list[Any]) -> pa.Array:
     to_internal = TimestampType().toInternal
     return pa.array([None if value is None else to_internal(value) for value in values], pa.int64())
 
+
+_MARK_TYPES = {
+    "error": pa.string(),
+    "message": pa.string(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+}
 
 _STAGE = {
     KEY: _binary,
