@@ -18,18 +18,18 @@ from hypothesis import strategies as st
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.observe import journal
 from kafka_eos_source.observe.figures import (
+    DURATION_BOUNDS,
     BatchFigures,
     Event,
     EventKind,
     Outcome,
-    SourceFigures,
     SourceRead,
-    SourceState,
     WaitingCommit,
-    position_id,
+    with_totals,
 )
 from kafka_eos_source.observe.journal import Journal, QueryJournal, SourceFile, query_journals
 from kafka_eos_source.observe.process import ProcessId, Writer, this_writer
+from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
 from kafka_eos_source.observe.summary import figures_in, with_figures
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.runtime import private_folders
@@ -52,6 +52,7 @@ BATCH = BatchFigures(
     sequence=8,
     pressure=0.5,
     processor_counts={"late_rows": 3},
+    state={"app-counts-changelog": {"keys": 5, "bytes": 900}},
     events=(Event(1000.1, EventKind.RETRIED, "no answer"),),
     error="",
 )
@@ -70,6 +71,9 @@ SOURCE = SourceFigures(
     positions=("abc",),
     behind_since={"in": 998.0},
     behind_at_least=("in",),
+    hidden={TopicPartition("in", 1): 7},
+    hidden_since=997.5,
+    retention_seconds=604800.0,
 )
 
 
@@ -101,6 +105,33 @@ def read() -> list[int]:
 
 
 # -- lines -----------------------------------------------------------------------------------------
+
+
+def test_totals_cover_a_run_and_runs_are_counted() -> None:
+    first = with_totals(replace(BATCH, seconds={"tasks": 0.04}), None)
+    second = with_totals(replace(BATCH, seconds={"tasks": 0.7, "produce": 0.1}), first)
+    assert second.total_seconds == {"tasks": 0.74, "produce": 0.1}
+    assert dict(zip(DURATION_BOUNDS, second.durations, strict=True))[0.05] == 1
+    assert dict(zip(DURATION_BOUNDS, second.durations, strict=True))[1.0] == 2
+    assert (second.totals["batches"], second.runs) == (2, 1)
+    restarted = with_totals(replace(BATCH, run_id="another", seconds={"tasks": 400.0}), second)
+    assert (restarted.totals["batches"], restarted.runs, set(restarted.durations)) == (1, 2, {0})
+
+
+def test_a_line_of_an_earlier_version_has_no_new_figures() -> None:
+    line = json.loads(BATCH.to_json())
+    for name in ("total_seconds", "durations", "runs", "state"):
+        del line[name]
+    found = BatchFigures.from_json(json.dumps(line))
+    assert found is not None
+    assert (found.runs, found.durations, found.state) == (1, (), {})
+    assert with_totals(BATCH, found).durations[-1] == 1
+    source = json.loads(SOURCE.to_json())
+    for name in ("hidden", "hidden_since", "retention"):
+        del source[name]
+    read = SourceFigures.from_json(json.dumps(source))
+    assert read is not None
+    assert read.hidden_since is None
 
 
 def test_lines_survive_the_journey() -> None:

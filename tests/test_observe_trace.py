@@ -17,28 +17,22 @@ from test_commit_transaction import broker_with_genesis, request, rows
 from test_observe_journal import shared  # noqa: F401
 from test_sink_commit import NAMES, Scripted, deadline, staged, token
 
+from kafka_eos_source.commit import tracing as tracing_of_commit
 from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.sinks import SinkWork
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import AbortableError, FencedError, RetriableError, UnavailableError
-from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.model import Offsets, ShardReport, TopicPartition
 from kafka_eos_source.observe import journal, process
 from kafka_eos_source.observe import trace as tracing
-from kafka_eos_source.observe.figures import (
-    BatchFigures,
-    EventKind,
-    Outcome,
-    SourceFigures,
-    SourceRead,
-    SourceState,
-    WaitingCommit,
-)
+from kafka_eos_source.observe.figures import BatchFigures, EventKind, Outcome, SourceRead, WaitingCommit
 from kafka_eos_source.observe.source import LagClock, SourceObserver
+from kafka_eos_source.observe.source_figures import SourceFigures, SourceState
 from kafka_eos_source.observe.steps import DOING, GROUPS, StepGroup, TracedStep, by_group
 from kafka_eos_source.observe.trace import Subject, Trace, traced
 from kafka_eos_source.observe.wording import MEANING
-from kafka_eos_source.plan.open_transactions import OpenTransactions
+from kafka_eos_source.plan.open_transactions import OpenTransactions, reason
 from kafka_eos_source.runtime import private_folders
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import Retryable, SinkContext
@@ -514,19 +508,73 @@ class Watermarks:
 def test_an_idle_source_finds_out_that_a_transaction_is_open() -> None:
     clock, admin = Clock(), Watermarks()
     found = OpenTransactions(admin, clock)
+
+    def idle(offsets: Offsets) -> str:
+        return reason(found.hidden(offsets, is_idle=True))
+
     latest = {T0: 5, T1: 5}
-    assert found.reason(latest) == ""
+    assert idle(latest) == ""
     for _ in range(10):
-        found.reason(latest)
+        idle(latest)
     assert admin.asked == 0, "a source that was busy a moment ago does not ask"
     admin.ends = {T0: 25, T1: 5}
     clock.advance(6)
-    assert found.reason(latest) == "", "the answer came after these offsets were read"
-    assert found.reason(latest) == "open transactions in in-0 hide 20 offsets"
+    assert idle(latest) == "", "the answer came after these offsets were read"
+    assert idle(latest) == "open transactions in in-0 hide 20 offsets"
     clock.advance(6)
-    assert "in-0" in found.reason(latest)
+    assert "in-0" in idle(latest)
     assert admin.asked == 2
-    assert found.reason({T0: 25, T1: 5}) == "", "it was committed"
+    assert idle({T0: 25, T1: 5}) == "", "it was committed"
     clock.advance(6)
     admin.error = UnavailableError("no answer")
-    assert found.reason({T0: 25, T1: 5}) == ""
+    assert idle({T0: 25, T1: 5}) == ""
+
+
+def test_a_busy_source_finds_the_partition_whose_transaction_stays_open() -> None:
+    clock, admin = Clock(), Watermarks()
+    found = OpenTransactions(admin, clock)
+    admin.ends = {T0: 25, T1: 100}
+    for offset in range(5, 45):
+        clock.advance(1)
+        hidden = found.hidden({T0: 5, T1: offset}, is_idle=False)
+    assert admin.asked == 1, "it asks every 30 seconds"
+    assert hidden == {T0: 20}, "partition 1 moves on, so that its transactions end"
+    assert found.hidden({T0: 25, T1: 60}, is_idle=False) == {}, "it was committed"
+
+
+# -- what shards measure ---------------------------------------------------------------------------
+
+
+def test_what_shards_measured_is_summed_by_operator() -> None:
+    def shard(topic: str, number: int, **measured: float) -> ShardReport:
+        return ShardReport(
+            TopicPartition(topic, number),
+            "a",
+            2,
+            "query",
+            3,
+            0,
+            0,
+            pressure=number / 4,
+            counts={"late_rows": 1},
+            measured=measured,
+        )
+
+    shards = (
+        shard("one", 0, keys=5, bytes=100, restores=1, restored_records=50, restore_seconds=1.5),
+        shard("one", 1, keys=6, bytes=200, uncommitted_bytes=7),
+        shard("two", 0, keys=1, bytes=10),
+    )
+    seen = Recorder()
+    trace = made(seen)
+    tracing_of_commit._count_state(trace, shards)
+    trace.finish(Outcome.COMMITTED)
+    (figures,) = seen.batches
+    assert figures.state == {
+        "one": {"keys": 11, "bytes": 300, "uncommitted_bytes": 7},
+        "two": {"keys": 1, "bytes": 10},
+    }
+    counts = figures.counts
+    assert (counts["shards"], counts["restores"], counts["restored_records"]) == (3, 1, 50)
+    assert counts["restore_ms"] == 1500
+    assert (figures.pressure, figures.processor_counts) == (0.25, {"late_rows": 3})

@@ -119,6 +119,14 @@ def test_the_spelling_of_a_packet_stays() -> None:
     assert unpack(packet).report == replace(made, packets=1)
 
 
+def test_what_a_shard_measured_travels_with_its_report() -> None:
+    measured = {"keys": 5, "bytes": 1_000, "restore_seconds": 1.23456}
+    (packet,) = pack(report(measured=measured), [])
+    found = unpack(packet).report
+    assert found is not None
+    assert found.measured == {"keys": 5, "bytes": 1_000, "restore_seconds": 1.235}
+
+
 def test_a_processor_may_report_only_few_metrics_with_short_names() -> None:
     context = BatchContext(batch_id=0, shard=0, shards=1, first=True, time_ms=0)
     for number in range(32):

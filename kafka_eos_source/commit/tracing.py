@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kafka_eos_source.commit.interfaces import Producer
 from kafka_eos_source.commit.machine import Result
 from kafka_eos_source.commit.sources import SourceRange
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.kafka.transactional import TransactionalProducer
-from kafka_eos_source.model import Offsets, StagedPart
-from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceRead, position_id
+from kafka_eos_source.model import Offsets, ShardReport, StagedPart
+from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceRead
 from kafka_eos_source.observe.guard import guarded
 from kafka_eos_source.observe.journal import Journal
 from kafka_eos_source.observe.process import this_writer
+from kafka_eos_source.observe.source_figures import position_id
 from kafka_eos_source.observe.trace import Trace
 from kafka_eos_source.protocol.offset_log import LoggedOffsets
 from kafka_eos_source.stage.parts import StagedRows
+
+#: What shards measure of their state as it is; the rest is about restores.
+_PRESENT = ("keys", "bytes", "uncommitted_bytes")
 
 
 def planned_at(logged: LoggedOffsets, run_id: str, last: BatchFigures | None) -> float | None:
@@ -62,10 +66,25 @@ def _count(trace: Trace, staged: StagedRows, parts: Iterable[StagedPart]) -> Non
         staged_bytes=sum(part.size_bytes for part in parts),
     )
     if staged.shards:
-        counts: Counter[str] = Counter()
-        for shard in staged.shards:
-            counts.update(shard.counts)
-        trace.state(len(staged.shards), max(shard.pressure for shard in staged.shards), counts)
+        _count_state(trace, staged.shards)
+
+
+def _count_state(trace: Trace, shards: Sequence[ShardReport]) -> None:
+    counts: Counter[str] = Counter()
+    restored: Counter[str] = Counter()
+    operators: dict[str, Counter[str]] = {}
+    for shard in shards:
+        counts.update(shard.counts)
+        own = operators.setdefault(shard.tp.topic, Counter())
+        for name, number in shard.measured.items():
+            (own if name in _PRESENT else restored)[name] += number  # type: ignore[assignment]
+    trace.count(
+        shards=len(shards),
+        restores=int(restored["restores"]),
+        restored_records=int(restored["restored_records"]),
+        restore_ms=round(1000 * restored["restore_seconds"]),
+    )
+    trace.state(max(shard.pressure for shard in shards), counts, operators)
 
 
 def complaint(producer: Producer | None) -> str:

@@ -58,6 +58,7 @@ class Transaction:
         self._offsets = offsets
         self._rows = rows
         self._shards = shards
+        self._sent_bytes = 0
 
     def commit(self, point: str = "commit") -> None:
         """Writes and commits the transaction.
@@ -120,6 +121,7 @@ class Transaction:
         self._progress.anchor_before = self._decision.in_group.get(self._request.anchor)
         producer.commit(deadline)
         self._progress.trace.committed(self._token.sequence)
+        self._progress.trace.count(bytes=self._sent_bytes)
         failpoints.reach(f"{point}.after_commit")
         session.held = self._decision.held.after(self._token, {each.tp: each for each in written})
         session.confirmed = True
@@ -143,9 +145,11 @@ class Transaction:
         enqueued_before = producer.enqueued
         for batch in staged.batches():
             producer.send(batch, self._request.topic, deadline)
+            self._sent_bytes += batch.nbytes
             failpoints.reach("commit.within_produce")
         for tp, changes in staged.changes():
             producer.send(changes, tp.topic, deadline)
+            self._sent_bytes += changes.nbytes
             failpoints.reach("commit.within_changelog")
         self._progress.move(Step.FLUSH)
         producer.flush(deadline)

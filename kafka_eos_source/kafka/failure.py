@@ -119,11 +119,6 @@ def kafka_error(failure: KafkaError | KafkaException) -> KafkaError:
     return failure.args[0] if isinstance(failure, KafkaException) else failure
 
 
-def is_fenced(failure: KafkaError | KafkaException) -> bool:
-    """Returns whether a newer producer took over the transactional id, or the transaction timed out."""
-    return kafka_error(failure).code() in _FENCED
-
-
 def is_transient(failure: KafkaError | KafkaException) -> bool:
     """Returns whether the same request may succeed a moment later."""
     error = kafka_error(failure)

@@ -1,26 +1,23 @@
-"""What is measured: one immutable record per micro-batch, per waiting commit, and per look at the source.
+"""What is measured of a micro-batch: one immutable record per batch, and one per commit that stands still.
 
-Journals, views, metrics and callbacks are made from these records. Each is one JSON object with a version and
-a kind. A reader skips objects that it does not know, and ignores keys that it does not know.
+Journals, views, metrics and callbacks are made from these records and those of `observe.source_figures`. Each
+is one JSON object (`observe.lines`).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from hashlib import blake2b
+from operator import add
 from typing import Any
 
-from kafka_eos_source.model import Offsets, TopicPartition
 from kafka_eos_source.observe.decode import integer, integers, items, mapping, number, numbers, text
+from kafka_eos_source.observe.lines import VERSION, parsed, rounded, to_line
 from kafka_eos_source.observe.process import Writer
 
-#: Version of the JSON. A change that a reader of this version would misunderstand gets the next number.
-VERSION = 1
-
-_SECONDS_DIGITS = 6
+#: Bounds of the histogram `BatchFigures.durations`, in seconds. Longer batches are in no bound.
+DURATION_BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
 class Outcome(Enum):
@@ -88,10 +85,15 @@ class BatchFigures:
                 records written to output topics
             ``changes``
                 records written to changelog topics
+            ``bytes``
+                size of these records and changes as Arrow columns, before the client compresses them
             ``staged_bytes``
                 size of the staged parts
             ``shards``
                 shards of stateful operators that reported
+            ``restores``, ``restored_records``, ``restore_ms``
+                shards that were restored from their changelog, the records read, and the time that the
+                shards needed, summed
             ``transactions``, ``committed``, ``aborted``
                 transactions that were begun, committed and aborted. The genesis token has its own.
             ``retried``, ``fenced``, ``unknown``
@@ -104,13 +106,18 @@ class BatchFigures:
         sequence: sequence number of the committed token; None if nothing was committed.
         pressure: uncommitted state of the fullest shard as a fraction of its limit.
         processor_counts: what stateful processors counted over all batches, such as ``late_rows``.
+        state: per stateful operator, by its changelog topic, sums over its shards: ``keys`` and ``bytes``
+            (RocksDB's estimates before this batch) and ``uncommitted_bytes`` (changes of this batch).
         events: what happened, oldest first.
         error: why the commit failed; "" if it did not.
         writer: the committing process.
         totals: sums of ``counts`` over the batches of this run, this one included, and the number of
             ``batches``, ``skipped`` and ``failed``.
         sink_totals: sums of ``sinks`` over the batches of this run.
+        total_seconds: sums of ``seconds`` over the batches of this run.
+        durations: number of batches of this run that took at most `DURATION_BOUNDS` seconds, for each bound.
         totals_since: when the first of these batches began, in seconds since 1970.
+        runs: number of runs of the query that the journal has seen, this one included.
     """
 
     application_id: str
@@ -128,11 +135,15 @@ class BatchFigures:
     sequence: int | None = None
     pressure: float = 0.0
     processor_counts: Mapping[str, int] = field(default_factory=dict)
+    state: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
     error: str = ""
     totals: Mapping[str, int] = field(default_factory=dict)
     sink_totals: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    total_seconds: Mapping[str, float] = field(default_factory=dict)
+    durations: tuple[int, ...] = ()
     totals_since: float = 0.0
+    runs: int = 1
 
     def to_json(self) -> str:
         """Returns the figures as one line."""
@@ -146,16 +157,19 @@ class BatchFigures:
             "outcome": self.outcome.value,
             "began": round(self.began_at, 3),
             "ended": round(self.ended_at, 3),
-            "seconds": _rounded(self.seconds),
+            "seconds": rounded(self.seconds),
             "counts": dict(self.counts),
             "writer": self.writer.to_json(),
             "totals": dict(self.totals),
+            "total_seconds": rounded(self.total_seconds),
+            "durations": list(self.durations),
             "since": round(self.totals_since, 3),
+            "runs": self.runs,
         }
         if self.sinks:
-            found["sinks"] = {name: _rounded(each) for name, each in self.sinks.items()}
+            found["sinks"] = {name: rounded(each) for name, each in self.sinks.items()}
         if self.sink_totals:
-            found["sink_totals"] = {name: _rounded(each) for name, each in self.sink_totals.items()}
+            found["sink_totals"] = {name: rounded(each) for name, each in self.sink_totals.items()}
         if self.sources:
             found["sources"] = [{"position": each.position, "offsets": each.offsets} for each in self.sources]
         if self.sequence is not None:
@@ -164,16 +178,18 @@ class BatchFigures:
             found["pressure"] = round(self.pressure, 4)
         if self.processor_counts:
             found["processor_counts"] = dict(self.processor_counts)
+        if self.state:
+            found["state"] = {name: rounded(each) for name, each in self.state.items()}
         if self.events:
             found["events"] = [[round(each.at, 3), each.kind.value, each.text] for each in self.events]
         if self.error:
             found["error"] = self.error
-        return _line(found)
+        return to_line(found)
 
     @classmethod
     def from_json(cls, line: str) -> BatchFigures | None:
         """Reads one line; returns None if it is damaged, of another kind or of a later version."""
-        found = _parsed(line, "batch")
+        found = parsed(line, "batch")
         try:
             return None if found is None else cls._from(found)
         except (ValueError, KeyError, TypeError):
@@ -200,6 +216,7 @@ class BatchFigures:
             sequence=integer(found["sequence"]) if "sequence" in found else None,
             pressure=number(found.get("pressure", 0)),
             processor_counts=integers(found.get("processor_counts", {})),
+            state=_sinks(found.get("state", {})),
             events=tuple(
                 Event(number(at), EventKind(kind), text(what))
                 for at, kind, what in map(items, items(found.get("events", [])))
@@ -207,7 +224,10 @@ class BatchFigures:
             error=text(found.get("error", "")),
             totals=integers(found["totals"]),
             sink_totals=_sinks(found.get("sink_totals", {})),
+            total_seconds=numbers(found.get("total_seconds", {})),
+            durations=tuple(map(integer, items(found.get("durations", [])))),
             totals_since=number(found["since"]),
+            runs=integer(found.get("runs", 1)),
         )
 
 
@@ -241,7 +261,7 @@ class WaitingCommit:
 
     def to_json(self) -> str:
         """Returns the record as one line."""
-        return _line(
+        return to_line(
             {
                 "v": VERSION,
                 "kind": "waiting",
@@ -262,7 +282,7 @@ class WaitingCommit:
     @classmethod
     def from_json(cls, line: str) -> WaitingCommit | None:
         """Reads what `to_json` wrote; returns None if it is something else."""
-        found = _parsed(line, "waiting")
+        found = parsed(line, "waiting")
         try:
             return (
                 None
@@ -285,119 +305,41 @@ class WaitingCommit:
             return None
 
 
-class SourceState(Enum):
-    """What the source of a query does."""
+def with_totals(figures: BatchFigures, last: BatchFigures | None) -> BatchFigures:
+    """Returns the figures with the sums over the batches of this run.
 
-    PLANNED = "planned"  #: it has planned a batch, which Spark now runs
-    IDLE = "idle"  #: nothing to read, or not enough yet
-    ASKING = "asking"  #: it has been waiting for an answer of the brokers
-    STOPPED = "stopped"  #: the run of the query has ended
-
-
-@dataclass(frozen=True)
-class SourceFigures:
-    """One source of a query, as its planner saw it.
-
-    Attributes:
-        at: when this was written, in seconds since 1970.
-        writer: the planning process.
-        state: what the source does.
-        state_since: since when it does that.
-        reason: what it waits for; "" if it only waits for records.
-        application_id: option ``application.id``, or "" if the source does not know the query.
-        name: what the source reads, for people.
-        start: next offset to read per partition, at the end of the newest committed batch.
-        planned: next offset to read per partition, at the end of the newest planned batch.
-        latest: what readers can read up to, per partition, when the brokers were last asked.
-        planned_at: when the newest batch was planned, in seconds since 1970; None if none was.
-        positions: `position_id` of the newest positions, oldest first, which connect a source to its query.
-        behind_since: since when the oldest record after ``start`` has been available, in seconds since 1970,
-            per topic that has such a record.
-        behind_at_least: topics of which that record may have been available even before.
+    Args:
+        figures: the batch that has ended.
+        last: the batch before it; None if there is none.
     """
-
-    at: float
-    writer: Writer
-    state: SourceState
-    state_since: float
-    reason: str = ""
-    application_id: str = ""
-    name: str = ""
-    start: Offsets = field(default_factory=dict)
-    planned: Offsets = field(default_factory=dict)
-    latest: Offsets = field(default_factory=dict)
-    planned_at: float | None = None
-    positions: tuple[str, ...] = ()
-    behind_since: Mapping[str, float] = field(default_factory=dict)
-    behind_at_least: tuple[str, ...] = ()
-
-    def to_json(self) -> str:
-        """Returns the figures as one line."""
-        return _line(
-            {
-                "v": VERSION,
-                "kind": "source",
-                "at": round(self.at, 3),
-                "writer": self.writer.to_json(),
-                "state": self.state.value,
-                "since": round(self.state_since, 3),
-                "reason": self.reason,
-                "application": self.application_id,
-                "name": self.name,
-                "start": _nested(self.start),
-                "planned": _nested(self.planned),
-                "latest": _nested(self.latest),
-                "planned_at": None if self.planned_at is None else round(self.planned_at, 3),
-                "positions": list(self.positions),
-                "behind_since": {topic: round(each, 3) for topic, each in self.behind_since.items()},
-                "behind_at_least": list(self.behind_at_least),
-            }
+    counts = {**figures.counts, "batches": 1}
+    if figures.outcome is not Outcome.COMMITTED:
+        counts[figures.outcome.value] = 1
+    took = sum(figures.seconds.values())
+    durations = tuple(int(took <= bound) for bound in DURATION_BOUNDS)
+    if last is None or last.run_id != figures.run_id:
+        return replace(
+            figures,
+            totals=counts,
+            sink_totals=dict(figures.sinks),
+            total_seconds=dict(figures.seconds),
+            durations=durations,
+            totals_since=figures.began_at,
+            runs=1 if last is None else last.runs + 1,
         )
-
-    @classmethod
-    def from_json(cls, line: str) -> SourceFigures | None:
-        """Reads what `to_json` wrote; returns None if it is something else."""
-        found = _parsed(line, "source")
-        try:
-            return (
-                None
-                if found is None
-                else cls(
-                    at=number(found["at"]),
-                    writer=Writer.from_json(mapping(found["writer"])),
-                    state=SourceState(found["state"]),
-                    state_since=number(found["since"]),
-                    reason=text(found["reason"]),
-                    application_id=text(found["application"]),
-                    name=text(found["name"]),
-                    start=_flat(found["start"]),
-                    planned=_flat(found["planned"]),
-                    latest=_flat(found["latest"]),
-                    planned_at=None if found["planned_at"] is None else number(found["planned_at"]),
-                    positions=tuple(map(text, items(found["positions"]))),
-                    behind_since=numbers(found["behind_since"]),
-                    behind_at_least=tuple(map(text, items(found["behind_at_least"]))),
-                )
-            )
-        except (ValueError, KeyError, TypeError):
-            return None
-
-    def lag(self, committed: Offsets) -> dict[str, int]:
-        """Returns per topic how many offsets of the source are behind ``latest``."""
-        found: dict[str, int] = {}
-        for tp, end in self.latest.items():
-            if tp in committed:
-                found[tp.topic] = found.get(tp.topic, 0) + max(0, end - committed[tp])
-        return found
-
-
-def position_id(end: Offsets) -> str:
-    """Returns a short text that identifies a position: the next offset to read of each partition.
-
-    The source plans a position and does not know its query; the commit reads the position in the checkpoint.
-    """
-    text_of_all = ";".join(f"{tp.topic}-{tp.partition}:{offset}" for tp, offset in sorted(end.items()))
-    return blake2b(text_of_all.encode(), digest_size=8).hexdigest()
+    sinks = {
+        name: summed(last.sink_totals.get(name, {}), figures.sinks.get(name, {}))
+        for name in {**last.sink_totals, **figures.sinks}
+    }
+    return replace(
+        figures,
+        totals=summed(last.totals, counts),
+        sink_totals=sinks,
+        total_seconds=summed(last.total_seconds, figures.seconds),
+        durations=tuple(map(add, durations, last.durations or [0] * len(durations))),
+        totals_since=last.totals_since,
+        runs=last.runs,
+    )
 
 
 def summed(before: Mapping[str, float], more: Mapping[str, float]) -> dict[str, Any]:
@@ -405,41 +347,5 @@ def summed(before: Mapping[str, float], more: Mapping[str, float]) -> dict[str, 
     return {name: before.get(name, 0) + more.get(name, 0) for name in {**before, **more}}
 
 
-def _line(found: Mapping[str, Any]) -> str:
-    return json.dumps(found, separators=(",", ":"))
-
-
-def _parsed(line: str, kind: str) -> Mapping[str, Any] | None:
-    """Returns the JSON object of this kind and version in a line; None if there is none."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    is_known = isinstance(found, dict) and found.get("v") == VERSION and found.get("kind") == kind
-    return found if is_known else None
-
-
-def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
-    return {
-        name: each if isinstance(each, int) else round(each, _SECONDS_DIGITS)
-        for name, each in seconds.items()
-    }
-
-
 def _sinks(found: object) -> dict[str, dict[str, float]]:
     return {name: numbers(each) for name, each in mapping(found).items()}
-
-
-def _nested(offsets: Offsets) -> dict[str, dict[str, int]]:
-    nested: dict[str, dict[str, int]] = {}
-    for tp, offset in offsets.items():
-        nested.setdefault(tp.topic, {})[str(tp.partition)] = offset
-    return nested
-
-
-def _flat(found: object) -> dict[TopicPartition, int]:
-    return {
-        TopicPartition(topic, int(partition)): offset
-        for topic, partitions in mapping(found).items()
-        for partition, offset in integers(partitions).items()
-    }

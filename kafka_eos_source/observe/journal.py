@@ -18,13 +18,9 @@ from hashlib import sha256
 from typing import TypeVar
 from urllib.parse import quote
 
-from kafka_eos_source.observe.figures import (
-    BatchFigures,
-    Outcome,
-    SourceFigures,
-    WaitingCommit,
-    summed,
-)
+from kafka_eos_source.observe.background import in_background
+from kafka_eos_source.observe.figures import BatchFigures, WaitingCommit, with_totals
+from kafka_eos_source.observe.source_figures import SourceFigures
 from kafka_eos_source.runtime.private_folders import PrivateFolder, warn_once
 
 _log = logging.getLogger(__name__)
@@ -55,44 +51,27 @@ class Journal:
 
     def newest(self) -> BatchFigures | None:
         """Reads the newest batch of the journal; None if there is none. `finished` continues its totals."""
-        self._last = attempt(lambda: _newest(self._name), "read")
+        self._last = in_background(lambda: attempt(lambda: _newest(self._name), "read"))
         return self._last
 
     def finished(self, figures: BatchFigures) -> None:
         """Appends a line, with the totals of the run."""
-        _tidy_once()
         self._last = with_totals(figures, self._last)
         line = self._last.to_json()
-        attempt(lambda: _journals().append(self._name, line, _JOURNAL_BYTES), "write")
+
+        def append() -> None:
+            _tidy_once()
+            attempt(lambda: _journals().append(self._name, line, _JOURNAL_BYTES), "write")
+
+        in_background(append)
 
     def waits(self, commit: WaitingCommit) -> None:
         """Replaces the file that says what the commit waits for."""
-        attempt(lambda: _waiting().write(self._name, commit.to_json()), "write")
+        in_background(lambda: attempt(lambda: _waiting().write(self._name, commit.to_json()), "write"))
 
     def proceeds(self) -> None:
         """Deletes that file."""
-        attempt(lambda: _waiting().remove(self._name), "delete")
-
-
-def with_totals(figures: BatchFigures, last: BatchFigures | None) -> BatchFigures:
-    """Returns the figures with the sums over the batches of this run.
-
-    Args:
-        figures: the batch that has ended.
-        last: the batch before it; None if there is none.
-    """
-    counts = {**figures.counts, "batches": 1}
-    if figures.outcome is not Outcome.COMMITTED:
-        counts[figures.outcome.value] = 1
-    if last is None or last.run_id != figures.run_id:
-        return replace(figures, totals=counts, sink_totals=dict(figures.sinks), totals_since=figures.began_at)
-    sinks = {
-        name: summed(last.sink_totals.get(name, {}), figures.sinks.get(name, {}))
-        for name in {**last.sink_totals, **figures.sinks}
-    }
-    return replace(
-        figures, totals=summed(last.totals, counts), sink_totals=sinks, totals_since=last.totals_since
-    )
+        in_background(lambda: attempt(lambda: _waiting().remove(self._name), "delete"))
 
 
 class SourceFile:

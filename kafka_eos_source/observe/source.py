@@ -14,9 +14,11 @@ from functools import partial
 
 from kafka_eos_source.model import Offsets, TopicPartition
 from kafka_eos_source.observe import journal
-from kafka_eos_source.observe.figures import BatchFigures, SourceFigures, SourceState, position_id
+from kafka_eos_source.observe.background import in_background
+from kafka_eos_source.observe.figures import BatchFigures
 from kafka_eos_source.observe.guard import guarded
 from kafka_eos_source.observe.process import this_writer
+from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
 
 #: How often the file of a source is written, if anything has changed.
 INTERVAL_SECONDS = 1.0
@@ -75,6 +77,9 @@ class _Seen:
     latest: Offsets = field(default_factory=dict)
     planned_at: float | None = None
     latest_at: float = 0.0
+    hidden: Offsets = field(default_factory=dict)
+    hidden_since: float | None = None
+    retention_seconds: float | None = None
 
 
 class SourceObserver:
@@ -122,7 +127,17 @@ class SourceObserver:
         finally:
             self._asked_at = None
 
-    def planned(self, start: Offsets, end: Offsets, latest: Offsets, *, is_batch: bool, reason: str) -> None:
+    def planned(
+        self,
+        start: Offsets,
+        end: Offsets,
+        latest: Offsets,
+        *,
+        is_batch: bool,
+        reason: str,
+        hidden: Offsets | None = None,
+        retention_ms: int | None = None,
+    ) -> None:
         """Records what the source planned.
 
         Args:
@@ -131,15 +146,37 @@ class SourceObserver:
             latest: what readers can read up to.
             is_batch: whether the source starts a batch.
             reason: why it starts none, if it is not that there are no records.
+            hidden: offsets that open transactions hide, per partition.
+            retention_ms: how long Kafka keeps the offsets of an idle query; None if that is not known.
         """
+        guarded(partial(self._look, hidden or {}, retention_ms))
         guarded(partial(self._planned, start, end, latest, is_batch=is_batch, reason=reason))
+
+    def _look(self, hidden: Offsets, retention_ms: int | None) -> None:
+        """Records what the source knows besides its plan."""
+        seen = self._seen
+        retention = None if retention_ms is None else retention_ms / 1000
+        since = None if not hidden else self._clock() if seen.hidden_since is None else seen.hidden_since
+        if (hidden, since, retention) != (seen.hidden, seen.hidden_since, seen.retention_seconds):
+            with self._lock:
+                self._seen = replace(
+                    seen, hidden=dict(hidden), hidden_since=since, retention_seconds=retention
+                )
 
     def _planned(self, start: Offsets, end: Offsets, latest: Offsets, *, is_batch: bool, reason: str) -> None:
         now, seen = self._clock(), self._seen
         if seen.latest != latest:
             seen = replace(seen, latest=latest, latest_at=now)
         if is_batch:
-            seen = _Seen(SourceState.PLANNED, now, "", start, end, latest, now, seen.latest_at)
+            seen = replace(
+                seen,
+                state=SourceState.PLANNED,
+                since=now,
+                reason="",
+                start=start,
+                planned=end,
+                planned_at=now,
+            )
         else:
             if (seen.state, seen.reason) != (SourceState.IDLE, reason):
                 seen = replace(seen, state=SourceState.IDLE, since=now, reason=reason)
@@ -158,7 +195,7 @@ class SourceObserver:
 
     def newest_batch(self) -> BatchFigures | None:
         """Returns the newest batch that the query of this source has committed; None if that is not known."""
-        return guarded(lambda: journal.attempt(self._newest_batch, "read"))
+        return in_background(lambda: journal.attempt(self._newest_batch, "read"))
 
     def _newest_batch(self) -> BatchFigures | None:
         if self._application_id:
@@ -226,4 +263,7 @@ class SourceObserver:
             positions=tuple(self._positions),
             behind_since=behind,
             behind_at_least=tuple(sorted(at_least)),
+            hidden=seen.hidden,
+            hidden_since=seen.hidden_since,
+            retention_seconds=seen.retention_seconds,
         )

@@ -95,6 +95,7 @@ class _Outcome:
     sequence: int | None = None
     pressure: float = 0.0
     processor_counts: Mapping[str, int] = field(default_factory=dict)
+    state: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 class Trace:
@@ -168,10 +169,21 @@ class Trace:
         self._outcome.sequence = sequence
         self.count(committed=1)
 
-    def state(self, shards: int, pressure: float, processor_counts: Mapping[str, int]) -> None:
-        """Adds what the shards of stateful operators reported."""
-        self.count(shards=shards)
+    def state(
+        self,
+        pressure: float,
+        processor_counts: Mapping[str, int],
+        operators: Mapping[str, Mapping[str, float]],
+    ) -> None:
+        """Adds what the shards of stateful operators reported; see the attributes of `BatchFigures`.
+
+        Args:
+            pressure: of the fullest shard.
+            processor_counts: sums over all shards.
+            operators: `BatchFigures.state`.
+        """
         self._outcome.pressure, self._outcome.processor_counts = pressure, processor_counts
+        self._outcome.state = operators
 
     def happened(self, kind: EventKind, text: str) -> None:
         """Counts an event, and keeps its text (which must not hold secrets).
@@ -273,6 +285,7 @@ class Trace:
             sequence=self._outcome.sequence,
             pressure=self._outcome.pressure,
             processor_counts=self._outcome.processor_counts,
+            state=self._outcome.state,
             events=tuple(self._events),
             error=error[:_LONGEST_TEXT],
         )

@@ -9,17 +9,10 @@ from enum import Enum
 from typing import Any
 
 from kafka_eos_source.model import Offsets
-from kafka_eos_source.observe.figures import (
-    BatchFigures,
-    Event,
-    Outcome,
-    SourceFigures,
-    SourceState,
-    WaitingCommit,
-    position_id,
-)
+from kafka_eos_source.observe.figures import BatchFigures, Event, Outcome, WaitingCommit
 from kafka_eos_source.observe.journal import QueryJournal
 from kafka_eos_source.observe.process import ProcessId
+from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
 from kafka_eos_source.observe.steps import DOING, StepGroup, TracedStep, by_group
 
 #: Rates are computed over this many seconds.

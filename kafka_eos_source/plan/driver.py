@@ -11,7 +11,7 @@ from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.observe.prometheus import MetricsServer, serve_source
 from kafka_eos_source.observe.source import SourceObserver
 from kafka_eos_source.observe.summary import with_figures
-from kafka_eos_source.plan.open_transactions import OpenTransactions
+from kafka_eos_source.plan.open_transactions import OpenTransactions, reason
 from kafka_eos_source.plan.pushdown import narrowed
 from kafka_eos_source.plan.source import SourcePlan
 from kafka_eos_source.protocol.source_position import SourcePosition
@@ -83,8 +83,16 @@ class Planning:
                 return end.to_dict()
             latest = {} if self._plan.available is None else self._plan.available.end
             is_batch = end != position
-            reason = "" if is_batch else self._plan.waits_for or self._open_transactions.reason(latest)
-        self._observer.planned(position.end, end.end, latest, is_batch=is_batch, reason=reason)
+            hidden = self._open_transactions.hidden(latest, is_idle=not is_batch)
+        self._observer.planned(
+            position.end,
+            end.end,
+            latest,
+            is_batch=is_batch,
+            reason="" if is_batch else self._plan.waits_for or reason(hidden),
+            hidden=hidden,
+            retention_ms=self._plan.retention_ms,
+        )
         return end.to_dict()
 
     def available(self) -> Json | None:

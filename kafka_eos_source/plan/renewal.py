@@ -26,13 +26,19 @@ class Renewal:
 
     Args:
         interval_ms: option ``token.renewal.interval.ms``; 0 = never renew.
-        retention_ms: returns ``offsets.retention.minutes`` of the brokers, in ms. Called at most once.
+        ask_retention_ms: returns ``offsets.retention.minutes`` of the brokers, in ms. Called at most once.
         clock: returns seconds, such as ``time.monotonic``.
+
+    Attributes:
+        retention_ms: ``offsets.retention.minutes`` in ms; None if that is not known. An idle source asks.
     """
 
-    def __init__(self, interval_ms: int, retention_ms: Callable[[], int], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, interval_ms: int, ask_retention_ms: Callable[[], int], clock: Callable[[], float]
+    ) -> None:
+        self.retention_ms: int | None = None
         self._interval_ms = interval_ms
-        self._retention_ms: Callable[[], int] | None = retention_ms
+        self._ask_retention_ms: Callable[[], int] | None = ask_retention_ms
         self._clock = clock
         self._since: float | None = None
         self._caused_a_batch = False
@@ -51,21 +57,23 @@ class Renewal:
         if self._since is None:
             self._since = now
         idle_ms = (now - self._since) * 1000
-        if not self._interval_ms or idle_ms < min(self._interval_ms, _SHORTEST_INTERVAL_MS):
+        if idle_ms < min(self._interval_ms or _SHORTEST_INTERVAL_MS, _SHORTEST_INTERVAL_MS):
             return False
-        self._shorten_to_retention()
-        return idle_ms >= (
+        self._learn_retention()
+        return self._interval_ms > 0 and idle_ms >= (
             self._interval_ms if self._caused_a_batch else min(self._interval_ms, FIRST_AFTER_MS)
         )
 
-    def _shorten_to_retention(self) -> None:
+    def _learn_retention(self) -> None:
         """Limits the interval to a quarter of the time that Kafka keeps offsets; does this only once."""
-        if self._retention_ms is None:
+        if self._ask_retention_ms is None:
             return
-        ask, self._retention_ms = self._retention_ms, None
+        ask, self._ask_retention_ms = self._ask_retention_ms, None
         try:
-            quarter_ms = ask() // 4
+            self.retention_ms = ask()
         except KafkaEosError as error:
+            if not self._interval_ms:
+                return
             _log.info(
                 "the source cannot read offsets.retention.minutes from a broker. While the query is idle, "
                 "it renews its token every %d ms (token.renewal.interval.ms). %s",
@@ -73,6 +81,7 @@ class Renewal:
                 error.message,
             )
             return
+        quarter_ms = self.retention_ms // 4
         if quarter_ms < self._interval_ms:
             _log.info(
                 "while the query is idle, it renews its token every %d ms, which is a quarter of the "

@@ -90,6 +90,11 @@ class SourcePlan:
         return self._waits_for
 
     @property
+    def retention_ms(self) -> int | None:
+        """How long Kafka keeps the offsets of an idle query, in ms; None if that is not known (yet)."""
+        return self._renewal.retention_ms
+
+    @property
     def available(self) -> SourcePosition | None:
         """End of the log when the brokers were last asked; None before that."""
         return self._available

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -90,6 +90,7 @@ def pack(report: ShardReport, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.
         "failure": report.failure,
         "pressure": round(report.pressure, 4),
         "counts": dict(report.counts),
+        **({"measured": _rounded(report.measured)} if report.measured else {}),
     }
     yield pa.py_buffer(_head(report, number, done))
 
@@ -149,6 +150,16 @@ def _counts(found: object) -> dict[str, int]:
     return {str(name): int(number) for name, number in found.items()}
 
 
+def _rounded(measured: Mapping[str, float]) -> dict[str, float]:
+    return {name: each if isinstance(each, int) else round(each, 3) for name, each in measured.items()}
+
+
+def _measured(found: object) -> dict[str, float]:
+    """Returns the measured numbers; without those that are none, because they are for metrics only."""
+    numbers = found.items() if isinstance(found, dict) else ()
+    return {str(name): each for name, each in numbers if type(each) in (int, float)}
+
+
 def _report(tp: TopicPartition, task_attempt_id: str, found: dict[str, object] | None) -> ShardReport | None:
     if found is None:
         return None
@@ -169,4 +180,5 @@ def _report(tp: TopicPartition, task_attempt_id: str, found: dict[str, object] |
         failure=str(found["failure"]),
         pressure=float(str(found["pressure"])),
         counts=_counts(found["counts"]),
+        measured=_measured(found.get("measured")),
     )

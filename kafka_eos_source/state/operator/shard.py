@@ -101,8 +101,10 @@ class OpenShard:
         end: int,
         last: BatchRecord | None,
         token: Token | None,
+        restored: RestoreProgress,
     ) -> None:
         self._task = task
+        self._restored = restored
         self._end = end
         self._token = token
         self._counts_before: Mapping[str, int] = {} if last is None else last.counts
@@ -116,7 +118,7 @@ class OpenShard:
             The report on the shard, and the changes.
         """
         changes = list(self.store.staged_changes())
-        pressure = self._pressure()
+        pressure, uncommitted = self._pressure(), self.store.approximate_num_uncommitted_bytes()
         record = BatchRecord(
             query_id=self._task.requested.query_id,
             batch_id=self._task.requested.batch_id,
@@ -130,7 +132,9 @@ class OpenShard:
         self.store.persist_pending(record)
         failpoints.reach("state.after_pending")
         report = _report(self._task, self._end, record.time_ms, record.event_time_ms)
-        return self._with_base(replace(report, pressure=pressure, counts=record.counts)), changes
+        measured = self._measured(uncommitted)
+        report = replace(report, pressure=pressure, counts=record.counts, measured=measured)
+        return self._with_base(report), changes
 
     def may_be_in_kafka(self) -> bool:
         """Whether Kafka may already hold the batch, so that the state may already contain it."""
@@ -161,6 +165,16 @@ class OpenShard:
     def _pressure(self) -> float:
         limit = self._task.options.uncommitted_max_bytes
         return 0.0 if limit < 0 else self.store.approximate_num_uncommitted_bytes() / limit
+
+    def _measured(self, uncommitted_bytes: int) -> dict[str, float]:
+        keys, size = self.store.approximate_committed_size()
+        measured: dict[str, float] = {"keys": keys, "bytes": size, "uncommitted_bytes": uncommitted_bytes}
+        restored = self._restored
+        if restored.records or restored.wiped is not None:
+            measured["restores"] = 1
+            measured["restored_records"] = restored.records
+            measured["restore_seconds"] = restored.ms / 1000
+        return measured
 
     def _counts(self) -> Mapping[str, int]:
         """Returns the processor's counters over all batches, including this one."""
@@ -200,7 +214,9 @@ def open_shard(task: ShardTask) -> Iterator[OpenShard | ShardReport]:
                 check_owner(
                     requested, token, missing_state=options.missing_state, foreign_query=options.foreign_query
                 )
-                store = _open_at_token(task, consumer, committed, token, deadline, end_dead_transaction)
+                store, restored = _open_at_token(
+                    task, consumer, committed, token, deadline, end_dead_transaction
+                )
                 break
             except TokenMissingError:
                 # Another process of this query may have committed its first batch after the offset was read.
@@ -219,7 +235,7 @@ def open_shard(task: ShardTask) -> Iterator[OpenShard | ShardReport]:
             # No token (`onMissingState=changelog`), but the changelog contains the record of its last batch.
             yield _skipped_report(task, last, store.next_offset(task.tp) or 0)
             return
-        yield OpenShard(task, store, store.next_offset(task.tp) or 0, last, token)
+        yield OpenShard(task, store, store.next_offset(task.tp) or 0, last, token, restored)
     finally:
         store.close()
 
@@ -231,8 +247,12 @@ def _open_at_token(
     token: Token | None,
     deadline: Deadline,
     end_dead_transaction: Callable[[Deadline], None],
-) -> TransactionalStateStore:
-    """Opens the store and brings it to the token's state; wipes and restores a damaged or stale one, once."""
+) -> tuple[TransactionalStateStore, RestoreProgress]:
+    """Opens the store and brings it to the token's state; wipes and restores a damaged or stale one, once.
+
+    Returns:
+        The store, and what was restored.
+    """
     progress = RestoreProgress(task.tp)
     config = StoreConfig(
         uncommitted_max_bytes=task.options.uncommitted_max_bytes,
@@ -268,7 +288,7 @@ def _open_at_token(
     store, restored = open_restored(task.path, task.identity, config, restore_to_token, progress)
     if restored.records or progress.reason is not Reason.NONE:
         _log.info("shard %s: %s", task.tp, progress.metrics())
-    return store
+    return store, progress
 
 
 _ReadChangelog = Callable[[int | None], Restored | WipeNeeded]

@@ -104,6 +104,12 @@ class StagedMap(Reads):
         staged = sum(1 if value is not None else -1 for value in self._uncommitted.overlay.rows.values())
         return max(0, self._durable.database.property("estimate-num-keys") + staged)
 
+    def approximate_committed_size(self) -> tuple[int, int]:
+        """Returns RocksDB's estimates of the number of keys, and of the bytes in files and memory."""
+        self._check_open()
+        size = self._durable.database.property
+        return size("estimate-num-keys"), size("total-sst-files-size") + size("cur-size-all-mem-tables")
+
     # ------------------------------------------------------------------ staged writes
 
     def put(self, key: bytes, value: bytes | None) -> None:

@@ -1,0 +1,90 @@
+"""Makes calls that touch files in a thread of their own, so that a hung file system does not stop a query."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from kafka_eos_source.observe.guard import guarded
+from kafka_eos_source.runtime.private_folders import warn_once
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: How long a caller waits for its call. A healthy file system answers in a fraction of a millisecond.
+PATIENCE_SECONDS = 1.0
+
+
+class _Call(Generic[T]):
+    def __init__(self, call: Callable[[], T]) -> None:
+        self.call = call
+        self.result: T | None = None
+        self.is_done = threading.Event()
+
+    def run(self) -> None:
+        self.result = guarded(self.call)
+        self.is_done.set()
+
+
+class Background:
+    """One thread that makes calls for others, who wait for a short time only.
+
+    While a call hangs, later calls are dropped at once. When it returns, the thread goes on.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: SimpleQueue[_Call[Any]] = SimpleQueue()
+        self._hung: _Call[Any] | None = None
+        self._pid = 0
+
+    def run(self, call: Callable[[], T]) -> T | None:
+        """Makes a call in the thread; returns its result, or None if it failed or was dropped.
+
+        A call that takes longer than `PATIENCE_SECONDS` continues without the caller.
+        """
+        mine = _Call(call)
+        with self._lock:
+            if self._hung is not None:
+                if not self._hung.is_done.is_set():
+                    return None
+                self._hung = None
+            if self._pid != os.getpid():  # the first call, or a fork, which has no threads
+                threading.Thread(target=self._work, name="kafka-eos-figures", daemon=True).start()
+                self._pid = os.getpid()
+            self._calls.put(mine)
+            if not mine.is_done.wait(PATIENCE_SECONDS):
+                self._hung = mine
+                warn_once(
+                    _log,
+                    f"writing figures to the temporary folder takes longer than {PATIENCE_SECONDS:g} s. The "
+                    "query continues, and figures are missing until the file system answers.",
+                )
+        return mine.result
+
+    def _work(self) -> None:
+        calls = self._calls
+        while True:
+            calls.get().run()
+
+
+_background = Background()
+
+
+def in_background(call: Callable[[], T]) -> T | None:
+    """Makes a call in the thread of this process; see `Background.run`."""
+    return guarded(lambda: _background.run(call))
+
+
+def _replace_background() -> None:
+    """Gives a fork a lock and a queue of its own: another thread may have held those of its parent."""
+    global _background
+    _background = Background()
+
+
+os.register_at_fork(after_in_child=_replace_background)

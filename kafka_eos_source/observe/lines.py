@@ -1,0 +1,38 @@
+"""Writes and reads records as lines of JSON, with a version and a kind.
+
+A reader skips objects whose version or kind it does not know, and ignores keys that it does not know.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+#: Version of the JSON. A change that a reader of this version would misunderstand gets the next number.
+VERSION = 1
+
+_SECONDS_DIGITS = 6
+
+
+def to_line(found: Mapping[str, Any]) -> str:
+    """Returns an object of JSON as one line."""
+    return json.dumps(found, separators=(",", ":"))
+
+
+def parsed(line: str, kind: str) -> Mapping[str, Any] | None:
+    """Returns the JSON object of this kind and version in a line; None if there is none."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_known = isinstance(found, dict) and found.get("v") == VERSION and found.get("kind") == kind
+    return found if is_known else None
+
+
+def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Returns numbers with as many digits as a duration in seconds needs."""
+    return {
+        name: each if isinstance(each, int) else round(each, _SECONDS_DIGITS)
+        for name, each in seconds.items()
+    }
