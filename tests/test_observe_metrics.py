@@ -21,13 +21,11 @@ from kafka_eos_source.observe import journal as journals
 from kafka_eos_source.observe.figures import (
     BatchFigures,
     Outcome,
-    SourceFigures,
     SourceRead,
-    SourceState,
     WaitingCommit,
-    position_id,
+    with_totals,
 )
-from kafka_eos_source.observe.journal import Journal, QueryJournal, with_totals
+from kafka_eos_source.observe.journal import Journal, QueryJournal
 from kafka_eos_source.observe.metric_values import Query, action_of, query_of
 from kafka_eos_source.observe.metrics import METRICS
 from kafka_eos_source.observe.metrics_docs import with_table
@@ -39,7 +37,7 @@ from kafka_eos_source.observe.prometheus import (
     queries_of_source,
     serve_source,
 )
-from kafka_eos_source.observe.reasons import OPEN_TRANSACTIONS
+from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
 
 NOW = 1_700_000_000.0
 END = {TopicPartition("in", 0): 5, TopicPartition("in", 1): 7}
@@ -145,7 +143,7 @@ def test_nothing_to_read_is_no_standstill() -> None:
 
 
 def test_another_producers_transaction_hides_records() -> None:
-    hidden = source(reason=f"{OPEN_TRANSACTIONS} in-0 hide 3 offsets", state_since=NOW - 50)
+    hidden = source(hidden={TopicPartition("in", 0): 3}, hidden_since=NOW - 50)
     assert values(query(batch(), sources=(hidden,)))["kafka_eos.source.hidden.time",] == 50
     assert values(query(batch()))["kafka_eos.source.hidden.time",] == 0
 
@@ -180,9 +178,13 @@ def test_names_are_unique_and_declared_completely() -> None:
 
 def every_metric() -> Query:
     figures = batch(
-        counts={"shards": 2, "records": 1}, pressure=0.5, processor_counts={"late_rows": 3}, error=""
+        counts={"shards": 2, "records": 1, "restores": 1, "restored_records": 9, "restore_ms": 1500},
+        pressure=0.5,
+        processor_counts={"late_rows": 3},
+        state={"changelog": {"keys": 5, "bytes": 900, "uncommitted_bytes": 7}},
+        error="",
     )
-    return query(figures)
+    return query(figures, sources=(source(retention_seconds=600.0),))
 
 
 def test_each_metric_has_values_of_its_labels() -> None:
@@ -194,6 +196,16 @@ def test_each_metric_has_values_of_its_labels() -> None:
         found = [name for name in (*shown, *failed) if name[0] == each.name]
         assert found, each.name
         assert all(len(name) == 1 + len(each.labels) for name in found), each.name
+
+
+def test_state_restores_and_the_tokens_expiry_are_shown() -> None:
+    found = values(every_metric())
+    assert found["kafka_eos.state.keys", "changelog"] == 5
+    assert found["kafka_eos.state.size", "changelog"] == 900
+    assert found["kafka_eos.state.restore.duration",] == 1.5
+    assert found["kafka_eos.token.expiry",] == 600 - 3
+    assert found["kafka_eos.query.runs",] == 1
+    assert found["kafka_eos.batch.step.time", "tasks"] == 1
 
 
 def test_the_text_is_valid_for_prometheus() -> None:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from kafka_eos_source import errors
-from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceState
+from kafka_eos_source.observe.figures import BatchFigures, Outcome
 from kafka_eos_source.observe.journal import QueryJournal
 from kafka_eos_source.observe.process import ProcessId
-from kafka_eos_source.observe.reasons import OPEN_TRANSACTIONS
+from kafka_eos_source.observe.source_figures import SourceState
 from kafka_eos_source.observe.steps import TracedStep
 from kafka_eos_source.observe.view import QueryView, Status, view
 
@@ -175,9 +175,9 @@ def hidden(query: Query) -> Values:
     """Yields how long an open transaction has hidden records from the query's sources."""
     if query.journal.sources:
         since = [
-            each.state_since
+            each.hidden_since
             for each in query.journal.sources
-            if each.reason.startswith(OPEN_TRANSACTIONS) and each.state is not SourceState.STOPPED
+            if each.hidden_since is not None and each.state is not SourceState.STOPPED
         ]
         is_over = query.view.status in (Status.STOPPED, Status.FAILED)
         yield (), max(0.0, query.view.at - min(since)) if since and not is_over else 0.0
@@ -188,6 +188,42 @@ def steps(query: Query) -> Values:
     if query.newest is not None:
         for step, seconds in query.newest.seconds.items():
             yield (step,), seconds
+
+
+def step_totals(query: Query) -> Values:
+    """Yields the time spent in each step, summed over the micro-batches of this run."""
+    if query.newest is not None:
+        for step, seconds in query.newest.total_seconds.items():
+            yield (step,), seconds
+
+
+def runs(query: Query) -> Values:
+    """Yields how many runs of the query the journal has seen."""
+    if query.newest is not None:
+        yield (), query.newest.runs
+
+
+def token_expiry(query: Query) -> Values:
+    """Yields how long Kafka still keeps the newest token if nothing is committed."""
+    kept = [each.retention_seconds for each in query.journal.sources if each.retention_seconds is not None]
+    if kept and query.view.token_at is not None:
+        yield (), min(kept) - max(0.0, query.view.at - query.view.token_at)
+
+
+def state(name: str) -> Callable[[Query], Values]:
+    """Returns a function that yields what the shards of each operator measured."""
+
+    def values(query: Query) -> Values:
+        for operator, measured in query.newest.state.items() if query.newest is not None else ():
+            yield (operator,), measured.get(name, 0)
+
+    return values
+
+
+def restore_seconds(query: Query) -> Values:
+    """Yields the time that shards spent on restores."""
+    if query.view.totals.get("shards"):
+        yield (), query.view.totals.get("restore_ms", 0) / 1000
 
 
 def batch_end(query: Query) -> Values:

@@ -91,6 +91,14 @@ METRICS: tuple[Metric, ...] = (
         "When the first micro-batch of the present run began, in seconds since 1970. It changes with each restart.",
         values.run_start,
     ),
+    Metric(
+        "kafka_eos.query.runs",
+        _C,
+        "{run}",
+        (),
+        "Runs of the query that have reached a commit, since this host knows the query.",
+        values.runs,
+    ),
     # the source
     Metric(
         "kafka_eos.source.offsets",
@@ -121,7 +129,7 @@ METRICS: tuple[Metric, ...] = (
         _G,
         "s",
         (),
-        "How long an idle source has waited for records that another producer's open transaction hides.",
+        "How long the source has seen that an open transaction of another producer hides records.",
         values.hidden,
     ),
     # micro-batches
@@ -150,6 +158,14 @@ METRICS: tuple[Metric, ...] = (
         values.steps,
     ),
     Metric(
+        "kafka_eos.batch.step.time",
+        _C,
+        "s",
+        ("step",),
+        "Time spent in each step, summed over the micro-batches of the run.",
+        values.step_totals,
+    ),
+    Metric(
         "kafka_eos.batch.end.time",
         _G,
         "s",
@@ -173,6 +189,14 @@ METRICS: tuple[Metric, ...] = (
         (),
         "Records written to output topics by committed transactions.",
         values.total("records"),
+    ),
+    Metric(
+        "kafka_eos.sent.size",
+        _C,
+        "By",
+        (),
+        "Size of the committed records and state changes as Arrow columns, before the client compresses them.",
+        values.total("bytes"),
     ),
     Metric(
         "kafka_eos.transactions",
@@ -202,7 +226,63 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "kafka_eos.token.sequence", _G, "", (), "Sequence number of the newest token.", values.token_sequence
     ),
+    Metric(
+        "kafka_eos.token.expiry",
+        _G,
+        "s",
+        (),
+        "How long Kafka still keeps the newest token if nothing is committed (`offsets.retention.minutes`). An idle source asks the brokers for it.",
+        values.token_expiry,
+    ),
     # state
+    Metric(
+        "kafka_eos.state.keys",
+        _G,
+        "{key}",
+        ("operator",),
+        "Keys in the state of an operator, as RocksDB estimates them; `num-keys` of Kafka Streams. The operator is named by its changelog topic.",
+        values.state("keys"),
+    ),
+    Metric(
+        "kafka_eos.state.size",
+        _G,
+        "By",
+        ("operator",),
+        "Size of the state of an operator on disk and in memory.",
+        values.state("bytes"),
+    ),
+    Metric(
+        "kafka_eos.state.uncommitted.size",
+        _G,
+        "By",
+        ("operator",),
+        "Size of the state changes of the newest micro-batch.",
+        values.state("uncommitted_bytes"),
+    ),
+    Metric(
+        "kafka_eos.state.restores",
+        _C,
+        "{shard}",
+        (),
+        "Shards that were restored from their changelog.",
+        values.total("restores"),
+    ),
+    Metric(
+        "kafka_eos.state.restored.records",
+        _C,
+        "{record}",
+        (),
+        "Records that restores read; `restore-total` of Kafka Streams.",
+        values.total("restored_records"),
+    ),
+    Metric(
+        "kafka_eos.state.restore.duration",
+        _C,
+        "s",
+        (),
+        "Time that shards spent on restores.",
+        values.restore_seconds,
+    ),
     Metric(
         "kafka_eos.state.changelog.records",
         _C,

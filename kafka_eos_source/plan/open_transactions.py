@@ -9,7 +9,6 @@ from typing import Protocol
 
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.model import Offsets, TopicPartition
-from kafka_eos_source.observe.reasons import OPEN_TRANSACTIONS
 
 _log = logging.getLogger(__name__)
 
@@ -86,4 +85,4 @@ def reason(hidden: Offsets) -> str:
     if not hidden:
         return ""
     others = f" and {len(hidden) - 1} other partitions" if len(hidden) > 1 else ""
-    return f"{OPEN_TRANSACTIONS} {min(hidden)}{others} hide {sum(hidden.values()):,} offsets"
+    return f"open transactions in {min(hidden)}{others} hide {sum(hidden.values()):,} offsets"
