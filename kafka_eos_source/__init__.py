@@ -8,19 +8,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kafka_eos_source.native.loader import report_if_not_built
+from kafka_eos_source.runtime.log_format import configure_if_wanted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from kafka_eos_source.datasource import KafkaEosDataSource
     from kafka_eos_source.in_read.frame import map_in_read
+    from kafka_eos_source.observe.listener import observe_batches
     from kafka_eos_source.observe.notebook import watch
     from kafka_eos_source.spark.quiet import quiet_logs
     from kafka_eos_source.spark.session import local_checkpoints
 
-__all__ = ["KafkaEosDataSource", "local_checkpoints", "map_in_read", "quiet_logs", "register", "watch"]
+__all__ = [
+    "KafkaEosDataSource",
+    "local_checkpoints",
+    "map_in_read",
+    "observe_batches",
+    "quiet_logs",
+    "register",
+    "watch",
+]
 
 
+configure_if_wanted()
 report_if_not_built()
 
 
@@ -45,6 +56,10 @@ def __getattr__(name: str) -> Any:
         from kafka_eos_source.in_read.frame import map_in_read
 
         return map_in_read
+    if name == "observe_batches":
+        from kafka_eos_source.observe.listener import observe_batches
+
+        return observe_batches
     if name == "quiet_logs":
         from kafka_eos_source.spark.quiet import quiet_logs
 

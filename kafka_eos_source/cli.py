@@ -17,6 +17,7 @@ from kafka_eos_source.operate import (
     commands,
     completion,
     doctor_command,
+    metrics_command,
     sink_commands,
     state_commands,
     token_topic_commands,
@@ -143,6 +144,7 @@ def broker(
 for _each in (
     doctor_command.doctor,
     top_command.top,
+    metrics_command.metrics,
     commands.inspect,
     commands.fence,
     commands.adopt,

@@ -23,6 +23,7 @@ LATEST, EARLIEST = -1, -2
 OTHERS = "*"
 _LONG_MAX = 2**63 - 1
 _INT_MAX = 2**31 - 1
+_HIGHEST_PORT = 65535
 
 #: Spark's units of time (``JavaUtils.timeStringAs``), in microseconds.
 _UNITS_US = {
@@ -89,6 +90,14 @@ def integer(at_least: int) -> Parse[int]:
         return int(value)
 
     return parse
+
+
+def port(name: str, value: str) -> int:
+    """Parses a port number; 0 = any free port."""
+    number = integer(0)(name, value)
+    if number > _HIGHEST_PORT:
+        raise invalid(name, value, f"a port from 0 to {_HIGHEST_PORT}")
+    return number
 
 
 def minus_one_or_positive(name: str, value: str) -> int:

@@ -88,6 +88,9 @@ class ModelStore:
     def approximate_num_uncommitted_bytes(self) -> int:
         return 0
 
+    def approximate_committed_size(self) -> tuple[int, int]:
+        return 0, 0
+
     def close(self) -> None:
         """Does nothing, because a dict needs no closing."""
 

@@ -64,6 +64,7 @@ _FAILING: dict[str, tuple[str, ...]] = {
     "flights": ("--bootstrap-servers", "127.0.0.1:1", "--records", "1"),
     "inspect": (),
     "lag": ("--group", "g", *NOBODY),
+    "metrics": ("--port", "0", "--host", "203.0.113.1"),  # a documentation address: nobody has it
     "produce": ("t", "{options}", *NOBODY),
     "sinks abort": ("--options", "{options}", "--sink", "files", "--id", ID, "--yes"),
     "sinks commit": ("--options", "{options}", "--sink", "files", "--id", ID, "--yes"),

@@ -13,6 +13,7 @@ PUBLIC = {
         "KafkaEosDataSource",
         "local_checkpoints",
         "map_in_read",
+        "observe_batches",
         "quiet_logs",
         "register",
         "watch",

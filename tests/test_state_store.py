@@ -167,6 +167,7 @@ def test_every_method_of_a_closed_store_raises(store: TransactionalStateStore) -
         store.all,
         store.approximate_num_entries,
         store.approximate_num_uncommitted_bytes,
+        store.approximate_committed_size,
         lambda: store.put(A, b""),
         lambda: store.put_all([(A, b"")]),
         lambda: store.put_many(empty, empty),
@@ -201,7 +202,7 @@ def test_every_method_of_a_closed_store_raises(store: TransactionalStateStore) -
         if not name.startswith("_")
     }
     bound = {"all", "approximate_num_entries", "approximate_num_uncommitted_bytes", "rollback", "last_batch"}
-    bound |= {"position", "pending", "drop_pending"}
+    bound |= {"position", "pending", "drop_pending", "approximate_committed_size"}
     static = {"open_read_only", "set_aside", "destroy"}
     assert public - harmless - static - bound <= named
 

@@ -30,6 +30,7 @@ from kafka_eos_source.kafka.secrets import concealed
 from kafka_eos_source.kafka.transactional import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, StagedPart, TopicPartition
 from kafka_eos_source.observe.journal import Journal
+from kafka_eos_source.observe.json_logs import BatchLog
 from kafka_eos_source.observe.steps import TracedStep
 from kafka_eos_source.observe.trace import Subject, Trace, traced
 from kafka_eos_source.options.checked import WriteOptions
@@ -37,7 +38,7 @@ from kafka_eos_source.plan import advice
 from kafka_eos_source.protocol import identity, offset_log
 from kafka_eos_source.protocol.identity import Identity
 from kafka_eos_source.protocol.offset_log import LoggedOffsets, PlannedBatch, genesis_digest
-from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.runtime import failpoints, log_format
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.stage import shards
@@ -116,7 +117,7 @@ def commit_micro_batch(
     query_id = offset_log.query_id(checkpoint)
     who = of_stream(options, query_id)
     journal = Journal(who.application_id)
-    trace = Trace([journal])
+    trace = Trace([journal, BatchLog()] if log_format.is_wanted() else [journal])
     with traced(trace, concealed):
         parts = list(parts)
         run_id = _run_id(parts)

@@ -17,7 +17,7 @@ RENAMED = {
     "request.timeout.ms": "socket.timeout.ms",
 }
 
-_METRICS = "remove it; Spark's query progress and the group's lag show the progress"
+_METRICS = "remove it; the metrics of this package are described in docs/metrics.md"
 _OIDC = "set kafka.sasl.oauthbearer.method=oidc and its properties"
 _LOGIN = "remove it; librdkafka renews logins itself"
 _TLS = "remove it, or set kafka.ssl.cipher.suites; librdkafka uses OpenSSL"

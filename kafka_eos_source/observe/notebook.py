@@ -130,7 +130,7 @@ def view_of(query: StreamingQuery) -> tuple[QueryView, bool]:
     runs, now = query.isActive, time.time()
     failure = None if runs else query.exception()
     error = "" if failure is None else _first_line(failure)
-    journal = _journal(str(query.id))
+    journal = journal_of(str(query.id))
     if journal is not None:
         # Spark knows better than the files whether the query runs
         found = view(journal, now, ProcessId.is_alive if runs else _is_dead)
@@ -148,7 +148,7 @@ def _is_dead(_process: ProcessId) -> bool:
     return False
 
 
-def _journal(query_id: str) -> QueryJournal | None:
+def journal_of(query_id: str) -> QueryJournal | None:
     """Returns what this host knows about a query; None if it knows nothing, or the files cannot be read."""
     try:
         if query_id not in _names:

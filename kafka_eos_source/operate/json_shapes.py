@@ -127,6 +127,7 @@ SHAPES: dict[str, Any] = {
             ],
         }
     ),
+    "metrics": {"url": "where Prometheus finds the metrics"},
     "produce": {"topic": "name of the topic", "records": "number of records sent"},
     "sinks abort": SINK_ACTION,
     "sinks commit": SINK_ACTION,

@@ -30,6 +30,8 @@ class ReadOptions:
     min_offsets_per_trigger: int | None
     max_trigger_delay_ms: int
     token_renewal_interval_ms: int
+    metrics_port: int | None
+    metrics_host: str
     rolled_back_checkpoint: str
     min_partitions: int | None
     max_records_per_partition: int | None

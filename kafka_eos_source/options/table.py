@@ -181,6 +181,28 @@ OPTIONS: tuple[Option, ...] = (
         idle=(BATCH_READ,),
     ),
     Option(
+        "metrics.port",
+        (STREAM_READ,),
+        values.port,
+        None,
+        "port",
+        "Port at which the driver serves the query's metrics in Prometheus's format, at `/metrics`, as long as the "
+        "query runs. 0 = any free port, which the driver logs. If the port is in use, the driver logs a warning and "
+        "the query runs without the endpoint. If a query has several sources, set it on one of them.",
+        "no endpoint",
+        idle=(BATCH_READ,),
+    ),
+    Option(
+        "metrics.host",
+        (STREAM_READ,),
+        values.text,
+        "127.0.0.1",
+        "address",
+        "Address at which `metrics.port` listens. The endpoint has no authentication and shows names of topics and "
+        "errors, so by default only this host reaches it. `0.0.0.0` lets others scrape it.",
+        idle=(BATCH_READ,),
+    ),
+    Option(
         "onRolledBackCheckpoint",
         (STREAM_READ,),
         values.choice("read", "jump"),

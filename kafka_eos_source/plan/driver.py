@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.config import admin_config
+from kafka_eos_source.observe.prometheus import MetricsServer, serve_source
 from kafka_eos_source.observe.source import SourceObserver
 from kafka_eos_source.observe.summary import with_figures
 from kafka_eos_source.plan.open_transactions import OpenTransactions, reason
@@ -27,10 +28,17 @@ Json = dict[str, Any]
 class Planning:
     """Plans the batches of one source; the methods raise the errors of `SourcePlan`."""
 
-    def __init__(self, plan: SourcePlan, admin: SourceAdmin, observer: SourceObserver | None = None) -> None:
+    def __init__(
+        self,
+        plan: SourcePlan,
+        admin: SourceAdmin,
+        observer: SourceObserver | None = None,
+        metrics: MetricsServer | None = None,
+    ) -> None:
         self._plan = plan
         self._admin = admin
         self._observer = observer
+        self._metrics = metrics
         self._open_transactions = OpenTransactions(admin)
 
     @classmethod
@@ -47,15 +55,19 @@ class Planning:
             options.fetch_num_retries,
             options.fetch_retry_interval_ms,
         )
-        observer = None
+        observer = metrics = None
         if observed:
             observer = SourceObserver(str(options.subscription), options.application_id or "")
             observer.explained_by(lambda: admin.complaint)
-        return cls(SourcePlan(options, admin), admin, observer)
+            if options.metrics_port is not None:
+                metrics = serve_source(options.metrics_host, options.metrics_port)
+        return cls(SourcePlan(options, admin), admin, observer, metrics)
 
     def close(self) -> None:
-        """Closes the Kafka client."""
+        """Closes the Kafka client and the metrics' endpoint."""
         self._admin.close()
+        if self._metrics is not None:
+            self._metrics.close()
         if self._observer is not None:
             self._observer.stopped()
 

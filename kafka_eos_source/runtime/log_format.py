@@ -1,0 +1,56 @@
+"""Structured logs: each log record of this package as one JSON object per line.
+
+They are switched on by an environment variable, because the lines come from several processes: the planning
+process of each source, the process that commits, and the workers. All inherit the driver's environment.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from datetime import datetime, timezone
+from typing import Any
+
+#: The environment variable; ``json`` switches the structured logs on.
+VARIABLE = "KAFKA_EOS_LOG_FORMAT"
+
+_PACKAGE = "kafka_eos_source"
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a log record as one JSON object: time, level, logger, message, process, and its figures."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        found: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            "process": record.process,
+        }
+        batch = getattr(record, "batch", None)
+        if batch is not None:
+            found["batch"] = batch
+        if record.exc_info:
+            found["exception"] = self.formatException(record.exc_info)
+        return json.dumps(found, default=str)
+
+
+def is_wanted() -> bool:
+    """Whether the environment asks for structured logs."""
+    return os.environ.get(VARIABLE, "").strip().lower() == "json"
+
+
+def configure_if_wanted() -> None:
+    """Makes this package's logger write JSON to standard error, if the environment asks for it."""
+    if not is_wanted():
+        return
+    logger = logging.getLogger(_PACKAGE)
+    if any(isinstance(each.formatter, JsonFormatter) for each in logger.handlers):
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter())
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False

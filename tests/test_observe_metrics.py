@@ -1,0 +1,278 @@
+"""Metrics: their values, Prometheus's text format, the endpoint, and the generated page."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kafka_eos_source.cli import main
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.observe import journal as journals
+from kafka_eos_source.observe.figures import (
+    BatchFigures,
+    Outcome,
+    SourceRead,
+    WaitingCommit,
+    with_totals,
+)
+from kafka_eos_source.observe.journal import Journal, QueryJournal
+from kafka_eos_source.observe.metric_values import Query, action_of, query_of
+from kafka_eos_source.observe.metrics import METRICS
+from kafka_eos_source.observe.metrics_docs import with_table
+from kafka_eos_source.observe.process import this_writer
+from kafka_eos_source.observe.prometheus import (
+    CONTENT_TYPE,
+    MetricsServer,
+    exposition,
+    queries_of_source,
+    serve_source,
+)
+from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
+
+NOW = 1_700_000_000.0
+END = {TopicPartition("in", 0): 5, TopicPartition("in", 1): 7}
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder of temporary files without figures of other queries."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def batch(application: str = "app", at: float = NOW - 3, **changed: object) -> BatchFigures:
+    found = BatchFigures(
+        application_id=application,
+        query_id="query",
+        run_id="run",
+        batch_id=4,
+        outcome=Outcome.COMMITTED,
+        began_at=at - 2,
+        ended_at=at,
+        seconds={"tasks": 1.0, "produce": 0.25},
+        counts={"records": 12, "offsets_read": 14, "transactions": 2, "committed": 2, "staged_bytes": 100},
+        writer=this_writer(),
+        sinks={"db": {"rows": 12, "prepared": 1, "committed": 1, "held_back_seconds": 0.5}},
+        sources=(SourceRead(position_id(END), {"in": 14}),),
+        sequence=1,
+    )
+    return with_totals(replace(found, **changed), None)  # type: ignore[arg-type]
+
+
+def source(**changed: object) -> SourceFigures:
+    found = SourceFigures(
+        at=NOW - 1,
+        writer=this_writer(),
+        state=SourceState.IDLE,
+        state_since=NOW - 2,
+        application_id="app",
+        name="in",
+        start=END,
+        planned=END,
+        latest={TopicPartition("in", 0): 5, TopicPartition("in", 1): 27},
+        behind_since={"in": NOW - 30},
+    )
+    return replace(found, **changed)  # type: ignore[arg-type]
+
+
+def waiting(step: str, **changed: object) -> WaitingCommit:
+    found = WaitingCommit(
+        "app", "query", "run", 5, NOW - 1, NOW - 60, step, NOW - 40, "reason", 0, this_writer()
+    )
+    return replace(found, **changed)  # type: ignore[arg-type]
+
+
+def query(*batches: BatchFigures, **changed: object) -> Query:
+    found = QueryJournal("app", batches, sources=(source(),))
+    return query_of(replace(found, **changed), NOW, lambda _process: True)  # type: ignore[arg-type]
+
+
+def values(found: Query) -> dict[tuple[str, ...], float]:
+    return {(each.name, *labels): value for each in METRICS for labels, value in each.values(found)}
+
+
+def test_the_values_are_those_of_the_figures() -> None:
+    found = values(query(batch()))
+    assert found["messaging.client.sent.messages",] == 12
+    assert found["kafka_eos.source.offsets",] == 14
+    assert found["kafka_eos.source.lag", "in", "0"] == 0
+    assert found["kafka_eos.source.lag", "in", "1"] == 20
+    assert found["kafka_eos.source.lag.time", "in"] == 30
+    assert found["kafka_eos.batches", "committed"] == 1
+    assert found["kafka_eos.batches", "failed"] == 0
+    assert found["kafka_eos.transactions", "committed"] == 2
+    assert found["kafka_eos.batch.step.duration", "produce"] == 0.25
+    assert found["kafka_eos.batch.duration",] == 1.25
+    assert found["kafka_eos.token.age",] == 3
+    assert found["kafka_eos.sink.rows", "db"] == 12
+    assert found["kafka_eos.sink.held_back.duration", "db"] == 0.5
+    assert found["kafka_eos.sink.held_back.time",] == 0
+    assert found["kafka_eos.query.status", "waiting_for_data"] == 1
+    assert found["kafka_eos.query.standstill",] == 3, "since the last commit, and no longer than the lag"
+    assert not [name for name in found if name[0] == "kafka_eos.query.failed"]
+
+
+def test_a_commit_that_waits_stands_still_and_a_sink_holds_it_back() -> None:
+    found = values(query(batch(), waiting=waiting("finish")))
+    assert found["kafka_eos.sink.held_back.time",] == 40
+    assert found["kafka_eos.query.standstill",] == 3
+    found = values(query(batch(at=NOW - 100), waiting=waiting("commit")))
+    assert found["kafka_eos.sink.held_back.time",] == 0
+    assert found["kafka_eos.query.standstill",] == 60
+
+
+def test_a_first_batch_that_never_commits_stands_still() -> None:
+    assert values(query())["kafka_eos.query.standstill",] == 30
+    failed = batch(outcome=Outcome.FAILED, sources=(), sequence=None, error="x")
+    assert values(query(failed))["kafka_eos.query.standstill",] == 30
+
+
+def test_nothing_to_read_is_no_standstill() -> None:
+    idle = source(latest=END, behind_since={})
+    assert values(query(batch(at=NOW - 9000), sources=(idle,)))["kafka_eos.query.standstill",] == 0
+
+
+def test_another_producers_transaction_hides_records() -> None:
+    hidden = source(hidden={TopicPartition("in", 0): 3}, hidden_since=NOW - 50)
+    assert values(query(batch(), sources=(hidden,)))["kafka_eos.source.hidden.time",] == 50
+    assert values(query(batch()))["kafka_eos.source.hidden.time",] == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "condition", "action"),
+    [
+        ("[KAFKA_EOS.TOKEN_MISSING] gone", "KAFKA_EOS.TOKEN_MISSING", "operator"),
+        ("[KAFKA_EOS.FENCED] fenced", "KAFKA_EOS.FENCED", "restart"),
+        ("[KAFKA_EOS.RETRIABLE] again", "KAFKA_EOS.RETRIABLE", "retry"),
+        ("[KAFKA_EOS.OF_A_LATER_VERSION] x", "KAFKA_EOS.OF_A_LATER_VERSION", "unknown"),
+        ("division by zero", "unknown", "unknown"),
+    ],
+)
+def test_a_failed_query_says_who_acts(error: str, condition: str, action: str) -> None:
+    stopped = source(state=SourceState.STOPPED)
+    found = values(query(batch(outcome=Outcome.FAILED, error=error), sources=(stopped,)))
+    assert found["kafka_eos.query.failed", condition, action] == 1
+    assert action_of(condition) == action
+
+
+def test_names_are_unique_and_declared_completely() -> None:
+    assert (
+        len({each.name for each in METRICS})
+        == len({each.prometheus_name for each in METRICS})
+        == len(METRICS)
+    )
+    for each in METRICS:
+        assert each.meaning.endswith(".")
+        assert len(set(each.labels)) == len(each.labels)
+
+
+def every_metric() -> Query:
+    figures = batch(
+        counts={"shards": 2, "records": 1, "restores": 1, "restored_records": 9, "restore_ms": 1500},
+        pressure=0.5,
+        processor_counts={"late_rows": 3},
+        state={"changelog": {"keys": 5, "bytes": 900, "uncommitted_bytes": 7}},
+        error="",
+    )
+    return query(figures, sources=(source(retention_seconds=600.0),))
+
+
+def test_each_metric_has_values_of_its_labels() -> None:
+    shown = values(every_metric())
+    failed = values(
+        query(batch(outcome=Outcome.FAILED, error="x"), sources=(source(state=SourceState.STOPPED),))
+    )
+    for each in METRICS:
+        found = [name for name in (*shown, *failed) if name[0] == each.name]
+        assert found, each.name
+        assert all(len(name) == 1 + len(each.labels) for name in found), each.name
+
+
+def test_state_restores_and_the_tokens_expiry_are_shown() -> None:
+    found = values(every_metric())
+    assert found["kafka_eos.state.keys", "changelog"] == 5
+    assert found["kafka_eos.state.size", "changelog"] == 900
+    assert found["kafka_eos.state.restore.duration",] == 1.5
+    assert found["kafka_eos.token.expiry",] == 600 - 3
+    assert found["kafka_eos.query.runs",] == 1
+    assert found["kafka_eos.batch.step.time", "tasks"] == 1
+
+
+def test_the_text_is_valid_for_prometheus() -> None:
+    strange = replace(every_metric().journal, application_id='a "quoted"\\name\nof two lines \ud800')
+    text = exposition([query_of(strange, NOW, lambda _process: True), every_metric()])
+    assert 'kafka_eos_application_id="a \\"quoted\\"\\\\name\\nof two lines ?"' in text
+    assert text.count("# TYPE kafka_eos_batches_total counter") == 1
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True)
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_the_endpoint_serves_the_query_of_the_source(folder: Path) -> None:
+    now = time.time()
+    Journal("app").finished(batch(at=now))
+    Journal("other").finished(batch("other", at=now))
+    journals.SourceFile("mine").write(source(at=now))
+    server = MetricsServer("127.0.0.1", 0, queries_of_source)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30) as answer:
+            assert answer.headers["Content-Type"] == CONTENT_TYPE
+            text = answer.read().decode()
+        assert 'messaging_client_sent_messages_total{kafka_eos_application_id="app"} 12' in text
+        assert '"other"' not in text
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://127.0.0.1:{server.port}/", timeout=30)
+    finally:
+        server.close()
+
+
+def test_figures_that_cannot_be_read_are_an_error_of_the_scrape_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken() -> list[Query]:
+        raise PermissionError("another user's folder")
+
+    server = MetricsServer("127.0.0.1", 0, broken)
+    try:
+        with pytest.raises(urllib.error.HTTPError, match="500"):
+            urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30)
+    finally:
+        server.close()
+
+
+def test_a_port_in_use_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        first = serve_source("127.0.0.1", 0)
+        assert first is not None
+        try:
+            assert f"http://127.0.0.1:{first.port}/metrics" in caplog.text
+            assert serve_source("127.0.0.1", first.port) is None
+        finally:
+            first.close()
+    assert "(metrics.port)" in caplog.text
+    assert "The query runs without the endpoint" in caplog.text
+
+
+def test_the_command_prints_all_queries_of_the_host(folder: Path) -> None:
+    Journal("one").finished(batch("one", at=time.time()))
+    Journal("two").finished(batch("two", at=time.time()))
+    result = CliRunner().invoke(main, ["metrics", "--once"])
+    assert result.exit_code == 0, result.output
+    for name in ("one", "two"):
+        assert f'kafka_eos_token_sequence{{kafka_eos_application_id="{name}"}} 1\n' in result.stdout
+
+
+def test_the_page_is_current() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert with_table(page) == page, "run: python -m kafka_eos_source.observe.metrics_docs"
