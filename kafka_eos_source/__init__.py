@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from kafka_eos_source.in_read.frame import map_in_read
     from kafka_eos_source.observe.listener import observe_batches
     from kafka_eos_source.observe.notebook import watch
+    from kafka_eos_source.spark.invalid import invalid_record
     from kafka_eos_source.spark.quiet import quiet_logs
     from kafka_eos_source.spark.session import local_checkpoints
 
 __all__ = [
     "KafkaEosDataSource",
+    "invalid_record",
     "local_checkpoints",
     "map_in_read",
     "observe_batches",
@@ -48,6 +50,10 @@ def __getattr__(name: str) -> Any:
         from kafka_eos_source.datasource import KafkaEosDataSource
 
         return KafkaEosDataSource
+    if name == "invalid_record":
+        from kafka_eos_source.spark.invalid import invalid_record
+
+        return invalid_record
     if name == "local_checkpoints":
         from kafka_eos_source.spark.session import local_checkpoints
 

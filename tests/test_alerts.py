@@ -122,6 +122,7 @@ def test_each_metric_of_the_table_is_on_the_dashboard_or_in_a_rule() -> None:
         "kafka_eos_batch_end_time_seconds",
         "kafka_eos_token_sequence",
         "kafka_eos_query_runs_total",
+        "kafka_eos_invalid_records_total",
         "kafka_eos_batch_step_time_seconds_total",
         "kafka_eos_sent_size_bytes_total",
         "kafka_eos_token_expiry_seconds",

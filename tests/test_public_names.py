@@ -11,6 +11,7 @@ import pytest
 PUBLIC = {
     "kafka_eos_source": [
         "KafkaEosDataSource",
+        "invalid_record",
         "local_checkpoints",
         "map_in_read",
         "observe_batches",

@@ -48,12 +48,12 @@ def rows() -> list[pa.RecordBatch]:
 
 def test_a_staging_folder_that_is_not_shared_is_refused_before_rows_need_it(elsewhere: Sink) -> None:
     with pytest.raises(InvalidOptionError, match="is not shared"):
-        elsewhere("").write(rows())
+        elsewhere("").write_frame(rows())
 
 
 def test_a_batch_write_that_fits_into_commit_messages_needs_no_staging_folder(elsewhere: Sink) -> None:
     """A batch write skips the check of the folder: it has no checkpoint and no later batch."""
-    part = elsewhere("write-1").write(rows()).part
+    part = elsewhere("write-1").write_frame(rows()).part
     assert part is not None
     assert part.inline is not None
 

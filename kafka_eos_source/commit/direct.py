@@ -21,21 +21,22 @@ _producers: dict[str, RecordProducer] = {}
 
 
 def check_target(options: WriteOptions) -> None:
-    """Checks that brokers answer and that the ``topic`` exists, once per process.
+    """Checks that brokers answer, and that ``topic`` and ``deadLetter.topic`` exist, once per process.
 
     Raises:
         UnavailableError: if no broker answers in time, or the topic does not exist.
         AuthorizationError: if the principal may not describe the topic, or the brokers refuse its
         credentials.
     """
-    key = repr((options.topic, sorted(options.kafka.items())))
+    key = repr((options.topic, options.dead_letter_topic, sorted(options.kafka.items())))
     if key in _checked:
         return
     producer = RecordProducer(producer_config(options.kafka), "check")
     try:
         deadline = Deadline.after_ms(min(options.commit_timeout_ms, _CHECK_MS))
-        if options.topic is not None:
-            producer.check_partitions({options.topic: -1}, deadline)
+        named = [each for each in (options.topic, options.dead_letter_topic) if each is not None]
+        if named:
+            producer.check_partitions(dict.fromkeys(named, -1), deadline)
         else:
             producer.cluster(deadline)
     finally:

@@ -60,8 +60,12 @@ def finish(trace: Trace, result: Result, staged: StagedRows, parts: Iterable[Sta
 
 
 def _count(trace: Trace, staged: StagedRows, parts: Iterable[StagedPart]) -> None:
+    parts = list(parts)
+    dead = sum(part.dead_letters for part in parts)
     trace.count(
-        records=staged.rows - staged.changelog_rows,
+        records=staged.rows - staged.changelog_rows - dead,
+        dead_letters=dead,
+        dropped=sum(part.dropped for part in parts),
         changes=staged.changelog_rows,
         staged_bytes=sum(part.size_bytes for part in parts),
     )

@@ -9,9 +9,9 @@ the driver needs is imported inside the functions that use it.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
@@ -28,7 +28,7 @@ from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, Rest
 from kafka_eos_source.in_read.packed_frame import packed_batches_of, schema_of_packed_rows, unpack
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.options.checked import WriteOptions
-from kafka_eos_source.protocol import offset_log
+from kafka_eos_source.protocol import dead_letters, offset_log
 from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.protocol.offset_log import PlannedBatch
 from kafka_eos_source.protocol.packet import CHANGELOG
@@ -36,8 +36,10 @@ from kafka_eos_source.spark.schema import SinkColumns, check_frame, only_changel
 from kafka_eos_source.spark.task import StreamingTask, running_task
 from kafka_eos_source.spark.worker import task_begins
 from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.invalid_rows import InvalidRows
 from kafka_eos_source.stage.paths import location_of_batch_writes, location_of_query
 from kafka_eos_source.stage.rows import from_batches, from_rows, staged_schema
+from kafka_eos_source.stage.spool import PartStage
 from kafka_eos_source.stage.writer import stage
 from kafka_eos_source.state.operator.running_operators import recorded_operators
 
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from kafka_eos_source.stage.fanout import Plan, SinkPart
+    from kafka_eos_source.stage.row_rules import RecordLimits
 
 #: Since PySpark 4.1, a stream writer can receive Arrow batches. Before, it receives rows.
 _StreamArrowWriter: Any = getattr(spark_datasource, "DataSourceStreamArrowWriter", None)
@@ -113,11 +116,13 @@ class _Message(WriterCommitMessage):
 
     Attributes:
         part: the staged rows for Kafka; None if the task wrote them itself.
+        dead_letters: the staged dead letters; None if there are none.
         sinks: the staged rows for sinks outside Kafka.
         planned: `_StagedSink.planned` of the writer that the task received.
     """
 
     part: StagedPart | None
+    dead_letters: StagedPart | None = None
     sinks: tuple[SinkPart, ...] = ()
     planned: PlannedBatch | None = None
 
@@ -141,8 +146,18 @@ class _StagedSink:
     plan: Plan | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Adds `planned` to what the tasks receive. Spark never pickles the writer that commits."""
-        return {**self.__dict__, "planned": self.planned}
+        """Adds what the tasks receive from the driver. Spark never pickles the writer that commits."""
+        return {**self.__dict__, "planned": self.planned, "limits": self.limits}
+
+    @cached_property
+    def limits(self) -> RecordLimits | None:
+        """Which records the topic accepts; None if no task asks, because an invalid row fails the batch."""
+        options = self.options
+        if options.on_invalid_record == "fail":
+            return None
+        from kafka_eos_source.stage.record_limits import record_limits
+
+        return record_limits(options.kafka, options.topic, options.dead_letter_topic)
 
     @cached_property
     def planned(self) -> PlannedBatch | None:
@@ -156,7 +171,7 @@ class _StagedSink:
     def write_frame(self, batches: Iterable[pa.RecordBatch]) -> _Message:
         """Stages Arrow batches with all columns of the frame, for Kafka and for sinks outside Kafka."""
         if self.plan is None:
-            return self.write(from_batches(batches, self.columns))
+            return self._write(lambda invalid: from_batches(batches, self.columns, invalid))
         from kafka_eos_source.stage.fanout import Fanout
 
         task = _task()
@@ -168,29 +183,63 @@ class _StagedSink:
             self.options.staging_inline_bytes,
         )
         try:
-            message = self.write(from_batches(fanout.rows(batches), self.columns))
+            message = self._write(lambda invalid: from_batches(fanout.rows(batches), self.columns, invalid))
         except BaseException:
             fanout.discard()
             raise
         return replace(message, sinks=fanout.finish())
 
-    def write(self, batches: Iterable[pa.RecordBatch]) -> _Message:
-        """Stages batches that have the staged columns, for Kafka only."""
+    def write_rows(self, rows: Iterable[Row]) -> _Message:
+        """Stages Spark's rows with all columns of the frame, for Kafka only."""
+        return self._write(lambda invalid: from_rows(rows, self.columns, invalid))
+
+    def _write(self, staged: Callable[[InvalidRows | None], Iterable[pa.RecordBatch]]) -> _Message:
+        """Stages the batches that a function makes, for Kafka only.
+
+        Args:
+            staged: returns batches with the staged columns; passes invalid rows to its argument.
+        """
         task = _task()
         if not self.name:
             # fails at the start of the query, not when a batch is first too large for the commit messages
             self.folder.check_shared()
-        part = stage(
-            batches,
-            staged_schema(self.columns),
-            folder=self.folder,
-            batch=self.name or task.batch_id,
-            inline_bytes=self.options.staging_inline_bytes,
-            run_id=task.run_id,
-            topic=self.options.topic,
-        )
+        invalid = self._invalid_rows(task)
+        try:
+            part = stage(
+                staged(invalid),
+                staged_schema(self.columns),
+                folder=self.folder,
+                batch=self.name or task.batch_id,
+                inline_bytes=self.options.staging_inline_bytes,
+                run_id=task.run_id,
+                topic=self.options.topic,
+            )
+            dead = None if invalid is None else invalid.finish()
+        except BaseException:
+            if invalid is not None:
+                invalid.discard()
+            raise
         # only now: an operator in this task starts when `stage` reads its first row
-        return _Message(replace(part, operators=recorded_operators(task)), planned=self.planned)
+        part = replace(
+            part, operators=recorded_operators(task), dropped=0 if invalid is None else invalid.dropped
+        )
+        if dead is not None:
+            dead = replace(dead, run_id=task.run_id)
+        return _Message(part, dead, planned=self.planned)
+
+    def _invalid_rows(self, task: StreamingTask) -> InvalidRows | None:
+        """Returns what takes the invalid rows of this task; None if they fail the batch."""
+        limits, options = self.limits, self.options
+        if limits is None:
+            return None
+        batch = self.name or task.batch_id
+        origin = {dead_letters.APPLICATION: options.application_id or derived_application_id(task.query_id)}
+        if not self.name:
+            origin[dead_letters.BATCH] = batch
+        stage_of = partial(
+            PartStage, folder=self.folder, batch=batch, inline_bytes=options.staging_inline_bytes
+        )
+        return InvalidRows(options.dead_letter_topic, limits, origin, options.topic, stage_of)
 
     def commit_micro_batch(self, messages: Sequence[_Message], batch_id: int) -> None:
         from kafka_eos_source.commit import session
@@ -225,14 +274,17 @@ class _DirectSink:
     options: WriteOptions
     columns: SinkColumns
 
-    def write(self, batches: Iterable[pa.RecordBatch]) -> _Message:
+    def write_rows(self, rows: Iterable[Row]) -> _Message:
+        return self._write(from_rows(rows, self.columns))
+
+    def write_frame(self, batches: Iterable[pa.RecordBatch]) -> _Message:
+        return self._write(from_batches(batches, self.columns))
+
+    def _write(self, batches: Iterable[pa.RecordBatch]) -> _Message:
         from kafka_eos_source.commit import direct
 
         direct.produce(self.options, batches)
         return _Message(None)
-
-    def write_frame(self, batches: Iterable[pa.RecordBatch]) -> _Message:
-        return self.write(from_batches(batches, self.columns))
 
     def commit_micro_batch(self, messages: Sequence[_Message], batch_id: int) -> None:
         """Does nothing, because the tasks have flushed their producers."""
@@ -270,7 +322,7 @@ class _RowStreamWriter(_StreamWriter):
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
         task_begins()
         if self._packed is None:
-            return self._sink.write(from_rows(iterator, self._sink.columns))
+            return self._sink.write_rows(iterator)
         packed_batches = (pa.py_buffer(row[0]) for row in iterator if row[0] is not None)
         return self._sink.write_frame(unpack(packed_batches, self._packed))
 
@@ -334,7 +386,7 @@ def _of_successful_tasks(messages: Iterable[WriterCommitMessage | None]) -> list
 
 
 def _parts(messages: Iterable[_Message]) -> list[StagedPart]:
-    return [each.part for each in messages if each.part is not None]
+    return [part for each in messages for part in (each.part, each.dead_letters) if part is not None]
 
 
 def _task() -> StreamingTask:

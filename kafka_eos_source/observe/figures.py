@@ -83,6 +83,8 @@ class BatchFigures:
                 offsets that the batch read from Kafka sources
             ``records``
                 records written to output topics
+            ``dead_letters``, ``dropped``
+                invalid rows that were written to the dead-letter topic, and that were dropped
             ``changes``
                 records written to changelog topics
             ``bytes``

@@ -191,6 +191,14 @@ METRICS: tuple[Metric, ...] = (
         values.total("records"),
     ),
     Metric(
+        "kafka_eos.invalid.records",
+        _C,
+        "{record}",
+        ("action",),
+        "Invalid rows by what became of them: `dead_lettered` or `dropped`; `dropped-records-total` of Kafka Streams.",
+        values.totals({"dead_lettered": "dead_letters", "dropped": "dropped"}),
+    ),
+    Metric(
         "kafka_eos.sent.size",
         _C,
         "By",

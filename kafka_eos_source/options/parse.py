@@ -149,6 +149,8 @@ def parse_write(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         kafka=config.check_producer(kafka, exactly_once=exactly_once),
         query_name=found["queryName"],
         token_topic=_token_topic(found, streaming=streaming),
+        on_invalid_record=found["onInvalidRecord"],
+        dead_letter_topic=_dead_letter_topic(found),
         sinks=registry.parse(found["sinks"], _of_sinks(options)),
     )
 
@@ -176,6 +178,38 @@ def _token_topic(found: Mapping[str, Any], *, streaming: bool) -> str | None:
             "the token topic may contain only tokens.",
             fix="create a separate topic with 'kafka-eos token-topic create' and set 'token.topic' to it.",
         )
+    return name
+
+
+def _dead_letter_topic(found: Mapping[str, Any]) -> str | None:
+    """Returns the option ``deadLetter.topic`` after checking it and ``onInvalidRecord``.
+
+    Raises:
+        InvalidOptionError: if one of the two is missing, the write is not exactly once, or the topic also
+            receives other records.
+    """
+    name: str | None = found["deadLetter.topic"]
+    what: str = found["onInvalidRecord"]
+    if what != "fail" and found["processing.guarantee"] != "exactly_once":
+        raise _needs_exactly_once("onInvalidRecord")
+    if what == "dead-letter" and name is None:
+        raise InvalidOptionError(
+            "option 'onInvalidRecord' has the value 'dead-letter', but 'deadLetter.topic' is not set.",
+            fix="create a topic for dead letters, and set 'deadLetter.topic' to its name.",
+        )
+    if what != "dead-letter" and name is not None:
+        raise InvalidOptionError(
+            f"option 'deadLetter.topic' has the value {name!r}, but 'onInvalidRecord' is {what!r}; expected "
+            "'dead-letter'.",
+            fix="set 'onInvalidRecord' to 'dead-letter', or remove 'deadLetter.topic'.",
+        )
+    for other in ("topic", "token.topic"):
+        if name is not None and found[other] == name:
+            raise InvalidOptionError(
+                f"options 'deadLetter.topic' and {other!r} have the same value {name!r}; expected two "
+                "topics.",
+                fix="create a topic of its own for dead letters.",
+            )
     return name
 
 

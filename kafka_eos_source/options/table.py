@@ -428,6 +428,25 @@ OPTIONS: tuple[Option, ...] = (
         "`<checkpointLocation>/kafka-eos/staging`; a local folder for batch writes",
     ),
     Option(
+        "onInvalidRecord",
+        WRITE,
+        values.choice("fail", "drop", "dead-letter"),
+        "fail",
+        "`fail`, `drop`, `dead-letter`",
+        "What happens to a row that the column `kafka_eos_invalid` marks, that breaks a rule of the sink (a null topic, "
+        "a negative partition, …), or whose record is larger than the topic accepts. `fail` fails the batch. `drop` "
+        "drops and counts the row. `dead-letter` writes it to `deadLetter.topic` in the transaction of its batch. "
+        "Needs `processing.guarantee=exactly_once`, unless it is `fail`.",
+    ),
+    Option(
+        "deadLetter.topic",
+        WRITE,
+        values.topic,
+        None,
+        "text",
+        "Existing topic for dead letters, with `onInvalidRecord=dead-letter`.",
+    ),
+    Option(
         "staging.inline.bytes",
         WRITE,
         values.integer(0),

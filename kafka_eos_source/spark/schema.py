@@ -222,8 +222,8 @@ def _invalid(schema: StructType) -> int | None:
     )
     if not is_struct and not isinstance(found, StringType):
         raise InvalidSchemaError(
-            f"column {INVALID!r}, which marks invalid rows, has type {found.simpleString()}; expected string, "
-            f"or {INVALID_TYPE.simpleString()}.",
+            f"column {INVALID!r}, which marks invalid rows, has type {found.simpleString()}; expected "
+            f"string, or {INVALID_TYPE.simpleString()}.",
             fix="make it with invalid_record(condition, message), or cast it to string.",
         )
     return index

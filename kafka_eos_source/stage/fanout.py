@@ -17,7 +17,7 @@ from kafka_eos_source.model import StagedPart
 from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.sinks.contract import SinkContext, Stage, StageContext, TwoPhaseSink
 from kafka_eos_source.sinks.registry import KAFKA, SinkSpec
-from kafka_eos_source.spark.schema import arrow_schema, fit
+from kafka_eos_source.spark.schema import INVALID, arrow_schema, fit
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.spool import PartStage
 from kafka_eos_source.stage.verified_parts import VerifiedParts
@@ -49,6 +49,7 @@ class Plan:
         routes: one for each sink outside Kafka, in the order of the option ``sinks``.
         router: position of the column `sink`; None = every row goes to every sink.
         changelog: position of the column with an operator's changes, which go to Kafka only.
+        invalid: position of the column that marks invalid rows, which no sink outside Kafka receives.
         kafka: whether rows also become records in Kafka.
     """
 
@@ -56,6 +57,7 @@ class Plan:
     router: int | None
     changelog: int | None
     kafka: bool
+    invalid: int | None = None
 
     @classmethod
     def of(cls, specs: Sequence[SinkSpec], schema: StructType, *, kafka: bool) -> Plan:
@@ -78,7 +80,7 @@ class Plan:
                 "string.",
                 fix="rename it, or cast it to string.",
             )
-        own = list(dict.fromkeys(each for each in names if each not in (ROUTE, CHANGELOG)))
+        own = list(dict.fromkeys(each for each in names if each not in (ROUTE, CHANGELOG, INVALID)))
         routes = []
         for spec in specs:
             wanted = spec.columns or tuple(own)
@@ -92,7 +94,8 @@ class Plan:
             at = tuple(names.index(each) for each in wanted)
             routes.append(Route(spec, at, arrow_schema(StructType([schema.fields[each] for each in at]))))
         changelog = names.index(CHANGELOG) if CHANGELOG in names else None
-        return cls(tuple(routes), router, changelog, kafka)
+        invalid = names.index(INVALID) if INVALID in names else None
+        return cls(tuple(routes), router, changelog, kafka, invalid)
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,9 @@ class Fanout:
             if plan.changelog is not None and batch.column(plan.changelog).null_count < batch.num_rows:
                 yield batch.filter(batch.column(plan.changelog).is_valid())
                 batch = batch.filter(batch.column(plan.changelog).is_null())
+            if plan.invalid is not None and batch.column(plan.invalid).null_count < batch.num_rows:
+                yield batch.filter(batch.column(plan.invalid).is_valid())
+                batch = batch.filter(batch.column(plan.invalid).is_null())
             if not batch.num_rows:
                 continue
             to = None if plan.router is None else batch.column(plan.router)

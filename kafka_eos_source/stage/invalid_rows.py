@@ -30,9 +30,10 @@ SCHEMA = pa.schema(
 )
 
 #: Classes of errors, as the header `dead_letters.ERROR` names them.
-BROKEN_RULE, TOO_LARGE, MARKED = "InvalidRecord", "RecordTooLarge", "InvalidRecord"
+BROKEN_RULE, TOO_LARGE, MARKED = "InvalidRecord", "RecordTooLarge", "MarkedAsInvalid"
 
 _LONGEST_MESSAGE = 1000
+_LONGEST_NAME = 250
 #: Room for the headers of a dead letter, in bytes.
 _ROOM = 8192
 
@@ -158,7 +159,7 @@ class InvalidRows:
         large = pc.greater(record_bytes({KEY: key, VALUE: value, **_headers_in(kept)}), room)
         sizes = pc.if_else(large, pc.binary_length(value), None)
         headers = {
-            dead_letters.ERROR: errors.filter(bad),
+            dead_letters.ERROR: pc.utf8_slice_codeunits(errors.filter(bad), 0, _LONGEST_NAME),
             dead_letters.MESSAGE: pc.utf8_slice_codeunits(messages.filter(bad), 0, _LONGEST_MESSAGE),
             **self._origin_of(marks, bad, rows),
             **{name: pa.repeat(pa.scalar(text), rows) for name, text in self._origin.items()},
@@ -173,7 +174,7 @@ class InvalidRows:
         batch = pa.RecordBatch.from_arrays(
             [
                 pc.if_else(pc.and_(large, _longer(key, room // 4)), None, key),
-                pc.if_else(large, pc.binary_slice(value, 0, room // 4), value),
+                pc.if_else(large, pc.binary_slice(value, 0, room - room // 4), value),
                 pa.repeat(pa.scalar(self._topic, pa.string()), rows),
                 _with_headers(original, headers, rows),
             ],
@@ -193,7 +194,10 @@ class InvalidRows:
         if marks is None or not pa.types.is_struct(marks.type):
             return {header: pa.nulls(rows, pa.string()) for header in names}
         kept = marks.filter(bad)
-        return {header: _field(kept, name, pa.string()) for header, name in names.items()}
+        return {
+            header: pc.utf8_slice_codeunits(_field(kept, name, pa.string()), 0, _LONGEST_NAME)
+            for header, name in names.items()
+        }
 
 
 def _text_of(marks: pa.Array) -> pa.Array:

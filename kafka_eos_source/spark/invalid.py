@@ -1,0 +1,37 @@
+"""`invalid_record`: the column by which a query marks rows that it could not process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kafka_eos_source.spark.schema import INVALID
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+
+def invalid_record(condition: Column | str, message: Column | str, error: str = "InvalidRecord") -> Column:
+    """Returns the column ``kafka_eos_invalid``, which marks rows for the option ``onInvalidRecord``.
+
+    The column also names where the row was read, so the frame must still have the source's columns ``topic``,
+    ``partition`` and ``offset``::
+
+        frame.select("key", "value", invalid_record("parsed IS NULL", "the value is not JSON"))
+
+    Args:
+        condition: which rows are invalid, as a column or as SQL. Null counts as false.
+        message: why, as text, or as a column of strings.
+        error: class of the error, for people who look for dead letters of one kind.
+    """
+    from pyspark.sql import functions as f
+
+    when = f.expr(condition) if isinstance(condition, str) else condition
+    why = f.lit(message) if isinstance(message, str) else message
+    mark = f.struct(
+        f.lit(error).alias("error"),
+        why.cast("string").alias("message"),
+        f.col("topic").alias("topic"),
+        f.col("partition").alias("partition"),
+        f.col("offset").alias("offset"),
+    )
+    return f.when(when, mark).alias(INVALID)

@@ -1,0 +1,166 @@
+"""Invalid rows fail the batch, are dropped, or become dead letters, and valid rows are not touched."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError
+from kafka_eos_source.options.parse import parse_write
+from kafka_eos_source.protocol import dead_letters
+from kafka_eos_source.spark.schema import HEADERS_ARROW, SinkColumns
+from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.invalid_rows import InvalidRows
+from kafka_eos_source.stage.parts import StagedRows
+from kafka_eos_source.stage.row_rules import RecordLimits
+from kafka_eos_source.stage.rows import from_batches
+from kafka_eos_source.stage.spool import PartStage
+
+MARK = pa.struct(
+    [
+        ("error", pa.string()),
+        ("message", pa.string()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+    ]
+)
+COLUMNS = SinkColumns(
+    key=0, value=1, topic=2, partition=3, headers=4, timestamp=None, changelog=None, invalid=5
+)
+LIMITS = RecordLimits(20_000)
+
+
+def frame(*rows: dict[str, Any]) -> pa.RecordBatch:
+    """Returns rows as Spark passes them; what a row does not name is valid."""
+    usual = {"key": b"k", "value": b"v", "topic": "out", "partition": None, "headers": None, "mark": None}
+    full = [{**usual, **row} for row in rows]
+    types = [pa.binary(), pa.binary(), pa.string(), pa.int32(), HEADERS_ARROW, MARK]
+    return pa.record_batch(
+        [pa.array([row[name] for row in full], type_) for name, type_ in zip(usual, types, strict=True)],
+        names=[*list(usual)[:5], "kafka_eos_invalid"],
+    )
+
+
+def staged(
+    batch: pa.RecordBatch, folder: Path, limits: RecordLimits = LIMITS, *, drop: bool = False
+) -> tuple[list[Any], list[dict[str, Any]], InvalidRows]:
+    """Returns the values of the valid rows, and the dead letters with their headers as a dict."""
+    place = StagingFolder.at(str(folder))
+    stage = partial(PartStage, folder=place, batch="0", inline_bytes=1 << 20)
+    origin = {dead_letters.APPLICATION: "app", dead_letters.BATCH: "7"}
+    invalid = InvalidRows(None if drop else "dead", limits, origin, None, stage)
+    good = [each for made in from_batches([batch], COLUMNS, invalid) for each in made["value"].to_pylist()]
+    part = invalid.finish()
+    found = [] if part is None else StagedRows(place, "0", [part]).batches()
+    letters = [row for each in found for row in each.to_pylist()]
+    for row in letters:
+        row["headers"] = [(each["key"], each["value"]) for each in row["headers"]]
+    return good, letters, invalid
+
+
+def test_valid_rows_pass_unchanged(tmp_path: Path) -> None:
+    good, letters, invalid = staged(frame({"value": b"1"}, {"value": None}, {"key": None}), tmp_path)
+    assert (good, letters, invalid.count) == ([b"1", None, b"v"], [], 0)
+
+
+def test_a_marked_row_becomes_a_dead_letter_that_names_its_origin(tmp_path: Path) -> None:
+    mark = {"error": "NotJson", "message": "bad ü", "topic": "in", "partition": 3, "offset": 1 << 40}
+    headers = [
+        {"key": "trace", "value": b"1"},
+        {"key": dead_letters.MESSAGE, "value": b"of an earlier letter"},
+        {"key": "empty", "value": None},
+    ]
+    good, letters, invalid = staged(
+        frame({"value": b"1"}, {"value": b"2", "mark": mark, "headers": headers}, {"value": b"3"}), tmp_path
+    )
+    assert good == [b"1", b"3"]
+    (letter,) = letters
+    assert (letter["key"], letter["value"], letter["topic"]) == (b"k", b"2", "dead")
+    assert letter["headers"] == [
+        ("trace", b"1"),
+        ("empty", None),
+        (dead_letters.ERROR, b"NotJson"),
+        (dead_letters.MESSAGE, "bad ü".encode()),
+        (dead_letters.ORIGIN_TOPIC, b"in"),
+        (dead_letters.ORIGIN_PARTITION, b"3"),
+        (dead_letters.ORIGIN_OFFSET, b"1099511627776"),
+        (dead_letters.APPLICATION, b"app"),
+        (dead_letters.BATCH, b"7"),
+        (dead_letters.TARGET_TOPIC, b"out"),
+    ]
+    assert invalid.count == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "error", "text"),
+    [
+        ({"topic": None}, "InvalidRecord", "column 'topic' is null."),
+        ({"topic": ""}, "InvalidRecord", "column 'topic' is empty."),
+        ({"partition": -1}, "InvalidRecord", "column 'partition' is negative."),
+        ({"partition": 4}, "InvalidRecord", "names a partition that the topic does not have; it has 4"),
+        ({"headers": [None]}, "InvalidRecord", "has a null entry"),
+        ({"headers": [{"key": None, "value": b""}]}, "InvalidRecord", "has an entry with a null key"),
+        ({"value": b"x" * 20_000}, "RecordTooLarge", "bytes; the largest allowed has 20000."),
+        ({"key": b"x" * 20_000}, "RecordTooLarge", "the record has"),
+        ({"mark": {}}, "MarkedAsInvalid", "marked the record as invalid"),
+    ],
+)
+def test_each_rule_makes_a_dead_letter(tmp_path: Path, row: dict[str, Any], error: str, text: str) -> None:
+    limits = RecordLimits(20_000, partitions=4)
+    good, (letter,), _ = staged(frame({"value": b"1"}, row, {"value": b"3"}), tmp_path, limits)
+    assert good == [b"1", b"3"]
+    headers = dict(letter["headers"])
+    assert headers[dead_letters.ERROR] == error.encode()
+    assert text in headers[dead_letters.MESSAGE].decode()
+
+
+def test_a_row_that_breaks_two_rules_becomes_one_dead_letter(tmp_path: Path) -> None:
+    good, letters, invalid = staged(frame({"topic": None, "partition": -1}), tmp_path)
+    assert (good, len(letters), invalid.count) == ([], 1, 1)
+
+
+@pytest.mark.parametrize("size", [19_800, 20_000, 500_000])
+def test_a_dead_letter_is_never_larger_than_a_record_may_be(tmp_path: Path, size: int) -> None:
+    mark = {"error": "E" * 50_000, "message": "ü" * 50_000, "topic": "t" * 9_000, "partition": 1, "offset": 1}
+    headers = [{"key": "h", "value": b"x" * 8_000}]
+    rows = frame(
+        {"value": b"x" * size, "mark": mark, "headers": headers},
+        {"key": b"x" * size, "mark": mark, "headers": headers},
+    )
+    good, letters, _ = staged(rows, tmp_path)
+    assert good == []
+    for letter in letters:
+        parts = [letter["key"], letter["value"], *(each for pair in letter["headers"] for each in pair)]
+        assert sum(len(each or b"") for each in parts) + 300 < LIMITS.record_bytes
+    assert dict(letters[0]["headers"])[dead_letters.VALUE_BYTES] == str(size).encode()
+
+
+def test_dropped_rows_are_counted(tmp_path: Path) -> None:
+    good, letters, invalid = staged(frame({"topic": None}, {"value": b"2"}), tmp_path, drop=True)
+    assert (good, letters, invalid.dropped) == ([b"2"], [], 1)
+
+
+def test_without_the_option_an_invalid_row_is_an_error() -> None:
+    mark = {"error": "NotJson", "message": "bad"}
+    with pytest.raises(InvalidRecordError, match=r"marks row 1 .*NotJson.*onInvalidRecord"):
+        list(from_batches([frame({}, {"mark": mark})], COLUMNS))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"onInvalidRecord": "dead-letter"}, "'deadLetter.topic' is not set"),
+        ({"deadLetter.topic": "dead"}, "expected 'dead-letter'"),
+        ({"onInvalidRecord": "dead-letter", "deadLetter.topic": "out"}, "expected two"),
+        ({"onInvalidRecord": "drop", "processing.guarantee": "at_least_once"}, "exactly_once"),
+        ({"onInvalidRecord": "ignore"}, "expected fail or drop or dead-letter"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, str], text: str) -> None:
+    with pytest.raises(InvalidOptionError, match=text):
+        parse_write({"kafka.bootstrap.servers": "b:9092", "topic": "out", **options}, streaming=True)
