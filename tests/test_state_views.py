@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -301,7 +302,17 @@ def _rewrite(store: TransactionalStateStore) -> None:
     while any(not was or was <= set(files.iterdir()) for was in before):
         _commit_next(store)
         before = before[0], before[1] or set(files.glob("*.sst"))
+    _await_rest(store)
     _commit_next(store)  # this commit is in a log only
+
+
+def _await_rest(store: TransactionalStateStore) -> None:
+    """Waits until RocksDB neither flushes nor compacts, so that it deletes no more files by itself."""
+    busy = ("num-running-flushes", "num-running-compactions", "compaction-pending", "mem-table-flush-pending")
+    deadline = time.monotonic() + 60
+    while any(store._durable.database.property(name) for name in busy):
+        assert time.monotonic() < deadline, "RocksDB does not come to rest"
+        time.sleep(0.001)
 
 
 def _commit_next(store: TransactionalStateStore) -> None:
