@@ -8,11 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError
+from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol import dead_letters
-from kafka_eos_source.spark.schema import HEADERS_ARROW, SinkColumns
+from kafka_eos_source.spark.schema import HEADERS_ARROW, INVALID, SinkColumns, only_changelog
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.invalid_rows import InvalidRows
 from kafka_eos_source.stage.parts import StagedRows
@@ -164,3 +165,20 @@ def test_without_the_option_an_invalid_row_is_an_error() -> None:
 def test_options_that_do_not_fit_are_refused(options: dict[str, str], text: str) -> None:
     with pytest.raises(InvalidOptionError, match=text):
         parse_write({"kafka.bootstrap.servers": "b:9092", "topic": "out", **options}, streaming=True)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_topics_of_each_string_type_are_checked(tmp_path: Path, kind: pa.DataType) -> None:
+    batch = frame({"topic": ""}, {"value": b"2"})
+    batch = batch.set_column(2, "topic", batch["topic"].cast(kind))
+    good, letters, _ = staged(batch, tmp_path)
+    assert (good, len(letters)) == ([b"2"], 1)
+
+
+def test_marks_without_a_value_are_refused_if_rows_go_only_to_sinks_outside_kafka() -> None:
+    with pytest.raises(InvalidSchemaError, match="no string or binary column 'value'"):
+        only_changelog(StructType([StructField("n", LongType()), StructField(INVALID, StringType())]))
+    found = only_changelog(
+        StructType([StructField("value", StringType()), StructField(INVALID, StringType())])
+    )
+    assert (found.value, found.invalid) == (0, 1)

@@ -238,7 +238,8 @@ def only_changelog(schema: StructType) -> SinkColumns:
     """Returns the columns for a frame of which only the state changes go to Kafka.
 
     Raises:
-        InvalidSchemaError: if the column with state changes has the wrong type.
+        InvalidSchemaError: if the column with state changes has the wrong type, or rows are marked as invalid
+            and have no value.
     """
     position = schema.names.index(CHANGELOG) if CHANGELOG in schema.names else None
     if position is not None and not isinstance(found := schema.fields[position].dataType, BinaryType):
@@ -248,6 +249,13 @@ def only_changelog(schema: StructType) -> SinkColumns:
         )
     invalid = _invalid(schema)
     carried = {} if invalid is None else _of_dead_letters(schema)
+    if invalid is not None and VALUE not in carried:
+        raise InvalidSchemaError(
+            f"column {INVALID!r} marks invalid rows, but the frame has no string or binary column 'value' "
+            "for their dead letters.",
+            fix="add the value of the record that was read as 'value', and name the columns of each sink "
+            "outside Kafka with sink.<name>.columns.",
+        )
     return SinkColumns(
         value=carried.get(VALUE),
         key=carried.get(KEY),

@@ -67,7 +67,10 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             lambda column: column.is_null(),
         ),
         Rule(
-            TOPIC, "is empty", "remove or fill such rows", lambda column: pc.equal(pc.utf8_length(column), 0)
+            TOPIC,
+            "is empty",
+            "remove or fill such rows",
+            lambda column: pc.equal(column.cast(pa.string()), ""),
         ),
     ),
     PARTITION: (
