@@ -1,0 +1,1 @@
+"""Decodes and encodes records whose schema lives in a Schema Registry."""
