@@ -1,0 +1,1 @@
+"""A tour of operating a query: ``./dev tour``. It runs everything for real, and checks what it shows."""
