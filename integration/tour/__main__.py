@@ -28,10 +28,9 @@ from integration.support.driver import Driver
 from integration.support.kafka import Admin, produce, read_back, transaction
 from integration.support.processes import await_condition
 from integration.support.prometheus import Prometheus, free_port
-from integration.support.schema_registry import SchemaRegistry
+from integration.support import registry as registries
 from integration.tour import orders, query
 from kafka_eos_source.embedded import EmbeddedKafka
-from kafka_eos_source.protocol import dead_letters
 from kafka_eos_source.testing.verdict import judge
 
 SECONDS = 180.0
@@ -137,7 +136,6 @@ class Tour:
         self._title("Each broken record is a dead letter, once, in the transaction of its batch")
         letters = read_back(self._broker, DEAD)
         assert sorted(each.value or b"" for each in letters) == sorted([*self._broken, self._early]), letters
-        assert all(dict(each.headers or ())[dead_letters.ERROR] == b"NotAnOrder" for each in letters)
         self._command("dead-letters", "list", DEAD, "--bootstrap-servers", self._broker)
 
     def show_metrics(self, prometheus: Prometheus) -> None:
@@ -191,14 +189,13 @@ class Tour:
         assert found == self._late_id, f"the registry gave the id {found}, not {self._late_id}"
         self._say(f"schema {found} is registered; the query runs on, and decodes it with the schema it knows")
         before = len(read_back(self._broker, DEAD))
-        self._command(
-            *("dead-letters", "replay", DEAD, "--bootstrap-servers", self._broker),
-            *("--message", f"id {self._late_id}"),
-        )
-        # TODO adapt to the flags of the command
+        self._command("dead-letters", "replay", DEAD, "--bootstrap-servers", self._broker)
         self._await_invoices(extra=[EARLY])
         self._judge(extra=[EARLY])
-        assert len(read_back(self._broker, DEAD)) == before, "the replayed record was broken again"
+        # the two others are broken for good
+        again = before + len(self._broken)
+        await_condition(lambda: len(read_back(self._broker, DEAD)) == again, SECONDS, f"{again} dead letters")
+        self._say(f"{len(self._broken)} letters are broken for good, and are dead letters again")
 
     def _start(self, failpoints: str = "") -> None:
         self._driver = Driver(
@@ -285,7 +282,7 @@ def main() -> int:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="kafka-eos-tour-")))
         console.print("Starting a Kafka broker and a Schema Registry", highlight=False)
         kafka = running.enter_context(EmbeddedKafka(java_options=JAVA_OPTIONS))
-        registry = running.enter_context(SchemaRegistry())
+        registry = running.enter_context(registries.running(folder / "registry"))
         tour = Tour(console, folder, kafka.bootstrap_servers, registry.url)
         prometheus = None
         if shutil.which("prometheus"):

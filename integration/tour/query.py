@@ -8,27 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import functions as f
 
 from integration.support.driver import end_with_parent
 from integration.support.session import builder
-from kafka_eos_source import from_registry, invalid_record, local_checkpoints, to_registry
+from kafka_eos_source import from_registry, local_checkpoints, to_registry, undecodable_record
 
 
 def invoices(orders: DataFrame, registry: str) -> DataFrame:
-    order = from_registry("value", registry, subject="orders-value", mode="permissive")
-    decoded = orders.withColumn("order", order)
-    invoice = F.struct(
+    order = from_registry("value", registry, topic="orders", mode="permissive")
+    invoice = f.struct(
         "order.value.number",
         "order.value.customer",
-        (F.col("order.value.amount") * 100).cast("long").alias("cents"),
-        F.coalesce("order.value.note", F.lit("")).alias("note"),
+        (f.col("order.value.amount") * 100).cast("long").alias("cents"),
+        f.coalesce("order.value.note", f.lit("")).alias("note"),
     )
-    good = F.when(F.col("order.error").isNull(), invoice)
-    return decoded.select(
+    encoded = to_registry(invoice, registry, topic="invoices")
+    return orders.withColumn("order", order).select(
         "key",
-        F.coalesce(to_registry(good, registry, subject="invoices-value"), "value").alias("value"),
-        invalid_record(F.col("order.error").isNotNull(), F.col("order.error"), error="NotAnOrder"),
+        f.when(f.col("order.error").isNull(), encoded).otherwise(f.col("value")).alias("value"),
+        undecodable_record("order"),
     )
 
 
