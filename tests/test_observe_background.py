@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,39 @@ def test_a_commit_goes_on_although_the_temporary_folder_hangs(
     assert hung.is_done.wait(SECONDS)
     assert [each.application_id for each in query_journals()] == [BATCH.application_id]
     assert journal.newest_batch(BATCH.application_id) is not None
+
+
+def test_totals_go_on_after_the_temporary_folder_hung(
+    shared: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(private_folders, "_warned", set())
+    monkeypatch.setattr(background, "_background", Background())
+    Journal(BATCH.application_id).finished(BATCH)
+    answers, lines = threading.Event(), PrivateFolder.lines
+
+    def hangs(self: PrivateFolder, name: str, last_bytes: int) -> list[str]:
+        answers.wait(SECONDS)
+        return lines(self, name, last_bytes)
+
+    with monkeypatch.context() as hanging:
+        hanging.setattr(PrivateFolder, "lines", hangs)
+        hanging.setattr(background, "PATIENCE_SECONDS", 0.01)
+        made = Journal(BATCH.application_id)
+        known = made.newest()
+        assert known is not None
+        assert known.totals["batches"] == 1, "a hung folder is no folder without a journal"
+        made.finished(replace(BATCH, batch_id=8))  # dropped, because the thread still hangs
+    hung = background._background._hung
+    answers.set()
+    assert hung is not None
+    assert hung.is_done.wait(SECONDS)
+    made = Journal(BATCH.application_id)
+    made.newest()
+    made.finished(replace(BATCH, batch_id=9))
+    (found,) = query_journals()
+    assert [(each.batch_id, each.totals["batches"]) for each in found.batches] == [(7, 1), (9, 3)]
+    assert {each.runs for each in found.batches} == {1}
 
 
 def test_a_fork_has_a_thread_and_a_lock_of_its_own() -> None:

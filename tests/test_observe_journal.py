@@ -25,6 +25,7 @@ from kafka_eos_source.observe.figures import (
     Outcome,
     SourceRead,
     WaitingCommit,
+    newer,
     with_totals,
 )
 from kafka_eos_source.observe.journal import Journal, QueryJournal, SourceFile, query_journals
@@ -334,6 +335,100 @@ def test_totals_cover_the_run_whichever_process_commits() -> None:
     assert newest.totals == {"records": 40, "committed": 4, "batches": 4, "failed": 1}
     assert newest.sink_totals["files"]["rows"] == 40
     assert newest.totals_since == BATCH.began_at
+
+
+def committed(number: int, run_id: str = "run") -> BatchFigures:
+    return replace(BATCH, batch_id=number, run_id=run_id, ended_at=BATCH.ended_at + number)
+
+
+def test_totals_continue_while_the_journal_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that does not answer must not look like a new run: counters would go backwards."""
+    for number in range(3):
+        write(number)
+    with monkeypatch.context() as broken:
+
+        def fails(*_arguments: object) -> list[str]:
+            raise TimeoutError(110, "Connection timed out")
+
+        broken.setattr(PrivateFolder, "lines", fails)
+        broken.setattr(PrivateFolder, "append", fails)
+        made = Journal(BATCH.application_id)
+        known = made.newest()
+        assert known is not None
+        assert known.totals["batches"] == 3
+        made.finished(committed(3))  # the line is lost, and its figures are remembered
+    made = Journal(BATCH.application_id)
+    made.newest()
+    made.finished(committed(4))
+    (found,) = query_journals()
+    assert [each.totals["batches"] for each in found.batches] == [1, 2, 3, 5]
+    assert {each.runs for each in found.batches} == {1}
+
+
+def test_a_process_that_knows_nothing_writes_no_totals_before_it_has_read_the_journal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write(0)
+    monkeypatch.setattr(journal, "_remembered", {})  # as in a process that has just started
+    lines = PrivateFolder.lines
+
+    def fails(*_arguments: object) -> list[str]:
+        raise TimeoutError(110, "Connection timed out")
+
+    monkeypatch.setattr(PrivateFolder, "lines", fails)
+    made = Journal(BATCH.application_id)
+    assert made.newest() is None
+    made.finished(committed(1))
+    monkeypatch.setattr(PrivateFolder, "lines", lines)
+    assert read() == [0], "no line with totals that begin again"
+    made = Journal(BATCH.application_id)
+    monkeypatch.setattr(PrivateFolder, "lines", fails)
+    assert made.newest() is None
+    monkeypatch.setattr(PrivateFolder, "lines", lines)  # the folder answers again while the commit runs
+    made.finished(committed(2))
+    (found,) = query_journals()
+    assert [each.totals["batches"] for each in found.batches] == [1, 2]
+
+
+def test_a_commit_that_failed_before_it_read_the_journal_continues_its_totals() -> None:
+    write(0)
+    Journal(BATCH.application_id).finished(replace(committed(1), outcome=Outcome.FAILED))
+    (found,) = query_journals()
+    assert found.batches[-1].totals == {
+        **BATCH.counts,
+        "records": 20,
+        "committed": 2,
+        "batches": 2,
+        "failed": 1,
+    }
+
+
+def test_another_process_that_committed_meanwhile_is_newer_than_what_is_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write(0)
+    own = dict(journal._remembered)
+    write(1)
+    write(2)
+    monkeypatch.setattr(journal, "_remembered", own)
+    write(3)
+    (found,) = query_journals()
+    assert [each.totals["batches"] for each in found.batches] == [1, 2, 3, 4]
+
+
+def test_the_newer_batch_of_a_run_is_the_one_that_counted_more() -> None:
+    one = with_totals(BATCH, None)
+    two = with_totals(replace(BATCH, ended_at=BATCH.ended_at - 60), one)  # the clock was set back
+    assert newer(one, two) is newer(two, one) is two
+    restarted = with_totals(replace(BATCH, run_id="another", ended_at=BATCH.ended_at + 1), two)
+    assert newer(two, restarted) is newer(restarted, two) is restarted
+    assert newer(None, one) is newer(one, None) is one
+
+
+def test_processes_remember_few_queries() -> None:
+    for number in range(journal._MOST_REMEMBERED + 5):
+        Journal(f"{number}").finished(replace(BATCH, application_id=f"{number}"))
+    assert len(journal._remembered) == journal._MOST_REMEMBERED
 
 
 def test_a_source_finds_its_query_by_a_position_in_the_same_driver() -> None:

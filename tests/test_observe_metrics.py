@@ -38,6 +38,7 @@ from kafka_eos_source.observe.prometheus import (
     serve_source,
 )
 from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
+from kafka_eos_source.runtime.private_folders import PrivateFolder
 
 NOW = 1_700_000_000.0
 END = {TopicPartition("in", 0): 5, TopicPartition("in", 1): 7}
@@ -235,6 +236,39 @@ def test_the_endpoint_serves_the_query_of_the_source(folder: Path) -> None:
             urllib.request.urlopen(f"http://127.0.0.1:{server.port}/", timeout=30)
     finally:
         server.close()
+
+
+def test_a_source_reads_the_journal_of_its_own_query_only(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    for name in ("app", "other", "third"):
+        Journal(name).finished(batch(name, at=now))
+    journals.SourceFile("mine").write(source(at=now))
+    stranger = replace(this_writer(), process=replace(this_writer().process, pid=1))
+    journals.SourceFile("theirs").write(source(at=now, application_id="other", writer=stranger))
+    read: list[str] = []
+    lines = PrivateFolder.lines
+
+    def counting(self: PrivateFolder, name: str, last_bytes: int) -> list[str]:
+        read.append(name)
+        return lines(self, name, last_bytes)
+
+    monkeypatch.setattr(PrivateFolder, "lines", counting)
+    (found,) = queries_of_source()
+    assert (found.journal.application_id, read) == ("app", ["app"])
+    assert found.view.lag["in"].offsets == 20
+
+
+def test_a_source_without_an_application_id_finds_its_query_by_its_positions(folder: Path) -> None:
+    now = time.time()
+    Journal("app").finished(batch(at=now))
+    Journal("other").finished(batch("other", at=now, sources=(SourceRead("elsewhere", {"in": 1}),)))
+    unnamed = source(at=now, application_id="", positions=(position_id(END),))
+    journals.SourceFile("mine").write(unnamed)
+    assert [each.journal.application_id for each in queries_of_source()] == ["app"]
+    journals.SourceFile("mine").write(replace(unnamed, positions=("nowhere",)))
+    assert queries_of_source() == []
 
 
 def test_figures_that_cannot_be_read_are_an_error_of_the_scrape_only(

@@ -322,6 +322,8 @@ def test_an_unknown_outcome_is_counted_and_what_the_token_shows(after: bool) -> 
         "unknown": 1,
     }
     assert figures.sequence is not None
+    ordinary = commit([])[1]
+    assert figures.counts["bytes"] == ordinary.counts["bytes"] > 0, "each committed record counts once"
 
 
 def test_a_driver_that_is_fenced_twice_fails_and_says_so() -> None:
@@ -410,6 +412,18 @@ def test_a_source_writes_only_what_has_changed(
     assert [each.state for each in written] == [SourceState.PLANNED, SourceState.IDLE]
     source.stopped()
     assert written[-1].state is SourceState.STOPPED
+
+
+def test_a_source_that_learns_the_name_of_its_query_writes_it(
+    observer: tuple[SourceObserver, list[SourceFigures], Clock],
+) -> None:
+    source, written, _ = observer
+    source._application_id = ""
+    source.write()
+    source._application_id = "app"  # as `newest_batch` does when it finds the query
+    source.write()
+    source.write()
+    assert [each.application_id for each in written] == ["", "app"]
 
 
 def test_a_record_that_came_between_two_samples_has_an_age(

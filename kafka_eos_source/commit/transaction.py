@@ -120,6 +120,7 @@ class Transaction:
         # 6. Kafka commits. Crash here ⇒ the next owner finds the outcome in the token.
         self._progress.move(Step.COMMIT)
         self._progress.anchor_before = self._decision.in_group.get(self._request.anchor)
+        self._progress.sent_bytes = self._sent_bytes
         producer.commit(deadline)
         self._progress.trace.committed(self._token.sequence)
         self._progress.trace.count(bytes=self._sent_bytes)

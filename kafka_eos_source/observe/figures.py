@@ -344,6 +344,20 @@ def with_totals(figures: BatchFigures, last: BatchFigures | None) -> BatchFigure
     )
 
 
+def newer(one: BatchFigures | None, other: BatchFigures | None) -> BatchFigures | None:
+    """Returns the newer one of two batches of the same query; None if there is neither.
+
+    Within a run, the one whose totals cover more batches is newer, whatever a clock that was set says.
+    """
+    if one is None or other is None:
+        return other if one is None else one
+    if one.run_id == other.run_id:
+        is_later = other.totals.get("batches", 0) > one.totals.get("batches", 0)
+    else:
+        is_later = other.ended_at > one.ended_at
+    return other if is_later else one
+
+
 def summed(before: Mapping[str, float], more: Mapping[str, float]) -> dict[str, Any]:
     """Returns the sums of both by name."""
     return {name: before.get(name, 0) + more.get(name, 0) for name in {**before, **more}}

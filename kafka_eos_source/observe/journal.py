@@ -19,7 +19,7 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from kafka_eos_source.observe.background import in_background
-from kafka_eos_source.observe.figures import BatchFigures, WaitingCommit, with_totals
+from kafka_eos_source.observe.figures import BatchFigures, WaitingCommit, newer, with_totals
 from kafka_eos_source.observe.source_figures import SourceFigures
 from kafka_eos_source.runtime.private_folders import PrivateFolder, warn_once
 
@@ -40,30 +40,49 @@ _KEPT_SECONDS = 7 * 24 * 3600.0
 _KEPT_SOURCE_SECONDS = 24 * 3600.0
 RENEWAL_SECONDS = 3600.0
 _LONGEST_NAME = 200
+#: Queries whose newest batch a process remembers. It commits for few queries at a time.
+_MOST_REMEMBERED = 64
 
 
 class Journal:
-    """The journal of one query, written by the process that commits: an `Observer`."""
+    """The journal of one query, written by the process that commits: an `Observer`.
+
+    Totals continue those of the newest line. If the journal cannot be read, they continue what this process
+    remembers, because a total that begins again at 1 would look like another run of the query.
+    """
 
     def __init__(self, application_id: str) -> None:
         self._name = _name(application_id)
-        self._last: BatchFigures | None = None
+        self._is_read = False
 
     def newest(self) -> BatchFigures | None:
-        """Reads the newest batch of the journal; None if there is none. `finished` continues its totals."""
-        self._last = in_background(lambda: attempt(lambda: _newest(self._name), "read"))
-        return self._last
+        """Reads the newest batch of the query.
+
+        Returns:
+            None if there is no batch, or if the journal cannot be read and this process has written none.
+        """
+        found = in_background(lambda: attempt(lambda: (_newest(self._name),), "read"))
+        if found is not None:
+            self._is_read = True
+            _remember(self._name, newer(found[0], _remembered.get(self._name)))
+        return _remembered.get(self._name)
 
     def finished(self, figures: BatchFigures) -> None:
         """Appends a line, with the totals of the run."""
-        self._last = with_totals(figures, self._last)
-        line = self._last.to_json()
+        is_read, before = self._is_read, _remembered.get(self._name)
+        if is_read or before is not None:
+            _remember(self._name, with_totals(figures, before))
 
-        def append() -> None:
+        def append() -> BatchFigures:
             _tidy_once()
-            attempt(lambda: _journals().append(self._name, line, _JOURNAL_BYTES), "write")
+            # not read: the commit failed before it asked, or the folder did not answer. This raises if it
+            # still does not: without the newest line, the totals could go backwards
+            last = before if is_read else newer(_newest(self._name), before)
+            line = with_totals(figures, last)
+            _journals().append(self._name, line.to_json(), _JOURNAL_BYTES)
+            return line
 
-        in_background(append)
+        _remember(self._name, in_background(lambda: attempt(append, "write")))
 
     def waits(self, commit: WaitingCommit) -> None:
         """Replaces the file that says what the commit waits for."""
@@ -139,15 +158,19 @@ def query_journals(changed_since: float = 0.0) -> list[QueryJournal]:
     ]
 
 
-def query_journal(application_id: str) -> QueryJournal | None:
+def query_journal(application_id: str, sources: Iterable[SourceFigures] | None = None) -> QueryJournal | None:
     """Reads the journal of one query; returns None if this host knows nothing about it.
+
+    Args:
+        application_id: the transactional id.
+        sources: the figures of all sources, if the caller has read them.
 
     Raises:
         OSError: if the files cannot be read, or belong to another user.
     """
     name = _name(application_id)
     found = _read_journal(name) or QueryJournal(application_id, waiting=_read_waiting(name))
-    found = replace(found, sources=sources_of(found, source_figures()))
+    found = replace(found, sources=sources_of(found, source_figures() if sources is None else sources))
     return None if found == QueryJournal(application_id) else found
 
 
@@ -274,3 +297,15 @@ def _tidy_once() -> None:
 
 
 _tidied = False
+
+
+def _remember(name: str, figures: BatchFigures | None) -> None:
+    """Remembers the newest batch of a query in this process, if there is one."""
+    if figures is not None:
+        _remembered.pop(name, None)  # so that the query that ended a batch last is the last one
+        _remembered[name] = figures
+    while len(_remembered) > _MOST_REMEMBERED:
+        del _remembered[next(iter(_remembered))]
+
+
+_remembered: dict[str, BatchFigures] = {}

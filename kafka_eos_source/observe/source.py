@@ -100,7 +100,7 @@ class SourceObserver:
         self._file = journal.SourceFile(uuid.uuid4().hex)
         self._lag = LagClock()
         self._seen = _Seen(SourceState.IDLE, clock())
-        self._written: _Seen | None = None
+        self._written: tuple[_Seen | None, str] = None, application_id
         self._positions: deque[str] = deque(maxlen=_MOST_POSITIONS)
         self._asked_at: float | None = None
         self._searched_at, self._searches = 0.0, 0
@@ -220,11 +220,12 @@ class SourceObserver:
     def _write(self) -> None:
         now, asked_at = self._clock(), self._asked_at
         waits = asked_at is not None and now - asked_at >= INTERVAL_SECONDS
-        seen = self._seen
-        if seen is self._written and not waits and now - self._written_at < journal.RENEWAL_SECONDS:
+        seen, application_id = self._seen, self._application_id
+        is_written = self._written[0] is seen and self._written[1] == application_id
+        if is_written and not waits and now - self._written_at < journal.RENEWAL_SECONDS:
             return
         self._written_at = now
-        self._written = None if waits else seen
+        self._written = None if waits else seen, application_id
         if waits and asked_at is not None and seen.state is not SourceState.STOPPED:
             seen = replace(seen, state=SourceState.ASKING, since=asked_at, reason=self._complaint())
         self._file.write(self._figures(seen, now))
