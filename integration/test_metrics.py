@@ -24,8 +24,12 @@ SECONDS = 60
 #: Panels about state, sinks outside Kafka, and failures, which the query of this test does not have.
 EMPTY = {
     "Failed, and who acts",
-    "Changelog records per second",
+    "State: keys",
+    "State: size",
+    "State: changes of the newest micro-batch",
+    "State: seconds of shards spent on restores",
     "Uncommitted state of the fullest shard",
+    "Rows that processors count, such as late rows, per second",
     "Sinks: rows per second",
     "Sinks: seconds per second in prepare and commit",
     "Sinks: transactions recovered, aborted, and repeated calls",
