@@ -4,6 +4,7 @@ import pytest
 from hypothesis import settings
 
 from kafka_eos_source.kafka import login
+from kafka_eos_source.observe import journal
 
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
@@ -13,3 +14,9 @@ settings.load_profile("untimed")
 def forget_logins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forgets which credentials worked, as a new process does."""
     monkeypatch.setattr(login, "_worked", set())
+
+
+@pytest.fixture(autouse=True)
+def forget_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forgets the newest batches of queries, as a new process does."""
+    monkeypatch.setattr(journal, "_remembered", {})

@@ -19,12 +19,16 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.observe import journal
 from kafka_eos_source.observe.figures import (
     DURATION_BOUNDS,
+    MOST_TOPICS,
+    OTHER_TOPICS,
     BatchFigures,
     Event,
     EventKind,
     Outcome,
     SourceRead,
     WaitingCommit,
+    bounded,
+    newer,
     with_totals,
 )
 from kafka_eos_source.observe.journal import Journal, QueryJournal, SourceFile, query_journals
@@ -53,6 +57,9 @@ BATCH = BatchFigures(
     pressure=0.5,
     processor_counts={"late_rows": 3},
     state={"app-counts-changelog": {"keys": 5, "bytes": 900}},
+    gauges={"tasks": 2, "median_task_seconds": 0.25, "longest_task_seconds": 0.5},
+    topics={"out": {"records": 10, "bytes": 100}},
+    links=(f"00-{'a' * 32}-{'b' * 16}-01",),
     events=(Event(1000.1, EventKind.RETRIED, "no answer"),),
     error="",
 )
@@ -95,7 +102,7 @@ def batches_folder(shared: Path) -> Path:
 def write(number: int, run_id: str = "run", outcome: Outcome = Outcome.COMMITTED) -> None:
     """Appends one batch as the committing process does."""
     made = Journal(BATCH.application_id)
-    made.newest()
+    made.newest("run")
     made.finished(replace(BATCH, batch_id=number, run_id=run_id, outcome=outcome))
 
 
@@ -118,13 +125,29 @@ def test_totals_cover_a_run_and_runs_are_counted() -> None:
     assert (restarted.totals["batches"], restarted.runs, set(restarted.durations)) == (1, 2, {0})
 
 
+def test_the_figures_of_topics_are_bounded_and_only_grow() -> None:
+    """A query may write each record to a topic of its own; labels of metrics stay few."""
+    topics = {f"t{number}": {"records": number, "bytes": 10 * number} for number in range(MOST_TOPICS + 10)}
+    first = with_totals(replace(BATCH, topics=bounded(topics)), None)
+    assert set(first.topic_totals) == {f"t{number}" for number in range(10, MOST_TOPICS + 10)} | {
+        OTHER_TOPICS
+    }
+    assert first.topic_totals[OTHER_TOPICS] == {"records": 45, "bytes": 450}
+    second = with_totals(
+        replace(BATCH, topics={"t59": {"records": 1, "bytes": 1}, "new": {"records": 5}}), first
+    )
+    assert second.topic_totals["t59"] == {"records": 60, "bytes": 591}
+    assert second.topic_totals[OTHER_TOPICS]["records"] == 50
+    assert len(second.topic_totals) == MOST_TOPICS + 1
+
+
 def test_a_line_of_an_earlier_version_has_no_new_figures() -> None:
     line = json.loads(BATCH.to_json())
-    for name in ("total_seconds", "durations", "runs", "state"):
+    for name in ("total_seconds", "durations", "runs", "state", "gauges", "topics", "links"):
         del line[name]
     found = BatchFigures.from_json(json.dumps(line))
     assert found is not None
-    assert (found.runs, found.durations, found.state) == (1, (), {})
+    assert (found.runs, found.durations, found.state, found.topics) == (1, (), {}, {})
     assert with_totals(BATCH, found).durations[-1] == 1
     source = json.loads(SOURCE.to_json())
     for name in ("hidden", "hidden_since", "retention"):
@@ -225,7 +248,7 @@ def test_two_processes_append_without_mixing_lines(shared: Path) -> None:
 
     def append(line: str) -> None:
         for _ in range(200):
-            folder.append("j", line, 20_000)
+            folder.append("j", lambda _size: line, 20_000)
 
     writers = [fork.Process(target=append, args=(line,)) for line in lines]
     for each in writers:
@@ -279,7 +302,7 @@ def test_a_planted_link_is_not_followed(
     folder = PrivateFolder.of_user("kafka-eos-live").folder("batches")
     Path(folder.create(), "app").symlink_to(victim)
     with pytest.raises(ForeignFolderError):
-        folder.append("app", "line", 1000)
+        folder.append("app", lambda _size: "line", 1000)
     with caplog.at_level(logging.WARNING):
         Journal("app").finished(BATCH)
         Journal("app").finished(BATCH)
@@ -299,7 +322,7 @@ def test_a_commit_does_not_notice_that_the_disk_is_gone(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(os, "write", full)
     made = Journal("app")
-    assert made.newest() is None
+    assert made.newest("run") is None
     made.finished(BATCH)
     made.waits(WAITING)
     made.proceeds()
@@ -334,6 +357,127 @@ def test_totals_cover_the_run_whichever_process_commits() -> None:
     assert newest.totals == {"records": 40, "committed": 4, "batches": 4, "failed": 1}
     assert newest.sink_totals["files"]["rows"] == 40
     assert newest.totals_since == BATCH.began_at
+
+
+def committed(number: int, run_id: str = "run") -> BatchFigures:
+    return replace(BATCH, batch_id=number, run_id=run_id, ended_at=BATCH.ended_at + number)
+
+
+def test_totals_continue_while_the_journal_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that does not answer must not look like a new run: counters would go backwards."""
+    for number in range(3):
+        write(number)
+    with monkeypatch.context() as broken:
+
+        def fails(*_arguments: object) -> list[str]:
+            raise TimeoutError(110, "Connection timed out")
+
+        broken.setattr(PrivateFolder, "lines", fails)
+        broken.setattr(PrivateFolder, "append", fails)
+        made = Journal(BATCH.application_id)
+        known = made.newest("another run")
+        assert known is not None
+        assert known.totals["batches"] == 3
+        made.finished(committed(3))  # the line is lost, and its figures are remembered
+    made = Journal(BATCH.application_id)
+    made.newest("run")
+    made.finished(committed(4))
+    (found,) = query_journals()
+    assert [each.totals["batches"] for each in found.batches] == [1, 2, 3, 5]
+    assert {each.runs for each in found.batches} == {1}
+
+
+def test_a_process_that_knows_nothing_writes_no_totals_before_it_has_read_the_journal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write(0)
+    monkeypatch.setattr(journal, "_remembered", {})  # as in a process that has just started
+    lines = PrivateFolder.lines
+
+    def fails(*_arguments: object) -> list[str]:
+        raise TimeoutError(110, "Connection timed out")
+
+    monkeypatch.setattr(PrivateFolder, "lines", fails)
+    made = Journal(BATCH.application_id)
+    assert made.newest("run") is None
+    made.finished(committed(1))
+    monkeypatch.setattr(PrivateFolder, "lines", lines)
+    assert read() == [0], "no line with totals that begin again"
+    made = Journal(BATCH.application_id)
+    monkeypatch.setattr(PrivateFolder, "lines", fails)
+    assert made.newest("run") is None
+    monkeypatch.setattr(PrivateFolder, "lines", lines)  # the folder answers again while the commit runs
+    made.finished(committed(2))
+    (found,) = query_journals()
+    assert [each.totals["batches"] for each in found.batches] == [1, 2]
+
+
+def test_a_commit_that_failed_before_it_read_the_journal_continues_its_totals() -> None:
+    write(0)
+    Journal(BATCH.application_id).finished(replace(committed(1), outcome=Outcome.FAILED))
+    (found,) = query_journals()
+    assert found.batches[-1].totals == {
+        **BATCH.counts,
+        "records": 20,
+        "committed": 2,
+        "batches": 2,
+        "failed": 1,
+    }
+
+
+def test_another_process_that_committed_meanwhile_is_newer_than_what_is_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write(0)
+    own = dict(journal._remembered)
+    write(1)
+    write(2)
+    monkeypatch.setattr(journal, "_remembered", own)
+    write(3)
+    (found,) = query_journals()
+    assert [each.totals["batches"] for each in found.batches] == [1, 2, 3, 4]
+
+
+def test_a_process_that_wrote_the_last_line_does_not_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading would delay each commit, and the process knows the line."""
+    write(0)
+
+    def unexpected(*_arguments: object) -> list[str]:
+        raise AssertionError("the journal was read")
+
+    with monkeypatch.context() as unread:
+        unread.setattr(PrivateFolder, "lines", unexpected)
+        write(1)
+        assert (
+            Journal(BATCH.application_id).newest("run") == journal._remembered[BATCH.application_id].figures
+        )
+    assert read() == [0, 1]
+    (found,) = query_journals()
+    assert found.batches[-1].totals["batches"] == 2
+
+
+def test_a_journal_that_was_deleted_continues_what_is_remembered(shared: Path) -> None:
+    write(0)
+    (file,) = batches_folder(shared).iterdir()
+    file.unlink()
+    write(1)
+    (found,) = query_journals()
+    assert [each.totals["batches"] for each in found.batches] == [2]
+
+
+def test_the_newer_batch_of_a_run_is_the_one_that_counted_more() -> None:
+    one = with_totals(BATCH, None)
+    two = with_totals(replace(BATCH, ended_at=BATCH.ended_at - 60), one)  # the clock was set back
+    assert newer(one, two) is newer(two, one) is two
+    restarted = with_totals(replace(BATCH, run_id="another", ended_at=BATCH.ended_at + 1), two)
+    assert newer(two, restarted) is newer(restarted, two) is restarted
+    assert newer(None, one) is newer(one, None) is one
+
+
+def test_processes_remember_few_queries() -> None:
+    for number in range(journal._MOST_REMEMBERED + 5):
+        Journal(f"{number}").finished(replace(BATCH, application_id=f"{number}"))
+    assert len(journal._remembered) == journal._MOST_REMEMBERED
 
 
 def test_a_source_finds_its_query_by_a_position_in_the_same_driver() -> None:

@@ -38,6 +38,7 @@ from kafka_eos_source.observe.prometheus import (
     serve_source,
 )
 from kafka_eos_source.observe.source_figures import SourceFigures, SourceState, position_id
+from kafka_eos_source.runtime.private_folders import PrivateFolder
 
 NOW = 1_700_000_000.0
 END = {TopicPartition("in", 0): 5, TopicPartition("in", 1): 7}
@@ -178,10 +179,19 @@ def test_names_are_unique_and_declared_completely() -> None:
 
 def every_metric() -> Query:
     figures = batch(
-        counts={"shards": 2, "records": 1, "restores": 1, "restored_records": 9, "restore_ms": 1500},
+        counts={
+            "shards": 2,
+            "records": 1,
+            "restores": 1,
+            "restored_records": 9,
+            "restore_ms": 1500,
+            "staging_ms": 250,
+        },
         pressure=0.5,
         processor_counts={"late_rows": 3},
         state={"changelog": {"keys": 5, "bytes": 900, "uncommitted_bytes": 7}},
+        topics={"out": {"records": 3, "bytes": 40}},
+        gauges={"tasks": 2, "median_task_seconds": 0.5, "longest_task_seconds": 2.0, "queued_messages": 9},
         error="",
     )
     return query(figures, sources=(source(retention_seconds=600.0),))
@@ -206,6 +216,17 @@ def test_state_restores_and_the_tokens_expiry_are_shown() -> None:
     assert found["kafka_eos.token.expiry",] == 600 - 3
     assert found["kafka_eos.query.runs",] == 1
     assert found["kafka_eos.batch.step.time", "tasks"] == 1
+
+
+def test_tasks_topics_and_the_clients_queue_are_shown() -> None:
+    found = values(every_metric())
+    assert found["kafka_eos.topic.sent.records", "out"] == 3
+    assert found["kafka_eos.topic.sent.size", "out"] == 40
+    assert found["kafka_eos.batch.staging.time",] == 0.25
+    assert found["kafka_eos.batch.tasks",] == 2
+    assert found["kafka_eos.batch.task.duration", "median"] == 0.5
+    assert found["kafka_eos.batch.task.duration", "longest"] == 2
+    assert found["kafka_eos.producer.queue",] == 9
 
 
 def test_the_text_is_valid_for_prometheus() -> None:
@@ -235,6 +256,39 @@ def test_the_endpoint_serves_the_query_of_the_source(folder: Path) -> None:
             urllib.request.urlopen(f"http://127.0.0.1:{server.port}/", timeout=30)
     finally:
         server.close()
+
+
+def test_a_source_reads_the_journal_of_its_own_query_only(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    for name in ("app", "other", "third"):
+        Journal(name).finished(batch(name, at=now))
+    journals.SourceFile("mine").write(source(at=now))
+    stranger = replace(this_writer(), process=replace(this_writer().process, pid=1))
+    journals.SourceFile("theirs").write(source(at=now, application_id="other", writer=stranger))
+    read: list[str] = []
+    lines = PrivateFolder.lines
+
+    def counting(self: PrivateFolder, name: str, last_bytes: int) -> list[str]:
+        read.append(name)
+        return lines(self, name, last_bytes)
+
+    monkeypatch.setattr(PrivateFolder, "lines", counting)
+    (found,) = queries_of_source()
+    assert (found.journal.application_id, read) == ("app", ["app"])
+    assert found.view.lag["in"].offsets == 20
+
+
+def test_a_source_without_an_application_id_finds_its_query_by_its_positions(folder: Path) -> None:
+    now = time.time()
+    Journal("app").finished(batch(at=now))
+    Journal("other").finished(batch("other", at=now, sources=(SourceRead("elsewhere", {"in": 1}),)))
+    unnamed = source(at=now, application_id="", positions=(position_id(END),))
+    journals.SourceFile("mine").write(unnamed)
+    assert [each.journal.application_id for each in queries_of_source()] == ["app"]
+    journals.SourceFile("mine").write(replace(unnamed, positions=("nowhere",)))
+    assert queries_of_source() == []
 
 
 def test_figures_that_cannot_be_read_are_an_error_of_the_scrape_only(

@@ -23,7 +23,7 @@ from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.sinks import SinkWork
 from kafka_eos_source.commit.steps import Step
 from kafka_eos_source.errors import AbortableError, FencedError, RetriableError, UnavailableError
-from kafka_eos_source.model import Offsets, ShardReport, TopicPartition
+from kafka_eos_source.model import Offsets, ShardReport, TaskFigures, TopicPartition
 from kafka_eos_source.observe import journal, process
 from kafka_eos_source.observe import trace as tracing
 from kafka_eos_source.observe.figures import BatchFigures, EventKind, Outcome, SourceRead, WaitingCommit
@@ -264,6 +264,27 @@ def test_the_first_and_the_newest_events_are_kept() -> None:
     assert (texts[0], texts[-1], len(texts)) == ("0", "999", 20)
 
 
+def test_tasks_are_summed_and_their_skew_is_kept() -> None:
+    seen = Recorder()
+    trace = made(seen)
+    trace.tasks(
+        [
+            TaskFigures(1.0, 0.5, {"a": (2, 20), "b": (1, 5)}, "one"),
+            TaskFigures(3.0, 0.25, {"a": (1, 10)}),
+            TaskFigures(8.0, 0.25),
+            TaskFigures(topics={"dead": (1, 3)}),  # the dead letters of a task
+            *[TaskFigures(traceparent=f"{number}") for number in range(50)],
+        ]
+    )
+    trace.finish(Outcome.COMMITTED)
+    (figures,) = seen.batches
+    assert figures.topics["a"] == {"records": 3, "bytes": 30}
+    assert figures.topics["dead"] == {"records": 1, "bytes": 3}
+    assert figures.counts["staging_ms"] == 1000
+    assert figures.gauges == {"tasks": 3, "median_task_seconds": 3.0, "longest_task_seconds": 8.0}
+    assert (figures.links[0], len(figures.links)) == ("one", 16)
+
+
 # -- the trace of real commits ---------------------------------------------------------------------
 
 
@@ -297,6 +318,7 @@ def counted(figures: BatchFigures) -> dict[str, int]:
 
 def test_an_ordinary_commit() -> None:
     _, figures = commit([])
+    assert figures.gauges["queued_messages"] > 0, "as many as the model has not acknowledged"
     assert counted(figures) == {"transactions": 1, "committed": 1}
     assert figures.sequence == 1
     assert {"open", "init", "token", "check", "begin", "produce", "flush", "offsets", "commit"} <= set(
@@ -322,6 +344,8 @@ def test_an_unknown_outcome_is_counted_and_what_the_token_shows(after: bool) -> 
         "unknown": 1,
     }
     assert figures.sequence is not None
+    ordinary = commit([])[1]
+    assert figures.counts["bytes"] == ordinary.counts["bytes"] > 0, "each committed record counts once"
 
 
 def test_a_driver_that_is_fenced_twice_fails_and_says_so() -> None:
@@ -410,6 +434,18 @@ def test_a_source_writes_only_what_has_changed(
     assert [each.state for each in written] == [SourceState.PLANNED, SourceState.IDLE]
     source.stopped()
     assert written[-1].state is SourceState.STOPPED
+
+
+def test_a_source_that_learns_the_name_of_its_query_writes_it(
+    observer: tuple[SourceObserver, list[SourceFigures], Clock],
+) -> None:
+    source, written, _ = observer
+    source._application_id = ""
+    source.write()
+    source._application_id = "app"  # as `newest_batch` does when it finds the query
+    source.write()
+    source.write()
+    assert [each.application_id for each in written] == ["", "app"]
 
 
 def test_a_record_that_came_between_two_samples_has_an_age(

@@ -83,6 +83,7 @@ class Progress:
         fenced: the error of the try that was fenced.
         unknown: the error of the newest commit whose outcome is unknown.
         anchor_before: the group's offset of the anchor partition before the newest transaction.
+        sent_bytes: size of the records and state changes that the newest transaction sent before its commit.
         trace: measures the steps.
     """
 
@@ -92,6 +93,7 @@ class Progress:
     fenced: FencedError | None = None
     unknown: OutcomeUnknownError | None = None
     anchor_before: GroupOffset | None = None
+    sent_bytes: int = 0
     trace: Trace = field(default_factory=Trace)
 
     def move(self, to: Step) -> None:

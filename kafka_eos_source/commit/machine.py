@@ -197,6 +197,7 @@ class Commit:
         confirmed_by_token, token = self._progress.unknown is not None, decision.held.token
         if confirmed_by_token and token is not None:
             self._trace.committed(token.sequence)
+            self._trace.count(bytes=self._progress.sent_bytes)
         return self._result(Step.SKIPPED, confirmed_by_token=confirmed_by_token)
 
     def _write_token_only(self, decision: Decision) -> Result:

@@ -47,7 +47,7 @@ def describe(
     trace: Trace, journal: Journal, logged: LoggedOffsets, run_id: str, sources: Iterable[SourceRange]
 ) -> None:
     """Adds to the trace when Spark planned the batch, and what the batch reads. Does not raise."""
-    guarded(lambda: trace.planned(planned_at(logged, run_id, journal.newest()), reads(sources)))
+    guarded(lambda: trace.planned(planned_at(logged, run_id, journal.newest(run_id)), reads(sources)))
 
 
 def finish(trace: Trace, result: Result, staged: StagedRows, parts: Iterable[StagedPart]) -> None:
@@ -69,6 +69,7 @@ def _count(trace: Trace, staged: StagedRows, parts: Iterable[StagedPart]) -> Non
         changes=staged.changelog_rows,
         staged_bytes=sum(part.size_bytes for part in parts),
     )
+    trace.tasks([part.measured for part in parts])
     if staged.shards:
         _count_state(trace, staged.shards)
 

@@ -120,6 +120,7 @@ class Transaction:
         # 6. Kafka commits. Crash here ⇒ the next owner finds the outcome in the token.
         self._progress.move(Step.COMMIT)
         self._progress.anchor_before = self._decision.in_group.get(self._request.anchor)
+        self._progress.sent_bytes = self._sent_bytes
         producer.commit(deadline)
         self._progress.trace.committed(self._token.sequence)
         self._progress.trace.count(bytes=self._sent_bytes)
@@ -144,16 +145,20 @@ class Transaction:
         if record is not None:
             self._send_token_record(record)
         enqueued_before = producer.enqueued
+        queued = 0
         for batch in staged.batches():
             # dead letters name their topic, even if the option `topic` is set
             topic = None if TOPIC in batch.schema.names else self._request.topic
             producer.send(batch, topic, deadline)
             self._sent_bytes += batch.nbytes
+            queued = max(queued, producer.queued)
             failpoints.reach("commit.within_produce")
         for tp, changes in staged.changes():
             producer.send(changes, tp.topic, deadline)
             self._sent_bytes += changes.nbytes
+            queued = max(queued, producer.queued)
             failpoints.reach("commit.within_changelog")
+        self._progress.trace.gauge(queued_messages=queued)
         self._progress.move(Step.FLUSH)
         producer.flush(deadline)
         enqueued = producer.enqueued - enqueued_before

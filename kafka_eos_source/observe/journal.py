@@ -19,7 +19,7 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from kafka_eos_source.observe.background import in_background
-from kafka_eos_source.observe.figures import BatchFigures, WaitingCommit, with_totals
+from kafka_eos_source.observe.figures import BatchFigures, WaitingCommit, newer, with_totals
 from kafka_eos_source.observe.source_figures import SourceFigures
 from kafka_eos_source.runtime.private_folders import PrivateFolder, warn_once
 
@@ -40,30 +40,74 @@ _KEPT_SECONDS = 7 * 24 * 3600.0
 _KEPT_SOURCE_SECONDS = 24 * 3600.0
 RENEWAL_SECONDS = 3600.0
 _LONGEST_NAME = 200
+#: Queries whose newest batch a process remembers. It commits for few queries at a time.
+_MOST_REMEMBERED = 64
+
+
+@dataclass(frozen=True)
+class _Remembered:
+    """The newest batch of a query that this process knows.
+
+    Attributes:
+        figures: the batch.
+        size: size of the journal after this process wrote its last line; None if it has written none.
+    """
+
+    figures: BatchFigures
+    size: int | None = None
 
 
 class Journal:
-    """The journal of one query, written by the process that commits: an `Observer`."""
+    """The journal of one query, written by the process that commits: an `Observer`.
+
+    Totals continue those of the newest line, which is usually the last one that this process wrote. If the
+    journal cannot be read, they continue what this process remembers, because a total that begins again at 1
+    would look like another run of the query.
+    """
 
     def __init__(self, application_id: str) -> None:
         self._name = _name(application_id)
-        self._last: BatchFigures | None = None
 
-    def newest(self) -> BatchFigures | None:
-        """Reads the newest batch of the journal; None if there is none. `finished` continues its totals."""
-        self._last = in_background(lambda: attempt(lambda: _newest(self._name), "read"))
-        return self._last
+    def newest(self, run_id: str) -> BatchFigures | None:
+        """Returns the newest batch of the query. Reads it if this process has committed no batch of the run.
+
+        Args:
+            run_id: Spark's id of the present run.
+
+        Returns:
+            None if there is no batch, or if the journal cannot be read and this process has written none.
+        """
+        known = _remembered.get(self._name)
+        if known is not None and known.figures.run_id == run_id:
+            return known.figures
+        found = in_background(lambda: attempt(lambda: _newest(self._name), "read"))
+        return newer(found, None if known is None else known.figures)
 
     def finished(self, figures: BatchFigures) -> None:
         """Appends a line, with the totals of the run."""
-        self._last = with_totals(figures, self._last)
-        line = self._last.to_json()
+        before = _remembered.get(self._name)
 
-        def append() -> None:
+        def append() -> _Remembered:
             _tidy_once()
-            attempt(lambda: _journals().append(self._name, line, _JOURNAL_BYTES), "write")
+            made = figures
 
-        in_background(append)
+            def line(size: int) -> str:
+                nonlocal made
+                last = None if before is None else before.figures
+                if before is None or before.size != size:  # another process wrote, or the file is new
+                    # raises if nobody can read it: without the newest line, totals could go backwards
+                    last = newer(_newest(self._name), last)
+                made = with_totals(figures, last)
+                return made.to_json()
+
+            size = _journals().append(self._name, line, _JOURNAL_BYTES)
+            return _Remembered(made, size)
+
+        written = in_background(lambda: attempt(append, "write"))
+        if written is None and before is not None:  # the line is lost, and its figures are not
+            written = replace(before, figures=with_totals(figures, before.figures))
+        if written is not None:
+            _remember(self._name, written)
 
     def waits(self, commit: WaitingCommit) -> None:
         """Replaces the file that says what the commit waits for."""
@@ -139,20 +183,27 @@ def query_journals(changed_since: float = 0.0) -> list[QueryJournal]:
     ]
 
 
-def query_journal(application_id: str) -> QueryJournal | None:
+def query_journal(
+    application_id: str, sources: Iterable[SourceFigures] | None = None, last_bytes: int = _SHOWN_BYTES
+) -> QueryJournal | None:
     """Reads the journal of one query; returns None if this host knows nothing about it.
+
+    Args:
+        application_id: the transactional id.
+        sources: the figures of all sources, if the caller has read them.
+        last_bytes: how much of the journal is read.
 
     Raises:
         OSError: if the files cannot be read, or belong to another user.
     """
     name = _name(application_id)
-    found = _read_journal(name) or QueryJournal(application_id, waiting=_read_waiting(name))
-    found = replace(found, sources=sources_of(found, source_figures()))
+    found = _read_journal(name, last_bytes) or QueryJournal(application_id, waiting=_read_waiting(name))
+    found = replace(found, sources=sources_of(found, source_figures() if sources is None else sources))
     return None if found == QueryJournal(application_id) else found
 
 
-def _read_journal(name: str) -> QueryJournal | None:
-    batches = tuple(reversed(list(_newest_first(_journals().lines(name, _SHOWN_BYTES)))))
+def _read_journal(name: str, last_bytes: int = _SHOWN_BYTES) -> QueryJournal | None:
+    batches = tuple(reversed(list(_newest_first(_journals().lines(name, last_bytes)))))
     if not batches:
         return None
     return QueryJournal(batches[-1].application_id, batches, _read_waiting(name))
@@ -274,3 +325,13 @@ def _tidy_once() -> None:
 
 
 _tidied = False
+
+
+def _remember(name: str, newest: _Remembered) -> None:
+    _remembered.pop(name, None)  # so that the query that ended a batch last is the last one
+    _remembered[name] = newest
+    while len(_remembered) > _MOST_REMEMBERED:
+        del _remembered[next(iter(_remembered))]
+
+
+_remembered: dict[str, _Remembered] = {}

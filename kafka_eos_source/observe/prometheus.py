@@ -9,11 +9,18 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from kafka_eos_source.observe.figures import BatchFigures
 from kafka_eos_source.observe.guard import guarded
-from kafka_eos_source.observe.journal import QueryJournal, query_journals
+from kafka_eos_source.observe.journal import (
+    newest_batches,
+    query_journal,
+    query_journals,
+    source_figures,
+)
 from kafka_eos_source.observe.metric_values import Query, query_of
 from kafka_eos_source.observe.metrics import APPLICATION, METRICS
 from kafka_eos_source.observe.process import this_writer
+from kafka_eos_source.observe.source_figures import SourceFigures, SourceState
 
 _log = logging.getLogger(__name__)
 
@@ -21,6 +28,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: Queries that have neither committed nor planned for this long are not exported.
 _RECENT_SECONDS = 26 * 3600.0
 _REQUEST_SECONDS = 10.0
+#: How much of a journal a scrape reads in the process that plans: dozens of batches, in 3 ms instead of 13.
+_SCRAPED_BYTES = 64 << 10
 
 
 def exposition(queries: Sequence[Query]) -> str:
@@ -59,15 +68,31 @@ def queries_of_host() -> list[Query]:
 def queries_of_source() -> list[Query]:
     """Returns the query whose source this process plans.
 
+    Only the journal of that query is read. While the source does not know its ``application.id``, the newest
+    batches of this host are searched for the positions that it planned.
+
     Raises:
         OSError: if the figures cannot be read.
     """
     now, process = time.time(), this_writer().process
+    sources = source_figures()
+    own = [each for each in sources if each.writer.process == process]
+    names = {each.application_id for each in own if each.application_id}
+    if any(not each.application_id and each.state is not SourceState.STOPPED for each in own):
+        names |= {
+            batch.application_id for batch in newest_batches(now - _RECENT_SECONDS) if _is_of(batch, own)
+        }
+    found = [query_journal(name, sources, _SCRAPED_BYTES) for name in sorted(names)]
+    return [query_of(each, now) for each in found if each is not None]
 
-    def is_own(journal: QueryJournal) -> bool:
-        return any(each.writer.process == process for each in journal.sources)
 
-    return [query_of(each, now) for each in query_journals(now - _RECENT_SECONDS) if is_own(each)]
+def _is_of(batch: BatchFigures, sources: Iterable[SourceFigures]) -> bool:
+    """Whether a micro-batch ends at a position that one of these sources planned."""
+    positions = {read.position for read in batch.sources}
+    return any(
+        each.writer.driver == batch.writer.driver and not positions.isdisjoint(each.positions)
+        for each in sources
+    )
 
 
 class MetricsServer:
