@@ -23,7 +23,8 @@ MARKED = (
 )
 
 
-@pytest.mark.fault("T120", "the driver is killed while a batch has dead letters", "produce, after commit")
+@pytest.mark.long  # `chaos.test_dead_letters` shows the same without Spark
+@pytest.mark.fault("T120", "the driver is killed while a batch has dead letters", "produce, commit")
 @pytest.mark.timeout(600)
 def test_dead_letters_are_written_once_although_the_driver_is_killed(
     broker: str, topic: Callable[..., str], driver: Any, checkpoint: str, tmp_path: Path

@@ -28,6 +28,7 @@ MARK = pa.struct(
         ("topic", pa.string()),
         ("partition", pa.int32()),
         ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
     ]
 )
 COLUMNS = SinkColumns(
@@ -71,6 +72,7 @@ def test_valid_rows_pass_unchanged(tmp_path: Path) -> None:
 
 def test_a_marked_row_becomes_a_dead_letter_that_names_its_origin(tmp_path: Path) -> None:
     mark = {"error": "NotJson", "message": "bad ü", "topic": "in", "partition": 3, "offset": 1 << 40}
+    mark["timestamp"] = 1_700_000_000_123_456
     headers = [
         {"key": "trace", "value": b"1"},
         {"key": dead_letters.MESSAGE, "value": b"of an earlier letter"},
@@ -90,6 +92,8 @@ def test_a_marked_row_becomes_a_dead_letter_that_names_its_origin(tmp_path: Path
         (dead_letters.ORIGIN_TOPIC, b"in"),
         (dead_letters.ORIGIN_PARTITION, b"3"),
         (dead_letters.ORIGIN_OFFSET, b"1099511627776"),
+        (dead_letters.ORIGIN_TIMESTAMP, b"1700000000123"),
+        (dead_letters.HOLDS, b"input"),
         (dead_letters.APPLICATION, b"app"),
         (dead_letters.BATCH, b"7"),
         (dead_letters.TARGET_TOPIC, b"out"),
@@ -118,6 +122,7 @@ def test_each_rule_makes_a_dead_letter(tmp_path: Path, row: dict[str, Any], erro
     headers = dict(letter["headers"])
     assert headers[dead_letters.ERROR] == error.encode()
     assert text in headers[dead_letters.MESSAGE].decode()
+    assert headers[dead_letters.HOLDS] == (b"input" if "mark" in row else b"output")
 
 
 def test_a_row_that_breaks_two_rules_becomes_one_dead_letter(tmp_path: Path) -> None:
@@ -131,7 +136,7 @@ def test_a_dead_letter_is_never_larger_than_a_record_may_be(tmp_path: Path, size
     headers = [{"key": "h", "value": b"x" * 8_000}]
     rows = frame(
         {"value": b"x" * size, "mark": mark, "headers": headers},
-        {"key": b"x" * size, "mark": mark, "headers": headers},
+        {"key": b"x" * size, "value": None, "mark": mark, "headers": headers, "topic": "t" * size},
     )
     good, letters, _ = staged(rows, tmp_path)
     assert good == []
@@ -139,6 +144,7 @@ def test_a_dead_letter_is_never_larger_than_a_record_may_be(tmp_path: Path, size
         parts = [letter["key"], letter["value"], *(each for pair in letter["headers"] for each in pair)]
         assert sum(len(each or b"") for each in parts) + 300 < LIMITS.record_bytes
     assert dict(letters[0]["headers"])[dead_letters.VALUE_BYTES] == str(size).encode()
+    assert dict(letters[1]["headers"])[dead_letters.VALUE_BYTES] == b"0", "its key and headers are missing"
 
 
 def test_dropped_rows_are_counted(tmp_path: Path) -> None:

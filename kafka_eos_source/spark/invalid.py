@@ -14,7 +14,8 @@ def invalid_record(condition: Column | str, message: Column | str, error: str = 
     """Returns the column ``kafka_eos_invalid``, which marks rows for the option ``onInvalidRecord``.
 
     The column also names where the row was read, so the frame must still have the source's columns ``topic``,
-    ``partition`` and ``offset``::
+    ``partition``, ``offset`` and ``timestamp``. Key and value of a marked row must be those of the record
+    that was read, because ``kafka-eos dead-letters replay`` sends them to that topic again::
 
         frame.select("key", "value", invalid_record("parsed IS NULL", "the value is not JSON"))
 
@@ -33,5 +34,6 @@ def invalid_record(condition: Column | str, message: Column | str, error: str = 
         f.col("topic").alias("topic"),
         f.col("partition").alias("partition"),
         f.col("offset").alias("offset"),
+        f.col("timestamp").alias("timestamp"),
     )
     return f.when(when, mark).alias(INVALID)

@@ -52,6 +52,7 @@ INVALID_TYPE = StructType(
         StructField("topic", StringType()),
         StructField("partition", IntegerType()),
         StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
     ]
 )
 

@@ -157,11 +157,13 @@ class InvalidRows:
         # a record that fits without the headers of a dead letter may not fit with them
         room = max(0, self._limits.record_bytes - _ROOM)
         large = pc.greater(record_bytes({KEY: key, VALUE: value, **_headers_in(kept)}), room)
-        sizes = pc.if_else(large, pc.binary_length(value), None)
+        # a replay must not send what is incomplete, so the header is there even if the value is null
+        sizes = pc.if_else(large, pc.fill_null(pc.binary_length(value), 0), None)
         headers = {
             dead_letters.ERROR: pc.utf8_slice_codeunits(errors.filter(bad), 0, _LONGEST_NAME),
             dead_letters.MESSAGE: pc.utf8_slice_codeunits(messages.filter(bad), 0, _LONGEST_MESSAGE),
             **self._origin_of(marks, bad, rows),
+            dead_letters.HOLDS: _contents(marks, bad, rows),
             **{name: pa.repeat(pa.scalar(text), rows) for name, text in self._origin.items()},
             dead_letters.TARGET_TOPIC: _target(kept.get(TOPIC), self._target, rows),
             dead_letters.TARGET_PARTITION: kept[PARTITION].cast(pa.string())
@@ -194,10 +196,23 @@ class InvalidRows:
         if marks is None or not pa.types.is_struct(marks.type):
             return {header: pa.nulls(rows, pa.string()) for header in names}
         kept = marks.filter(bad)
-        return {
+        found = {
             header: pc.utf8_slice_codeunits(_field(kept, name, pa.string()), 0, _LONGEST_NAME)
             for header, name in names.items()
         }
+        at = _field(kept, "timestamp", pa.timestamp("us", "UTC")).cast(pa.int64())
+        # Kafka's timestamps begin in 1970; Spark shows a record without one as 1 ms before
+        found[dead_letters.ORIGIN_TIMESTAMP] = pc.if_else(
+            pc.greater_equal(at, 0), pc.divide(at, 1000).cast(pa.string()), None
+        )
+        return found
+
+
+def _contents(marks: pa.Array | None, bad: pa.Array, rows: int) -> pa.Array:
+    """Returns what each letter holds: a marked row is the record that was read, any other one is output."""
+    if marks is None:
+        return pa.repeat(pa.scalar(dead_letters.OUTPUT), rows)
+    return pc.if_else(marks.filter(bad).is_valid(), dead_letters.INPUT, dead_letters.OUTPUT)
 
 
 def _text_of(marks: pa.Array) -> pa.Array:
@@ -227,7 +242,7 @@ def _headers_in(columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
 def _target(column: pa.Array | None, option: str | None, rows: int) -> pa.Array:
     if column is None:
         return pa.repeat(pa.scalar(option, pa.string()), rows)
-    return column.cast(pa.string())
+    return pc.utf8_slice_codeunits(column.cast(pa.string()), 0, _LONGEST_NAME)
 
 
 def _with_headers(original: pa.Array, added: Mapping[str, pa.Array], rows: int) -> pa.Array:

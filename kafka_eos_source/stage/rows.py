@@ -204,7 +204,13 @@ def _marks_of(values: list[Any]) -> pa.Array:
     if any(isinstance(each, str) for each in values):
         return pa.array(values, pa.string())
     type_ = pa.struct([(field.name, _MARK_TYPES[field.name]) for field in INVALID_TYPE])
-    return pa.array([None if each is None else each.asDict() for each in values], type_)
+    return pa.array([None if each is None else _mark_of(each.asDict()) for each in values], type_)
+
+
+def _mark_of(mark: dict[str, Any]) -> dict[str, Any]:
+    """Returns a mark with its time in microseconds: Spark's rows have times in the local time zone."""
+    at = mark.get("timestamp")
+    return mark if at is None else {**mark, "timestamp": TimestampType().toInternal(at)}
 
 
 def _microseconds_of(values: list[Any]) -> pa.Array:
@@ -218,6 +224,7 @@ _MARK_TYPES = {
     "topic": pa.string(),
     "partition": pa.int32(),
     "offset": pa.int64(),
+    "timestamp": pa.timestamp("us", "UTC"),
 }
 
 _STAGE = {
