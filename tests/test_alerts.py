@@ -65,6 +65,11 @@ CASES: dict[str, tuple[dict[str, str], list[str], list[str]]] = {
         ["7m"],
         ["5m", "12m"],
     ),
+    "KafkaEosInvalidRecords": (
+        {f'kafka_eos_invalid_records_total{{{QUERY},action="dead_lettered"}}': "_ _ 3x30 5x30"},
+        ["3m", "35m"],
+        ["1m", "25m", "60m"],
+    ),
 }
 
 
@@ -122,7 +127,6 @@ def test_each_metric_of_the_table_is_on_the_dashboard_or_in_a_rule() -> None:
         "kafka_eos_batch_end_time_seconds",
         "kafka_eos_token_sequence",
         "kafka_eos_query_runs_total",
-        "kafka_eos_invalid_records_total",
         "kafka_eos_batch_step_time_seconds_total",
         "kafka_eos_sent_size_bytes_total",
         "kafka_eos_token_expiry_seconds",
