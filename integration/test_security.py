@@ -181,6 +181,37 @@ def test_the_error_names_a_right_that_was_revoked_between_two_batches(query: Que
     assert query.written() == [*ROWS, "d"]
 
 
+def test_dead_letters_need_the_right_to_write_their_topic(query: Query, tmp_path: Path) -> None:
+    """Doctor names what is missing. Without DescribeConfigs, the sink does not know the size limit."""
+    dead = query.names["dead"] = query.cluster.admin.create(f"dead-{query.names['out']}")
+    options = {"onInvalidRecord": "dead-letter", "deadLetter.topic": dead}
+    spec = {
+        "source": query.source(),
+        "sink": {**query.sink(), **options},
+        "checkpoint": query.checkpoint,
+        "marks": "a",
+    }
+    rights = ("--principal", "sink", "--check", "rights", "--dead-letter-topic", dead)
+    query.allow(*LEAST, ("writer", "topic", "out", "DESCRIBE_CONFIGS"))
+    for operation, said in (("DESCRIBE", "looking up output topic"), ("WRITE", "writing records to")):
+        with pytest.raises(AuthorizationError) as caught:
+            Run(spec, threading.Event()).to_the_end()
+        assert said in str(caught.value)
+        assert dead in str(caught.value)
+        assert query.written() == []
+        missing = {each["what"] for each in doctor(query, tmp_path, "writer", *rights)[1]}
+        assert f"the right Write on topic {dead!r} is missing" in missing
+        query.allow(("writer", "topic", "dead", operation))
+    Run(spec, threading.Event()).to_the_end()
+    assert query.written() == ["b", "c"]
+    assert values(read_back(query.cluster.admins[0], dead, config=query.cluster.admins[1])) == ["a"]
+    (left,) = doctor(query, tmp_path, "writer", *rights)[1]
+    assert left["what"] == f"the right DescribeConfigs on topic {dead!r} is missing"
+    query.allow(("writer", "topic", "dead", "DESCRIBE_CONFIGS"))
+    code, found = doctor(query, tmp_path, "writer", *rights, "--check", "dead-letters")
+    assert (code, [each["check"] for each in found]) == (ExitCode.DONE, ["rights", "dead-letters"])
+
+
 def test_offsets_of_a_group_are_read_with_the_right_to_describe_it(query: Query) -> None:
     query.allow(*LEAST)
     begin = {"startingOffsets": "group", "kafka.group.id": query.names["app"]}

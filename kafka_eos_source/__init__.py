@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kafka_eos_source.in_read.frame import map_in_read
     from kafka_eos_source.observe.listener import observe_batches
     from kafka_eos_source.observe.notebook import watch
-    from kafka_eos_source.spark.invalid import invalid_record
+    from kafka_eos_source.spark.invalid import invalid_record, record_origin
     from kafka_eos_source.spark.quiet import quiet_logs
     from kafka_eos_source.spark.session import local_checkpoints
 
@@ -28,6 +28,7 @@ __all__ = [
     "map_in_read",
     "observe_batches",
     "quiet_logs",
+    "record_origin",
     "register",
     "watch",
 ]
@@ -70,6 +71,10 @@ def __getattr__(name: str) -> Any:
         from kafka_eos_source.spark.quiet import quiet_logs
 
         return quiet_logs
+    if name == "record_origin":
+        from kafka_eos_source.spark.invalid import record_origin
+
+        return record_origin
     if name == "watch":
         from kafka_eos_source.observe.notebook import watch
 

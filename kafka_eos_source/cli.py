@@ -16,6 +16,7 @@ from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.operate import (
     commands,
     completion,
+    dead_letter_commands,
     doctor_command,
     metrics_command,
     sink_commands,
@@ -153,6 +154,7 @@ for _each in (
     state_commands.state,
     sink_commands.sinks,
     token_topic_commands.group,
+    dead_letter_commands.group,
     topic_commands.topics,
     topic_commands.produce,
     topic_commands.tail,

@@ -90,6 +90,12 @@ CASES: list[tuple[str, dict[str, str], list[str], list[str]]] = [
         ["7m"],
         ["5m", "12m"],
     ),
+    (
+        "KafkaEosInvalidRecords",
+        {f'kafka_eos_invalid_records_total{{{QUERY},action="dead_lettered"}}': "_ _ 3x30 5x30"},
+        ["3m", "35m"],
+        ["1m", "25m", "60m"],
+    ),
 ]
 
 

@@ -59,6 +59,8 @@ def run(*arguments: str) -> tuple[int, str, str]:
 _FAILING: dict[str, tuple[str, ...]] = {
     "adopt": (*APP,),
     "broker": ("--port", "0", "--dir", "{file}"),
+    "dead-letters list": ("t", *NOBODY),
+    "dead-letters replay": ("t", *NOBODY),
     "demo": ("--bootstrap", "127.0.0.1:1", "--events", "10"),
     "fence": (*APP, *NOBODY, "--yes"),
     "flights": ("--bootstrap-servers", "127.0.0.1:1", "--records", "1"),

@@ -28,7 +28,17 @@ from kafka_eos_source.kafka import api_versions, kernel
 from kafka_eos_source.kafka.health import Broker, ClockDifference, Layout
 from kafka_eos_source.native import loader
 from kafka_eos_source.operate import json_shape, json_shapes
-from kafka_eos_source.operate.doctor import cluster, executors, machine, probe, query, rights, run, versions
+from kafka_eos_source.operate.doctor import (
+    cluster,
+    dead_letters,
+    executors,
+    machine,
+    probe,
+    query,
+    rights,
+    run,
+    versions,
+)
 from kafka_eos_source.operate.doctor.finding import Finding, Repair, Severity, exit_code, ok, worst
 from kafka_eos_source.operate.exit_codes import ExitCode
 from kafka_eos_source.runtime.deadline import Deadline
@@ -498,10 +508,11 @@ class Asks:
         return self._writes
 
 
-STATEFUL = rights.Names("app", "group", {"in"}, {"out"}, "out", "tokens", {"app-s-changelog"})
+STATEFUL = rights.Names("app", "group", {"in"}, {"out"}, "out", "tokens", {"app-s-changelog"}, "dead")
 ALL = {
     "in": {"READ", "DESCRIBE"},
-    "out": {"READ", "WRITE", "DESCRIBE"},
+    "out": {"READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS"},
+    "dead": {"WRITE", "DESCRIBE", "DESCRIBE_CONFIGS"},
     "tokens": {"READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS"},
     "app-s-changelog": {"READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS"},
     "group": {"READ", "DESCRIBE"},
@@ -545,6 +556,47 @@ def test_missing_topics_and_unanswerable_rights_are_reported_as_such() -> None:
     unknown = {each.what for each in found if each.severity is NOTE}
     assert {"group" in each or "transactional id" in each for each in unknown} == {True}
     assert len(unknown) == 2
+
+
+class DeadLetterTopics:
+    """Topics ``dead`` and ``out``; a topic whose configuration is None may not be described."""
+
+    def __init__(self, **dead: str) -> None:
+        usual = {"max.message.bytes": "1000000", "cleanup.policy": "delete", "retention.ms": "-1"}
+        changed = {name.replace("_", "."): value for name, value in dead.items()}
+        self.configs = {"dead": {**usual, **changed}, "out": usual}
+
+    def shape(self, name: str, deadline: Deadline) -> object | None:
+        return self.configs.get(name)
+
+    def config(self, name: str, deadline: Deadline) -> Mapping[str, str]:
+        return self.configs[name]
+
+
+@pytest.mark.parametrize(
+    ("config", "severity", "text"),
+    [
+        ({}, OK, "takes and keeps dead letters"),
+        ({"max_message_bytes": "2000000"}, OK, "takes and keeps dead letters"),
+        ({"cleanup_policy": "compact,delete"}, BAD, "cleanup.policy=compact,delete"),
+        ({"retention_ms": "3600000"}, NOTE, "keeps letters for 1 hours"),
+        ({"max_message_bytes": "999999"}, WARNING, "less than topic 'out' (1000000)"),
+        ({"max_message_bytes": "10000"}, BAD, "has max.message.bytes=10000"),
+    ],
+)
+def test_a_dead_letter_topic_that_loses_or_refuses_letters_is_reported(
+    config: dict[str, str], severity: Severity, text: str
+) -> None:
+    (found,) = dead_letters.check("dead", "out", DeadLetterTopics(**config), soon())
+    complete(found)
+    assert found.severity is severity
+    assert text in found.what
+
+
+def test_a_missing_dead_letter_topic_is_reported() -> None:
+    (found,) = dead_letters.check("other", "out", DeadLetterTopics(), soon())
+    complete(found)
+    assert (found.severity, found.what) == (BAD, "the dead-letter topic 'other' does not exist")
 
 
 # -- the query

@@ -16,6 +16,7 @@ PUBLIC = {
         "map_in_read",
         "observe_batches",
         "quiet_logs",
+        "record_origin",
         "register",
         "watch",
     ],

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import Row
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol import dead_letters
-from kafka_eos_source.spark.schema import HEADERS_ARROW, INVALID, SinkColumns, only_changelog
+from kafka_eos_source.protocol.dead_letters import DeadLetter
+from kafka_eos_source.spark.schema import HEADERS_ARROW, INVALID, SinkColumns, check_frame, only_changelog
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.invalid_rows import InvalidRows
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.stage.row_rules import RecordLimits
-from kafka_eos_source.stage.rows import from_batches
+from kafka_eos_source.stage.rows import from_batches, from_rows
 from kafka_eos_source.stage.spool import PartStage
 
 MARK = pa.struct(
@@ -28,6 +32,7 @@ MARK = pa.struct(
         ("topic", pa.string()),
         ("partition", pa.int32()),
         ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
     ]
 )
 COLUMNS = SinkColumns(
@@ -48,14 +53,19 @@ def frame(*rows: dict[str, Any]) -> pa.RecordBatch:
 
 
 def staged(
-    batch: pa.RecordBatch, folder: Path, limits: RecordLimits = LIMITS, *, drop: bool = False
+    batch: pa.RecordBatch,
+    folder: Path,
+    limits: RecordLimits = LIMITS,
+    *,
+    drop: bool = False,
+    columns: SinkColumns = COLUMNS,
 ) -> tuple[list[Any], list[dict[str, Any]], InvalidRows]:
     """Returns the values of the valid rows, and the dead letters with their headers as a dict."""
     place = StagingFolder.at(str(folder))
     stage = partial(PartStage, folder=place, batch="0", inline_bytes=1 << 20)
     origin = {dead_letters.APPLICATION: "app", dead_letters.BATCH: "7"}
     invalid = InvalidRows(None if drop else "dead", limits, origin, None, stage)
-    good = [each for made in from_batches([batch], COLUMNS, invalid) for each in made["value"].to_pylist()]
+    good = [each for made in from_batches([batch], columns, invalid) for each in made["value"].to_pylist()]
     part = invalid.finish()
     found = [] if part is None else StagedRows(place, "0", [part]).batches()
     letters = [row for each in found for row in each.to_pylist()]
@@ -71,6 +81,7 @@ def test_valid_rows_pass_unchanged(tmp_path: Path) -> None:
 
 def test_a_marked_row_becomes_a_dead_letter_that_names_its_origin(tmp_path: Path) -> None:
     mark = {"error": "NotJson", "message": "bad ü", "topic": "in", "partition": 3, "offset": 1 << 40}
+    mark["timestamp"] = 1_700_000_000_123_456
     headers = [
         {"key": "trace", "value": b"1"},
         {"key": dead_letters.MESSAGE, "value": b"of an earlier letter"},
@@ -90,6 +101,8 @@ def test_a_marked_row_becomes_a_dead_letter_that_names_its_origin(tmp_path: Path
         (dead_letters.ORIGIN_TOPIC, b"in"),
         (dead_letters.ORIGIN_PARTITION, b"3"),
         (dead_letters.ORIGIN_OFFSET, b"1099511627776"),
+        (dead_letters.ORIGIN_TIMESTAMP, b"1700000000123"),
+        (dead_letters.HOLDS, b"input"),
         (dead_letters.APPLICATION, b"app"),
         (dead_letters.BATCH, b"7"),
         (dead_letters.TARGET_TOPIC, b"out"),
@@ -118,6 +131,57 @@ def test_each_rule_makes_a_dead_letter(tmp_path: Path, row: dict[str, Any], erro
     headers = dict(letter["headers"])
     assert headers[dead_letters.ERROR] == error.encode()
     assert text in headers[dead_letters.MESSAGE].decode()
+    assert headers[dead_letters.HOLDS] == (b"input" if "mark" in row else b"output")
+
+
+def test_an_unmarked_row_has_the_origin_that_its_column_names(tmp_path: Path) -> None:
+    """A mark that names an origin counts more than the column."""
+    origin = {"topic": "in", "partition": 1, "offset": 5, "timestamp": 1_700_000_000_000_000}
+    mark = {"topic": "other", "offset": 9}
+    batch = frame({"topic": None}, {"value": b"good"}, {"mark": mark}, {"partition": -1})
+    type_ = pa.struct([field for field in MARK if field.name not in ("error", "message")])
+    batch = batch.append_column("kafka_eos_origin", pa.array([origin, origin, origin, None], type_))
+    good, letters, _ = staged(batch, tmp_path, columns=replace(COLUMNS, origin=6))
+    found = [DeadLetter.parse(each["headers"]) for each in letters]
+    assert good == [b"good"]
+    assert [(each.origin_topic, each.origin_partition, each.origin_offset) for each in found] == [
+        ("in", 1, 5),
+        ("other", 1, 9),
+        (None, None, None),
+    ]
+    assert [each.origin_timestamp_ms for each in found] == [1_700_000_000_000, 1_700_000_000_000, None]
+
+
+def test_rows_of_pyspark_4_0_name_the_same_origin(tmp_path: Path) -> None:
+    at = datetime(2026, 1, 31, 14, 0, 0, 123_000)  # in the local time zone, as Spark's rows have it
+    place = Row(topic="in", partition=1, offset=5, timestamp=at)
+    mark = Row(error="E", message="m", topic=None, partition=None, offset=None, timestamp=None)
+    rows = [
+        (b"k", b"1", "out", None, None, mark, place),
+        (b"k", b"2", "out", None, None, None, place),
+        (b"k", b"3", None, None, None, None, None),
+    ]
+    columns = replace(COLUMNS, origin=6)
+    place_of = StagingFolder.at(str(tmp_path))
+    stage = partial(PartStage, folder=place_of, batch="0", inline_bytes=1 << 20)
+    invalid = InvalidRows("dead", LIMITS, {}, None, stage)
+    (good,) = from_rows(rows, columns, invalid)
+    assert good["value"].to_pylist() == [b"2"]
+    part = invalid.finish()
+    assert part is not None
+    (batch,) = StagedRows(place_of, "0", [part]).batches()
+    marked, broken = (
+        DeadLetter.parse((each["key"], each["value"]) for each in row) for row in batch["headers"].to_pylist()
+    )
+    assert (marked.holds, marked.origin_offset, marked.error) == ("input", 5, "E")
+    assert marked.origin_timestamp_ms == round(at.timestamp() * 1000)
+    assert (broken.holds, broken.origin_offset) == ("output", None)
+
+
+def test_an_origin_of_another_type_is_refused() -> None:
+    schema = StructType([StructField("value", StringType()), StructField("kafka_eos_origin", StringType())])
+    with pytest.raises(InvalidSchemaError, match=r"record_origin\(\)"):
+        check_frame(schema, topic_option="out", include_timestamp=False)
 
 
 def test_a_row_that_breaks_two_rules_becomes_one_dead_letter(tmp_path: Path) -> None:
@@ -131,7 +195,7 @@ def test_a_dead_letter_is_never_larger_than_a_record_may_be(tmp_path: Path, size
     headers = [{"key": "h", "value": b"x" * 8_000}]
     rows = frame(
         {"value": b"x" * size, "mark": mark, "headers": headers},
-        {"key": b"x" * size, "mark": mark, "headers": headers},
+        {"key": b"x" * size, "value": None, "mark": mark, "headers": headers, "topic": "t" * size},
     )
     good, letters, _ = staged(rows, tmp_path)
     assert good == []
@@ -139,6 +203,7 @@ def test_a_dead_letter_is_never_larger_than_a_record_may_be(tmp_path: Path, size
         parts = [letter["key"], letter["value"], *(each for pair in letter["headers"] for each in pair)]
         assert sum(len(each or b"") for each in parts) + 300 < LIMITS.record_bytes
     assert dict(letters[0]["headers"])[dead_letters.VALUE_BYTES] == str(size).encode()
+    assert dict(letters[1]["headers"])[dead_letters.VALUE_BYTES] == b"0", "its key and headers are missing"
 
 
 def test_dropped_rows_are_counted(tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ log, run the tasks, commit, write the commit log. After a restart it replays the
 log but not in the commit log. A spec is::
 
     {"source": {…}, "sink": {…}, "checkpoint": …, "available_now": true, "restarts": 0, "mutations": [],
-     "history": null, "state": null}
+     "history": null, "state": null, "marks": null}
 
-``state`` holds the options of a stateful operator that counts rows (`stateful`). ``history`` is a file that
-records each try at a batch (`kafka_eos_source.testing.history`). The process exits with 0 when it has read
-the source up to where it ended at the start (``available_now``), or when it reads "stop" on standard input.
-It also exits when its parent process ends.
+``marks`` is a pattern: records whose value matches it are marked as invalid. ``state`` holds the options of a
+stateful operator that counts rows (`stateful`). ``history`` is a file that records each try at a batch
+(`kafka_eos_source.testing.history`). The process exits with 0 when it has read the source up to where it
+ended at the start (``available_now``), or when it reads "stop" on standard input. It also exits when its
+parent process ends.
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from integration.chaos import mutations
 from kafka_eos_source.datasource import KafkaEosDataSource
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.spark.schema import INVALID
 from kafka_eos_source.testing.history import Record, Recorder, Send, SourceRange, Txn
 
 #: Spark's pause before it asks an idle source for new data again.
@@ -97,7 +100,11 @@ class Run:
         source = KafkaEosDataSource(dict(spec["source"]))
         self._schema: StructType = source.schema()
         self._reader: Any = source.streamReader(self._schema)
-        self._written = StructType([self._schema[name] for name in _COLUMNS])
+        fields = [self._schema[name] for name in _COLUMNS]
+        self._marks: str | None = spec.get("marks")
+        if self._marks is not None:
+            fields.append(StructField(INVALID, StringType()))
+        self._written = StructType(fields)
 
     def to_the_end(self) -> None:
         checkpoint, reader = self._checkpoint, self._reader
@@ -153,7 +160,8 @@ class Run:
         for batch in self._reader.read(task):
             if self._recorder is not None:
                 read.append(batch)
-            yield batch.select(_COLUMNS)
+            rows = batch.select(_COLUMNS)
+            yield rows if self._marks is None else _marked(rows, self._marks)
 
     @contextmanager
     def _recorded(self, batch_id: int, start: Any, end: Any, read: list[pa.RecordBatch]) -> Iterator[None]:
@@ -189,6 +197,14 @@ class Run:
         }
         context._attemptNumber, context._partitionId = 0, number
         TaskContext._taskContext = context
+
+
+def _marked(rows: pa.RecordBatch, pattern: str) -> pa.RecordBatch:
+    values = rows.column("value").cast(pa.string())
+    marks = pc.if_else(
+        pc.match_substring_regex(values, pattern), pc.binary_join_element_wise(values, "is bad", " "), None
+    )
+    return rows.append_column(INVALID, marks)
 
 
 def _records(batch: pa.RecordBatch) -> Iterator[Record]:

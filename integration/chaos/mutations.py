@@ -6,11 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kafka_eos_source.commit import machine, ownership, session, transaction
+from confluent_kafka import Consumer
+from confluent_kafka import TopicPartition as ClientPartition
+
+from kafka_eos_source.commit import direct, machine, ownership, session, transaction
 from kafka_eos_source.commit.context import CommitContext, Decision, Progress
 from kafka_eos_source.commit.interfaces import Clients
 from kafka_eos_source.commit.verdict import Verdict
+from kafka_eos_source.datasource import writer
 from kafka_eos_source.kafka.transactional import TransactionalProducer
+from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.stage.parts import StagedRows
 
 
 def _no_token_check() -> None:
@@ -81,6 +87,45 @@ def _no_plan_check() -> None:
     session._refuse_another_plan = lambda *_: None  # type: ignore[assignment]
 
 
+def _no_dead_letters() -> None:
+    """Leaves the tasks' dead letters out of the batch that the driver commits."""
+    writer._parts = lambda messages: [each.part for each in messages if each.part is not None]  # type: ignore[assignment]
+
+
+def _dead_letters_at_once() -> None:
+    """Sends dead letters before the batch, by a producer without transactions."""
+    commit = writer._StagedSink.commit_micro_batch
+
+    def send_then_commit(self: Any, messages: Any, batch_id: int) -> None:
+        parts = [each.dead_letters for each in messages if each.dead_letters is not None]
+        staged = StagedRows(self.folder, str(batch_id), parts)
+        direct.produce(replace(self.options, topic=None), staged.batches())
+        commit(self, [replace(each, dead_letters=None) for each in messages], batch_id)
+
+    writer._StagedSink.commit_micro_batch = send_then_commit  # type: ignore[method-assign]
+
+
+def _replay_offsets_afterwards() -> None:
+    """Commits the offsets of a replay after its transaction, by an ordinary consumer."""
+    commit = TransactionalProducer.commit
+    later: list[Any] = []
+
+    def keep(self: TransactionalProducer, offsets: Any, group_id: str, deadline: Any) -> None:
+        later[:] = [offsets, group_id]
+
+    def commit_then_offsets(self: TransactionalProducer, deadline: Any) -> None:
+        commit(self, deadline)
+        failpoints.reach("test.between_records_and_offsets")
+        offsets, group_id = later
+        consumer = Consumer({**self._connection, "group.id": group_id})
+        named = [ClientPartition(*each.tp, each.offset, each.metadata) for each in offsets]
+        consumer.commit(offsets=named, asynchronous=False)
+        consumer.close()
+
+    TransactionalProducer.send_offsets = keep  # type: ignore[method-assign]
+    TransactionalProducer.commit = commit_then_offsets  # type: ignore[method-assign]
+
+
 class _Prepared:
     """Clients that return an existing producer instead of making a new one."""
 
@@ -100,6 +145,9 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "count check": _no_count_check,
     "init before token": _token_before_init,
     "plan check": _no_plan_check,
+    "commit dead letters": _no_dead_letters,
+    "dead letters in the transaction": _dead_letters_at_once,
+    "replay offsets in the transaction": _replay_offsets_afterwards,
 }
 
 

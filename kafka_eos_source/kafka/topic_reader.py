@@ -54,10 +54,19 @@ class TopicReader:
     Args:
         kafka: librdkafka properties that say how to reach the cluster.
         deadline_seconds: how long brokers may be silent during a read, in seconds.
+        records_at_once: number of records in memory, besides those that the client prefetches.
+        prefetched_kib: how much the client prefetches.
     """
 
-    def __init__(self, kafka: Mapping[str, Any], deadline_seconds: float = 30.0) -> None:
-        self._kafka = admin_config(kafka)
+    def __init__(
+        self,
+        kafka: Mapping[str, Any],
+        deadline_seconds: float = 30.0,
+        records_at_once: int = _RECORDS_AT_ONCE,
+        prefetched_kib: int = 65_536,
+    ) -> None:
+        self._kafka = {**admin_config(kafka), "queued.max.messages.kbytes": prefetched_kib}
+        self._records_at_once = records_at_once
         self._deadline_seconds = deadline_seconds
         self._clients: dict[str, Any] = {}
 
@@ -138,10 +147,8 @@ class TopicReader:
         silence = Deadline.after_seconds(self._deadline_seconds)
         try:
             while left:
-                messages = client.consume(_RECORDS_AT_ONCE, _POLL_SECONDS)
-                if messages:
-                    silence = Deadline.after_seconds(self._deadline_seconds)
-                elif silence.expired:
+                messages = client.consume(self._records_at_once, _POLL_SECONDS)
+                if not messages and silence.expired:
                     raise UnavailableError(
                         f"nothing arrives from {', '.join(map(str, sorted(left)))}; waited "
                         f"{self._deadline_seconds:.0f} s.",
@@ -159,6 +166,8 @@ class TopicReader:
                         left.pop(tp, None)  # only control records were left
                     elif not is_transient(error):
                         raise classify(error, f"reading topic {tp.topic!r}")
+                if messages:  # only now: what the caller did with the records is not the brokers' silence
+                    silence = Deadline.after_seconds(self._deadline_seconds)
         except KafkaException as error:
             raise classify(error, "reading records") from error
         finally:

@@ -31,6 +31,7 @@ _INDENT = " " * 18
 @click.option("--source-cluster", metavar="WHICH", help="The sink's option source.cluster.")
 @click.option("--staging", metavar="URI", help="The sink's option staging.location.")
 @click.option("--token-topic", metavar="TOPIC", help="The sink's option token.topic.")
+@click.option("--dead-letter-topic", metavar="TOPIC", help="The sink's option deadLetter.topic.")
 @click.option(
     "--source-topic",
     "source_topics",
@@ -62,6 +63,7 @@ def doctor(
     ctx: click.Context,
     /,
     token_topic: str | None,
+    dead_letter_topic: str | None,
     source_topics: tuple[str, ...],
     principal: str,
     clock_topic: str | None,
@@ -92,6 +94,7 @@ def doctor(
         target_of(options),
         source_topics,
         token_topic,
+        dead_letter_topic,
         principal,
         clock_topic,
         parse_pairs(spark_conf, "--spark-conf") if spark or spark_conf else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kafka_eos_source.operate.json_shape import OrNull
+from kafka_eos_source.operate.json_shape import Optional, OrNull
 
 FINDING = {
     "condition": "name of the error condition, as in docs/runbooks.md; null = no error",
@@ -68,6 +68,38 @@ KAFKA = {
         }
     ],
     "losses": [{"kind": "kind of the loss, as in docs/runbooks.md, DATA_LOSS", "text": "what was lost"}],
+}
+HEADERS = Optional(
+    [
+        {
+            "key": "name of the header",
+            "value": Optional("its value as text"),
+            "value_base64": Optional("its value, if that is not UTF-8"),
+        }
+    ]
+)
+LETTER = {
+    "topic": "the dead-letter topic",
+    "partition": "number of the partition",
+    "offset": "offset of the letter",
+    "timestamp_ms": "when it was written, ms since 1970",
+    "error": "class of the error; null = the record is no dead letter",
+    "message": "the reason",
+    "origin_topic": "topic from which the record was read; null = not known",
+    "origin_partition": "its partition there; null = not known",
+    "origin_offset": "its offset there; null = not known",
+    "origin_timestamp_ms": "its timestamp, ms since 1970; null = not known",
+    "application_id": "the query",
+    "batch": "micro-batch that wrote the letter; null = a batch write",
+    "holds": "`input`: key and value of the record that was read; `output`: of a row that the query made",
+    "target_topic": "topic for which the row was meant; null = none was named",
+    "target_partition": "partition for which the row was meant; null = none was named",
+    "value_bytes": "original size of a value of which the letter has the beginning; null = it is complete",
+    "key": Optional("its key as text; null = no key"),
+    "key_base64": Optional("its key, if that is not UTF-8; then `key` is absent"),
+    "value": Optional("its value as text; null = a tombstone"),
+    "value_base64": Optional("its value, if that is not UTF-8; then `value` is absent"),
+    "headers": HEADERS,
 }
 SINK_ACTION = {
     "sink": "name of the sink",

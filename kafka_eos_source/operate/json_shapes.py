@@ -8,7 +8,9 @@ from kafka_eos_source.operate.json_parts import (
     CHECKPOINT,
     ENTRY,
     FINDING,
+    HEADERS,
     KAFKA,
+    LETTER,
     LOG,
     RECORD,
     SINK_ACTION,
@@ -46,6 +48,17 @@ SHAPES: dict[str, Any] = {
         "shell": "name of the shell",
         "script": "the script",
         "install": "how to install it",
+    },
+    "dead-letters list": Lines(LETTER),
+    "dead-letters replay": {
+        "group_id": "consumer group that remembers what was sent",
+        "sent": "whether the records were sent; false = only shown, because of --dry-run",
+        "records": "number of records",
+        "topics": {"*": "number of records for this topic"},
+        "refused": {"*": "number of letters that cannot be sent for this reason"},
+        "unselected": "number of letters that the filters do not select",
+        "expired_offsets": "number of offsets that retention deleted before this group read them",
+        "waiting_offsets": "number of offsets that wait for an open transaction",
     },
     "demo": {
         "events": "number of events",
@@ -239,15 +252,7 @@ SHAPES: dict[str, Any] = {
             "key_base64": Optional("its key, if that is not UTF-8; then `key` is absent"),
             "value": Optional("its value as text; null = a tombstone"),
             "value_base64": Optional("its value, if that is not UTF-8; then `value` is absent"),
-            "headers": Optional(
-                [
-                    {
-                        "key": "name of the header",
-                        "value": Optional("its value as text"),
-                        "value_base64": Optional("its value, if that is not UTF-8"),
-                    }
-                ]
-            ),
+            "headers": HEADERS,
             "state": "`committed`, `open` or `aborted`",
         }
     ),

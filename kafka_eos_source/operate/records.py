@@ -84,12 +84,18 @@ def record_json(record: TopicRecord) -> str:
         "offset": record.offset,
         "timestamp_ms": record.timestamp_ms,
     }
-    for name, value in (("key", record.key), ("value", record.value)):
-        fields.update(_text_field(name, value))
-    if record.headers:
-        fields["headers"] = [_text_field("value", value) | {"key": name} for name, value in record.headers]
+    fields.update(contents_json(record.key, record.value, record.headers))
     fields["state"] = record.state
     return json.dumps(fields, ensure_ascii=False)
+
+
+def contents_json(
+    key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]
+) -> dict[str, Any]:
+    """Returns key, value and headers of a record as fields of a JSON object."""
+    fields = {**_text_field("key", key), **_text_field("value", value)}
+    listed = [_text_field("value", each) | {"key": name} for name, each in headers]
+    return {**fields, "headers": listed} if listed else fields
 
 
 def record_line(record: TopicRecord) -> str:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from kafka_eos_source.operate.target import Target
     from kafka_eos_source.runtime.deadline import Deadline
 
+#: Where ``kafka-eos broker`` listens.
+_DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 CONNECTION = (
@@ -153,6 +156,22 @@ def require_brokers(target: Target) -> dict[str, str]:
             fix="add --bootstrap-servers, or --kafka-properties with a file that sets bootstrap.servers.",
         )
     return dict(target.kafka)
+
+
+def kafka_of(options: dict[str, Any]) -> dict[str, str]:
+    """Returns the librdkafka properties of a connection; without brokers, those of ``kafka-eos broker``.
+
+    Args:
+        options: values by parameter name; those of `CONNECTION` are required.
+
+    Raises:
+        InvalidOptionError: if a query would refuse one of them.
+    """
+    if options["bootstrap_servers"] is None and options["properties"] is None:
+        names = {each.partition("=")[0].strip() for each in options["pairs"]}
+        if not {"bootstrap.servers", "kafka.bootstrap.servers"} & names:
+            options = {**options, "bootstrap_servers": _DEFAULT_BOOTSTRAP}
+    return require_brokers(target_of(options))
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -13,8 +12,8 @@ import click
 from kafka_eos_source.operate.shared_options import (
     CONNECTION,
     deadline_of,
+    kafka_of,
     parse_pairs,
-    target_of,
     with_options,
 )
 from kafka_eos_source.runtime.json_output import JSON, print_json
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from kafka_eos_source.operate.lag import GroupLag
     from kafka_eos_source.operate.topics import TopicDescription
 
-#: Where ``kafka-eos broker`` listens.
-_DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 _PAUSE_SECONDS = 0.5
 
 
@@ -44,7 +41,7 @@ def list_topics(internal: bool, as_json: bool, timeout: str, **given: Any) -> No
     """List the topics and their numbers of partitions."""
     from kafka_eos_source.operate import topics as operating
 
-    found = operating.topics(_kafka(given), deadline_of(timeout), internal=internal)
+    found = operating.topics(kafka_of(given), deadline_of(timeout), internal=internal)
     if as_json:
         print_json([{"topic": name, "partitions": count} for name, count in found.items()])
         return
@@ -78,7 +75,7 @@ def create(
     from kafka_eos_source.operate import topics as operating
 
     properties = parse_pairs(config, "--config")
-    kafka = _kafka(given)
+    kafka = kafka_of(given)
     results = []
     for name in names:
         created = operating.create(
@@ -105,7 +102,7 @@ def describe(name: str, as_json: bool, timeout: str, **given: Any) -> None:
     """Show a topic's partitions, transactions and properties."""
     from kafka_eos_source.operate import topics as operating
 
-    found = operating.describe(_kafka(given), name, deadline_of(timeout))
+    found = operating.describe(kafka_of(given), name, deadline_of(timeout))
     if as_json:
         print_json(found.to_json())
     else:
@@ -155,7 +152,7 @@ def produce(
         batches = operating.from_json(file, keep_partitions=keep_partitions)
     else:
         batches = operating.from_lines(file, key_separator)
-    sent = operating.produce(_kafka(given), topic, batches, deadline_of(timeout))
+    sent = operating.produce(kafka_of(given), topic, batches, deadline_of(timeout))
     if as_json:
         print_json({"topic": topic, "records": sent})
     else:
@@ -183,7 +180,7 @@ def tail(
     from kafka_eos_source.operate import records as operating
     from kafka_eos_source.operate.topics import describe as describe_topic
 
-    kafka = _kafka(given)
+    kafka = kafka_of(given)
     logs = describe_topic(kafka, topic, deadline_of(timeout)).logs
     _print(operating.newest(kafka, logs, count=records, uncommitted=uncommitted), as_json)
     if not follow:
@@ -226,7 +223,7 @@ def lag(
 
     if (checkpoint, application_id, group_id) == (None, None, None):
         raise click.UsageError("name the query: --checkpoint, --application-id or --group.")
-    kafka = _kafka(given)
+    kafka = kafka_of(given)
     found = checkpoints.read(checkpoint) if checkpoint is not None else None
     if group_id is None:
         group_id = kafka.get("group.id") or checkpoints.application_id(application_id, found)
@@ -246,17 +243,6 @@ def lag(
                 pause.wait(2.0)
             except KeyboardInterrupt:
                 return
-
-
-def _kafka(given: dict[str, Any]) -> Mapping[str, str]:
-    """Returns the connection's properties; without brokers, those of `kafka-eos broker`."""
-    if given["bootstrap_servers"] is None and given["properties"] is None:
-        names = {each.partition("=")[0].strip() for each in given["pairs"]}
-        if not {"bootstrap.servers", "kafka.bootstrap.servers"} & names:
-            given = {**given, "bootstrap_servers": _DEFAULT_BOOTSTRAP}
-    kafka = target_of(given).kafka
-    assert kafka is not None, "brokers were named"
-    return kafka
 
 
 def _print(records: list[TopicRecord], as_json: bool) -> None:

@@ -6,20 +6,27 @@ letter queues read ours. All values are UTF-8 text; numbers are decimal.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 #: Class of the error, and its message.
 ERROR = "__streams.errors.exception"
 MESSAGE = "__streams.errors.message"
-#: Topic, partition and offset of the record that was read. A row that was marked without them has none.
+#: Topic, partition, offset and timestamp (ms since 1970) of the record that was read, as far as known.
 ORIGIN_TOPIC = "__streams.errors.topic"
 ORIGIN_PARTITION = "__streams.errors.partition"
 ORIGIN_OFFSET = "__streams.errors.offset"
+ORIGIN_TIMESTAMP = "__kafka_eos.origin.timestamp"
 #: Query and micro-batch that wrote the dead letter. A batch write has no batch id.
 APPLICATION = "__kafka_eos.application"
 BATCH = "__kafka_eos.batch"
+#: What key and value are: `INPUT` or `OUTPUT`.
+HOLDS = "__kafka_eos.holds"
 #: Topic and partition that the record was meant for, as far as the row named them.
 TARGET_TOPIC = "__kafka_eos.target.topic"
 TARGET_PARTITION = "__kafka_eos.target.partition"
-#: Original size of a value of which the dead letter has only the beginning, in bytes.
+#: Original size of a value of which the dead letter has only the beginning, in bytes. Headers of the record,
+#: and a large key, are missing then.
 VALUE_BYTES = "__kafka_eos.value.bytes"
 
 #: Every header that the sink adds. Headers of these names in the original record are replaced.
@@ -29,9 +36,73 @@ ALL = (
     ORIGIN_TOPIC,
     ORIGIN_PARTITION,
     ORIGIN_OFFSET,
+    ORIGIN_TIMESTAMP,
     APPLICATION,
     BATCH,
+    HOLDS,
     TARGET_TOPIC,
     TARGET_PARTITION,
     VALUE_BYTES,
 )
+
+#: The letter holds the record that the query read, because the query marked its row as invalid.
+INPUT = "input"
+#: The letter holds a row of the query's output, which cannot become a record of the output topic.
+OUTPUT = "output"
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """What the headers of one record say; None = the record has no such header, or not a number.
+
+    Attributes:
+        error, message: class and text of the error.
+        origin_topic, origin_partition, origin_offset, origin_timestamp_ms: the record that was read.
+        application_id, batch: query and micro-batch that wrote the letter.
+        holds: `INPUT` or `OUTPUT`.
+        target_topic, target_partition: where the record was meant to be written.
+        value_bytes: original size of the value if the letter is incomplete.
+    """
+
+    error: str | None = None
+    message: str | None = None
+    origin_topic: str | None = None
+    origin_partition: int | None = None
+    origin_offset: int | None = None
+    origin_timestamp_ms: int | None = None
+    application_id: str | None = None
+    batch: int | None = None
+    holds: str | None = None
+    target_topic: str | None = None
+    target_partition: int | None = None
+    value_bytes: int | None = None
+
+    @classmethod
+    def parse(cls, headers: Iterable[tuple[str, bytes | None]]) -> DeadLetter:
+        """Reads the headers of a record, which any program may have written."""
+        texts = {name: value.decode(errors="replace") for name, value in headers if value is not None}
+        return cls(
+            error=texts.get(ERROR),
+            message=texts.get(MESSAGE),
+            origin_topic=texts.get(ORIGIN_TOPIC),
+            origin_partition=_number(texts.get(ORIGIN_PARTITION)),
+            origin_offset=_number(texts.get(ORIGIN_OFFSET)),
+            origin_timestamp_ms=_number(texts.get(ORIGIN_TIMESTAMP)),
+            application_id=texts.get(APPLICATION),
+            batch=_number(texts.get(BATCH)),
+            holds=texts.get(HOLDS),
+            target_topic=texts.get(TARGET_TOPIC),
+            target_partition=_number(texts.get(TARGET_PARTITION)),
+            value_bytes=_number(texts.get(VALUE_BYTES)),
+        )
+
+
+def without_ours(headers: Iterable[tuple[str, bytes | None]]) -> Headers:
+    """Returns the headers that the record had before it became a dead letter."""
+    return tuple((name, value) for name, value in headers if name not in ALL)
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdecimal() else None

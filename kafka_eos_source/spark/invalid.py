@@ -1,10 +1,10 @@
-"""`invalid_record`: the column by which a query marks rows that it could not process."""
+"""`invalid_record` and `record_origin`: columns that tell the sink about rows that cannot become records."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kafka_eos_source.spark.schema import INVALID
+from kafka_eos_source.spark.schema import INVALID, ORIGIN, ORIGIN_TYPE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -14,7 +14,8 @@ def invalid_record(condition: Column | str, message: Column | str, error: str = 
     """Returns the column ``kafka_eos_invalid``, which marks rows for the option ``onInvalidRecord``.
 
     The column also names where the row was read, so the frame must still have the source's columns ``topic``,
-    ``partition`` and ``offset``::
+    ``partition``, ``offset`` and ``timestamp``. Key and value of a marked row must be those of the record
+    that was read, because ``kafka-eos dead-letters replay`` sends them to that topic again::
 
         frame.select("key", "value", invalid_record("parsed IS NULL", "the value is not JSON"))
 
@@ -30,8 +31,20 @@ def invalid_record(condition: Column | str, message: Column | str, error: str = 
     mark = f.struct(
         f.lit(error).alias("error"),
         why.cast("string").alias("message"),
-        f.col("topic").alias("topic"),
-        f.col("partition").alias("partition"),
-        f.col("offset").alias("offset"),
+        *(f.col(name) for name in ORIGIN_TYPE.names),
     )
     return f.when(when, mark).alias(INVALID)
+
+
+def record_origin() -> Column:
+    """Returns the column ``kafka_eos_origin``: where the record was read from which the row is made.
+
+    If a row breaks a rule of the sink and becomes a dead letter, the letter then names that record, as that
+    of a row which `invalid_record` marks does. Add the column where the frame still has the source's columns
+    ``topic``, ``partition``, ``offset`` and ``timestamp``, and keep it::
+
+        frame.select("key", upper("value").alias("value"), record_origin())
+    """
+    from pyspark.sql import functions as f
+
+    return f.struct(*(f.col(name) for name in ORIGIN_TYPE.names)).alias(ORIGIN)

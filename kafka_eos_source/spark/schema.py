@@ -52,8 +52,13 @@ INVALID_TYPE = StructType(
         StructField("topic", StringType()),
         StructField("partition", IntegerType()),
         StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
     ]
 )
+
+#: Column with the place and time of the record from which a row was made, for its dead letter.
+ORIGIN = "kafka_eos_origin"
+ORIGIN_TYPE = StructType([field for field in INVALID_TYPE.fields if field.name not in ("error", "message")])
 
 #: Staged column with state changes of operators (`CHANGELOG` in the frame).
 CHANGES = "changelog"
@@ -136,6 +141,7 @@ class SinkColumns:
     timestamp: int | None
     changelog: int | None = None
     invalid: int | None = None
+    origin: int | None = None
 
 
 def check_frame(schema: StructType, *, topic_option: str | None, include_timestamp: bool) -> SinkColumns:
@@ -203,6 +209,7 @@ def check_frame(schema: StructType, *, topic_option: str | None, include_timesta
         timestamp=timestamp,
         changelog=position.get(CHANGELOG),
         invalid=_invalid(schema),
+        origin=_origin(schema),
     )
 
 
@@ -216,10 +223,7 @@ def _invalid(schema: StructType) -> int | None:
         return None
     index = schema.names.index(INVALID)
     found = schema.fields[index].dataType
-    known = {field.name: field.dataType for field in INVALID_TYPE}
-    is_struct = isinstance(found, StructType) and all(
-        known.get(field.name) == field.dataType for field in found.fields
-    )
+    is_struct = _has_fields_of(found, INVALID_TYPE)
     if not is_struct and not isinstance(found, StringType):
         raise InvalidSchemaError(
             f"column {INVALID!r}, which marks invalid rows, has type {found.simpleString()}; expected "
@@ -227,6 +231,33 @@ def _invalid(schema: StructType) -> int | None:
             fix="make it with invalid_record(condition, message), or cast it to string.",
         )
     return index
+
+
+def _origin(schema: StructType) -> int | None:
+    """Returns the position of the column with the origin of rows; None if the frame has none.
+
+    Raises:
+        InvalidSchemaError: if it has another type.
+    """
+    if ORIGIN not in schema.names:
+        return None
+    index = schema.names.index(ORIGIN)
+    found = schema.fields[index].dataType
+    if not _has_fields_of(found, ORIGIN_TYPE):
+        raise InvalidSchemaError(
+            f"column {ORIGIN!r}, the origin of rows, has type {found.simpleString()}; expected "
+            f"{ORIGIN_TYPE.simpleString()}.",
+            fix="make it with record_origin().",
+        )
+    return index
+
+
+def _has_fields_of(found: DataType, wanted: StructType) -> bool:
+    """Returns whether a type is a struct that has only fields of another one."""
+    known = {field.name: field.dataType for field in wanted}
+    return isinstance(found, StructType) and all(
+        known.get(field.name) == field.dataType for field in found.fields
+    )
 
 
 def takes_records(schema: StructType, *, topic_option: str | None) -> bool:
@@ -265,6 +296,7 @@ def only_changelog(schema: StructType) -> SinkColumns:
         timestamp=None,
         changelog=position,
         invalid=invalid,
+        origin=_origin(schema),
     )
 
 

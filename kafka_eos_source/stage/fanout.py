@@ -17,7 +17,7 @@ from kafka_eos_source.model import StagedPart
 from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.sinks.contract import SinkContext, Stage, StageContext, TwoPhaseSink
 from kafka_eos_source.sinks.registry import KAFKA, SinkSpec
-from kafka_eos_source.spark.schema import INVALID, arrow_schema, fit
+from kafka_eos_source.spark.schema import INVALID, ORIGIN, arrow_schema, fit
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.spool import PartStage
 from kafka_eos_source.stage.verified_parts import VerifiedParts
@@ -80,7 +80,7 @@ class Plan:
                 "string.",
                 fix="rename it, or cast it to string.",
             )
-        own = list(dict.fromkeys(each for each in names if each not in (ROUTE, CHANGELOG, INVALID)))
+        own = list(dict.fromkeys(each for each in names if each not in (ROUTE, CHANGELOG, INVALID, ORIGIN)))
         routes = []
         for spec in specs:
             wanted = spec.columns or tuple(own)

@@ -72,12 +72,15 @@ class InvalidRows:
         """Number of rows that were dropped."""
         return 0 if self._topic is not None else self.count
 
-    def take(self, columns: dict[str, pa.Array], marks: pa.Array | None) -> dict[str, pa.Array]:
+    def take(
+        self, columns: dict[str, pa.Array], marks: pa.Array | None, origins: pa.Array | None = None
+    ) -> dict[str, pa.Array]:
         """Takes the invalid rows out of a batch.
 
         Args:
             columns: columns of the frame, by the names of the staged columns.
             marks: the column that marks invalid rows, text or struct; None if the frame has none.
+            origins: the column with the origin of each row; None if the frame has none.
 
         Returns:
             The columns without the invalid rows; the same object if there are none.
@@ -91,7 +94,8 @@ class InvalidRows:
         bad = errors.is_valid()
         self.count += len(bad) - bad.false_count
         if self._topic is not None:
-            self._write(columns, marks, errors, messages, bad)
+            places = [each.filter(bad) for each in (marks, origins) if each is not None]
+            self._write(columns, marks, places, errors, messages, bad)
         good = errors.is_null()
         return {name: each.filter(good) for name, each in columns.items()}
 
@@ -153,10 +157,12 @@ class InvalidRows:
         self,
         columns: Mapping[str, pa.Array],
         marks: pa.Array | None,
+        places: list[pa.Array],
         errors: pa.Array,
         messages: pa.Array,
         bad: pa.Array,
     ) -> None:
+        """Stages the dead letters of the invalid rows; ``places`` are structs that may name their origin."""
         kept = {name: each.filter(bad) for name, each in columns.items()}
         rows = len(bad) - bad.false_count
         value = _binary(kept.get(VALUE), rows)
@@ -164,11 +170,13 @@ class InvalidRows:
         # a record that fits without the headers of a dead letter may not fit with them
         room = max(0, self._limits.record_bytes - _ROOM)
         large = pc.greater(record_bytes({KEY: key, VALUE: value, **_headers_in(kept)}), room)
-        sizes = pc.if_else(large, pc.binary_length(value), None)
+        # a replay must not send what is incomplete, so the header is there even if the value is null
+        sizes = pc.if_else(large, pc.fill_null(pc.binary_length(value), 0), None)
         headers = {
             dead_letters.ERROR: pc.utf8_slice_codeunits(errors.filter(bad), 0, _LONGEST_NAME),
             dead_letters.MESSAGE: pc.utf8_slice_codeunits(messages.filter(bad), 0, _LONGEST_MESSAGE),
-            **self._origin_of(marks, bad, rows),
+            **_origin_of(places, rows),
+            dead_letters.HOLDS: _contents(marks, bad, rows),
             **{name: pa.repeat(pa.scalar(text), rows) for name, text in self._origin.items()},
             dead_letters.TARGET_TOPIC: _target(kept.get(TOPIC), self._target, rows),
             dead_letters.TARGET_PARTITION: kept[PARTITION].cast(pa.string())
@@ -192,20 +200,36 @@ class InvalidRows:
         self._part.write(batch)
         self._meter.add(batch)
 
-    def _origin_of(self, marks: pa.Array | None, bad: pa.Array, rows: int) -> dict[str, pa.Array]:
-        """Returns where the rows were read, as far as their marks say so."""
-        names = {
-            dead_letters.ORIGIN_TOPIC: "topic",
-            dead_letters.ORIGIN_PARTITION: "partition",
-            dead_letters.ORIGIN_OFFSET: "offset",
-        }
-        if marks is None or not pa.types.is_struct(marks.type):
-            return {header: pa.nulls(rows, pa.string()) for header in names}
-        kept = marks.filter(bad)
-        return {
-            header: pc.utf8_slice_codeunits(_field(kept, name, pa.string()), 0, _LONGEST_NAME)
-            for header, name in names.items()
-        }
+
+def _origin_of(places: list[pa.Array], rows: int) -> dict[str, pa.Array]:
+    """Returns where the rows were read, as far as a mark or, if it does not say so, another column does."""
+    found = {
+        header: pc.utf8_slice_codeunits(_first(places, name, pa.string(), rows), 0, _LONGEST_NAME)
+        for header, name in (
+            (dead_letters.ORIGIN_TOPIC, "topic"),
+            (dead_letters.ORIGIN_PARTITION, "partition"),
+            (dead_letters.ORIGIN_OFFSET, "offset"),
+        )
+    }
+    at = _first(places, "timestamp", pa.timestamp("us", "UTC"), rows).cast(pa.int64())
+    # Kafka's timestamps begin in 1970; Spark shows a record without one as 1 ms before
+    found[dead_letters.ORIGIN_TIMESTAMP] = pc.if_else(
+        pc.greater_equal(at, 0), pc.divide(at, 1000).cast(pa.string()), None
+    )
+    return found
+
+
+def _first(places: list[pa.Array], name: str, type_: pa.DataType, rows: int) -> pa.Array:
+    """Returns for each row the field of the first struct in which it is not null."""
+    fields = [_field(each, name, type_) for each in places if pa.types.is_struct(each.type)]
+    return pc.coalesce(*fields, pa.nulls(rows, type_))
+
+
+def _contents(marks: pa.Array | None, bad: pa.Array, rows: int) -> pa.Array:
+    """Returns what each letter holds: a marked row is the record that was read, any other one is output."""
+    if marks is None:
+        return pa.repeat(pa.scalar(dead_letters.OUTPUT), rows)
+    return pc.if_else(marks.filter(bad).is_valid(), dead_letters.INPUT, dead_letters.OUTPUT)
 
 
 def _text_of(marks: pa.Array) -> pa.Array:
@@ -235,7 +259,7 @@ def _headers_in(columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
 def _target(column: pa.Array | None, option: str | None, rows: int) -> pa.Array:
     if column is None:
         return pa.repeat(pa.scalar(option, pa.string()), rows)
-    return column.cast(pa.string())
+    return pc.utf8_slice_codeunits(column.cast(pa.string()), 0, _LONGEST_NAME)
 
 
 def _with_headers(original: pa.Array, added: Mapping[str, pa.Array], rows: int) -> pa.Array:

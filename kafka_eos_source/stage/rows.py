@@ -73,7 +73,8 @@ def from_arrow(
     """
     found = {name: batch.column(index) for name, index in _present(columns)}
     marks = None if columns.invalid is None else batch.column(columns.invalid)
-    return _staged(found, columns, marks, invalid)
+    origins = None if columns.origin is None else batch.column(columns.origin)
+    return _staged(found, columns, marks, origins, invalid)
 
 
 def from_rows(
@@ -115,8 +116,9 @@ def _from_chunk(
             yield _packets(_binary_of(packets), columns)
             chunk = [row for row in chunk if row[columns.changelog] is None]
     marks = None if columns.invalid is None else _marks_of([row[columns.invalid] for row in chunk])
+    origins = None if columns.origin is None else _structs_of([row[columns.origin] for row in chunk])
     found = {name: _FROM_PYTHON[name]([row[index] for row in chunk]) for name, index in _present(columns)}
-    yield _staged(found, columns, marks, invalid)
+    yield _staged(found, columns, marks, origins, invalid)
 
 
 def _present(columns: SinkColumns) -> list[tuple[str, int]]:
@@ -124,10 +126,14 @@ def _present(columns: SinkColumns) -> list[tuple[str, int]]:
 
 
 def _staged(
-    found: dict[str, pa.Array], columns: SinkColumns, marks: pa.Array | None, invalid: InvalidRows | None
+    found: dict[str, pa.Array],
+    columns: SinkColumns,
+    marks: pa.Array | None,
+    origins: pa.Array | None,
+    invalid: InvalidRows | None,
 ) -> pa.RecordBatch:
     if invalid is not None:
-        found = invalid.take(found, marks)
+        found = invalid.take(found, marks, origins)
     elif marks is not None and marks.null_count < len(marks):
         raise _marked(marks)
     for name, column in found.items():
@@ -203,8 +209,19 @@ def _headers_of(values: list[Any]) -> pa.Array:
 def _marks_of(values: list[Any]) -> pa.Array:
     if any(isinstance(each, str) for each in values):
         return pa.array(values, pa.string())
+    return _structs_of(values)
+
+
+def _structs_of(values: list[Any]) -> pa.Array:
+    """Returns structs with all fields of `INVALID_TYPE`; fields that a row does not have are null."""
     type_ = pa.struct([(field.name, _MARK_TYPES[field.name]) for field in INVALID_TYPE])
-    return pa.array([None if each is None else each.asDict() for each in values], type_)
+    return pa.array([None if each is None else _with_microseconds(each.asDict()) for each in values], type_)
+
+
+def _with_microseconds(struct: dict[str, Any]) -> dict[str, Any]:
+    """Returns a struct with its time in microseconds: Spark's rows have times in the local time zone."""
+    at = struct.get("timestamp")
+    return struct if at is None else {**struct, "timestamp": TimestampType().toInternal(at)}
 
 
 def _microseconds_of(values: list[Any]) -> pa.Array:
@@ -218,6 +235,7 @@ _MARK_TYPES = {
     "topic": pa.string(),
     "partition": pa.int32(),
     "offset": pa.int64(),
+    "timestamp": pa.timestamp("us", "UTC"),
 }
 
 _STAGE = {

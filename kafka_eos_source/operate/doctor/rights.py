@@ -26,6 +26,7 @@ class Names:
         anchor_topic: topic whose partition 0 carries the token; None = not known.
         token_topic: the option ``token.topic``; None = not set.
         changelogs: changelog topics of its stateful operators.
+        dead_letter_topic: the option ``deadLetter.topic``; None = not set.
     """
 
     application_id: str
@@ -35,12 +36,13 @@ class Names:
     anchor_topic: str | None = None
     token_topic: str | None = None
     changelogs: Collection[str] = ()
+    dead_letter_topic: str | None = None
 
     @property
     def topics(self) -> set[str]:
         """All topics."""
-        some = {each for each in (self.anchor_topic, self.token_topic) if each is not None}
-        return {*self.read, *self.written, *self.changelogs, *some}
+        some = (self.anchor_topic, self.token_topic, self.dead_letter_topic)
+        return {*self.read, *self.written, *self.changelogs, *(each for each in some if each is not None)}
 
 
 @dataclass(frozen=True, order=True)
@@ -95,6 +97,10 @@ def needs(names: Names, principal: str) -> list[Need]:
             add("topic", names.anchor_topic, "committing the token", "READ")
         if names.token_topic is not None:
             add("topic", names.token_topic, "the record of the token", "WRITE", "READ", "DESCRIBE_CONFIGS")
+        if names.dead_letter_topic is not None:
+            add("topic", names.dead_letter_topic, "dead letters", "WRITE", "DESCRIBE_CONFIGS")
+            for topic in names.written:
+                add("topic", topic, "the size of records that are dead letters", "DESCRIBE_CONFIGS")
         for topic in names.changelogs:
             add("topic", topic, "the changes of the state", "WRITE", "READ")
     if names.changelogs and (everything or principal == "operator"):

@@ -20,9 +20,10 @@ from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.health import layout
 from kafka_eos_source.kafka.rights import Rights
+from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.operate import inspect as inspecting
 from kafka_eos_source.operate.cluster import INTERNAL_PREFIX
-from kafka_eos_source.operate.doctor import cluster, executors, machine, query, rights, versions
+from kafka_eos_source.operate.doctor import cluster, dead_letters, executors, machine, query, rights, versions
 from kafka_eos_source.operate.doctor.finding import Finding, Repair, failure
 from kafka_eos_source.operate.inspect import Inspection
 from kafka_eos_source.operate.shared_options import open_reader
@@ -48,6 +49,7 @@ CHECKS = (
     "replicas",
     "clock",
     "rights",
+    "dead-letters",
     "retention",
     "staging",
     "executors",
@@ -62,6 +64,7 @@ class Patient:
         target: the query and the cluster; its parts may be missing.
         source_topics: topics that the query reads, in addition to those in its checkpoint.
         token_topic: the option ``token.topic``; None = as the checkpoint says.
+        dead_letter_topic: the option ``deadLetter.topic``; None = not set.
         principal: whose rights are checked; see `rights.PRINCIPALS`.
         clock_topic: topic into which records are written to compare clocks; None = do not compare.
         spark: settings of the Spark session for the job in the executors; None = run no job.
@@ -71,6 +74,7 @@ class Patient:
     target: Target
     source_topics: Collection[str] = ()
     token_topic: str | None = None
+    dead_letter_topic: str | None = None
     principal: str = "query"
     clock_topic: str | None = None
     spark: Mapping[str, str] | None = None
@@ -148,7 +152,7 @@ def _java_major() -> int | None:
 
 
 def _cluster(patient: Patient, kafka: Mapping[str, str], deadline: Deadline) -> Iterator[Finding]:
-    names = ("brokers", "transactions", "replicas", "clock", "rights", "retention")
+    names = ("brokers", "transactions", "replicas", "clock", "rights", "dead-letters", "retention")
     if not _wanted(patient, *names):
         return
     try:
@@ -183,6 +187,13 @@ def _cluster(patient: Patient, kafka: Mapping[str, str], deadline: Deadline) -> 
             yield from rights.check(used, patient.principal, Rights(kafka, soon()))
         except KafkaEosError as error:
             yield failure("rights", error, "the query logs in with the same credentials")
+    if patient.dead_letter_topic is not None and _wanted(patient, "dead-letters"):
+        output = patient.target.anchor_topic
+        try:
+            with TopicAdmin(kafka) as admin:
+                yield from dead_letters.check(patient.dead_letter_topic, output, admin, soon())
+        except KafkaEosError as error:
+            yield failure("dead-letters", error, "the sink writes dead letters with the same credentials")
     if inspection is not None and _wanted(patient, "retention"):
         kept = _retention_ms(kafka)
         yield query.retention(inspection, kept, time.time(), used.token_topic if used is not None else None)
@@ -225,6 +236,7 @@ def _names(patient: Patient, inspection: Inspection | None, topics: Mapping[str,
         anchor_topic=anchor,
         token_topic=patient.token_topic or (None if first is None else first.token_topic),
         changelogs=changelogs,
+        dead_letter_topic=patient.dead_letter_topic,
     )
 
 

@@ -1,0 +1,246 @@
+"""The commands ``kafka-eos dead-letters list`` and ``replay``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kafka_eos_source.operate.shared_options import CONNECTION, deadline_of, kafka_of, with_options
+from kafka_eos_source.runtime.json_output import JSON, print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kafka_eos_source.operate.dead_letters import Filter, Letter, Summary
+    from kafka_eos_source.operate.replay import Outcome
+    from kafka_eos_source.operate.replay_plan import Replay
+
+#: Letters in the table, unless the command line says otherwise.
+_IN_TABLE = 50
+_LONGEST_CELL = 60
+
+
+def _moment(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
+    """Turns a time in ISO 8601, in UTC unless it names a zone, into milliseconds since 1970."""
+    if value is None:
+        return None
+    try:
+        at = datetime.fromisoformat(value.replace("Z", "+00:00"))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a time; expected one such as 2026-01-31T14:00") from None
+    return round((at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp() * 1000)
+
+
+_FILTERS = (
+    click.option(
+        "--error", metavar="CLASS", help="Only letters of this error class, such as RecordTooLarge."
+    ),
+    click.option("--application-id", metavar="ID", help="Only letters of this query."),
+    click.option("--origin-topic", metavar="TOPIC", help="Only records that were read from this topic."),
+    click.option("--batch", type=click.IntRange(min=0), help="Only letters of this micro-batch."),
+    click.option(
+        "--holds",
+        type=click.Choice(["input", "output"]),
+        help="Only letters that hold a record that was read (input), or a row of the query's output.",
+    ),
+    click.option(
+        "--since",
+        "since_ms",
+        callback=_moment,
+        metavar="TIME",
+        help="Only letters written then or later.",
+    ),
+    click.option(
+        "--until", "until_ms", callback=_moment, metavar="TIME", help="Only letters written before."
+    ),
+)
+
+
+@click.group("dead-letters")
+def group() -> None:
+    """List the records that a query could not process, and send them again.
+
+    A query with the option onInvalidRecord=dead-letter writes them to deadLetter.topic. Times are written in
+    ISO 8601, such as 2026-01-31T14:00, and are in UTC unless they name a zone.
+    """
+
+
+@group.command("list")
+@click.argument("topic")
+@with_options(*_FILTERS, *CONNECTION, JSON)
+@click.option(
+    "-n",
+    "--letters",
+    "count",
+    type=click.IntRange(min=0),
+    help=f"Only so many, the newest. Default: {_IN_TABLE}; with --json, all.",
+)
+def list_letters(topic: str, count: int | None, as_json: bool, timeout: str, **given: Any) -> None:
+    """Show the dead letters in TOPIC, and count them by error, query and contents.
+
+    Shows only committed letters. Reads the whole topic.
+    """
+    from kafka_eos_source.operate import dead_letters as operating
+    from kafka_eos_source.operate.topics import describe
+
+    selection, deadline, kafka = _filter(given), deadline_of(timeout), kafka_of(given)
+    logs = describe(kafka, topic, deadline).logs
+    letters = operating.read(kafka, operating.whole(logs), logs, deadline.budget_seconds)
+    selected = (each for each in letters if selection.selects(each))
+    if as_json:
+        for each in selected if count is None else operating.newest(selected, count):
+            click.echo(operating.line(each))
+        return
+    summary = operating.Summary()
+    shown = operating.newest(_counted(selected, summary), _IN_TABLE if count is None else count)
+    _show(shown, summary, topic)
+
+
+@group.command()
+@click.argument("topic")
+@with_options(*_FILTERS, *CONNECTION, JSON)
+@click.option("--to", "output_to", metavar="TOPIC", help="Send rows of a query's output to this topic.")
+@click.option(
+    "--input-to",
+    metavar="TOPIC",
+    help="Send input records to this topic. Default: the topic from which each was read.",
+)
+@click.option(
+    "--group",
+    "group_id",
+    metavar="ID",
+    help="Consumer group that remembers what was sent. Default: named after TOPIC and the filters.",
+)
+@click.option("--skip-refused", is_flag=True, help="Pass over letters that cannot be sent.")
+@click.option(
+    "--at-once",
+    default=1000,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Largest number of records in a transaction.",
+)
+@click.option("--dry-run", is_flag=True, help="Only show what would be sent.")
+def replay(
+    topic: str,
+    output_to: str | None,
+    input_to: str | None,
+    group_id: str | None,
+    skip_refused: bool,
+    at_once: int,
+    dry_run: bool,
+    as_json: bool,
+    timeout: str,
+    **given: Any,
+) -> None:
+    """Send dead letters in TOPIC again, as the records that they were.
+
+    Each transaction commits records together with the offsets of a consumer group. So the same command sends
+    each letter once, however often it is run or killed, and continues with letters that arrived since.
+
+    A group belongs to one set of filters: letters that the filters do not select count as passed. Other
+    filters have another group, and a letter that two groups select is sent twice.
+
+    Letters of which only the beginning was kept are refused, and so are those for which no topic is known.
+    """
+    from kafka_eos_source.commit.session import KafkaClients
+    from kafka_eos_source.operate import replay as operating
+    from kafka_eos_source.operate import replay_plan
+
+    selection, deadline, kafka = _filter(given), deadline_of(timeout), kafka_of(given)
+    request = replay_plan.plan(
+        kafka,
+        topic,
+        selection,
+        deadline,
+        group_id=group_id,
+        output_to=output_to,
+        input_to=input_to,
+        records_at_once=at_once,
+    )
+    if dry_run:
+        found = operating.preview(kafka, request, deadline)
+    else:
+        clients = KafkaClients(kafka)
+        found = operating.run(kafka, clients, request, deadline, skip_refused=skip_refused)
+    if as_json:
+        print_json({"group_id": request.group_id, "sent": not dry_run, **found.to_json()})
+    else:
+        _show_outcome(request, found, sent=not dry_run)
+
+
+def _filter(given: dict[str, Any]) -> Filter:
+    """Returns the filter that the command line names, and removes its options."""
+    from kafka_eos_source.operate.dead_letters import Filter
+
+    return Filter(**{name: given.pop(name) for name in Filter.__dataclass_fields__})
+
+
+def _counted(letters: Iterator[Letter], summary: Summary) -> Iterator[Letter]:
+    """Yields letters as the table shows them, without their contents, and counts them."""
+    for each in letters:
+        summary.add(each)
+        yield replace(each, record=replace(each.record, key=None, value=None, headers=()))
+
+
+def _show(letters: list[Letter], summary: Summary, topic: str) -> None:
+    from kafka_eos_source.operate.dead_letters import time_text
+    from kafka_eos_source.operate.view import console, table_of
+
+    out = console()
+    newest = f"the newest {len(letters):,} of " if len(letters) < summary.total else ""
+    table = table_of(f"{topic}: {newest}{summary.total:,} dead letters")
+    for column in ("written (UTC)", "at", "error", "message", "holds", "read from", "query", "batch"):
+        table.add_column(column, overflow="fold")
+    for each in letters:
+        about, record = each.about, each.record
+        origin = "-" if about.origin_topic is None else about.origin_topic
+        if about.origin_offset is not None:
+            origin += f" {about.origin_partition}:{about.origin_offset}"
+        table.add_row(
+            time_text(record.timestamp_ms),
+            f"{record.tp.partition}:{record.offset}",
+            about.error or "-",
+            _short(about.message or "-"),
+            (about.holds or "-") + ("" if about.value_bytes is None else ", incomplete"),
+            origin,
+            about.application_id or "-",
+            "-" if about.batch is None else str(about.batch),
+        )
+    if letters:
+        out.print(table)
+    counts = table_of("" if letters else f"{topic}: {summary.total:,} dead letters")
+    counts.add_column("letters", justify="right")
+    for column in ("error", "query", "holds"):
+        counts.add_column(column, overflow="fold")
+    for (error, query, holds), number in summary.counts.most_common():
+        counts.add_row(f"{number:,}", error, query, holds)
+    if summary.others:
+        counts.add_row(f"{summary.others:,}", "others", "", "")
+    out.print(counts)
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST_CELL else f"{line[: _LONGEST_CELL - 1]}…"
+
+
+def _show_outcome(request: Replay, found: Outcome, *, sent: bool) -> None:
+    from kafka_eos_source.operate.replay_plan import REFUSALS
+
+    click.echo(f"Group {request.group_id!r}:")
+    verb = "sent" if sent else "to send"
+    for topic, number in sorted(found.sent.items()):
+        click.echo(f"  {number:,} record{'s' if number != 1 else ''} {verb} to {topic!r}")
+    if not found.sent:
+        click.echo(f"  no records {verb}")
+    for name, number in sorted(found.refused.items()):
+        click.echo(f"  {number:,} {'passed over' if sent else 'refused'}, {name}: {REFUSALS[name]}")
+    if found.unselected:
+        click.echo(f"  {found.unselected:,} not selected by the filters; they count as passed")
+    if found.expired:
+        click.echo(f"  up to {found.expired:,} letters were deleted by retention before this group read them")
+    if found.waiting:
+        click.echo(f"  {found.waiting:,} offsets wait for an open transaction; run the command again later")

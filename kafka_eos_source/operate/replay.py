@@ -1,0 +1,306 @@
+"""Sends dead letters again: records and the replay group's offsets commit in one Kafka transaction each.
+
+A replay is a consumer group with a transactional producer. So a replay that is killed continues after its
+last committed transaction, and a second one with the same group fences the first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from kafka_eos_source.commit.interfaces import Clients, Producer
+from kafka_eos_source.commit.ownership import refuse_changed
+from kafka_eos_source.errors import (
+    AbortableError,
+    KafkaEosError,
+    OperatorError,
+    OutcomeUnknownError,
+    RestartQueryError,
+)
+from kafka_eos_source.kafka.topic_admin import TopicAdmin
+from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.operate import dead_letters
+from kafka_eos_source.operate.dead_letters import Letter
+from kafka_eos_source.operate.replay_plan import REFUSALS, Replay, committed, ranges
+from kafka_eos_source.operate.topics import no_topic
+from kafka_eos_source.protocol.dead_letters import without_ours
+from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.spark.schema import STAGED_ARROW
+
+#: Columns of a record that the producer sends.
+_ROW = pa.schema(
+    [STAGED_ARROW.field(name) for name in ("key", "value", "topic", "partition", "headers", "timestamp")]
+)
+#: A transaction ends with the letter that makes it this large.
+_MOST_BYTES = 16 << 20
+
+
+@dataclass
+class Outcome:
+    """What a replay sends, or has sent.
+
+    Attributes:
+        sent: number of records by topic.
+        refused: number of letters by the name of the refusal.
+        unselected: number of letters that the filters do not select.
+        expired: number of offsets that the topic's retention deleted before the replay read them.
+        waiting: number of offsets behind an open transaction; a later replay sends what is committed there.
+    """
+
+    sent: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    unselected: int = 0
+    expired: int = 0
+    waiting: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "records": self.sent.total(),
+            "topics": dict(self.sent),
+            "refused": dict(self.refused),
+            "unselected": self.unselected,
+            "expired_offsets": self.expired,
+            "waiting_offsets": self.waiting,
+        }
+
+
+def preview(kafka: Mapping[str, str], request: Replay, deadline: Deadline) -> Outcome:
+    """Returns what `run` would send and refuse; changes nothing.
+
+    Raises:
+        OperatorError, UnavailableError, AuthorizationError: as `plan`.
+    """
+    return _Survey(kafka, request, ranges(request, committed(kafka, request, deadline)), deadline).outcome()
+
+
+def run(
+    kafka: Mapping[str, str],
+    clients: Clients,
+    request: Replay,
+    deadline: Deadline,
+    *,
+    skip_refused: bool = False,
+) -> Outcome:
+    """Sends the letters of a plan that the group has not sent yet.
+
+    Args:
+        kafka: librdkafka properties.
+        clients: clients of the same cluster.
+        request: from `plan`, which has checked the group.
+        deadline: limits the wait for the brokers; each transaction has as much time again.
+        skip_refused: pass over letters that cannot be sent; the group does not come back to them. False =
+            send nothing if there are any.
+
+    Raises:
+        OperatorError: if letters are refused, or a transaction failed.
+        InvalidOptionError: if a topic does not exist.
+        UnavailableError, AuthorizationError: the cluster does not answer, or refuses to.
+    """
+    session = _Session(clients, request, deadline)
+    try:
+        session.open()
+        survey = _Survey(kafka, request, ranges(request, session.held), deadline)
+        found = survey.outcome()
+        if found.refused and not skip_refused:
+            raise _refused(found)
+        partitions = _partitions(kafka, found.sent, deadline)
+        sent: Counter[str] = Counter()
+        for rows, ends in survey.transactions(partitions):
+            try:
+                session.commit(rows, ends)
+            except (AbortableError, OutcomeUnknownError, RestartQueryError) as error:
+                raise OperatorError(
+                    f"the replay stopped after {sent.total():,} records: {error.message}",
+                    fix="run the same command again; it continues after the last committed transaction.",
+                ) from error
+            sent.update(row["topic"] for row in rows)
+        found.sent = sent
+        return found
+    finally:
+        session.close()
+
+
+class _Survey:
+    """The letters that a replay has to look at, which it reads once to count them and once to send them."""
+
+    def __init__(
+        self,
+        kafka: Mapping[str, str],
+        request: Replay,
+        ranges: Mapping[TopicPartition, tuple[int, int]],
+        deadline: Deadline,
+    ) -> None:
+        self._kafka, self._request, self._ranges = kafka, request, ranges
+        self._silence = deadline.budget_seconds
+
+    def outcome(self) -> Outcome:
+        """Counts what there is to send and to refuse."""
+        found = Outcome()
+        for tp, (start, _) in self._ranges.items():
+            log = self._request.logs[tp]
+            found.expired += max(0, log.earliest - start)
+            found.waiting += log.end - log.stable
+        for letter in self._letters():
+            if not self._request.selection.selects(letter):
+                found.unselected += 1
+                continue
+            to = self._request.destination(letter)
+            if isinstance(to, str):
+                found.refused[to] += 1
+            else:
+                found.sent[to[0]] += 1
+        return found
+
+    def transactions(
+        self, partitions: Mapping[str, int]
+    ) -> Iterator[tuple[list[dict[str, Any]], dict[TopicPartition, int]]]:
+        """Yields the rows of each transaction with the offsets that it commits.
+
+        The offsets also pass letters that are not sent. The last transaction commits the end of each range.
+
+        Args:
+            partitions: number of partitions of each topic to write.
+        """
+        rows: list[dict[str, Any]] = []
+        ends: dict[TopicPartition, int] = {}
+        size = 0
+        for letter in self._letters():
+            record = letter.record
+            ends[record.tp] = record.offset + 1
+            to = self._request.destination(letter) if self._request.selection.selects(letter) else ""
+            if not isinstance(to, str):
+                rows.append(_row(letter, *to, partitions[to[0]]))
+                size += len(record.key or b"") + len(record.value or b"")
+            if len(rows) >= self._request.records_at_once or size >= _MOST_BYTES:
+                yield rows, ends
+                rows, ends, size = [], {}, 0
+        # behind the last letter there may be control records
+        ends.update({tp: end for tp, (start, end) in self._ranges.items() if start < end})
+        if ends:
+            yield rows, ends
+
+    def _letters(self) -> Iterator[Letter]:
+        return dead_letters.read(self._kafka, self._ranges, self._request.logs, self._silence)
+
+
+class _Session:
+    """Producer and committed offsets of a replay group.
+
+    Attributes:
+        held: offsets that the group has committed.
+    """
+
+    def __init__(self, clients: Clients, request: Replay, deadline: Deadline) -> None:
+        self._clients, self._request, self._partitions = clients, request, list(request.logs)
+        self._seconds = deadline.budget_seconds
+        self._producer: Producer | None = None
+        self._confirmed = False
+        self.held: Mapping[TopicPartition, GroupOffset] = {}
+
+    def open(self) -> None:
+        """Takes over the transactional id, then reads the offsets, which no older replay can change."""
+        deadline = self._deadline()
+        self._producer = self._clients.producer(self._request.transactional_id)
+        self._producer.init(deadline)
+        self.held = self._clients.group_offsets(self._request.group_id, self._partitions, deadline)
+        self._confirmed = False
+
+    def commit(self, rows: Sequence[Mapping[str, Any]], ends: Mapping[TopicPartition, int]) -> None:
+        """Commits records and offsets together.
+
+        Raises:
+            KafkaEosError: if that failed. Only after an `OutcomeUnknownError` may they be committed.
+        """
+        deadline, before = self._deadline(), self.held
+        if self._producer is None:
+            self.open()
+            if any(self.held.get(tp) != before.get(tp) for tp in self._partitions):
+                raise AbortableError(f"another replay of group {self._request.group_id!r} has run meanwhile")
+        producer = self._producer
+        assert producer is not None, "open() sets it"
+        offsets = [GroupOffset(tp, end, self._request.metadata) for tp, end in sorted(ends.items())]
+        failpoints.reach("replay.before_begin")
+        producer.begin()
+        try:
+            if rows:
+                producer.send(pa.RecordBatch.from_pylist(list(rows), schema=_ROW), None, deadline)
+                producer.flush(deadline)
+            if producer.enqueued != len(rows):
+                raise AbortableError(f"the client enqueued {producer.enqueued} of {len(rows)} records")
+            failpoints.reach("replay.after_flush")
+            producer.send_offsets(offsets, self._request.group_id, deadline)
+            self._confirm(deadline)
+            failpoints.reach("replay.before_commit")
+            producer.commit(deadline)
+        except OutcomeUnknownError:
+            raise
+        except KafkaEosError:
+            producer.abort(deadline)
+            raise
+        failpoints.reach("replay.after_commit")
+        self.held = {**before, **{each.tp: each for each in offsets}}
+        if not producer.is_clean():
+            self.close()
+
+    def close(self) -> None:
+        if self._producer is not None:
+            self._producer.close()
+            self._producer = None
+
+    def _confirm(self, deadline: Deadline) -> None:
+        """Reads the offsets again from the coordinator that accepted those of the first transaction.
+
+        OffsetFetch is not a quorum read: a coordinator that is cut off may have answered with old offsets.
+        """
+        if not self._confirmed:
+            group_id = self._request.group_id
+            now = self._clients.committed_now(group_id, self._partitions, deadline)
+            refuse_changed(group_id, self._partitions, self.held, now)
+            self._confirmed = True
+
+    def _deadline(self) -> Deadline:
+        return Deadline.after_seconds(self._seconds)
+
+
+def _row(letter: Letter, topic: str, partition: int | None, partitions: int) -> dict[str, Any]:
+    """Returns the record that a letter holds, without the headers that made it a letter."""
+    headers = without_ours(letter.record.headers)
+    return {
+        "key": letter.record.key,
+        "value": letter.record.value,
+        "topic": topic,
+        "partition": None if partition is None or partition >= partitions else partition,
+        "headers": [{"key": name, "value": value} for name, value in headers] or None,
+        "timestamp": letter.about.origin_timestamp_ms,
+    }
+
+
+def _refused(planned: Outcome) -> OperatorError:
+    counts = "; ".join(f"{name}: {count:,} ({REFUSALS[name]})" for name, count in planned.refused.items())
+    return OperatorError(
+        f"{planned.refused.total():,} of the selected letters cannot be sent: {counts}. Nothing was sent.",
+        fix="select others with --holds or --error, add the option that the reason names, or pass over these "
+        "letters with --skip-refused. They stay in the topic, but this group does not come back to them.",
+    )
+
+
+def _partitions(kafka: Mapping[str, str], names: Iterable[str], deadline: Deadline) -> dict[str, int]:
+    """Returns the number of partitions of each topic.
+
+    Raises:
+        InvalidOptionError: if one does not exist.
+    """
+    found = {}
+    with TopicAdmin(kafka) as admin:
+        for name in names:
+            shape = admin.shape(name, deadline)
+            if shape is None:
+                raise no_topic(kafka, name, deadline)
+            found[name] = shape.partitions
+    return found
