@@ -5,9 +5,10 @@ log, run the tasks, commit, write the commit log. After a restart it replays the
 log but not in the commit log. A spec is::
 
     {"source": {…}, "sink": {…}, "checkpoint": …, "available_now": true, "restarts": 0, "mutations": [],
-     "history": null, "state": null}
+     "history": null, "state": null, "prefix": ""}
 
-``state`` holds the options of a stateful operator that counts rows (`stateful`). ``history`` is a file that
+``state`` holds the options of a stateful operator that counts rows (`stateful`). Each value is written with
+``prefix`` before it. ``history`` is a file that
 records each try at a batch (`kafka_eos_source.testing.history`). The process exits with 0 when it has read
 the source up to where it ended at the start (``available_now``), or when it reads "stop" on standard input.
 It also exits when its parent process ends.
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
@@ -153,7 +155,14 @@ class Run:
         for batch in self._reader.read(task):
             if self._recorder is not None:
                 read.append(batch)
-            yield batch.select(_COLUMNS)
+            yield self._prefixed(batch.select(_COLUMNS))
+
+    def _prefixed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        prefix = self._spec.get("prefix", "").encode()
+        if not prefix:
+            return batch
+        values = pc.binary_join_element_wise(pa.scalar(prefix), batch.column("value"), pa.scalar(b""))
+        return batch.set_column(1, "value", values)
 
     @contextmanager
     def _recorded(self, batch_id: int, start: Any, end: Any, read: list[pa.RecordBatch]) -> Iterator[None]:
