@@ -32,7 +32,7 @@ from integration.chaos.soak.workload import (
     partition_of,
     value_of,
 )
-from kafka_eos_source.testing.history import Record
+from kafka_eos_source.testing.history import History, Operation, Phase, Record, SourceRange, Txn
 
 ROWS, BATCHES = 60, 4
 COUNTS = next(query for query in QUERIES if isinstance(query, Counts))
@@ -175,6 +175,38 @@ def test_a_record_that_an_open_transaction_hides_is_invisible() -> None:
     found = judged(BY_NAME["copy"], lambda seen: replace(without(seen, 3), hidden=["copy-0"]))
     assert found.invisible == 1
     assert not found.good
+
+
+def recorded(change: Callable[[Txn], Txn], outcome: Phase = Phase.OK) -> Judgement:
+    """Judges a chunk of a query whose process recorded its attempts, after a change to the second one."""
+    query, records = BY_NAME["fast"], source()
+    planned = batches(records, Carry())
+    txns, position = [], dict[int, int]()
+    for batch in planned:
+        starts = {partition: position.get(partition, 0) for partition in batch.ends}
+        read = [
+            each for each in records if starts[each.partition] <= each.offset < batch.ends[each.partition]
+        ]
+        ranges = tuple(
+            SourceRange(SOURCE, partition, starts[partition], end) for partition, end in batch.ends.items()
+        )
+        txns.append(Txn("fast", batch.batch_id, ranges, tuple(read), tuple(query.rows(read, {})), "run"))
+        position.update(batch.ends)
+    txns[1] = change(txns[1])
+    outcomes = [Phase.OK, outcome, *[Phase.OK] * (len(txns) - 2)]
+    operations = tuple(Operation("loop", phase, 1, 2, txn) for phase, txn in zip(outcomes, txns, strict=True))
+    seen = replace(written(query, Carry(), planned, records), history=History(txns=operations), now_ns=9)
+    return judge(query, Carry(), planned, records, seen)[0]
+
+
+def test_what_a_process_recorded_is_judged_too() -> None:
+    assert recorded(lambda txn: txn).good
+    assert recorded(lambda txn: txn, Phase.INFO).good, (
+        "the outcome is unknown to the process, and all is there"
+    )
+    assert recorded(lambda txn: txn, Phase.FAIL).anomalies["aborted reads"]
+    assert recorded(lambda txn: replace(txn, reads=txn.reads[1:])).anomalies["poll skips"]  # type: ignore[index]
+    assert recorded(lambda txn: replace(txn, sends=txn.sends[1:])).anomalies["foreign reads"]
 
 
 @pytest.mark.parametrize("sink", ["filesystem", "sql"])

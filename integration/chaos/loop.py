@@ -170,7 +170,7 @@ class Run:
         if self._recorder is None:
             yield
             return
-        sink = self._spec["sink"]
+        sink, prefix = self._spec["sink"], self._spec.get("prefix", "")
         reads = tuple(record for batch in read for record in _records(batch))
         begun = self._recorder.invoke(
             Txn(
@@ -178,7 +178,7 @@ class Run:
                 batch_id=batch_id,
                 ranges=tuple(_ranges(start, end)),
                 reads=reads,
-                sends=tuple(Send(sink["topic"], None, each.key, each.value) for each in reads),
+                sends=tuple(Send(sink["topic"], None, each.key, prefix + each.value) for each in reads),
                 run=self._run_id,
             )
         )

@@ -41,6 +41,13 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.option(
     "--chunk", type=float, default=Settings.chunk_seconds, show_default=True, help="Seconds of a chunk."
 )
+@click.option(
+    "--stuck",
+    type=float,
+    default=Settings.stuck_seconds,
+    show_default=True,
+    help="Seconds without a commit after which a query is helped, so that the run fails.",
+)
 def main(
     minutes: float,
     seed: int | None,
@@ -50,6 +57,7 @@ def main(
     faults: float,
     rows: float,
     chunk: float,
+    stuck: float,
 ) -> None:
     """Runs queries under random faults for MINUTES, and judges every chunk of what they write.
 
@@ -66,7 +74,7 @@ def main(
     if not resume:
         seed = random.SystemRandom().randrange(100_000) if seed is None else seed
         try:
-            run.begin(**asdict(Settings(seed, rows, chunk, faults)))
+            run.begin(**asdict(Settings(seed, rows, chunk, faults, stuck)))
         except FileExistsError as error:
             raise click.UsageError(str(error)) from error
     settings = Settings(**run.settings())

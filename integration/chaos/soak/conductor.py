@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sqlite3
 import threading
@@ -40,9 +41,8 @@ from integration.support.kafka import Admin
 from integration.support.processes import await_condition
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.testing.history import read_history
 
-#: How long a query may commit nothing before it counts as stuck and is helped, by killing its process.
-_STUCK_SECONDS = 300.0
 _VISIBLE_SECONDS = 120.0
 _KEEP_SECONDS = 0.25
 _SAMPLE_SECONDS = 10.0
@@ -69,12 +69,14 @@ class Settings:
         rows_per_second: rate of the input.
         chunk_seconds: length of a chunk.
         fault_seconds: mean pause between faults, from 0.5 to 1.5 of this; 0 = no faults.
+        stuck_seconds: how long a query with input may commit nothing before its process is killed to help it.
     """
 
     seed: int
     rows_per_second: float = 80.0
     chunk_seconds: float = 240.0
     fault_seconds: float = 20.0
+    stuck_seconds: float = 300.0
 
 
 class Conductor:
@@ -198,9 +200,18 @@ class Conductor:
         drivers = self._run.path / "drivers" / name
 
         def start(failpoints: str) -> Driver:
-            return Driver(spec, drivers, failpoints, module)
+            history = {} if name == SPARK else {"history": str(self._new_history(name))}
+            return Driver({**spec, **history}, drivers, failpoints, module)
 
         return Host(name, self._run, start, random.Random(f"{self._settings.seed}-{name}-{self._chunk}"))
+
+    def _new_history(self, host: str) -> Path:
+        folder = self._run.path / "history"
+        folder.mkdir(exist_ok=True)
+        return folder / f"{host}-{time.time_ns()}.jsonl"
+
+    def _histories(self, host: str = "*") -> list[Path]:
+        return sorted((self._run.path / "history").glob(f"{host}-*.jsonl"))
 
     def _sink(self, query: Query) -> dict[str, str]:
         only_topic = {"topic": query.topics[0]} if len(query.topics) == 1 else {}
@@ -300,7 +311,7 @@ class Conductor:
 
         self._watch.begin_input()
         try:
-            await_condition(all_have_committed, _STUCK_SECONDS, "all queries have committed")
+            await_condition(all_have_committed, self._settings.stuck_seconds, "all queries have committed")
         except AssertionError as error:
             raise StuckError(f"{', '.join(self._watch.without_commit)}: {error}") from error
 
@@ -314,7 +325,7 @@ class Conductor:
         while time.monotonic() < until and not self._over.is_set():
             self._over.wait(0.5)
             self._check()
-            self._help(self._watch.stalled(_STUCK_SECONDS))
+            self._help(self._watch.stalled(self._settings.stuck_seconds))
             if not pause or time.monotonic() < next_at or (self._watch.open_faults and not overlaps):
                 if self._watch.open_faults and not overlaps:  # the pause begins when all have recovered
                     next_at = max(next_at, time.monotonic() + 0.25 * pause)
@@ -337,7 +348,9 @@ class Conductor:
         hosts = dict.fromkeys(query.host for query in QUERIES if query.name in stuck)
         logs = [each.driver.log.name for name, each in self._hosts.items() if name in hosts and each.driver]
         self._run.events.append(kind="help", queries=stuck, logs=logs)
-        self._tell(f"HELP: {', '.join(stuck)} committed nothing for {_STUCK_SECONDS:.0f} s; see {logs}")
+        self._tell(
+            f"HELP: {', '.join(stuck)} committed nothing for {self._settings.stuck_seconds:.0f} s; see {logs}"
+        )
         self._watch.helped()
         for name in hosts:
             self._hosts[name].kill()
@@ -358,7 +371,7 @@ class Conductor:
 
         for help_is_left in (True, False):
             try:
-                await_condition(at_rest, _STUCK_SECONDS, "all queries have committed all input")
+                await_condition(at_rest, self._settings.stuck_seconds, "all queries have committed all input")
                 return
             except AssertionError as error:
                 stuck = self._watch.unfinished(ends)
@@ -388,6 +401,8 @@ class Conductor:
                 sinks=self._sinks[query.name].values() if query.sinks else {},
                 states=self._states(query),
                 sequence=self._sequence(query),
+                history=None if query.host == SPARK else read_history(self._histories(query.host)),
+                now_ns=time.monotonic_ns(),
             )
             batches = self._watch.take_batches(query.name)
             results[query.name], carries[query.name] = judge(
@@ -491,6 +506,8 @@ class Conductor:
         for name, sinks in self._sinks.items():
             if self._last_row >= 0:
                 sinks.forget(f"{name}:{value_of(self._last_row)}")
+        for path in self._histories():
+            os.truncate(path, 0)  # a process that runs goes on at the beginning
         for query in QUERIES:
             if query.host != SPARK:
                 prune(self._checkpoint(query))

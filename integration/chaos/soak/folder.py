@@ -6,6 +6,7 @@
 ``faults.jsonl``        faults and recoveries
 ``events.jsonl``        starts of drivers, failed queries, sessions, help that a query needed
 ``samples.jsonl``       samples of processes
+``history/``            what the loops recorded in the chunk under way (`kafka_eos_source.testing.history`)
 ``kafka/``              data of the brokers
 ``checkpoints/`` …      checkpoints, state and sinks of the queries; logs of the drivers
 ``report.md, .json``    the report

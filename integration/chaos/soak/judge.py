@@ -4,19 +4,20 @@ The offset log says which input each micro-batch read, and `workload` says what 
 judge compares this with what Kafka's Java consumer read, as a multiset and with the checker of histories
 (`kafka_eos_source.testing.checker`), which also judges the order per key and names torn transactions. A
 second consumer (librdkafka) must have read the same. It supplies the topics, which Kafka's tool does not
-print.
+print. Processes of `integration.chaos.loop` also record each of their attempts, and what each read, as it
+happens; the checker judges this history too.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from integration.chaos.soak.workload import SOURCE, Batch, Carry, Query, Totals
 from kafka_eos_source.testing import verdict
-from kafka_eos_source.testing.checker import check
+from kafka_eos_source.testing.checker import Findings, check
 from kafka_eos_source.testing.history import History, Operation, Phase, Poll, Record, Send, SourceRange, Txn
 
 #: Topic of a record that only the Java consumer saw.
@@ -45,6 +46,9 @@ class Seen:
         sinks: values of the rows of each external sink.
         states: the state as each reader of it found it, by the reader's name.
         sequence: sequence number of the query's token in Kafka.
+        history: what the processes of the query recorded about each of their attempts; None if they do not
+            record anything, as Spark.
+        now_ns: monotonic time.
     """
 
     printed: Sequence[Printed]
@@ -53,6 +57,8 @@ class Seen:
     sinks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     states: Mapping[str, Mapping[str, Totals]] = field(default_factory=dict)
     sequence: int = 0
+    history: History | None = None
+    now_ns: int = 1
 
 
 @dataclass
@@ -113,13 +119,16 @@ def judge(
         The result, and what the next chunk needs.
     """
     result = Judgement(batches=len(batches), transactions=seen.sequence - carry.sequence)
-    totals = dict(carry.totals)
-    txns = _transactions(query, carry, batches, source, totals, result)
+    totals, records = dict(carry.totals), list(source)
+    txns = _transactions(query, carry, batches, records, totals, result)
     sends = [send for txn in txns for send in txn.sends]
     result.rows = len(sends)
     read = _with_topics(seen, result)
     _compare_output(sends, read, seen, result)
     _check_history(txns, read, result)
+    if seen.history is not None:
+        polls = (_poll([*read, *records], seen.now_ns),)
+        _add_findings(check(replace(seen.history, polls=polls)), result)
     _compare_sinks(query, sends, seen, result)
     for reader, state in seen.states.items():
         _compare_state(reader, totals, state, result)
@@ -213,13 +222,17 @@ def _compare_output(sends: Sequence[Send], read: Sequence[Record], seen: Seen, r
 
 def _check_history(txns: Sequence[Txn], read: Sequence[Record], result: Judgement) -> None:
     """Runs the checker of histories. All queries are at rest, so each batch took place."""
-    history = History(
-        txns=tuple(Operation("offset log", Phase.OK, None, None, txn) for txn in txns),
-        polls=(Operation("java consumer", Phase.OK, None, 1, Poll(tuple(read))),),
-    )
-    findings = check(history)
+    operations = tuple(Operation("offset log", Phase.OK, None, None, txn) for txn in txns)
+    _add_findings(check(History(txns=operations, polls=(_poll(read, 1),))), result)
+
+
+def _poll(records: Sequence[Record], at_ns: int) -> Operation[Poll]:
+    return Operation("consumer", Phase.OK, None, at_ns, Poll(tuple(records)))
+
+
+def _add_findings(findings: Findings, result: Judgement) -> None:
     for anomaly, times in findings.counts.items():
-        result.anomalies[anomaly.value] = times
+        result.anomalies[anomaly.value] = result.anomalies.get(anomaly.value, 0) + times
         result.examples += findings.examples.get(anomaly, ())[:2]
 
 
