@@ -358,7 +358,7 @@ def test_t148_the_watch_collects_each_batch_once_and_continues_after_the_last_ch
     assert watch.take_batches("copy") == [Batch(6, {0: 60})]
 
 
-def test_a_query_has_recovered_when_it_has_committed_after_the_fault(tmp_path: Path) -> None:
+def test_a_query_has_recovered_when_it_has_committed_twice_after_the_fault(tmp_path: Path) -> None:
     clock, faults = Clock(), JsonLines(tmp_path / "faults.jsonl")
     paths = {name: tmp_path / name for name in ("copy", "fast")}
     watch = Watch(paths, {name: Carry() for name in paths}, faults, clock)
@@ -368,12 +368,16 @@ def test_a_query_has_recovered_when_it_has_committed_after_the_fault(tmp_path: P
     watch.look()
     watch.injected(3)
     entry(paths["copy"], "commits", 1)
+    entry(paths["copy"], "commits", 2)
     watch.look()
     assert watch.open_faults == 1
     clock.now += 42
     assert watch.stalled(41) == ["copy", "fast"]
     assert watch.stalled(43) == []
     entry(paths["fast"], "commits", 1)
+    watch.look()
+    assert watch.open_faults == 1, "this batch may be from before the fault"
+    entry(paths["fast"], "commits", 2)
     watch.look()
     assert watch.open_faults == 0
     (recovered,) = faults
@@ -490,14 +494,22 @@ def test_the_report_of_a_good_run(tmp_path: Path) -> None:
     assert finished.output.strip() == (tmp_path / "report.md").read_text().strip()
 
 
-@pytest.mark.parametrize("wrong", ["a chunk", "help"])
+@pytest.mark.parametrize("wrong", ["a chunk", "help", "stuck"])
 def test_a_run_with_a_wrong_chunk_or_help_is_not_good(tmp_path: Path, wrong: str) -> None:
     run = a_run(tmp_path, good=wrong != "a chunk")
-    if wrong == "help":
-        run.events.append(kind="help", queries=["copy"], logs=[])
+    if wrong != "a chunk":
+        run.events.append(kind=wrong, queries=["copy"], logs=[])
     finished = CliRunner().invoke(main, ["--report", str(tmp_path)])
     assert finished.exit_code == 1
     assert "**WRONG**" in finished.output
+
+
+def test_a_run_that_ended_wrong_is_not_resumed(tmp_path: Path) -> None:
+    """The next chunk would delete what shows the defect."""
+    a_run(tmp_path, good=False)
+    refused = CliRunner().invoke(main, ["--resume", str(tmp_path)])
+    assert refused.exit_code == 2
+    assert "chunk 0" in refused.output
 
 
 def test_options_that_exclude_each_other_and_folders_without_a_run_are_refused(tmp_path: Path) -> None:

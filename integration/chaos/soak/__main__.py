@@ -71,6 +71,9 @@ def main(
         raise click.UsageError(f"{run.path} holds no run.")
     if reported:
         _end(run)
+    last = run.chunks.last()
+    if resume and last is not None and not last["good"]:
+        raise click.UsageError(f"chunk {last['chunk']} of this run is wrong; its folder keeps the evidence.")
     if not resume:
         seed = random.SystemRandom().randrange(100_000) if seed is None else seed
         try:

@@ -313,7 +313,7 @@ class Conductor:
         try:
             await_condition(all_have_committed, self._settings.stuck_seconds, "all queries have committed")
         except AssertionError as error:
-            raise StuckError(f"{', '.join(self._watch.without_commit)}: {error}") from error
+            raise self._stuck(self._watch.without_commit, error) from error
 
     def _disturb(self, seconds: float, fatal: bool) -> None:
         """Injects faults for the time of the chunk."""
@@ -376,13 +376,17 @@ class Conductor:
             except AssertionError as error:
                 stuck = self._watch.unfinished(ends)
                 if not help_is_left:
-                    raise StuckError(f"{', '.join(stuck)}: {error}") from error
+                    raise self._stuck(stuck, error) from error
                 self._run.events.append(kind="help", queries=stuck, logs=[])
                 self._tell(f"HELP: {', '.join(stuck)} did not come to rest")
                 self._watch.helped()
                 for query in QUERIES:
                     if query.name in stuck:
                         self._hosts[query.host].kill()
+
+    def _stuck(self, queries: list[str], error: AssertionError) -> StuckError:
+        self._run.events.append(kind="stuck", queries=queries, logs=[])
+        return StuckError(f"{', '.join(queries)}: {error}")
 
     # -- the verdict
 

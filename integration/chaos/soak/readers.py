@@ -14,12 +14,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pyarrow.parquet as pq
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from integration.chaos.soak.judge import Printed
 from integration.chaos.soak.workload import PARTITIONS, STORE, Totals
 from integration.support.kafka import TIMEOUT_SECONDS, Admin
 from kafka_eos_source.embedded import jars, java, supervisor
+from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.retry import Pauses, retry
 from kafka_eos_source.sinks.filesystem import committed_files
 from kafka_eos_source.state import StateQuery
 from kafka_eos_source.testing.history import Record
@@ -106,14 +108,16 @@ def ends_of(bootstrap: str, topics: Sequence[str], isolation: str = "read_uncomm
             "log_level": 0,
         }
     )
-    try:
+    partitions = [(topic, number) for topic in topics for number in range(PARTITIONS)]
+
+    def look_up() -> Offsets:
         return {
-            (topic, number): consumer.get_watermark_offsets(
-                TopicPartition(topic, number), timeout=TIMEOUT_SECONDS
-            )[1]
-            for topic in topics
-            for number in range(PARTITIONS)
+            each: consumer.get_watermark_offsets(TopicPartition(*each), timeout=TIMEOUT_SECONDS)[1]
+            for each in partitions
         }
+
+    try:
+        return retry(look_up, KafkaException, Pauses(Deadline.after_seconds(TIMEOUT_SECONDS), 0.2))
     finally:
         consumer.close()
 

@@ -37,7 +37,7 @@ def figures(run: RunFolder) -> dict[str, Any]:
     queries = {name: total(results) for name, results in per_query.items()}
     sums = total(result for results in per_query.values() for result in results)
     recovered = [each for each in faults if each["kind"] == "recovered"]
-    helps = [each for each in events if each["kind"] == "help"]
+    helps = [each for each in events if each["kind"] in ("help", "stuck")]
     seconds = sum(chunk["seconds"] for chunk in chunks)
     calm = sum(chunk["calm"]["seconds"] for chunk in chunks)
     stall = max(chunks, key=lambda chunk: chunk["stall"], default=None)

@@ -117,8 +117,9 @@ class Watch:
     def _check_faults(self) -> None:
         now = self._clock()
         for fault in self._faults:
+            # the first commit after a fault may be of a batch from before it
             fault.waiting = {
-                name for name in fault.waiting if self._queries[name].committed <= fault.before[name]
+                name for name in fault.waiting if self._queries[name].committed < fault.before[name] + 2
             }
             if not fault.waiting:
                 self._file.append(
@@ -139,7 +140,7 @@ class Watch:
             self._has_input = False
 
     def injected(self, number: int) -> None:
-        """A fault was injected; from now on, each query must commit again."""
+        """A fault was injected; from now on, each query must commit twice more."""
         with self._lock:
             before = {name: query.committed for name, query in self._queries.items()}
             self._faults.append(_Fault(number, self._clock(), before, set(before)))
