@@ -6,13 +6,15 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientTopicPartition
 from mock_cluster import Api, MockCluster
 
 from kafka_eos_source.errors import AuthorizationError, UnavailableError
+from kafka_eos_source.kafka import group
 from kafka_eos_source.kafka.consumer import AssignedConsumer, ConsumerPool
 from kafka_eos_source.kafka.group import GroupOffsets
+from kafka_eos_source.kafka.kernel_consumer import range_consumer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog import committed
@@ -97,6 +99,30 @@ def test_a_timeout_is_an_error_and_never_reported_as_no_offset(answers: Answers)
         shard().offset(deadline_in(0.05))
     with pytest.raises(UnavailableError, match="another program: this query's own transactions"):
         shard(lambda _: None).offset(deadline_in(0.05))
+
+
+@pytest.mark.parametrize("kind", [AssignedConsumer, range_consumer()], ids=["python", "kernel"])
+def test_t146_a_client_that_gets_no_answer_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, kind: type[AssignedConsumer]
+) -> None:
+    """A client of librdkafka may wait for ever for a coordinator that has left (issue 5511)."""
+    asked: list[Consumer] = []
+
+    def fetch(client: Consumer, *_: Any, **__: Any) -> list[GroupOffset]:
+        asked.append(client)
+        if len(asked) == 1:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return [HELD]
+
+    monkeypatch.setattr(group, "fetch", fetch)
+    conf = {"bootstrap.servers": "127.0.0.1:1", "group.id": GROUP, "log_level": "0"}
+    consumer = kind(conf)
+    assert group.stable_offsets(consumer, GROUP, [TP], deadline_in()) == {TP: HELD}
+    assert asked[0] is not asked[1]
+    assert consumer.client is asked[1]
+    with pytest.raises(RuntimeError, match="closed"):
+        asked[0].assignment()
+    consumer.close()
 
 
 def test_an_error_while_ending_the_transaction_is_raised(answers: Answers) -> None:

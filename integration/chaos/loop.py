@@ -5,13 +5,13 @@ log, run the tasks, commit, write the commit log. After a restart it replays the
 log but not in the commit log. A spec is::
 
     {"source": {…}, "sink": {…}, "checkpoint": …, "available_now": true, "restarts": 0, "mutations": [],
-     "history": null, "state": null, "marks": null}
+     "history": null, "state": null, "marks": null, "prefix": ""}
 
-``marks`` is a pattern: records whose value matches it are marked as invalid. ``state`` holds the options of a
-stateful operator that counts rows (`stateful`). ``history`` is a file that records each try at a batch
-(`kafka_eos_source.testing.history`). The process exits with 0 when it has read the source up to where it
-ended at the start (``available_now``), or when it reads "stop" on standard input. It also exits when its
-parent process ends.
+``marks`` is a pattern: records whose value matches it are marked as invalid. Each value is written with
+``prefix`` before it. ``state`` holds the options of a stateful operator that counts rows (`stateful`).
+``history`` is a file that records each try at a batch (`kafka_eos_source.testing.history`). The process exits
+with 0 when it has read the source up to where it ended at the start (``available_now``), or when it reads
+"stop" on standard input. It also exits when its parent process ends.
 """
 
 from __future__ import annotations
@@ -160,8 +160,15 @@ class Run:
         for batch in self._reader.read(task):
             if self._recorder is not None:
                 read.append(batch)
-            rows = batch.select(_COLUMNS)
+            rows = self._prefixed(batch.select(_COLUMNS))
             yield rows if self._marks is None else _marked(rows, self._marks)
+
+    def _prefixed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        prefix = self._spec.get("prefix", "").encode()
+        if not prefix:
+            return batch
+        values = pc.binary_join_element_wise(pa.scalar(prefix), batch.column("value"), pa.scalar(b""))
+        return batch.set_column(1, "value", values)
 
     @contextmanager
     def _recorded(self, batch_id: int, start: Any, end: Any, read: list[pa.RecordBatch]) -> Iterator[None]:
@@ -169,7 +176,7 @@ class Run:
         if self._recorder is None:
             yield
             return
-        sink = self._spec["sink"]
+        sink, prefix = self._spec["sink"], self._spec.get("prefix", "")
         reads = tuple(record for batch in read for record in _records(batch))
         begun = self._recorder.invoke(
             Txn(
@@ -177,7 +184,7 @@ class Run:
                 batch_id=batch_id,
                 ranges=tuple(_ranges(start, end)),
                 reads=reads,
-                sends=tuple(Send(sink["topic"], None, each.key, each.value) for each in reads),
+                sends=tuple(Send(sink["topic"], None, each.key, prefix + each.value) for each in reads),
                 run=self._run_id,
             )
         )

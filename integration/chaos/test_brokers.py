@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaException
+from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from integration.chaos.conftest import Proxied, report_measures
 from integration.chaos.scenario import Scenario
@@ -15,6 +16,9 @@ from integration.support import broker as brokers
 from integration.support.driver import Driver
 from integration.support.processes import await_condition
 from kafka_eos_source.embedded import EmbeddedKafka
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.state.changelog.committed import CommittedShard, changelog_client
 
 _SECONDS = 120.0
 
@@ -152,6 +156,32 @@ def test_t33_a_query_continues_after_the_network_was_cut(
     driver.finish()
     found = behind_proxy.outcome()
     assert found.exactly_once, found
+
+
+@pytest.mark.fault("T146", "the group coordinator leaves the cluster", "a stateful task reads its token")
+def test_t146_a_stateful_task_reads_its_token_after_the_group_coordinator_left(
+    on_three: Scenario, three: EmbeddedKafka
+) -> None:
+    """A client of librdkafka that has forgotten a broker waits for it as coordinator for ever (issue 5511).
+
+    `Admin.commit` stands for a query that has committed a token.
+    """
+    group, tp = f"group-{on_three.sink}", TopicPartition(on_three.sink, 0)
+    on_three.admin.commit(group, {(tp.topic, tp.partition): (0, "token")})
+    with changelog_client({"bootstrap.servers": three.bootstrap_servers}, group) as consumer:
+        shard = CommittedShard(consumer, group, tp)
+        before = shard.offset(Deadline.after_seconds(_SECONDS))
+        assert before is not None
+        three.kill_node(coordinator(on_three, "__consumer_offsets", group))
+        # The client has forgotten the broker, and its group has the next coordinator: nothing changes any
+        # more in the client that would make it look up the coordinator of the next request.
+        await_condition(
+            lambda: len(consumer.client.list_topics(timeout=_SECONDS).brokers) == 2,
+            _SECONDS,
+            "the client has forgotten the coordinator",
+        )
+        consumer.client.committed([KafkaTopicPartition(tp.topic, tp.partition)], timeout=_SECONDS)
+        assert shard.offset(Deadline.after_seconds(_SECONDS)) == before
 
 
 @pytest.mark.long

@@ -106,14 +106,17 @@ class EmbeddedKafka:
             self._nodes = self._make_nodes()
             ports = {node.node_id: node.ports for node in self._nodes.values()}
             for node in self._nodes.values():
-                properties = server_properties(node.node_id, ports, node.data, self._users)
-                _write_private(node.properties, render({**properties, **self._config}))
+                _write_private(node.properties, render(self._properties(node, ports)))
             self._format(executable, jars, self._cluster_id())
             self._start(self._nodes.values(), executable, jars)
         except BaseException:
             self.stop()
             raise
         return self
+
+    def _properties(self, node: Node, ports: Mapping[int, Ports]) -> dict[str, str]:
+        """Returns the properties of one broker, given the ports of all."""
+        return {**server_properties(node.node_id, ports, node.data, self._users), **self._config}
 
     def stop(self) -> None:
         """Stops every broker, and deletes the data if the directory is temporary."""
@@ -139,6 +142,10 @@ class EmbeddedKafka:
         for node in self._nodes.values():
             if node.started and not node.running:
                 raise UnavailableError(f"broker {node.node_id} ended unexpectedly. {node.tail()}")
+
+    def pids(self) -> dict[int, int]:
+        """Returns the process id of each broker's JVM that runs, by node id."""
+        return {node.node_id: node.pid for node in self._nodes.values() if node.running}
 
     def kill_node(self, node_id: int) -> None:
         """Kills a broker with SIGKILL, as a power failure would."""

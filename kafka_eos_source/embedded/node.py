@@ -23,7 +23,11 @@ _STARTED = b"Kafka Server started"
 
 
 class Node:
-    """A broker, stopped or running under its own supervisor process (`embedded.supervisor`)."""
+    """A broker, stopped or running under its own supervisor process (`embedded.supervisor`).
+
+    Attributes:
+        pid: process id of the JVM; 0 = not running.
+    """
 
     def __init__(self, node_id: int, directory: Path, ports: Ports) -> None:
         self.node_id = node_id
@@ -31,8 +35,8 @@ class Node:
         self.data = directory / "data"
         self.log = directory / "broker.log"
         self.properties = directory / "server.properties"
+        self.pid = 0
         self._supervisor: subprocess.Popen[str] | None = None
-        self._jvm_pid = 0
         self._log_start = 0
 
     @property
@@ -68,7 +72,7 @@ class Node:
         if not pid:
             self._await_end(kill=True)
             raise UnavailableError(f"broker {self.node_id} did not start: {command[0]!r} could not be run.")
-        self._jvm_pid = int(pid)
+        self.pid = int(pid)
 
     def await_start(self, known: frozenset[int], login: tuple[str, str] | None, deadline: Deadline) -> None:
         """Waits until the broker has started and its metadata contains the nodes ``known``.
@@ -102,9 +106,9 @@ class Node:
     def signal(self, number: int) -> None:
         """Sends a signal to the JVM, if it runs."""
         # Process id 0 would address our own process group.
-        if self.running and self._jvm_pid > 0:
+        if self.running and self.pid > 0:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._jvm_pid, number)
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Kills the broker with SIGKILL and waits for its end."""
@@ -131,7 +135,7 @@ class Node:
             self.signal(signal.SIGKILL)
             process.kill()
             process.wait()
-        self._supervisor, self._jvm_pid = None, 0
+        self._supervisor, self.pid = None, 0
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()

@@ -110,7 +110,19 @@ class AssignedConsumer:
         self.last_complaint = ""
         self._complaints = Complaints(conf)
         self._refused: KafkaError | None = None
-        self._client = make(Consumer, merged, logger=_log)
+        self._properties = merged
+        self._connect()
+
+    def _connect(self) -> None:
+        self._client = make(Consumer, self._properties, logger=_log)
+
+    def reconnect(self) -> None:
+        """Replaces the client by a new one, which looks up all brokers and coordinators again.
+
+        Call this only while nothing is assigned.
+        """
+        self.close()
+        self._connect()
 
     @property
     def client(self) -> Consumer:

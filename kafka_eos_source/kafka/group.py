@@ -224,8 +224,13 @@ def stable_offsets(
             consumer.answered()
             return _by_partition(found)
         except KafkaException as failure:
-            if kafka_error(failure).code() == _PENDING:
+            code = kafka_error(failure).code()
+            if code == _PENDING:
                 return None
+            if code == KafkaError._TIMED_OUT and not deadline.expired:
+                # A client whose coordinator has left the cluster waits for it for ever, even after it is back
+                # (librdkafka issue 5511).
+                consumer.reconnect()
             raise
 
     def permanent(failure: KafkaException) -> KafkaEosError | None:

@@ -101,13 +101,16 @@ class KernelConsumer(AssignedConsumer):
         super().__init__(conf)
         self._kernel = kernel
         self._pid = os.getpid()
-        self._pointer = client_pointer(self._client)
-        self._queue: int | None = function("rd_kafka_queue_new", c_void_p, c_void_p)(self._pointer)
         #: Queue handles of the assigned partitions.
         self._sources: dict[TopicPartition, int] = {}
         self._wanted = sum(set(_WANTS.values()))
         self._is_unassigning = False
         self._next_poll = 0.0
+
+    def _connect(self) -> None:
+        super()._connect()
+        self._pointer = client_pointer(self._client)
+        self._queue: int | None = function("rd_kafka_queue_new", c_void_p, c_void_p)(self._pointer)
 
     def want(self, columns: Collection[str]) -> None:
         self._wanted = 0
