@@ -11,12 +11,16 @@ import pytest
 PUBLIC = {
     "kafka_eos_source": [
         "KafkaEosDataSource",
+        "from_registry",
         "invalid_record",
         "local_checkpoints",
         "map_in_read",
         "observe_batches",
         "quiet_logs",
         "register",
+        "registry_schema",
+        "to_registry",
+        "undecodable_record",
         "watch",
     ],
     "kafka_eos_source.datasource": ["KafkaEosDataSource"],
