@@ -1,7 +1,7 @@
 """Runs a real schema registry (Apicurio, with the interface of Confluent's) in a process of its own.
 
-Its archive is downloaded once, like Kafka's jars. The schemas are in a database file, so that the registry can
-be killed and started again with the same ids.
+Its archive is downloaded once, like Kafka's jars. The schemas are in a database file, so that the registry
+can be killed and started again with the same ids.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def fetch(jar_set: jars.JarSet, into: Path, ivy_cache: Path) -> None:
         archive = Path(scratch) / f"{_MODULE}.tar.gz"
         if done.returncode or not archive.exists():
             reason = jars.ivy_error(done.stdout.splitlines())
-            raise UnavailableError(f"cannot download {_MODULE} {_VERSION}: {reason}", fix="check the network.")
+            raise UnavailableError(f"cannot download {_MODULE} {_VERSION}: {reason}", "check the network.")
         with tarfile.open(archive) as packed:
             for member in packed:
                 if member.isfile() and member.name.endswith(".jar"):
