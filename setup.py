@@ -1,7 +1,7 @@
-"""What pyproject.toml cannot say without a warning: the optional C kernel, and the tag of its wheel.
+"""What pyproject.toml cannot say without a warning: the optional C libraries, and the tag of their wheel.
 
-Without a C compiler the package installs all the same, and its Python twin does the kernel's work. The kernel
-uses nothing of CPython, so one wheel of a platform is for all versions of Python. setuptools refuses that tag
+Without a C compiler the package installs all the same, and Python twins do the libraries' work. The libraries
+use nothing of CPython, so one wheel of a platform is for all versions of Python. setuptools refuses that tag
 for a Python without the GIL, which gets a wheel of its own version.
 """
 
@@ -18,4 +18,11 @@ KERNEL = Extension(
     py_limited_api=HAS_GIL,
 )
 
-setup(ext_modules=[KERNEL], options={"bdist_wheel": {"py_limited_api": "cp310"}} if HAS_GIL else {})
+PROTOBUF = Extension(
+    "kafka_eos_source.native.protobuf",
+    ["kafka_eos_source/native/protobuf.c"],
+    optional=True,
+    py_limited_api=HAS_GIL,
+)
+
+setup(ext_modules=[KERNEL, PROTOBUF], options={"bdist_wheel": {"py_limited_api": "cp310"}} if HAS_GIL else {})
