@@ -32,6 +32,7 @@ from kafka_eos_source.operate.doctor import cluster, executors, machine, probe, 
 from kafka_eos_source.operate.doctor.finding import Finding, Repair, Severity, exit_code, ok, worst
 from kafka_eos_source.operate.exit_codes import ExitCode
 from kafka_eos_source.runtime.deadline import Deadline
+from tests import registry_server
 
 OK, NOTE, WARNING, BAD = Severity
 GIB = 1 << 30
@@ -241,7 +242,7 @@ def test_fix_compiles_the_kernel_if_there_is_a_compiler(
         pytest.skip("no C compiler")
     shutil.copy(Path(loader.__file__).with_name("kernel.c"), tmp_path)
     library = tmp_path / "kernel.abi3.so"
-    monkeypatch.setattr(loader, "library_path", lambda: library)
+    monkeypatch.setattr(loader, "library_path", lambda *_name: library)
     monkeypatch.setattr(kernel, "choice", lambda: kernel.Choice(None, "it was not built"))
     repair = machine.check_kernel().repair
     assert repair is not None
@@ -697,3 +698,20 @@ def test_a_task_uses_the_staging_folder_of_the_driver(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("p-*"))) == 1
     assert "other contents" in probe.describe(str(tmp_path), "p", "else")["staging"]
     assert "FileNotFoundError" in probe.describe(str(tmp_path), "q", "nonce")["staging"]
+
+
+# -- the schema registry ---------------------------------------------------------------------------
+
+
+def test_the_schema_registry_is_checked_if_it_is_named() -> None:
+    with registry_server.running() as server:
+        arguments = ["doctor", "--check", "registry", "--registry", server.url, "--timeout", "1s"]
+        answer = CliRunner().invoke(main, arguments)
+        assert answer.exit_code == ExitCode.DONE, answer.output
+        assert f"the schema registry {server.url} answers" in answer.output
+        server.fault = (401, "{}")
+        login = ["--registry-option", "basic.auth.user.info=bob:secret1"]
+        refused = CliRunner().invoke(main, [*arguments, *login])
+        assert refused.exit_code == ExitCode.NEEDS_A_PERSON
+        assert "refuses access to the list of subjects" in " ".join(refused.output.split())
+        assert "secret1" not in refused.output

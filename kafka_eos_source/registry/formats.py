@@ -46,13 +46,13 @@ def arrow_type(schema: Schema, message: str | None) -> pa.DataType:
     return cast(pa.DataType, found)
 
 
-def decoder(writer: Schema, path: tuple[int, ...], reader: Schema, message: str | None) -> Decoder:
+def decoder(writer: Schema, path: tuple[int, ...], reader: Schema | None, message: str | None) -> Decoder:
     """Returns the decoder of messages of a writer schema.
 
     Args:
         writer: the schema of the messages.
         path: path of the message type in the writer's file; for Protobuf.
-        reader: the schema of the result, of the same format.
+        reader: the schema of the result, of the same format; None = the writer's.
         message: full name of the message type in the reader's file; for Protobuf.
     """
     codec = _codec(writer.format)
