@@ -136,7 +136,7 @@ def _damaged(draw: Callable[[Any], Any], kind: str, payload: bytes) -> bytes:
 NULLS: Any = {"type": "array", "items": "null"}
 INTS: Any = {"type": "array", "items": "int"}
 EMPTY = "a block has 65537 items of no bytes; at most 65536 are accepted in one row"
-FAR = "9223372036854775807 is too far from 1970 for a timestamp of microseconds"
+FAR = "the timestamp 9223372036854775807 is too far from 1970 for the unit of the type"
 
 
 def decimal_of(precision: int) -> dict[str, Any]:

@@ -34,9 +34,10 @@ typedef struct {
         int64_t capacity;
 } part_t;
 
-/* What went wrong, for whoever formats it: errors.py has the texts. */
+/* What went wrong. registry/avro/messages.py has the texts. `text` begins a value that the message quotes. */
 typedef struct {
         int64_t row, node, code, detail, more;
+        uint8_t text[48];
 } error_t;
 
 enum {
@@ -61,7 +62,8 @@ enum {
         NULL_VALUE,
         FIXED_SIZE,
         SYMBOL,
-        MEMBERS
+        MEMBERS,
+        DECIMAL_RANGE
 };
 
 /* Why a whole call failed; not the fault of one row. */
@@ -91,6 +93,14 @@ static int grow(part_t *part, int64_t more) {
 
 static inline int reserve(part_t *part, int64_t more) {
         return part->bytes + more <= part->capacity || grow(part, more);
+}
+
+static int append(part_t *part, const void *from, int64_t bytes) {
+        if (!reserve(part, bytes))
+                return 0;
+        memcpy(part->at + part->bytes, from, (size_t)bytes);
+        part->bytes += bytes;
+        return 1;
 }
 
 /* Returns whether a string is valid UTF-8 as Python and the Unicode standard (table 3-7) define it. */
@@ -706,7 +716,6 @@ EXPORT block_t *kafka_eos_avro_decode(const input_t *input) {
                         break;
         }
         for (row = 0; row < input->rows && !run.status; row++) {
-                int ok = 1;
                 if (is_valid(input->validity, input->offset + row)) {
                         if (decode_row(&run, row))
                                 continue;
@@ -714,16 +723,13 @@ EXPORT block_t *kafka_eos_avro_decode(const input_t *input) {
                                 break;
                         run.error.row = row;
                         truncate_rows(&run, &block->columns[0], row);
-                        if (!reserve(&block->errors, sizeof(error_t))) {
+                        if (!append(&block->errors, &run.error, sizeof(error_t))) {
                                 run.status = NO_MEMORY;
                                 break;
                         }
-                        memcpy(block->errors.at + block->errors.bytes, &run.error, sizeof(error_t));
-                        block->errors.bytes += (int64_t)sizeof(error_t);
                 }
                 run.budget = MAX_ROW_BYTES;
-                ok         = append_null(&run, 0, &block->columns[0]);
-                if (!ok && !run.status)
+                if (!append_null(&run, 0, &block->columns[0]) && !run.status)
                         run.status = NO_MEMORY;
         }
         block->rows   = row;
@@ -742,4 +748,361 @@ EXPORT void kafka_eos_avro_free(block_t *block) {
         }
         free(block->errors.at);
         free(block);
+}
+
+/* ---- encoding ------------------------------------------------------------------------------------------ */
+
+/* The Arrow C data interface; the format is stable. */
+struct arrow_array {
+        int64_t length, null_count, offset, n_buffers, n_children;
+        const void *const *buffers;
+        struct arrow_array *const *children;
+        struct arrow_array *dictionary;
+        void (*release)(struct arrow_array *);
+        void *private_data;
+};
+
+/* What a node writes. encode_program.py describes the operands. */
+enum {
+        PUT_NOTHING = 0,
+        PUT_TEXT_OF_PROGRAM,
+        PUT_BOOLEAN,
+        PUT_INTEGER,
+        PUT_TIMESTAMP,
+        PUT_FLOAT,
+        PUT_DOUBLE,
+        PUT_FLOAT_AS_DOUBLE,
+        PUT_BYTES,
+        PUT_STRING,
+        PUT_FIXED,
+        PUT_ENUM,
+        PUT_DECIMAL,
+        PUT_RECORD,
+        PUT_ARRAY,
+        PUT_MAP,
+        PUT_MEMBERS
+};
+
+typedef struct {
+        int64_t op, array, first, size, a, b;
+        int64_t null_branch; /* number of null in the union around the type; -1 = null is an error */
+        int64_t branch;      /* number of the type in the union around it; -1 = there is no union */
+} put_t;
+
+/* The input of a call. Python owns all memory of it. */
+typedef struct {
+        const put_t *nodes;
+        const int64_t *links;
+        const int64_t *symbols; /* offset and length in `text` of each symbol; limits of decimals */
+        const uint8_t *text;
+        const struct arrow_array *array;
+        int64_t array_count; /* arrays in the tree below `array`, with itself */
+        const uint8_t *prefix;
+        int64_t prefix_bytes;
+} values_t;
+
+typedef struct {
+        run_t run; /* for `fail`, `abandon` and `room` */
+        const values_t *input;
+        const struct arrow_array **arrays; /* the tree in the order of a depth-first walk, parents first */
+        part_t *out;
+} put_run_t;
+
+static int put(put_run_t *run, const void *from, int64_t bytes) {
+        if (!reserve(run->out, bytes))
+                return abandon(&run->run, NO_MEMORY);
+        if (bytes > 0)
+                memcpy(run->out->at + run->out->bytes, from, (size_t)bytes);
+        run->out->bytes += bytes;
+        return run->out->bytes <= INT32_MAX || abandon(&run->run, BATCH_BYTES);
+}
+
+static int put_varint(put_run_t *run, int64_t number) {
+        uint64_t bits = ((uint64_t)number << 1) ^ (number < 0 ? UINT64_MAX : 0);
+        uint8_t bytes[10];
+        int count = 0;
+
+        while (bits >= 0x80) {
+                bytes[count++] = (uint8_t)(bits | 0x80);
+                bits >>= 7;
+        }
+        bytes[count++] = (uint8_t)bits;
+        return put(run, bytes, count);
+}
+
+/* A value of variable or fixed size: where it is, and how long. `width` is that of offsets; 0 = `size` bytes each. */
+static const uint8_t *text_at(const struct arrow_array *array, int64_t at, int64_t width, int64_t size,
+                              int64_t *bytes) {
+        int64_t bounds[2];
+        *bytes = size;
+        if (width == 0)
+                return (const uint8_t *)array->buffers[1] + at * size;
+        if (width == 8) {
+                memcpy(bounds, (const uint8_t *)array->buffers[1] + at * 8, 16);
+        } else {
+                int32_t narrow[2];
+                memcpy(narrow, (const uint8_t *)array->buffers[1] + at * 4, 8);
+                bounds[0] = narrow[0];
+                bounds[1] = narrow[1];
+        }
+        *bytes = bounds[1] - bounds[0];
+        return *bytes ? (const uint8_t *)array->buffers[2] + bounds[0] : (const uint8_t *)"";
+}
+
+static int64_t integer_at(const struct arrow_array *array, int64_t at, int64_t width) {
+        const uint8_t *from = (const uint8_t *)array->buffers[1] + at * width;
+        int64_t number      = 0;
+
+        if (width == 1) {
+                number = (int8_t)*from;
+        } else if (width == 2) {
+                int16_t value;
+                memcpy(&value, from, 2);
+                number = value;
+        } else if (width == 4) {
+                int32_t value;
+                memcpy(&value, from, 4);
+                number = value;
+        } else {
+                memcpy(&number, from, 8);
+        }
+        return number;
+}
+
+/* Writes a decimal as bytes, as few as possible, or as fixed of `a` bytes, after `b` multiplications by 10. */
+static int put_decimal(put_run_t *run, int64_t index, const uint8_t *from) {
+        const put_t *node = &run->input->nodes[index];
+        uint64_t limit[2], low, high;
+        uint8_t bytes[32];
+        wide_t value;
+        int64_t taken, size = node->a, times;
+        uint8_t sign;
+
+        memcpy(&value, from, 16);
+        memcpy(limit, &run->input->symbols[node->first], 16);
+        if (!is_magnitude_below(value, limit))
+                return fail(&run->run, index, DECIMAL_RANGE, 0, 0);
+        low  = value.low;
+        high = (uint64_t)value.high;
+        for (times = 0; times < node->b; times++) { /* 10 v = 8 v + 2 v */
+                uint64_t low8 = low << 3, low2 = low << 1;
+                high = (high << 3 | low >> 61) + (high << 1 | low >> 63);
+                low  = low8 + low2;
+                high += low < low8;
+        }
+        sign = high >> 63 ? 0xFF : 0;
+        for (taken = 0; taken < 16; taken++) {
+                bytes[15 - taken] = (uint8_t)low;
+                low               = low >> 8 | high << 56;
+                high              = high >> 8;
+        }
+        if (size == 0) {
+                int64_t first = 0;
+                while (first < 15 && bytes[first] == sign && (bytes[first + 1] & 0x80) == (sign & 0x80))
+                        first++;
+                return put_varint(run, 16 - first) && put(run, bytes + first, 16 - first);
+        }
+        for (; size > 16; size--)
+                if (!put(run, &sign, 1))
+                        return 0;
+        return put(run, bytes + 16 - size, size);
+}
+
+static int put_node(put_run_t *run, int64_t index, int64_t at);
+
+static int put_items(put_run_t *run, int64_t index, const struct arrow_array *array, int64_t at) {
+        const put_t *node = &run->input->nodes[index];
+        int64_t first, past, entry;
+
+        if (node->b == 8) {
+                memcpy(&first, (const uint8_t *)array->buffers[1] + at * 8, 8);
+                memcpy(&past, (const uint8_t *)array->buffers[1] + at * 8 + 8, 8);
+        } else {
+                int32_t bounds[2];
+                memcpy(bounds, (const uint8_t *)array->buffers[1] + at * 4, 8);
+                first = bounds[0];
+                past  = bounds[1];
+        }
+        if (past > first && !put_varint(run, past - first))
+                return 0;
+        for (entry = first; entry < past; entry++) {
+                if (node->op == PUT_MAP) {
+                        int64_t inside = entry + run->arrays[node->array + 1]->offset;
+                        if (!put_node(run, node->first, inside) || !put_node(run, node->a, inside))
+                                return 0;
+                } else if (!put_node(run, node->a, entry)) {
+                        return 0;
+                }
+        }
+        return put_varint(run, 0);
+}
+
+/* Writes value number `at` of the node's array, not counting the array's own offset. */
+static int put_node(put_run_t *run, int64_t index, int64_t at) {
+        const values_t *input = run->input;
+        const put_t *node     = &input->nodes[index];
+        const struct arrow_array *array;
+        const uint8_t *from;
+        int64_t bytes, number, child;
+
+        if (node->op == PUT_NOTHING)
+                return 1;
+        if (node->op == PUT_TEXT_OF_PROGRAM)
+                return put(run, input->text + node->a, node->b);
+        array = run->arrays[node->array];
+        at += array->offset;
+        if (!is_valid(array->buffers[0], at)) {
+                if (node->null_branch < 0)
+                        return fail(&run->run, index, NULL_VALUE, 0, 0);
+                return put_varint(run, node->null_branch);
+        }
+        if (node->branch >= 0 && !put_varint(run, node->branch))
+                return 0;
+        switch (node->op) {
+        case PUT_BOOLEAN: {
+                uint8_t byte = ((const uint8_t *)array->buffers[1])[at >> 3] >> (at & 7) & 1;
+                return put(run, &byte, 1);
+        }
+        case PUT_INTEGER:
+                number = integer_at(array, at, node->a);
+                if (node->b == 4 && number != (int32_t)number)
+                        return fail(&run->run, index, INT_RANGE, number, 0);
+                return put_varint(run, number);
+        case PUT_TIMESTAMP:
+                number = integer_at(array, at, 8);
+                if (node->a > 1) {
+                        if (number > INT64_MAX / node->a || number < INT64_MIN / node->a)
+                                return fail(&run->run, index, OVERFLOW, number, 0);
+                        number *= node->a;
+                } else if (node->b > 1) {
+                        number = number / node->b - (number % node->b < 0);
+                }
+                return put_varint(run, number);
+        case PUT_FLOAT:
+                return put(run, (const uint8_t *)array->buffers[1] + at * 4, 4);
+        case PUT_DOUBLE:
+                return put(run, (const uint8_t *)array->buffers[1] + at * 8, 8);
+        case PUT_FLOAT_AS_DOUBLE: {
+                float value;
+                double longer;
+                memcpy(&value, (const uint8_t *)array->buffers[1] + at * 4, 4);
+                longer = value;
+                return put(run, &longer, 8);
+        }
+        case PUT_BYTES:
+        case PUT_STRING:
+                from = text_at(array, at, node->a, node->b, &bytes);
+                if (node->op == PUT_STRING && !is_utf8(from, bytes))
+                        return fail(&run->run, index, UTF8, 0, 0);
+                return put_varint(run, bytes) && put(run, from, bytes);
+        case PUT_FIXED:
+                from = text_at(array, at, node->a, node->b, &bytes);
+                if (bytes != node->size)
+                        return fail(&run->run, index, FIXED_SIZE, bytes, node->size);
+                return put(run, from, bytes);
+        case PUT_ENUM:
+                from = text_at(array, at, node->a, node->b, &bytes);
+                for (child = 0; child < node->size; child++) {
+                        const int64_t *symbol = input->symbols + node->first + 2 * child;
+                        if (symbol[1] == bytes && memcmp(input->text + symbol[0], from, (size_t)bytes) == 0)
+                                return put_varint(run, child);
+                }
+                number = bytes < (int64_t)sizeof(run->run.error.text) ? bytes : (int64_t)sizeof(run->run.error.text);
+                memset(run->run.error.text, 0, sizeof(run->run.error.text));
+                memcpy(run->run.error.text, from, (size_t)number);
+                return fail(&run->run, index, SYMBOL, bytes, number);
+        case PUT_DECIMAL:
+                return put_decimal(run, index, (const uint8_t *)array->buffers[1] + at * 16);
+        case PUT_RECORD:
+                for (child = 0; child < node->size; child++)
+                        if (!put_node(run, input->links[node->first + child], at))
+                                return 0;
+                return 1;
+        case PUT_ARRAY:
+        case PUT_MAP:
+                return put_items(run, index, array, at);
+        default: { /* PUT_MEMBERS */
+                int64_t set = 0, found = 0;
+                for (child = 0; child < node->size; child++) {
+                        int64_t member = input->links[node->first + child];
+                        const struct arrow_array *one = run->arrays[input->nodes[member].array];
+                        if (is_valid(one->buffers[0], at + one->offset)) {
+                                set++;
+                                found = member;
+                        }
+                }
+                if (set != 1)
+                        return fail(&run->run, index, MEMBERS, set, 0);
+                return put_node(run, found, at);
+        }
+        }
+}
+
+static int64_t flatten(const struct arrow_array *array, const struct arrow_array **into, int64_t at) {
+        int64_t child;
+        into[at++] = array;
+        for (child = 0; child < array->n_children; child++)
+                at = flatten(array->children[child], into, at);
+        return at;
+}
+
+static int64_t count_arrays(const struct arrow_array *array) {
+        int64_t child, count = 1;
+        for (child = 0; child < array->n_children; child++)
+                count += count_arrays(array->children[child]);
+        return count;
+}
+
+/*
+ * Encodes all values of an array into one column of bytes. Returns NULL if there is not enough memory for the
+ * block itself, or the array is not of the type that the program was compiled for. Otherwise the caller frees the
+ * block with kafka_eos_avro_free. A row that is null stays null; a row that does not encode becomes null, with an
+ * entry in `errors`.
+ */
+EXPORT block_t *kafka_eos_avro_encode(const values_t *input) {
+        const struct arrow_array *array = input->array;
+        block_t *block                  = calloc(1, sizeof(block_t) + sizeof(column_t));
+        put_run_t run                   = {.input = input};
+        column_t *column;
+        int64_t row;
+
+        if (block && count_arrays(array) == input->array_count)
+                run.arrays = malloc((size_t)input->array_count * sizeof(*run.arrays));
+        if (!run.arrays) {
+                free(block);
+                return NULL;
+        }
+        flatten(array, run.arrays, 0);
+        column              = &block->columns[0];
+        block->column_count = 1;
+        column->kind        = TEXT;
+        run.out             = &column->heap;
+        run.run.budget      = INT64_MAX;
+        append_offset(&run.run, 0, column, 0);
+        for (row = 0; row < array->length && !run.run.status; row++) {
+                int64_t start = column->heap.bytes;
+                int done      = 0;
+
+                /* An array of type null has no validity, and all of it is null. */
+                if (array->n_buffers > 0 && is_valid(array->buffers[0], array->offset + row)) {
+                        done = put(&run, input->prefix, input->prefix_bytes) && put_node(&run, 0, row);
+                        if (!done) {
+                                if (run.run.status)
+                                        break;
+                                run.run.error.row  = row;
+                                column->heap.bytes = start;
+                                if (!append(&block->errors, &run.run.error, sizeof(error_t))) {
+                                        run.run.status = NO_MEMORY;
+                                        break;
+                                }
+                        }
+                }
+                run.run.budget = INT64_MAX;
+                if (!append_offset(&run.run, 0, column, column->heap.bytes) || !end_row(&run.run, 0, column, done))
+                        break;
+        }
+        free(run.arrays);
+        block->rows   = row;
+        block->status = run.run.status;
+        return block;
 }

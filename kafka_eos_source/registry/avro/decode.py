@@ -15,12 +15,11 @@ from kafka_eos_source.registry.avro.kernel import (
     BATCH_BYTES,
     ERROR,
     AvroKernel,
-    Block,
-    ColumnBuffers,
     Input,
     Memory,
-    Part,
+    buffer,
     choice,
+    columns,
 )
 from kafka_eos_source.registry.avro.messages import message
 from kafka_eos_source.registry.avro.program import Column, Kind, Program
@@ -74,9 +73,9 @@ class AvroDecoder:
             )
         if block.status:
             raise MemoryError("not enough memory for a batch of Avro records")
-        found = np.frombuffer(_buffer(memory, block.errors), ERROR).tolist()
-        errors = {row: self._message(*error) for row, *error in found}
-        return Converted(_Arrays(memory, block).array(self._program.columns[0]), errors)
+        found = np.frombuffer(buffer(memory, block.errors), ERROR).tolist()
+        errors = {row: self._message(*error) for row, *error, _ in found}
+        return Converted(_Arrays(memory).array(self._program.columns[0]), errors)
 
     def _message(self, node: int, code: int, detail: int, more: int) -> str:
         return message(code, detail, more, self._program.paths[node], self._program.reasons.get(node, ""))
@@ -84,7 +83,7 @@ class AvroDecoder:
 
 def _arrays(program: Program) -> list[npt.NDArray[Any]]:
     """Returns the program as the arrays that ``input_t`` refers to, in its order."""
-    columns = [
+    kinds = [
         (column.kind, program.column_links[column.index], len(column.children)) for column in program.columns
     ]
     return [
@@ -92,31 +91,26 @@ def _arrays(program: Program) -> list[npt.NDArray[Any]]:
         np.array(program.links or [0], np.int64),
         np.array(program.symbols or [0], np.int64),
         np.frombuffer(bytes(program.text) or b"\0", np.uint8),
-        np.array(columns, np.int64),
+        np.array(kinds, np.int64),
     ]
-
-
-def _buffer(memory: Memory, part: Part) -> pa.Buffer:
-    return pa.foreign_buffer(part.at, part.bytes, memory) if part.at else pa.py_buffer(b"")
 
 
 class _Arrays:
     """Turns the columns of a block into Arrow arrays, which refer to the block's memory."""
 
-    def __init__(self, memory: Memory, block: Block) -> None:
+    def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        address = ctypes.addressof(block) + Block.columns.offset
-        self._columns = (ColumnBuffers * block.column_count).from_address(address)
+        self._columns = columns(memory)
 
     def array(self, column: Column) -> pa.Array:
         found = self._columns[column.index]
         if column.kind is Kind.NONE:
             return pa.nulls(found.rows)
-        buffers = [_buffer(self._memory, found.validity)]
+        buffers = [buffer(self._memory, found.validity)]
         if column.kind is not Kind.STRUCT:
-            buffers.append(_buffer(self._memory, found.values))
+            buffers.append(buffer(self._memory, found.values))
         if column.kind is Kind.TEXT:
-            buffers.append(_buffer(self._memory, found.heap))
+            buffers.append(buffer(self._memory, found.heap))
         if pa.types.is_map(column.type):
             (entries,) = column.children
             keys, items = (self.array(child) for child in entries.children)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from ctypes import POINTER, Structure, c_int64, c_void_p
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, c_char_p, c_int64, c_void_p, py_object
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from kafka_eos_source.native.loader import KernelUnavailableError, load_avro
 
 _log = logging.getLogger("kafka_eos_source")
 
 #: ``error_t`` of avro.c.
-ERROR = np.dtype([("row", "i8"), ("node", "i8"), ("code", "i8"), ("detail", "i8"), ("more", "i8")])
+ERROR = np.dtype(
+    [("row", "i8"), ("node", "i8"), ("code", "i8"), ("detail", "i8"), ("more", "i8"), ("text", "S48")]
+)
 
 #: The status of a call that failed as a whole.
 NO_MEMORY, BATCH_BYTES = 1, 2
@@ -73,12 +77,29 @@ class Input(Structure):
     )
 
 
+class Values(Structure):
+    """``values_t``."""
+
+    _fields_ = (
+        ("nodes", c_void_p),
+        ("links", c_void_p),
+        ("symbols", c_void_p),
+        ("text", c_void_p),
+        ("array", c_void_p),
+        ("array_count", c_int64),
+        ("prefix", c_char_p),
+        ("prefix_bytes", c_int64),
+    )
+
+
 class AvroKernel:
     """The functions of avro.c without their prefix. Its comments describe them. None holds the GIL."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.decode: Any = library["kafka_eos_avro_decode"]
         self.decode.restype, self.decode.argtypes = POINTER(Block), (POINTER(Input),)
+        self.encode: Any = library["kafka_eos_avro_encode"]
+        self.encode.restype, self.encode.argtypes = POINTER(Block), (POINTER(Values),)
         self.free: Any = library["kafka_eos_avro_free"]
         self.free.restype, self.free.argtypes = None, (POINTER(Block),)
 
@@ -122,3 +143,23 @@ class Memory:
     def __del__(self) -> None:
         if hasattr(self, "pointer"):
             self._free(self.pointer)
+
+
+def buffer(memory: Memory, part: Part) -> pa.Buffer:
+    """Returns a buffer that refers to a part of a block."""
+    return pa.foreign_buffer(part.at, part.bytes, memory) if part.at else pa.py_buffer(b"")
+
+
+def columns(memory: Memory) -> Sequence[ColumnBuffers]:
+    """Returns the columns of a block."""
+    address = ctypes.addressof(memory.block) + Block.columns.offset
+    found: Sequence[ColumnBuffers] = (ColumnBuffers * memory.block.column_count).from_address(address)
+    return found
+
+
+def array_pointer(capsule: object) -> int | None:
+    """Returns the address of the C structure of an exported Arrow array."""
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype, get_pointer.argtypes = c_void_p, (py_object, c_char_p)
+    pointer: int | None = get_pointer(capsule, b"arrow_array")
+    return pointer

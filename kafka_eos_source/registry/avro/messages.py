@@ -8,6 +8,9 @@ MAX_ROW_BYTES = 256 << 20
 MAX_EMPTY_ITEMS = 65536
 MAX_DEPTH = 100
 
+#: How much of a value is quoted at most.
+QUOTED_BYTES = 48
+
 
 class Code(IntEnum):
     """Why a row does not decode or encode, as in avro.c."""
@@ -34,6 +37,7 @@ class Code(IntEnum):
     FIXED_SIZE = 20
     SYMBOL = 21
     MEMBERS = 22
+    DECIMAL_RANGE = 23
 
 
 _TEXTS: dict[Code, str] = {
@@ -46,7 +50,7 @@ _TEXTS: dict[Code, str] = {
     Code.NEGATIVE_LENGTH: "the length {detail} is negative",
     Code.UTF8: "a string is not valid UTF-8",
     Code.DECIMAL_SIZE: "a decimal of {detail} bytes is empty, or has more digits than its precision",
-    Code.OVERFLOW: "{detail} is too far from 1970 for a timestamp of microseconds",
+    Code.OVERFLOW: "the timestamp {detail} is too far from 1970 for the unit of the type",
     Code.BRANCH: "the reader's schema does not accept this branch of the writer's union",
     Code.TRAILING: "{detail} bytes follow the value",
     Code.SHORT: "the message has {detail} bytes, fewer than the {more} of its frame",
@@ -57,13 +61,15 @@ _TEXTS: dict[Code, str] = {
     Code.BLOCK_BYTES: "a block announces {detail} bytes, {more} are left",
     Code.NULL_VALUE: "the value is null, but the schema does not allow null",
     Code.FIXED_SIZE: "the value has {detail} bytes, but the fixed type has {more}",
-    Code.SYMBOL: "the value is not a symbol of the enum",
+    Code.SYMBOL: "the enum has no symbol {text!r}",
     Code.MEMBERS: "{detail} members of the union are set; exactly one must be",
+    Code.DECIMAL_RANGE: "the decimal has more digits than the precision of the type",
 }
 
 
-def message(code: int, detail: int, more: int, path: str, reason: str = "") -> str:
+def message(code: int, detail: int, more: int, path: str, reason: str = "", text: bytes = b"") -> str:
     """Returns the message of an error: the field, and the cause."""
-    text = _TEXTS[Code(code)].format(detail=detail, more=more)
+    quoted = text.decode(errors="replace")
+    cause = _TEXTS[Code(code)].format(detail=detail, more=more, text=quoted)
     where = f"field {path.lstrip('.')}: " if path else ""
-    return f"{where}{text}{f' ({reason})' if reason else ''}"
+    return f"{where}{cause}{f' ({reason})' if reason else ''}"
