@@ -23,6 +23,7 @@ from kafka_eos_source.kafka.schema_registry import SchemaRegistry, StoredReferen
 from kafka_eos_source.registry import catalog as catalogs
 from kafka_eos_source.registry import decoding, formats
 from kafka_eos_source.registry.codec import Converted, Schema
+from kafka_eos_source.registry.columns import from_registry, to_registry
 from kafka_eos_source.registry.decoding import Decoding
 from kafka_eos_source.registry.encoding import Encoding
 from kafka_eos_source.registry.framing import frame_prefix
@@ -387,3 +388,16 @@ def test_the_schema_is_the_latest_or_the_one_that_is_named(server: Server, text_
 def test_contradicting_arguments_are_refused(server: Server, given: dict[str, Any], said: str) -> None:
     with pytest.raises(KafkaEosError, match=said):
         registry_schema(server.url, **given)
+
+
+def test_columns_need_arrow_udfs(server: Server, text_codec: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("pyspark.sql.functions.arrow_udf", raising=False)
+    server.add("t-value", "one")
+    for function in (from_registry, to_registry):
+        with pytest.raises(InvalidOptionError, match=r"need PySpark 4\.1.*decode with map_in_read"):
+            function("value", server.url, topic="t")
+    with pytest.raises(InvalidOptionError, match="mode is 'lenient'; expected 'fail' or 'permissive'"):
+        from_registry("value", server.url, topic="t", mode="lenient")  # type: ignore[arg-type]
+    chosen = registry_schema(server.url, topic="t")
+    with pytest.raises(InvalidOptionError, match="version is given together with a schema"):
+        from_registry("value", chosen, version=1)
