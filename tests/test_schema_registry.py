@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from kafka_eos_source.errors import (
     AuthorizationError,
@@ -401,3 +402,20 @@ def test_columns_need_arrow_udfs(server: Server, text_codec: None, monkeypatch: 
     chosen = registry_schema(server.url, topic="t")
     with pytest.raises(InvalidOptionError, match="version is given together with a schema"):
         from_registry("value", chosen, version=1)
+
+
+@pytest.mark.parametrize("kind", ["AVRO", "PROTOBUF"])
+def test_a_schema_is_derived_registered_and_used_for_a_round_trip(server: Server, kind: str) -> None:
+    """With the real codecs, through the registry."""
+    type_ = StructType([StructField("carrier", StringType()), StructField("minutes", LongType())])
+    chosen = registry_schema(
+        server.url, topic="flights", record="acme.Delay", schema=type_, schema_type=kind, register=True
+    )
+    assert server.subjects == {"flights-acme.Delay": [1]}
+    rows = [{"carrier": "AA", "minutes": 5}, None, {"carrier": "ü" * 50, "minutes": -(2**62)}]
+    encoded = chosen.encoding().encode(pa.array(rows, chosen.arrow_type))
+    assert not encoded.errors
+    found = registry_schema(server.url, topic="flights", record="acme.Delay").decoding()
+    decoded = found.decode(pa.concat_arrays([encoded.values, pa.array([b"\0\0\0\0\1", b"no"])]))
+    assert decoded.values.to_pylist()[:3] == rows
+    assert 4 in decoded.errors
