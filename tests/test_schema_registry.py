@@ -319,6 +319,21 @@ def test_each_id_is_asked_for_once_per_process(server: Server, text_codec: None)
     assert [path for _, path, _ in server.requests] == [f"/schemas/ids/{each}" for each in ids]
 
 
+def test_the_id_of_the_reader_schema_needs_no_registry_in_the_tasks(
+    server: Server, text_codec: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = server.add("t-value", "one")
+    options = {"url": server.url, "retry.timeout.ms": "300"}
+    chosen = registry_schema(options, topic="t")
+    given = registry_schema(options, topic="t", schema="one")
+    monkeypatch.setattr(catalogs, "_catalogs", {})  # as in another process
+    server.fault = (503, "{}")
+    rows = pa.array([message(number, b"a")])
+    with pytest.raises(RegistryUnavailableError):  # its text may differ from the registry's
+        given.decoding().decode(rows)
+    assert texts(chosen.decoding().decode(rows)) == ["one:a"]
+
+
 def test_an_id_that_another_node_registered_a_moment_ago_is_awaited(
     server: Server, text_codec: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

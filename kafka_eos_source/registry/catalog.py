@@ -46,6 +46,10 @@ class Catalog:
             self._client = SchemaRegistry(self._options)
         return self._client
 
+    def add(self, schema_id: int, schema: Schema) -> None:
+        """Adds a schema that another process has read from the registry."""
+        self._schemas.setdefault(schema_id, schema)
+
     def of_ids(self, ids: Iterable[int]) -> dict[int, Schema | str]:
         """Returns the schema of each id; text with the reason for an id that the registry does not have.
 

@@ -25,12 +25,14 @@ class Decoding:
         reader: the schema of the result.
         message: full name of the message type in the reader schema; for Protobuf.
         arrow_type: the type of the result, which can differ from the reader schema's in units of time.
+        reader_id: id of the reader schema. Its messages can be decoded without a call of the registry.
     """
 
     registry: Mapping[str, Any] = field(repr=False)
     reader: Schema
     message: str | None
     arrow_type: pa.DataType
+    reader_id: int | None = None
 
     def decode(self, column: pa.Array | pa.ChunkedArray) -> Converted:
         """Decodes a column of messages.
@@ -40,7 +42,10 @@ class Decoding:
         """
         messages = Messages.of(column)
         groups, errors = frames(messages)
-        schemas = catalog(self.registry).of_ids(each.schema_id for each in groups) if groups else {}
+        known_schemas = catalog(self.registry)
+        if self.reader_id is not None:
+            known_schemas.add(self.reader_id, self.reader)
+        schemas = known_schemas.of_ids(each.schema_id for each in groups) if groups else {}
         known: list[tuple[Frame, Decoder]] = []
         for group in groups:
             writer = schemas[group.schema_id]

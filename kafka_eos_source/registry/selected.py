@@ -32,12 +32,15 @@ class RegistrySchema:
         schema: the schema with everything that it imports.
         schema_id: its id; None if it is only for reading, and was given as text.
         message: full name of the message type in a Protobuf schema; None = its first.
+        is_stored: whether ``schema`` is what the registry has under this id. A schema that was given as text
+            may differ, for example in its documentation.
     """
 
     registry: Mapping[str, Any] = field(repr=False)
     schema: Schema
     schema_id: int | None
     message: str | None = None
+    is_stored: bool = True
 
     @cached_property
     def arrow_type(self) -> pa.DataType:
@@ -64,7 +67,8 @@ class RegistrySchema:
 
     def decoding(self) -> Decoding:
         """Returns how to decode a column, with this schema as the reader schema."""
-        return Decoding(self.registry, self.schema, self.message, self.arrow_type)
+        reader_id = self.schema_id if self.is_stored else None
+        return Decoding(self.registry, self.schema, self.message, self.arrow_type, reader_id)
 
     def encoding(self) -> Encoding:
         """Returns how to encode a column.
@@ -151,7 +155,7 @@ def registry_schema(
             "no schema is named.",
             fix="give topic, record or subject for a subject's latest version, or schema_id, or schema.",
         )
-    selected = RegistrySchema(options, found, own_id, message)
+    selected = RegistrySchema(options, found, own_id, message, is_stored=schema is None)
     _ = selected.spark_type  # fails now, and not in a task
     return selected
 
