@@ -7,6 +7,7 @@ import datetime
 import decimal
 import io
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,9 @@ import fastavro
 from hypothesis import strategies as st
 
 from kafka_eos_source.registry.codec import Reference, Schema
+
+#: How many random examples a test tries.
+EXAMPLES = int(os.environ.get("AVRO_EXAMPLES", "60"))
 
 EPOCH = datetime.datetime(1970, 1, 1)
 UTC = datetime.timezone.utc

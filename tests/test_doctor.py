@@ -240,21 +240,41 @@ def test_fix_compiles_the_kernel_if_there_is_a_compiler(
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler")
-    shutil.copy(Path(loader.__file__).with_name("kernel.c"), tmp_path)
-    library = tmp_path / "kernel.abi3.so"
-    monkeypatch.setattr(loader, "library_path", lambda *_name: library)
+    for name in loader.LIBRARIES:
+        shutil.copy(Path(loader.__file__).with_name(f"{name}.c"), tmp_path)
+    monkeypatch.setattr(loader, "library_path", lambda name="kernel": tmp_path / f"{name}.abi3.so")
     monkeypatch.setattr(kernel, "choice", lambda: kernel.Choice(None, "it was not built"))
     repair = machine.check_kernel().repair
     assert repair is not None
     assert str(tmp_path / "kernel.c") in repair.what
     repair.run()
     assert loader.load().kafka_eos_kernel_version() == loader.VERSION
+    assert loader.load_avro().kafka_eos_avro_version() == loader.AVRO_VERSION
     assert machine.check_kernel().repair is None, "a library that is there is not replaced"
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["kernel.abi3.so", "kernel.c"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "avro.abi3.so",
+        "avro.c",
+        "kernel.abi3.so",
+        "kernel.c",
+    ]
     (tmp_path / "broken.c").write_text("not C")
     with pytest.raises(Exception, match="failed"):
         machine.compile_kernel(compiler, tmp_path / "broken.c", tmp_path / "broken.so")
     assert not list(tmp_path.glob("*broken.so*"))
+
+
+def test_a_kernel_without_its_avro_library_is_repaired(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    paths = {name: tmp_path / f"{name}.abi3.so" for name in loader.LIBRARIES}
+    paths["kernel"].touch()
+    monkeypatch.setattr(loader, "library_path", paths.get)
+    monkeypatch.setattr(kernel, "choice", lambda: kernel.Choice(object(), ""))  # type: ignore[arg-type]
+    found = machine.check_kernel()
+    complete(found)
+    assert "the library of the Avro codec was not built" in found.what
+    paths["avro"].touch()
+    assert machine.check_kernel().severity is OK
 
 
 def test_a_compiler_that_hangs_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from avro_model import arrow_value, encode, schema_of, schemas, values
+from avro_model import EXAMPLES, arrow_value, encode, schema_of, schemas, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,7 +83,7 @@ def record(*fields: Any, name: str = "R") -> dict[str, Any]:
     return {"type": "record", "name": name, "fields": list(fields)}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data())
 def test_random_records(data: st.DataObject) -> None:
     schema = data.draw(schemas())
@@ -95,7 +95,7 @@ def test_random_records(data: st.DataObject) -> None:
     assert made.values.to_pylist() == [*(arrow_value(schema, row) for row in rows), None]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data())
 def test_damaged_records_do_not_disturb_others(data: st.DataObject) -> None:
     schema = data.draw(schemas())

@@ -13,8 +13,8 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 import pytest
+from avro_model import EXAMPLES, is_struct_of_members, kind_of, schema_of, schemas, values
 from avro_model import encode as fastavro_encode
-from avro_model import is_struct_of_members, kind_of, schema_of, schemas, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_registry_avro_decode import decode, numbers, record
@@ -60,7 +60,7 @@ def error(schema: Any, found: pa.DataType, value: Any) -> str:
     return made.errors[1]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data())
 def test_random_values(data: st.DataObject) -> None:
     """What fastavro encoded is decoded, and encoded again to the same bytes."""

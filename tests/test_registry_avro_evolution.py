@@ -9,7 +9,7 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 import pytest
-from avro_model import arrow_value, encode, kind_of, schema_of, schemas, tagged, values
+from avro_model import EXAMPLES, arrow_value, encode, kind_of, schema_of, schemas, tagged, values
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from test_registry_avro_decode import decode, error, one, record
@@ -112,7 +112,7 @@ class _Evolution:
         return {**found, "fields": self._draw(st.permutations(fields))}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data())
 def test_random_evolution(data: st.DataObject) -> None:
     writer = data.draw(schemas(logical=False))
