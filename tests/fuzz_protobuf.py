@@ -1,4 +1,4 @@
-"""Decodes random and damaged Protobuf messages with a given build of native/protobuf.c.
+"""Decodes damaged Protobuf messages and encodes the values again, with a given build of native/protobuf.c.
 
 Usage: python tests/fuzz_protobuf.py LIBRARY FIRST_SEED SEEDS
 """
@@ -14,6 +14,7 @@ from protobuf_messages import Types
 
 from kafka_eos_source.registry.protobuf import native
 from kafka_eos_source.registry.protobuf.decode import NativeDecoder
+from kafka_eos_source.registry.protobuf.encode import MessageEncoder
 from kafka_eos_source.registry.protobuf.tree import build_tree
 
 
@@ -30,6 +31,10 @@ def main(path: str, first: str, seeds: str) -> None:
         converted = decoder.decode(column, rng.choice([0, 0, 0, 2]))
         converted.values.validate(full=True)
         errors += len(converted.errors)
+        tree = build_tree(types.descriptor)
+        again = MessageEncoder(tree, converted.values.type, library).encode(converted.values, b"prefix")
+        again.values.validate(full=True)
+        assert len(again.values) == len(column)
     print(f"{seeds} types, {errors} rows with errors")
 
 

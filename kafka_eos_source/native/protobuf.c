@@ -1086,3 +1086,300 @@ EXPORT decoded_t *kafka_eos_protobuf_decode(const program_t *program, const void
         }
         return d;
 }
+
+/* ---- encoding ------------------------------------------------------------------------------------------ */
+
+/*
+ * The column of a field. Everything but `offsets` and `validity` of a repeated field is indexed by element; all
+ * else by slot. The same layout as native.INPUT.
+ */
+typedef struct {
+        const uint8_t *validity;         /* a byte per slot; NULL = no nulls */
+        const uint8_t *element_validity; /* repeated: a byte per element; NULL = no nulls */
+        const uint8_t *unfit;            /* a byte per value that cannot be encoded; NULL = none */
+        const uint8_t *values;           /* of fixed width */
+        const int32_t *offsets;          /* repeated: of elements; otherwise of bytes */
+        const int32_t *entry_offsets;    /* repeated and of variable size: of bytes */
+        const uint8_t *data;
+        int64_t missing; /* there is no such column */
+} input_t;
+
+/* What kafka_eos_protobuf_encode returns. native.Encoded has the same layout up to `no_memory`. */
+typedef struct {
+        part_t validity; /* a byte per row */
+        part_t offsets;  /* int32 per row, and one more */
+        part_t data;
+        part_t errors; /* error_t */
+        int64_t no_memory;
+        const program_t *program;
+        const input_t *inputs;
+        uint8_t *scratch; /* a message is written from the end, because a length comes before what it counts */
+        int64_t capacity, at;
+        oneof_t *oneofs;
+        int64_t messages; /* number of messages begun; tells which of them set a oneof */
+        int64_t detail;
+        int32_t code, field;
+} encoded_t;
+
+static int refuse(encoded_t *e, int32_t code, int32_t field, int64_t detail) {
+        e->code   = code;
+        e->field  = field;
+        e->detail = detail;
+        return 0;
+}
+
+/* Makes room for `bytes` before what was written. */
+static int make_room(encoded_t *e, int64_t bytes) {
+        int64_t used = e->capacity - e->at, capacity = e->capacity ? e->capacity : 1024;
+        uint8_t *scratch;
+
+        if (bytes <= e->at)
+                return 1;
+        while (capacity < used + bytes)
+                capacity *= 2;
+        scratch = malloc((size_t)capacity);
+        if (!scratch) {
+                e->no_memory = 1;
+                return refuse(e, E_MEMORY, -1, 0);
+        }
+        if (used)
+                memcpy(scratch + capacity - used, e->scratch + e->at, (size_t)used);
+        free(e->scratch);
+        e->scratch  = scratch;
+        e->capacity = capacity;
+        e->at       = capacity - used;
+        return 1;
+}
+
+static int put_bytes(encoded_t *e, const void *from, int64_t bytes) {
+        if (!make_room(e, bytes))
+                return 0;
+        e->at -= bytes;
+        if (bytes)
+                memcpy(e->scratch + e->at, from, (size_t)bytes);
+        return 1;
+}
+
+static int put_varint(encoded_t *e, uint64_t value) {
+        uint8_t bytes[10];
+        int64_t count = 0;
+
+        do {
+                bytes[count++] = (uint8_t)((value & 0x7F) | (value > 0x7F ? 0x80 : 0));
+                value >>= 7;
+        } while (value);
+        return put_bytes(e, bytes, count);
+}
+
+static int put_tag(encoded_t *e, int32_t number, uint32_t wire_type) {
+        return put_varint(e, (uint64_t)(uint32_t)number << 3 | wire_type);
+}
+
+static uint64_t stored_number(const field_t *field, const input_t *input, int64_t index) {
+        uint64_t bits = 0;
+        int32_t word;
+
+        switch (widths[field->kind]) {
+        case 1:
+                return input->values[index] != 0;
+        case 4:
+                memcpy(&word, input->values + index * 4, 4);
+                return (uint64_t)(int64_t)word;
+        default:
+                memcpy(&bits, input->values + index * 8, 8);
+                return bits;
+        }
+}
+
+static int put_number(encoded_t *e, int32_t kind, uint64_t bits) {
+        switch (wire_types[kind]) {
+        case I64:
+                return put_bytes(e, &bits, 8);
+        case I32:
+                return put_bytes(e, &bits, 4);
+        default:
+                if (kind == SINT32)
+                        bits = (uint32_t)((uint32_t)bits << 1 ^ (0u - (uint32_t)(bits >> 63)));
+                else if (kind == SINT64)
+                        bits = bits << 1 ^ (0ULL - (bits >> 63));
+                return put_varint(e, bits);
+        }
+}
+
+static int put_time(encoded_t *e, int32_t kind, int64_t micros) {
+        int64_t seconds = micros / 1000000, rest = micros % 1000000, begin;
+
+        if (kind == TIMESTAMP && rest < 0) {
+                seconds--;
+                rest += 1000000;
+        }
+        begin = e->capacity - e->at;
+        if (rest && !(put_varint(e, (uint64_t)(rest * 1000)) && put_tag(e, 2, VARINT)))
+                return 0;
+        if (seconds && !(put_varint(e, (uint64_t)seconds) && put_tag(e, 1, VARINT)))
+                return 0;
+        return put_varint(e, (uint64_t)(e->capacity - e->at - begin));
+}
+
+static int put_message(encoded_t *e, int32_t message, int64_t slot, int in_entry);
+
+/* Writes one value without its tag, or a group with both of its tags. */
+static int put_value(encoded_t *e, int32_t member, int64_t index) {
+        const field_t *field = &e->program->fields[member];
+        const input_t *input = &e->inputs[member];
+        const int32_t *offsets;
+        int64_t begin, bytes;
+
+        if (input->unfit && input->unfit[index])
+                return refuse(e, E_RANGE, member, index);
+        switch (field->kind) {
+        case MESSAGE:
+                begin = e->capacity - e->at;
+                return put_message(e, field->message, index, field->flags & MAP) &&
+                       put_varint(e, (uint64_t)(e->capacity - e->at - begin));
+        case GROUP:
+                return put_tag(e, field->number, END_GROUP) && put_message(e, field->message, index, 0);
+        case TIMESTAMP:
+        case DURATION:
+                return put_time(e, field->kind, (int64_t)stored_number(field, input, index));
+        case STRING:
+        case BYTES:
+        case RAW:
+                offsets = field->flags & REPEATED ? input->entry_offsets : input->offsets;
+                bytes   = offsets[index + 1] - offsets[index];
+                if (field->kind == STRING && !is_utf8(input->data + offsets[index], bytes))
+                        return refuse(e, E_UTF8, member, index);
+                return put_bytes(e, input->data + offsets[index], bytes) && put_varint(e, (uint64_t)bytes);
+        default:
+                return put_number(e, field->kind, stored_number(field, input, index));
+        }
+}
+
+static int is_zero(const field_t *field, const input_t *input, int64_t slot) {
+        if (widths[field->kind] && field->kind != TIMESTAMP && field->kind != DURATION)
+                return !stored_number(field, input, slot) && !(input->unfit && input->unfit[slot]);
+        if (field->kind == STRING || field->kind == BYTES)
+                return input->offsets[slot] == input->offsets[slot + 1];
+        return 0;
+}
+
+static int put_repeated(encoded_t *e, int32_t member, int64_t slot) {
+        const field_t *field = &e->program->fields[member];
+        const input_t *input = &e->inputs[member];
+        int64_t first = input->offsets[slot], last = input->offsets[slot + 1], index;
+        int64_t begin = e->capacity - e->at;
+        int packed    = field->flags & PACKED;
+
+        for (index = last - 1; index >= first; index--) {
+                if (input->element_validity && !input->element_validity[index])
+                        return refuse(e, E_NULL_ELEMENT, member, index);
+                if (!put_value(e, member, index) ||
+                    (!packed && !put_tag(e, field->number, wire_types[field->kind])))
+                        return 0;
+        }
+        return !packed || first >= last ||
+               (put_varint(e, (uint64_t)(e->capacity - e->at - begin)) && put_tag(e, field->number, LEN));
+}
+
+/* Writes the fields of a message, the last one first. */
+static int put_message(encoded_t *e, int32_t message, int64_t slot, int in_entry) {
+        const program_t *p = e->program;
+        const message_t *m = &p->messages[message];
+        int64_t serial     = e->messages++;
+        int32_t i;
+
+        for (i = m->count - 1; i >= 0; i--) {
+                int32_t member       = m->first + i;
+                const field_t *field = &p->fields[member];
+                const input_t *input = &e->inputs[member];
+
+                if (input->missing)
+                        continue;
+                if (input->validity && !input->validity[slot]) {
+                        if (in_entry)
+                                return refuse(e, E_NULL_ELEMENT, member, slot);
+                        if (field->flags & REQUIRED)
+                                return refuse(e, E_REQUIRED, member, slot);
+                        continue;
+                }
+                if (field->flags & REPEATED) {
+                        if (!put_repeated(e, member, slot))
+                                return 0;
+                        continue;
+                }
+                if (!in_entry && !(field->flags & EXPLICIT) && is_zero(field, input, slot))
+                        continue;
+                if (field->oneof >= 0) {
+                        oneof_t *oneof = &e->oneofs[field->oneof];
+                        if (oneof->slot == serial)
+                                return refuse(e, E_ONEOF, member, oneof->case_field);
+                        oneof->slot       = serial;
+                        oneof->case_field = member;
+                }
+                if (!put_value(e, member, slot) || !put_tag(e, field->number, wire_types[field->kind]))
+                        return 0;
+        }
+        return 1;
+}
+
+EXPORT void kafka_eos_protobuf_free_encoded(encoded_t *e) {
+        if (!e)
+                return;
+        free(e->validity.at);
+        free(e->offsets.at);
+        free(e->data.at);
+        free(e->errors.at);
+        free(e->scratch);
+        free(e->oneofs);
+        free(e);
+}
+
+static int encode_row(encoded_t *e, int64_t row, const uint8_t *prefix, int64_t prefix_bytes) {
+        int64_t bytes;
+
+        e->at = e->capacity;
+        if (!put_message(e, 0, row, 0))
+                return 0;
+        bytes = e->capacity - e->at;
+        if (e->data.bytes + prefix_bytes + bytes > INT32_MAX)
+                return refuse(e, E_TOO_LARGE, -1, bytes);
+        if (!append(&e->data, prefix, prefix_bytes) || !append(&e->data, e->scratch + e->at, bytes)) {
+                e->no_memory = 1;
+                return 0;
+        }
+        e->validity.at[row] = 1;
+        return 1;
+}
+
+/*
+ * Encodes rows as messages, each after a prefix. `validity` has a byte per row, or is NULL. A row that cannot be
+ * encoded adds an error. Free the result with kafka_eos_protobuf_free_encoded. Returns NULL if there is not enough
+ * memory; if memory runs out later, `no_memory` is set in the result.
+ */
+EXPORT encoded_t *kafka_eos_protobuf_encode(const program_t *program, const input_t *inputs, const uint8_t *validity,
+                                            int64_t rows, const uint8_t *prefix, int64_t prefix_bytes) {
+        encoded_t *e = calloc(1, sizeof(*e));
+        int64_t row;
+        int32_t i;
+
+        if (!e)
+                return NULL;
+        e->program = program;
+        e->inputs  = inputs;
+        e->oneofs  = calloc((size_t)program->oneof_count + 1, sizeof(*e->oneofs));
+        if (!e->oneofs || !extend(&e->validity, rows) || !extend(&e->offsets, (rows + 1) * 4)) {
+                kafka_eos_protobuf_free_encoded(e);
+                return NULL;
+        }
+        for (i = 0; i < program->oneof_count; i++)
+                e->oneofs[i].slot = -1;
+        for (row = 0; row < rows && !e->no_memory; row++) {
+                if ((!validity || validity[row]) && !encode_row(e, row, prefix, prefix_bytes) && !e->no_memory) {
+                        error_t error = {row, e->code, e->field, e->detail};
+                        if (!append(&e->errors, &error, sizeof(error)))
+                                e->no_memory = 1;
+                }
+                OFFSETS(e->offsets)[row + 1] = (int32_t)e->data.bytes;
+        }
+        return e;
+}

@@ -1,4 +1,4 @@
-"""Makes decoders of Protobuf schemas."""
+"""Makes decoders and encoders of Protobuf schemas."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.registry.codec import Decoder, Schema
+from kafka_eos_source.registry.codec import Decoder, Encoder, Schema
 from kafka_eos_source.registry.protobuf import native
 from kafka_eos_source.registry.protobuf.compatibility import check_readable
 from kafka_eos_source.registry.protobuf.decode import NativeDecoder
+from kafka_eos_source.registry.protobuf.encode import MessageEncoder
 from kafka_eos_source.registry.protobuf.files import (
     compile_schema,
     find_message,
@@ -51,6 +52,15 @@ def decoder(
     tree = build_tree(found)
     library = native.choice().library
     return TwinDecoder(tree) if library is None else NativeDecoder(tree, library)
+
+
+def encoder(schema: Schema, values: pa.DataType, message: str | None = None) -> Encoder:
+    """Returns an encoder of values as messages of a schema; without a name, its only message.
+
+    Raises:
+        InvalidSchemaError: if the schema is not usable, or a column does not fit its field.
+    """
+    return MessageEncoder(build_tree(_message(schema, message)), values, native.choice().library)
 
 
 def message_path(schema: Schema, message: str | None = None) -> tuple[int, ...]:

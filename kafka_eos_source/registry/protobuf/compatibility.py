@@ -65,8 +65,8 @@ def _check(writer: Any, reader: Any, path: str, seen: set[tuple[str, str]]) -> N
         inside = f"{path}.{other.name}".lstrip(".")
         if not _fits(field, other):
             raise InvalidSchemaError(
-                f"field {inside!r} (number {field.number}): the writer has {_describe(field)}, "
-                f"the reader has {_describe(other)}, and Protobuf does not convert these without loss",
+                f"field {inside!r} (number {field.number}): the writer has {describe(field)}, "
+                f"the reader has {describe(other)}, and Protobuf does not convert these without loss",
                 fix="give the changed field a new number, or read with a schema that has the writer's type",
             )
         if field.message_type is not None and other.message_type is not None:
@@ -86,6 +86,7 @@ def _fits(writer: Any, reader: Any) -> bool:
     return True
 
 
-def _describe(field: Any) -> str:
+def describe(field: Any) -> str:
+    """Returns the type of a field as a schema writes it."""
     name = field.message_type.full_name if field.message_type is not None else _NAMES[field.type]
     return f"repeated {name}" if field.is_repeated else name

@@ -103,10 +103,12 @@ class _Result:
         found = memory.pointer.contents
         if found.no_memory:
             raise MemoryError("not enough memory to decode Protobuf messages")
-        self._columns = _view(found.columns, native.COLUMN, len(program.fields))
-        self._rows = _view(found.frames, native.ROWS, len(program.frames))["rows"]
-        self._validity = _view(found.validity.at, np.dtype(np.uint8), found.validity.bytes)
-        self._found_errors = _view(found.errors.at, native.ERROR, found.errors.bytes // native.ERROR.itemsize)
+        self._columns = native.view(found.columns, native.COLUMN, len(program.fields))
+        self._rows = native.view(found.frames, native.ROWS, len(program.frames))["rows"]
+        self._validity = native.view(found.validity.at, np.dtype(np.uint8), found.validity.bytes)
+        self._found_errors = native.view(
+            found.errors.at, native.ERROR, found.errors.bytes // native.ERROR.itemsize
+        )
         self._errors: dict[int, str] = {}
 
     def convert(self, arrow_type: pa.StructType, rows: int) -> Converted:
@@ -255,14 +257,6 @@ _REASONS = {
     10: f"the record needs more than {MAX_ROW_BYTES >> 20} MiB of memory, or a column more than 2 GiB",
     11: "the value has {detail} bytes, fewer than its frame",
 }
-
-
-def _view(address: int | None, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
-    if not address or not count:
-        return np.zeros(0, dtype)
-    memory = memoryview((ctypes.c_char * (dtype.itemsize * count)).from_address(address))
-    found: npt.NDArray[Any] = np.frombuffer(memory, dtype, count)
-    return found
 
 
 def _bits(each_byte: npt.NDArray[np.uint8]) -> pa.Buffer:

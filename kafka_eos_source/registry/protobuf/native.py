@@ -6,12 +6,13 @@ import ctypes
 import os
 import sys
 import sysconfig
-from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from kafka_eos_source import native
 from kafka_eos_source.native.loader import VARIABLE, is_turned_off
@@ -64,6 +65,18 @@ class Decoded(Structure):
     )
 
 
+class Encoded(Structure):
+    """``encoded_t``, up to the last member that Python reads."""
+
+    _fields_ = (
+        ("validity", Part),
+        ("offsets", Part),
+        ("data", Part),
+        ("errors", Part),
+        ("no_memory", c_int64),
+    )
+
+
 class ProgramTables(Structure):
     """``program_t``."""
 
@@ -81,6 +94,8 @@ class Library(NamedTuple):
 
     decode: Any
     free: Any
+    encode: Any
+    free_encoded: Any
 
 
 class Choice(NamedTuple):
@@ -140,7 +155,13 @@ def load(path: Path) -> Library:
     free = library.kafka_eos_protobuf_free
     free.restype = None
     free.argtypes = (POINTER(Decoded),)
-    return Library(decode, free)
+    encode = library.kafka_eos_protobuf_encode
+    encode.restype = POINTER(Encoded)
+    encode.argtypes = (POINTER(ProgramTables), c_void_p, c_void_p, c_int64, c_char_p, c_int64)
+    free_encoded = library.kafka_eos_protobuf_free_encoded
+    free_encoded.restype = None
+    free_encoded.argtypes = (POINTER(Encoded),)
+    return Library(decode, free, encode, free_encoded)
 
 
 def tables(program: Program) -> ProgramTables:
@@ -156,3 +177,12 @@ def tables(program: Program) -> ProgramTables:
     )
     counts = (len(program.fields), len(program.messages), len(program.frames), len(program.oneofs))
     return ProgramTables(*(array.ctypes.data for array in arrays), *counts)
+
+
+def view(address: int | None, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
+    """Returns an array on memory of the library, which must outlive it."""
+    if not address or not count:
+        return np.zeros(0, dtype)
+    memory = memoryview((ctypes.c_char * (dtype.itemsize * count)).from_address(address))
+    found: npt.NDArray[Any] = np.frombuffer(memory, dtype, count)
+    return found
