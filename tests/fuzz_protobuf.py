@@ -1,4 +1,4 @@
-"""Decodes random and damaged Protobuf messages, and encodes the values again, with a given build of native/protobuf.c.
+"""Decodes damaged Protobuf messages and encodes the values again, with a given build of native/protobuf.c.
 
 Usage: python tests/fuzz_protobuf.py LIBRARY FIRST_SEED SEEDS
 """

@@ -73,7 +73,8 @@ def test_bytes_are_those_of_googles_library(make: Any) -> None:
     of = schema("""
         message M {
           int32 a = 1; optional int32 b = 2; repeated sint32 c = 3; repeated string d = 4;
-          map<string, I> e = 5; I f = 6; double g = 7; google.protobuf.Timestamp h = 8; google.protobuf.Int32Value i = 9;
+          map<string, I> e = 5; I f = 6; double g = 7;
+          google.protobuf.Timestamp h = 8; google.protobuf.Int32Value i = 9;
           repeated bool j = 10; E k = 11; uint64 l = 12; fixed32 m = 13; google.protobuf.Struct n = 14;
           oneof o { string p = 15; bool q = 16; } google.protobuf.Duration r = 17;
         }
